@@ -1,0 +1,1 @@
+"""JSON Schema files: what every payload may be. Data only."""
