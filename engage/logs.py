@@ -1,0 +1,238 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the server says: one line per request, and lines about itself.
+
+On a terminal the lines are for people, elsewhere each is a JSON object. Never in them: a write key,
+a secret, a payload, a path or a query (a beacon carries its key there). Everything goes to standard
+error.
+
+Lines about requests come by the ten thousand a second, so they skip :mod:`logging`'s machinery:
+:func:`log_request` hands them to the handler of the logger ``engage.access``, which gathers them
+and writes many at once, at most :data:`FLUSH_SECONDS` later and always before any other line.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import sys
+import time
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Final, TextIO
+
+import orjson
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+__all__ = ["ACCESS", "configure", "flush", "log_request"]
+
+#: Name of the logger of requests.
+ACCESS: Final = "engage.access"
+#: How long a request's line may wait for company.
+FLUSH_SECONDS: Final = 0.2
+FLUSH_LINES: Final = 200
+
+_access = logging.getLogger(ACCESS)
+
+#: What :class:`logging.LogRecord` has of its own; everything else came in as ``extra``.
+_RECORD_FIELDS = frozenset(
+    {*vars(logging.LogRecord("", 0, "", 0, "", (), None)), "message", "asctime", "taskName"}
+)
+
+
+def configure(
+    level: str, style: str, *, secrets: Iterable[str] = (), stream: TextIO | None = None
+) -> None:
+    """Set up the logging of this process; what was set up before is replaced.
+
+    :param level: ``debug``, ``info``, ``warning`` or ``error``.
+    :param style: ``json``, ``text``, or ``auto``: text on a terminal, else JSON.
+    :param secrets: strings that are masked wherever they turn up in a line.
+    :param stream: standard error by default.
+    """
+    stream = sys.stderr if stream is None else stream
+    as_text = style == "text" or (style == "auto" and stream.isatty())
+    handler = _Handler(stream, as_text)
+    handler.setFormatter((_Text if as_text else _Json)(secrets))
+    root = logging.getLogger()
+    for old in (*root.handlers, *_access.handlers):
+        if isinstance(old, _Handler):
+            root.removeHandler(old)
+            _access.removeHandler(old)
+            old.close()
+    root.addHandler(handler)
+    root.setLevel(level.upper())
+    _access.addHandler(handler)
+    _access.propagate = False
+    # Ours has the request id, the workspace and no query.
+    logging.getLogger("tornado.access").setLevel(logging.CRITICAL)
+
+
+def flush() -> None:
+    """Write the lines that still wait."""
+    for handler in _access.handlers:
+        handler.flush()
+
+
+def log_request(
+    *,
+    request_id: str,
+    method: str,
+    route: str,
+    status: int,
+    seconds: float,
+    workspace: str | None = None,
+    key_id: str | None = None,
+    code: str | None = None,
+    events: int | None = None,
+) -> None:
+    """Log an answered request at level ``info``.
+
+    :param method: one of the methods that HTTP knows.
+    :param route: the route's name, never the path.
+    :param workspace: id of the workspace, once the request is authenticated.
+    :param key_id: id of the write key, never the key.
+    :param code: error code of the answer, if it is one.
+    :param events: how many events the request had, where that is known.
+    """
+    if not _access.isEnabledFor(logging.INFO):
+        return
+    fields: dict[str, Any] = {
+        "requestId": request_id,
+        "method": method,
+        "route": route,
+        "status": status,
+        "ms": round(seconds * 1000, 2),
+    }
+    if workspace is not None:
+        fields["workspace"] = workspace
+    if key_id is not None:
+        fields["writeKeyId"] = key_id
+    if code is not None:
+        fields["code"] = code
+    if events is not None:
+        fields["events"] = events
+    for handler in _access.handlers:
+        if isinstance(handler, _Handler):
+            handler.request(fields)
+            return
+    _access.info("request", extra=fields)  # Not configured: a test's own handler.
+
+
+def _now(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds")[:-6] + "Z"
+
+
+class _Formatter(logging.Formatter):
+    def __init__(self, secrets: Iterable[str]) -> None:
+        super().__init__()
+        # The longest first: one may be the beginning of another.
+        self._secrets = sorted({secret for secret in secrets if secret}, key=len, reverse=True)
+
+    def _masked(self, text: str) -> str:
+        for secret in self._secrets:
+            text = text.replace(secret, "***")
+        return text
+
+    @staticmethod
+    def _extra(record: logging.LogRecord) -> dict[str, Any]:
+        return {name: value for name, value in vars(record).items() if name not in _RECORD_FIELDS}
+
+
+class _Json(_Formatter):
+    """One JSON object a line."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        fields: dict[str, Any] = {
+            "time": _now(record.created),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": self._masked(record.getMessage()),
+        }
+        for name, value in self._extra(record).items():
+            fields[name] = self._masked(value) if isinstance(value, str) else value
+        if record.exc_info and record.exc_info[0] is not None:
+            fields["exception"] = self._masked(self.formatException(record.exc_info))
+        return orjson.dumps(fields, default=repr, option=orjson.OPT_NON_STR_KEYS).decode()
+
+
+class _Text(_Formatter):
+    """A line for a person; an exception follows on lines of its own."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        when = datetime.fromtimestamp(record.created).astimezone().strftime("%H:%M:%S")
+        extra = "".join(f" {name}={value}" for name, value in self._extra(record).items())
+        line = f"{when} {record.levelname.lower():<7} {record.getMessage()}{extra}"
+        if record.exc_info and record.exc_info[0] is not None:
+            line += "\n" + self.formatException(record.exc_info)
+        return self._masked(line)
+
+
+class _Handler(logging.StreamHandler[TextIO]):
+    """Writes records at once and requests' lines in bundles."""
+
+    def __init__(self, stream: TextIO, as_text: bool) -> None:
+        super().__init__(stream)
+        self._as_text = as_text
+        self._lines: list[str] = []
+        self._timer: asyncio.TimerHandle | None = None
+        self._second = 0
+        self._clock = ""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.flush()
+        super().emit(record)
+
+    def request(self, fields: dict[str, Any]) -> None:
+        """Write the line of a request, soon."""
+        now = time.time()
+        if self._as_text:
+            self._lines.append(self._text(now, fields))
+        else:
+            self._lines.append(
+                orjson.dumps(
+                    {"time": self._time(now), "level": "info", "message": "request", **fields},
+                    default=repr,
+                ).decode()
+            )
+        if len(self._lines) >= FLUSH_LINES:
+            self.flush()
+        elif self._timer is None:
+            try:
+                loop = asyncio.get_running_loop()
+            except RuntimeError:
+                self.flush()
+            else:
+                self._timer = loop.call_later(FLUSH_SECONDS, self.flush)
+
+    def flush(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._lines:
+            lines, self._lines = self._lines, []
+            # Nobody reads our standard error any more: no reason to fail requests.
+            with contextlib.suppress(OSError, ValueError):
+                self.stream.write("\n".join(lines) + "\n")
+        with contextlib.suppress(OSError, ValueError):
+            self.stream.flush()
+
+    def _time(self, now: float) -> str:
+        second = int(now)
+        if second != self._second:
+            self._second, self._clock = second, _now(second)[:-4]
+        return f"{self._clock}{int((now - second) * 1000):03d}Z"
+
+    @staticmethod
+    def _text(now: float, fields: dict[str, Any]) -> str:
+        when = datetime.fromtimestamp(now).astimezone().strftime("%H:%M:%S")
+        who = fields.get("workspace", "-")
+        if "writeKeyId" in fields:
+            who = f"{who}/{fields['writeKeyId']}"
+        code = f" {fields['code']}" if "code" in fields else ""
+        events = f" {fields['events']} events" if "events" in fields else ""
+        return (
+            f"{when} {fields['method']:<4} {fields['route']} {fields['status']}{code}{events}"
+            f" {fields['ms']:.2f} ms {who} {fields['requestId']}"
+        )

@@ -1,0 +1,255 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the server counts, and how Prometheus gets it.
+
+The steps of the pipeline know only :class:`Metrics`. Where nobody asked for metrics they are given
+:class:`NullMetrics`; :class:`PrometheusMetrics` hands the numbers to ``prometheus_client``, which
+is imported no earlier than that, because it decides at import time whether several processes share
+their numbers (environment variable ``PROMETHEUS_MULTIPROC_DIR``, set by :mod:`engage.server`).
+
+Labels are from closed sets only: a route's name, a status, a type, an outcome, an error code, the
+name of an installed provider. Nothing that a client chooses becomes a label.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+__all__ = ["Metrics", "NullMetrics", "PrometheusMetrics"]
+
+#: Seconds; from a write to a fast disk to the write timeout.
+WRITE_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 8.0)
+#: Seconds; from a small event on an idle machine to the request timeout.
+REQUEST_BUCKETS = (
+    0.001,
+    0.0025,
+    0.005,
+    0.01,
+    0.025,
+    0.05,
+    0.1,
+    0.25,
+    0.5,
+    1.0,
+    2.5,
+    5.0,
+    10.0,
+    30.0,
+)
+#: Events of one write.
+SIZE_BUCKETS = (1, 2, 5, 10, 25, 50, 100, 250, 500, 1000, 2500, 5000, 10000)
+
+#: What an event can be; everything else is counted as ``other``.
+TYPES = frozenset({"identify", "track", "page", "screen", "group", "alias", "subscription"})
+
+
+class Metrics(Protocol):
+    """Counts what happens. Every method is cheap, never raises and never blocks."""
+
+    def request(self, route: str, status: int, seconds: float) -> None:
+        """Count an answered request.
+
+        :param route: the route's name (``track``, ``batch``, ``webhook``, ``healthz`` …, or
+            ``unknown``), never a path.
+        :param seconds: from the first byte of the request to the last of the answer.
+        """
+
+    def event(self, kind: str, outcome: str, count: int = 1) -> None:
+        """Count events.
+
+        :param kind: ``identify`` …; anything else is counted as ``other``.
+        :param outcome: ``stored``, ``duplicate``, ``conflict``, ``dropped`` (by a transform) or the
+            error code of a refusal.
+        """
+
+    def write(self, seconds: float, events: int) -> None:
+        """Count one successful write to the storage: how long it took, how many events it had."""
+
+    def queue(self, events: int) -> None:
+        """Say how many events wait for the storage now."""
+
+    def storage_error(self) -> None:
+        """Count a call of the storage that failed."""
+
+    def dead_letter(self, reason: str, count: int = 1) -> None:
+        """Count refused events that were kept.
+
+        :param reason: an error code.
+        """
+
+    def webhook(self, provider: str, outcome: str) -> None:
+        """Count a delivery.
+
+        :param provider: the name of an installed provider, or ``unknown``.
+        :param outcome: ``accepted``, ``ignored``, ``probe``, ``untranslated`` or the error code.
+        """
+
+    def dropped(self, what: str, count: int = 1) -> None:
+        """Count what was given up to stay within a limit.
+
+        :param what: ``dead_letter``, ``observer_batch``, ``profile_change``, ``connection`` …
+        """
+
+    def storage(self, gauges: Mapping[str, float]) -> None:
+        """Take over the storage's own numbers.
+
+        :param gauges: name (``wal_bytes``, ``free_bytes`` …; the unit is its last word) → value.
+        """
+
+
+class NullMetrics:
+    """Counts nothing."""
+
+    def request(self, route: str, status: int, seconds: float) -> None:
+        """See :meth:`Metrics.request`."""
+
+    def event(self, kind: str, outcome: str, count: int = 1) -> None:
+        """See :meth:`Metrics.event`."""
+
+    def write(self, seconds: float, events: int) -> None:
+        """See :meth:`Metrics.write`."""
+
+    def queue(self, events: int) -> None:
+        """See :meth:`Metrics.queue`."""
+
+    def storage_error(self) -> None:
+        """See :meth:`Metrics.storage_error`."""
+
+    def dead_letter(self, reason: str, count: int = 1) -> None:
+        """See :meth:`Metrics.dead_letter`."""
+
+    def webhook(self, provider: str, outcome: str) -> None:
+        """See :meth:`Metrics.webhook`."""
+
+    def dropped(self, what: str, count: int = 1) -> None:
+        """See :meth:`Metrics.dropped`."""
+
+    def storage(self, gauges: Mapping[str, float]) -> None:
+        """See :meth:`Metrics.storage`."""
+
+
+class PrometheusMetrics:
+    """Counts with ``prometheus_client``.
+
+    :param registry: where the metrics are registered; ``None`` makes one of its own. With several
+        processes it matters little: there each writes files, and the parent reads them all.
+    """
+
+    def __init__(self, registry: CollectorRegistry | None = None) -> None:
+        from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+        self.registry = registry = CollectorRegistry() if registry is None else registry
+        self._requests = Counter(
+            "engage_requests", "Answered requests", ["route", "status"], registry=registry
+        )
+        self._request_seconds = Histogram(
+            "engage_request_seconds",
+            "Time from the request to its answer",
+            ["route"],
+            buckets=REQUEST_BUCKETS,
+            registry=registry,
+        )
+        self._events = Counter(
+            "engage_events", "Events by what became of them", ["type", "outcome"], registry=registry
+        )
+        self._write_seconds = Histogram(
+            "engage_write_seconds",
+            "Duration of one write to the storage",
+            buckets=WRITE_BUCKETS,
+            registry=registry,
+        )
+        self._write_events = Histogram(
+            "engage_write_events", "Events of one write", buckets=SIZE_BUCKETS, registry=registry
+        )
+        self._queue = Gauge(
+            "engage_queue_events",
+            "Events that wait for the storage",
+            multiprocess_mode="livesum",
+            registry=registry,
+        )
+        self._storage_errors = Counter(
+            "engage_storage_errors", "Calls of the storage that failed", registry=registry
+        )
+        self._dead_letters = Counter(
+            "engage_dead_letters", "Refused events that were kept", ["reason"], registry=registry
+        )
+        self._webhooks = Counter(
+            "engage_webhook_deliveries",
+            "Deliveries of webhook providers",
+            ["provider", "outcome"],
+            registry=registry,
+        )
+        self._dropped = Counter(
+            "engage_dropped", "Things given up to stay within a limit", ["what"], registry=registry
+        )
+        self._storage: dict[str, Gauge] = {}
+        # ``labels()`` takes a lock and builds strings; on the hot path one dictionary access does.
+        self._by_request: dict[tuple[str, int], Counter] = {}
+        self._by_route: dict[str, Histogram] = {}
+        self._by_event: dict[tuple[str, str], Counter] = {}
+
+    def request(self, route: str, status: int, seconds: float) -> None:
+        """See :meth:`Metrics.request`."""
+        counter = self._by_request.get((route, status))
+        if counter is None:
+            counter = self._by_request[route, status] = self._requests.labels(route, str(status))
+            if route not in self._by_route:
+                self._by_route[route] = self._request_seconds.labels(route)
+        counter.inc()
+        self._by_route[route].observe(seconds)
+
+    def event(self, kind: str, outcome: str, count: int = 1) -> None:
+        """See :meth:`Metrics.event`."""
+        counter = self._by_event.get((kind, outcome))
+        if counter is None:
+            if kind not in TYPES:
+                # Not remembered under the client's word: that would be a dictionary without bounds.
+                self._events.labels("other", outcome).inc(count)
+                return
+            counter = self._by_event[kind, outcome] = self._events.labels(kind, outcome)
+        counter.inc(count)
+
+    def write(self, seconds: float, events: int) -> None:
+        """See :meth:`Metrics.write`."""
+        self._write_seconds.observe(seconds)
+        self._write_events.observe(events)
+
+    def queue(self, events: int) -> None:
+        """See :meth:`Metrics.queue`."""
+        self._queue.set(events)
+
+    def storage_error(self) -> None:
+        """See :meth:`Metrics.storage_error`."""
+        self._storage_errors.inc()
+
+    def dead_letter(self, reason: str, count: int = 1) -> None:
+        """See :meth:`Metrics.dead_letter`."""
+        self._dead_letters.labels(reason).inc(count)
+
+    def webhook(self, provider: str, outcome: str) -> None:
+        """See :meth:`Metrics.webhook`."""
+        self._webhooks.labels(provider, outcome).inc()
+
+    def dropped(self, what: str, count: int = 1) -> None:
+        """See :meth:`Metrics.dropped`."""
+        self._dropped.labels(what).inc(count)
+
+    def storage(self, gauges: Mapping[str, float]) -> None:
+        """See :meth:`Metrics.storage`."""
+        for name, value in gauges.items():
+            gauge = self._storage.get(name)
+            if gauge is None:
+                from prometheus_client import Gauge
+
+                gauge = self._storage[name] = Gauge(
+                    f"engage_storage_{name}",
+                    "A number of the storage's own",
+                    # All processes look at the same store: the last look is the best.
+                    multiprocess_mode="mostrecent",
+                    registry=self.registry,
+                )
+            gauge.set(value)
