@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+"use strict";
+/**
+ * Drives one Node SDK by a plan on standard input: {"sdk", "host", "key", "options", "calls":
+ * [{"call", "arguments"}]}; a timestamp is ISO 8601. Prints {"errors": [text, …]}.
+ */
+const plan = JSON.parse(require("fs").readFileSync(0, "utf8"));
+/** @type {string[]} */ const errors = [];
+const failed = (error) => error && errors.push(String((error && error.message) || error));
+
+/** Each opens a client and returns how to call it and how to end it. */
+const sdks = {
+  "@segment/analytics-node": () => {
+    const { Analytics } = require("@segment/analytics-node");
+    const client = new Analytics({ writeKey: plan.key, host: plan.host, ...plan.options });
+    client.on("error", (error) => failed(error.reason || error.code || error));
+    return { client, end: () => client.closeAndFlush() };
+  },
+  "@rudderstack/rudder-sdk-node": () => {
+    const RudderAnalytics = require("@rudderstack/rudder-sdk-node");
+    const client = new RudderAnalytics(plan.key, { dataPlaneUrl: plan.host, errorHandler: failed, ...plan.options });
+    return { client, end: () => drained(client) };
+  },
+  "analytics-node": () => {
+    const Analytics = require("analytics-node");
+    const client = new Analytics(plan.key, { host: plan.host, errorHandler: failed, ...plan.options });
+    return { client, end: () => drained(client) };
+  },
+  "@dittofeed/sdk-node": async () => {
+    const { DittofeedSdk } = require("@dittofeed/sdk-node");
+    const authorization = "Basic " + Buffer.from(plan.key + ":").toString("base64");
+    const client = await DittofeedSdk.init({ writeKey: authorization, host: plan.host });
+    return { client: DittofeedSdk, end: () => DittofeedSdk.flush().catch(failed) };
+  },
+};
+
+/** Call flush until the queue is empty: it sends at most `flushAt` at a time. */
+async function drained(client) {
+  do {
+    await new Promise((resolve) => client.flush(resolve));
+  } while (client.queue.length);
+}
+
+(async () => {
+  const { client, end } = await sdks[plan.sdk]();
+  for (const { call, arguments: given } of plan.calls) {
+    const message = { ...given };
+    if (message.timestamp) message.timestamp = new Date(message.timestamp);
+    if (typeof client[call] !== "function") throw new Error(`${plan.sdk} has no ${call}`);
+    client[call](message);
+  }
+  await end();
+  process.stdout.write(JSON.stringify({ errors }), () => process.exit(0));
+})().catch((error) => {
+  console.error(error);
+  process.exit(1);
+});

@@ -1,0 +1,34 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Drives one of the three Python SDKs (their clients have one shape) by a plan on standard input.
+
+Runs in a virtual environment of its own that has the SDK and nothing of engage. The plan is
+``{"module", "host", "key", "options": {…}, "calls": [{"call", "arguments": {…}}], "flush": bool}``;
+a ``timestamp`` is ISO 8601. Prints ``{"errors": [text, …]}``.
+"""
+
+import importlib
+import json
+import sys
+import threading
+from datetime import datetime
+
+plan = json.load(sys.stdin)
+errors = []
+lock = threading.Lock()
+
+
+def on_error(error, items):
+    with lock:
+        errors.append(f"{error} ({len(items)} items)")
+
+
+module = importlib.import_module(plan["module"])
+client = module.Client(plan["key"], host=plan["host"], on_error=on_error, **plan["options"])
+for call in plan["calls"]:
+    arguments = dict(call["arguments"])
+    if "timestamp" in arguments:
+        arguments["timestamp"] = datetime.fromisoformat(arguments["timestamp"])
+    getattr(client, call["call"])(**arguments)
+client.flush()
+client.shutdown()
+json.dump({"errors": errors}, sys.stdout)

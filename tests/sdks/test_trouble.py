@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The bad days of every server SDK: a wrong key, a full disk, a bad event, a lost answer."""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from sdks.catalogue import SDKS, Sdk
+from support.reverse_proxy import reverse_proxy
+
+pytestmark = [pytest.mark.sdk, pytest.mark.timeout(400)]
+
+RETRYING = [sdk for sdk in SDKS if sdk.retries]
+
+
+def tracks(count: int) -> list[dict[str, Any]]:
+    return [
+        {"call": "track", "userId": "u", "event": "E", "properties": {"n": n}} for n in range(count)
+    ]
+
+
+@contextlib.contextmanager
+def locked(database: Any) -> Iterator[None]:
+    """Hold SQLite's write lock, as a backup tool that hangs would."""
+    connection = sqlite3.connect(database, isolation_level=None)
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+    finally:
+        connection.execute("ROLLBACK")
+        connection.close()
+
+
+@pytest.mark.parametrize("sdk", SDKS, ids=str)
+def test_a_wrong_key_is_final(engage: Any, sdk: Sdk) -> None:
+    """One request, an error for the application, nothing stored."""
+    with reverse_proxy(engage.url) as proxy:
+        errors = sdk.run(proxy.url, "not-a-key", tracks(3))
+        statuses = [status for *_, status in proxy.requests]
+    assert statuses == [401]
+    assert errors
+    assert engage.export("events") == []
+
+
+@pytest.mark.parametrize("sdk", RETRYING, ids=str)
+def test_two_bad_seconds_lose_nothing(engage: Any, sdk: Sdk) -> None:
+    """The storage is locked: 503 with Retry-After; the SDK comes back; each event is stored once."""
+    with reverse_proxy(engage.url) as proxy:
+        with locked(engage.database):
+            process = sdk.start(proxy.url, engage.key, tracks(5))
+            deadline = time.monotonic() + 60
+            while not any(status == 503 for *_, status in proxy.requests):
+                assert time.monotonic() < deadline, proxy.requests
+                time.sleep(0.05)
+            time.sleep(2)  # the two seconds are the subject here
+        assert sdk.finish(process) == []
+        statuses = [status for *_, status in proxy.requests]
+    assert 503 in statuses
+    assert statuses[-1] == 200
+    assert sorted(e["properties"]["n"] for e in engage.export("events")) == list(range(5))
+
+
+def test_dittofeed_drops_on_503(engage: Any) -> None:
+    """The Dittofeed SDK never sends again (docs/clients.md says so); its flush tells of it."""
+    [sdk] = [sdk for sdk in SDKS if not sdk.retries]
+    with reverse_proxy(engage.url) as proxy:
+        with locked(engage.database):
+            errors = sdk.run(proxy.url, engage.key, tracks(3))
+        assert [status for *_, status in proxy.requests] == [503]
+    assert errors
+    assert engage.export("events") == []
+
+
+@pytest.mark.parametrize("sdk", SDKS, ids=str)
+def test_one_bad_event_costs_only_itself(engage: Any, sdk: Sdk) -> None:
+    """A user id of 513 characters among good events: its neighbours are stored, it is kept."""
+    made = tracks(4)
+    made[2]["userId"] = "x" * 513
+    with reverse_proxy(engage.url) as proxy:
+        sdk.run(proxy.url, engage.key, made)
+        assert [status for *_, status in proxy.requests] == [200]
+    assert [e["properties"]["n"] for e in engage.export("events")] == [0, 1, 3]
+    [letter] = engage.export("dead-letters")
+    assert letter["reason"] == "invalid_payload"
+
+
+@pytest.mark.parametrize("sdk", SDKS, ids=str)
+def test_killed_between_commit_and_answer(engage: Any, sdk: Sdk) -> None:
+    """The server dies with the answer unsent: the retry is a duplicate, never a second event."""
+    lost = threading.Event()
+    restarted = threading.Event()
+
+    def lose(status: int) -> bool:
+        if lost.is_set():
+            return False
+        assert status == 200
+        lost.set()
+        engage.kill()
+        restarted.wait(60)
+        return True
+
+    with reverse_proxy(engage.url) as proxy:
+        proxy.lose = lose
+        process = sdk.start(proxy.url, engage.key, tracks(4))
+        assert lost.wait(60)
+        engage.start()
+        proxy.target = engage.url
+        restarted.set()
+        sdk.finish(process)
+        statuses = [status for *_, status in proxy.requests]
+    assert statuses == ([None, 200] if sdk.retries else [None])
+    assert sorted(e["properties"]["n"] for e in engage.export("events")) == list(range(4))
+    assert engage.export("dead-letters") == []

@@ -1,0 +1,38 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What tests install or build once and keep: in ``.cache/`` of the project, made by one process."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+#: Survives between runs; deleting it is always safe.
+CACHE = Path(__file__).resolve().parents[2] / ".cache"
+
+
+def cached(name: str, ingredients: bytes, make: Callable[[Path], None]) -> Path:
+    """Make a folder once for all test processes and runs.
+
+    :param name: what the folder holds; begins its name.
+    :param ingredients: what it is made of; when they change, it is made anew.
+    :param make: fills the (empty) folder that it is given. When it raises, nothing is kept.
+    :return: the filled folder.
+    """
+    CACHE.mkdir(exist_ok=True)
+    folder = CACHE / f"{name}-{hashlib.sha256(ingredients).hexdigest()[:12]}"
+    with (CACHE / f"{folder.name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        done = folder / ".made"
+        if not done.exists():
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir()
+            try:
+                make(folder)
+            except BaseException:
+                shutil.rmtree(folder, ignore_errors=True)
+                raise
+            done.touch()
+    return folder

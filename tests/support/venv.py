@@ -1,0 +1,31 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Virtual environments of the tests: packages that must not share one with engage."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from support.cache import cached
+
+
+def venv(requirements: Path) -> Path:
+    """Make a virtual environment with what a requirements file pins.
+
+    :param requirements: the file.
+    :return: the environment's Python.
+    """
+
+    def make(folder: Path) -> None:
+        subprocess.run([sys.executable, "-m", "venv", folder / "env"], check=True, timeout=300)
+        done = subprocess.run(
+            [folder / "env/bin/pip", "install", "-q", "-r", requirements],
+            capture_output=True,
+            text=True,
+            timeout=600,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+
+    ingredients = requirements.read_bytes() + sys.version.encode()
+    return cached(f"venv-{requirements.stem}", ingredients, make) / "env/bin/python"
