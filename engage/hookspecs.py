@@ -17,7 +17,7 @@ import pluggy
 if TYPE_CHECKING:
     import click
 
-    from engage.api import ObserverFactory, StorageFactory, TransformFactory
+    from engage.api import ObserverFactory, ProviderFactory, StorageFactory, TransformFactory
 
 hookspec = pluggy.HookspecMarker("engage")
 
@@ -33,6 +33,17 @@ def engage_register_storage(
 
     :param register: ``register(name, factory, options_schema)``; ``[storage.<name>]`` are the
         options, validated before ``factory`` gets them.
+    """
+
+
+@hookspec
+def engage_register_webhook(
+    register: Callable[[str, ProviderFactory, OptionsSchema], None],
+) -> None:
+    """Bring a webhook provider, reached at ``/api/public/webhooks/<name>``.
+
+    :param register: ``register(name, factory, options_schema)``; ``[workspaces.webhooks.<name>]``
+        are the options, validated before ``factory`` gets them, once for each workspace that has it.
     """
 
 

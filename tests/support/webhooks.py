@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The recorded vectors of the webhook providers, and a provider without a server."""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import functools
+import importlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import jsonschema
+
+from engage.api import Provider, ProviderContext, ProviderFactory, WebhookRequest
+
+DATA = Path(__file__).parent.parent / "data"
+
+#: When a vector has no clock of its own.
+NOW = 1_700_000_000.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Registered:
+    """What a provider registers."""
+
+    factory: ProviderFactory
+    schema: Mapping[str, Any]
+
+
+def registered(provider: str) -> Registered:
+    """:return: what the module of a built-in provider registers under this name."""
+    module = importlib.import_module(f"engage_plugins.{provider.replace('-', '_')}")
+    found: dict[str, Registered] = {}
+    module.engage_register_webhook(
+        lambda name, factory, schema: found.update({name: Registered(factory, schema)})
+    )
+    return found[provider]
+
+
+def make(
+    provider: str, options: Mapping[str, Any], *, url: str = "https://ingest.example.com/x"
+) -> Provider:
+    """Make a provider from options that its schema allows."""
+    found = registered(provider)
+    jsonschema.Draft202012Validator.check_schema(found.schema)
+    jsonschema.validate(options, found.schema)
+    parts = urlsplit(url)
+    context = ProviderContext(workspace_id="acme", public_url=f"{parts.scheme}://{parts.netloc}")
+    return found.factory(options, context)
+
+
+@functools.cache
+def signature_vectors(provider: str) -> list[dict[str, Any]]:
+    """:return: the vectors of the provider, with ``raw`` (bytes) and ``now`` filled in."""
+    vectors = json.loads((DATA / "webhook_signatures.json").read_bytes())
+    found = [vector for vector in vectors if vector["provider"] == provider]
+    for vector in found:
+        body = vector["body"]
+        vector["raw"] = (
+            body.encode() if body is not None else base64.b64decode(vector["body_base64"])
+        )
+        vector.setdefault("now", NOW)
+    return found
+
+
+@functools.cache
+def mappings(provider: str) -> list[dict[str, Any]]:
+    """:return: the recorded translations of the provider."""
+    found = json.loads((DATA / "webhook_mappings.json").read_bytes())
+    return [mapping for mapping in found if mapping["provider"] == provider]
+
+
+def request(
+    body: bytes | str,
+    headers: Mapping[str, str] | list[tuple[str, str]] | None = None,
+    *,
+    url: str = "https://ingest.example.com/api/public/webhooks/x",
+    method: str = "POST",
+    now: float = NOW,
+) -> WebhookRequest:
+    """Make a request as the core would."""
+    pairs = list(headers.items()) if isinstance(headers, Mapping) else list(headers or ())
+    raw = body.encode() if isinstance(body, str) else body
+    return WebhookRequest(method=method, headers=pairs, body=raw, url=url, now=now)
+
+
+def request_of(vector: Mapping[str, Any]) -> WebhookRequest:
+    """Make the request of a signature vector."""
+    # Headers travel as bytes; the core decodes them as Latin-1.
+    headers = [(name, value.encode("utf-8").decode("latin-1")) for name, value in vector["headers"]]
+    return request(
+        vector["raw"],
+        headers,
+        url=vector["url"],
+        method=vector["method"],
+        now=vector["now"],
+    )
+
+
+def assert_matches(got: Mapping[str, Any], expected: Mapping[str, Any]) -> None:
+    """Compare an event with a recorded one: ``properties``, ``context`` and ``traits`` hold
+    at least what was recorded, every other recorded field is equal."""
+    for key, value in expected.items():
+        if key in ("properties", "context", "traits"):
+            for name, member in value.items():
+                assert got[key].get(name) == member, f"{key}.{name}"
+        else:
+            assert got.get(key) == value, key

@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import base64
+import json
+
+import pytest
+from support.webhooks import make, request, request_of, signature_vectors
+
+from engage.api import ConfigError, PayloadInvalid, SignatureMismatch
+from engage_plugins.standard_webhooks import signing_key
+
+SECRET = "whsec_" + base64.b64encode(b"0123456789abcdef").decode()
+VECTORS = signature_vectors("standard-webhooks")
+
+
+@pytest.mark.parametrize("vector", VECTORS, ids=lambda vector: vector["id"])
+def test_vectors(vector):
+    provider = make("standard-webhooks", vector["config"], url=vector["url"])
+    delivery = request_of(vector)
+    if vector["expected"] == "invalid":
+        with pytest.raises(SignatureMismatch):
+            provider.verify(delivery, None)
+        return
+    provider.verify(delivery, None)
+    if vector["expected"] == "unreadable":
+        with pytest.raises(PayloadInvalid):
+            provider.translate(delivery)
+    else:
+        provider.translate(delivery)
+
+
+def translate(payload, options=None):
+    provider = make("standard-webhooks", {"secret": SECRET, **(options or {})})
+    return provider.translate(request(json.dumps(payload), {"webhook-id": "msg_1"}))
+
+
+def test_a_payload_becomes_a_track_event_named_by_its_type():
+    translation = translate(
+        {
+            "type": "user.created",
+            "timestamp": "2024-01-01T01:00:00+01:00",
+            "data": {"id": 7, "email": "a@b.c"},
+            "version": 2,
+        }
+    )
+    assert translation.events[0].document == {
+        "type": "track",
+        "event": "user.created",
+        "userId": "7",
+        "messageId": "msg_1",
+        "timestamp": "2024-01-01T00:00:00.000Z",
+        "properties": {"id": 7, "email": "a@b.c", "version": 2},
+    }
+
+
+def test_a_payload_without_a_user_id_goes_by_its_address():
+    [event] = translate({"type": "x", "data": {"email": "a@b.c"}}).events
+    assert "userId" not in event.document
+    assert event.recipient is not None
+    assert (event.recipient.trait, event.recipient.value) == ("email", "a@b.c")
+
+
+def test_a_payload_that_concerns_nobody_is_ignored():
+    assert translate({"type": "x", "data": {"n": 1}}).ignored == 1
+
+
+def test_the_paths_can_be_chosen():
+    [event] = translate({"type": "x", "who": {"key": "u1"}}, {"user_id": ["who.key"]}).events
+    assert event.document["userId"] == "u1"
+
+
+def test_a_time_that_is_none_stays_among_the_properties():
+    [event] = translate({"type": "x", "timestamp": "soon", "data": {"id": "u"}}).events
+    assert "timestamp" not in event.document
+    assert event.document["properties"]["timestamp"] == "soon"
+
+
+@pytest.mark.parametrize("secret", ["whsec_", "whsec_c2hvcnQ=", "not base64!"])
+def test_a_secret_must_be_base64_of_16_bytes(secret):
+    with pytest.raises(ConfigError, match="secret"):
+        signing_key(secret)
+
+
+def test_the_old_secret_verifies_during_a_rotation():
+    vector = VECTORS[0]
+    provider = make("standard-webhooks", {"secret": [SECRET, vector["config"]["secret"]]})
+    provider.verify(request_of(vector), None)
+    assert len(provider.credentials()) == 2
