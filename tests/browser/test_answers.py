@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a web page of another origin can send and read."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from browser.test_sdks import locked
+from support.browser import Browser, Pages, eventually
+
+pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
+
+FETCH = """
+const [url, options, done] = arguments;
+fetch(url, options).then(async (answer) => done({
+  status: answer.status,
+  retryAfter: answer.headers.get("Retry-After"),
+  requestId: answer.headers.get("X-Request-Id"),
+  body: await answer.json(),
+}), (error) => done({error: String(error)}));
+"""
+
+
+@pytest.fixture
+def page(browser: Browser, pages: Pages) -> Browser:
+    pages.pages["/"] = "<!doctype html><title>empty</title>"
+    browser.open(pages.url + "/")
+    return browser
+
+
+def post(page: Browser, url: str, body: str, **headers: str) -> Any:
+    return page.driver.execute_async_script(
+        FETCH, url, {"method": "POST", "headers": headers, "body": body}
+    )
+
+
+EVENT = '{"userId": "u", "event": "E", "messageId": "m-1"}'
+
+
+def test_a_preflighted_request(engage: Any, page: Browser) -> None:
+    """Authorization and custom headers are allowed, the answer can be read."""
+    answer = post(
+        page,
+        engage.url + "/v1/track",
+        EVENT,
+        **{"Authorization": engage.authorization, "X-Retry-Count": "1", "rsa-retry-reason": "x"},
+    )
+    assert answer["status"] == 200, answer
+    assert answer["body"] == {"success": True, "messageId": "m-1"}
+    assert answer["requestId"]
+    assert page.errors() == []
+
+
+@pytest.mark.parametrize("path", ["/v1/track", "/v1/batch", "/api/public/apps/identify"])
+def test_an_error_can_be_read(engage: Any, page: Browser, path: str) -> None:
+    answer = post(page, engage.url + path, "{", Authorization=engage.authorization)
+    assert answer["status"] == 400
+    assert answer["body"]["code"] == "invalid_json"
+
+
+def test_a_wrong_key_opens_no_login_dialog(engage: Any, page: Browser) -> None:
+    answer = post(page, engage.url + "/v1/track", EVENT, Authorization="Basic bm86")
+    assert answer["status"] == 401
+    assert answer["body"]["code"] == "invalid_write_key"
+
+
+def test_retry_after_can_be_read(engage: Any, page: Browser) -> None:
+    with locked(engage):
+        answer = post(page, engage.url + "/v1/track", EVENT, Authorization=engage.authorization)
+    assert answer["status"] == 503
+    assert 1 <= int(answer["retryAfter"]) <= 30
+
+
+def test_a_beacon_arrives(engage: Any, page: Browser) -> None:
+    """sendBeacon is credentialed and cannot set headers: the key stands in the query."""
+    sent = page.run(
+        "return navigator.sendBeacon(arguments[0], arguments[1])",
+        f"{engage.url}/beacon/v1/batch?writeKey={engage.key}",
+        '{"batch": [{"type": "track", "userId": "u", "event": "Beacon"}]}',
+    )
+    assert sent
+    [event] = eventually(lambda: engage.export("events"), lambda e: len(e) == 1)
+    assert event["event"] == "Beacon"
+    assert page.errors() == []

@@ -1,0 +1,203 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The published browser SDKs, unmodified, in Chromium, on a page of another origin."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import dataclasses
+import sqlite3
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from support.browser import Browser, Pages, eventually
+
+pytestmark = [pytest.mark.browser, pytest.mark.timeout(400)]
+
+
+@dataclasses.dataclass(frozen=True)
+class Kind:
+    """A way of using a browser SDK."""
+
+    name: str
+    bundle: str
+    #: JavaScript that sets ``window.sdk``; HOST, ADDRESS (without scheme), KEY, BASIC are filled in.
+    start: str
+    #: JavaScript of the calls.
+    calls: str
+    #: (type, name) of what must be stored.
+    expected: tuple[tuple[str, str | None], ...]
+    #: One more call, made just before the page goes away.
+    last: str = 'sdk.track("Last");'
+    retries: bool = True
+
+    def page(self, engage: Any) -> str:
+        start = self.start
+        for name, value in {
+            "HOST": engage.url,
+            "ADDRESS": engage.url.removeprefix("http://"),
+            "KEY": engage.key,
+            "BASIC": "Basic " + base64.b64encode(f"{engage.key}:".encode()).decode(),
+        }.items():
+            start = start.replace(name, value)
+        return (
+            "<!doctype html><html lang=en><head><meta charset=utf-8><title>Shop</title></head>"
+            f'<body><script src="/{self.bundle}.js"></script><script>{start}</script></body></html>'
+        )
+
+
+FIVE_CALLS = """
+sdk.identify("u-1", {email: "a@b.co", n: 1});
+sdk.track("Order Completed", {revenue: 12.5, "a.b": [1, {c: null}], text: "ünï ✓"});
+sdk.page("Docs", "Home", {x: 1});
+sdk.group("g-1", {name: "Unit"});
+sdk.alias("u-2");
+"""
+FIVE = (
+    ("identify", None),
+    ("track", "Order Completed"),
+    ("page", "Home"),
+    ("group", None),
+    ("alias", None),
+)
+SEGMENT = """
+window.sdk = AnalyticsBrowser.load(
+  {writeKey: "KEY", cdnURL: "HOST"},
+  {integrations: {"Segment.io": {apiHost: "ADDRESS/v1", protocol: "http" MORE}}});
+"""
+RUDDER = """
+window.sdk = new RudderAnalytics();
+sdk.load("KEY", "HOST", {configUrl: "HOST", sendAdblockPage: false MORE});
+"""
+BATCHING = ', deliveryStrategy: {strategy: "batching", config: {size: 10, timeout: 500}}'
+BEACON = ", useBeacon: true, beaconQueueOptions: {maxItems: 5, flushQueueInterval: 500}"
+
+KINDS = [
+    Kind("segment", "segment", SEGMENT.replace("MORE", ""), FIVE_CALLS, FIVE),
+    Kind("segment-batching", "segment", SEGMENT.replace("MORE", BATCHING), FIVE_CALLS, FIVE),
+    Kind("rudder", "rudder", RUDDER.replace("MORE", ""), FIVE_CALLS, FIVE),
+    Kind(
+        "rudder-beacon",
+        "rudder",
+        RUDDER.replace("MORE", BEACON),
+        FIVE_CALLS,
+        FIVE,
+        # A beacon has no answer that could be read.
+        retries=False,
+    ),
+    Kind(
+        "dittofeed",
+        "dittofeed",
+        'window.sdk = DittofeedSdk; DittofeedSdk.init({writeKey: "BASIC", host: "HOST"});',
+        """
+sdk.identify({userId: "u-1", traits: {email: "a@b.co", n: 1}});
+sdk.track({userId: "u-1", event: "Order Completed",
+           properties: {revenue: 12.5, "a.b": [1, {c: null}], text: "ünï ✓"}});
+sdk.page({userId: "u-1", name: "Home", properties: {x: 1}});
+sdk.screen({userId: "u-1", name: "Start"});
+""",
+        (
+            ("identify", None),
+            ("track", "Order Completed"),
+            ("page", "Home"),
+            ("screen", "Start"),
+        ),
+        last='sdk.track({userId: "u-1", event: "Last"}); sdk.flush();',
+        retries=False,
+    ),
+]
+
+
+def shape(event: dict[str, Any]) -> tuple[str, str | None]:
+    return event["type"], event.get("event") or event.get("name")
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+def test_every_call_arrives(engage: Any, browser: Browser, pages: Pages, kind: Kind) -> None:
+    """Each call is stored once, as meant; nothing fails, nothing is said on the console."""
+    pages.pages["/"] = kind.page(engage)
+    browser.open(pages.url + "/")
+    browser.run(kind.calls)
+    stored = eventually(lambda: engage.export("events"), lambda e: len(e) >= len(kind.expected))
+    assert sorted(map(shape, stored), key=str) == sorted(kind.expected, key=str)
+    by_type = {event["type"]: event for event in stored}
+    assert by_type["identify"]["userId"] == "u-1"
+    assert by_type["identify"]["traits"]["email"] == "a@b.co"
+    assert by_type["identify"]["traits"]["n"] == 1
+    assert by_type["track"]["userId"] == "u-1"
+    properties = by_type["track"]["properties"]
+    assert properties["revenue"] == 12.5
+    assert properties["a.b"] == [1, {"c": None}]
+    assert properties["text"] == "ünï ✓"
+    assert by_type["page"]["properties"]["x"] == 1
+    if "group" in by_type:
+        assert by_type["group"]["groupId"] == "g-1"
+        assert by_type["group"]["traits"]["name"] == "Unit"
+    if "alias" in by_type:
+        assert by_type["alias"]["userId"] == "u-2"
+        assert by_type["alias"]["previousId"] == "u-1"
+    assert all("writeKey" not in event for event in stored)
+    assert browser.errors() == []
+    assert engage.export("dead-letters") == []
+
+
+@pytest.mark.parametrize(
+    "kind", [kind for kind in KINDS if kind.bundle != "dittofeed"], ids=lambda kind: kind.name
+)
+def test_an_anonymous_visitor(engage: Any, browser: Browser, pages: Pages, kind: Kind) -> None:
+    """Without identify, events have the SDK's anonymous id and no user id."""
+    pages.pages["/"] = kind.page(engage)
+    browser.open(pages.url + "/")
+    browser.run('sdk.track("Seen");')
+    [event] = eventually(lambda: engage.export("events"), lambda e: len(e) >= 1)
+    assert event["anonymousId"]
+    assert event.get("userId") is None
+    assert browser.errors() == []
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+def test_the_last_event_before_the_page_goes(
+    engage: Any, browser: Browser, pages: Pages, kind: Kind
+) -> None:
+    """A call made right before the page is left arrives (keepalive or sendBeacon, or the queue
+    that the SDK keeps for the next page)."""
+    pages.pages["/"] = kind.page(engage)
+    browser.open(pages.url + "/")
+    first = kind.last.replace("Last", "First")
+    browser.run(first)
+    eventually(lambda: engage.export("events"), lambda e: len(e) == 1)
+    browser.run(kind.last + 'location.href = "about:blank";')
+    eventually(lambda: browser.run("return location.href"), lambda url: url == "about:blank")
+    if kind.bundle == "rudder":
+        # It keeps what it could not send in localStorage, for the next page of the site.
+        browser.open(pages.url + "/")
+    eventually(lambda: {e["event"] for e in engage.export("events")}, lambda names: "Last" in names)
+
+
+@contextlib.contextmanager
+def locked(engage: Any) -> Iterator[None]:
+    connection = sqlite3.connect(engage.database, isolation_level=None)
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+    finally:
+        connection.execute("ROLLBACK")
+        connection.close()
+
+
+@pytest.mark.parametrize(
+    "kind", [kind for kind in KINDS if kind.retries], ids=lambda kind: kind.name
+)
+def test_sent_again_after_an_error(engage: Any, browser: Browser, pages: Pages, kind: Kind) -> None:
+    """While the storage is locked the answer is 503; afterwards each event is stored once."""
+    pages.pages["/"] = kind.page(engage)
+    browser.open(pages.url + "/")
+    browser.run('sdk.track("First");')
+    eventually(lambda: engage.export("events"), lambda e: len(e) == 1)
+    browser.errors()
+    with locked(engage):
+        browser.run('sdk.track("Again");')
+        eventually(browser.errors, lambda errors: any("503" in error for error in errors))
+    stored = eventually(lambda: engage.export("events"), lambda e: len(e) >= 2)
+    assert [event["event"] for event in stored] == ["First", "Again"]

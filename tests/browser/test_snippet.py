@@ -1,0 +1,219 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The tracking snippet, ``GET /engage.js``, in Chromium, on a page of another origin."""
+
+from __future__ import annotations
+
+import gzip
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from browser.test_sdks import locked, shape
+from support.browser import Browser, Pages, eventually
+
+pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def snippet(engage: Any, attributes: str = "") -> str:
+    """:return: the very lines of docs/snippet.md, for this server."""
+    text = (ROOT / "docs/snippet.md").read_text()
+    [lines] = re.findall(r"```html\n(.*?)```", text, re.DOTALL)
+    lines = lines.replace("https://events.example.com", engage.url)
+    return lines.replace('"YOUR_WRITE_KEY"', f'"{engage.key}" {attributes}')
+
+
+def site(engage: Any, attributes: str = "", before: str = "") -> str:
+    return (
+        "<!doctype html><html lang=en><head><meta charset=utf-8><title>Shop</title>"
+        f"<script>{before}</script>{snippet(engage, attributes)}</head><body></body></html>"
+    )
+
+
+NO_STORAGE = """
+Object.defineProperty(window, "localStorage", {get() { throw new DOMException("denied"); }});
+"""
+NO_COOKIES = """
+Object.defineProperty(document, "cookie", {get() { return ""; }, set() {}});
+"""
+
+
+def visit(browser: Browser, pages: Pages, html: str, path: str = "/") -> None:
+    pages.pages[path.split("?")[0]] = html
+    browser.open(pages.url + path)
+    eventually(lambda: browser.run("return typeof window.engage.push"), lambda t: t == "undefined")
+
+
+def test_every_call(engage: Any, browser: Browser, pages: Pages) -> None:
+    visit(browser, pages, site(engage), "/docs?q=1")
+    browser.run("""
+        engage.identify("u-1", {email: "a@b.co", nested: {a: [1, null]}});
+        engage.track("Order", {revenue: 1.5});
+        engage.page("Named", {x: 1});
+        engage.group("g-1", {name: "Ünit"});
+        engage.identify({plan: "pro"});
+        engage.reset();
+        engage.track("After");
+    """)
+    stored = eventually(lambda: engage.export("events"), lambda e: len(e) >= 7)
+    assert [shape(event) for event in stored] == [
+        ("page", None),
+        ("identify", None),
+        ("track", "Order"),
+        ("page", "Named"),
+        ("group", None),
+        ("identify", None),
+        ("track", "After"),
+    ]
+    first, identify, order, named, group, more, after = stored
+    assert first["properties"]["url"] == pages.url + "/docs?q=1"
+    assert first["properties"]["title"] == "Shop"
+    assert first["context"]["library"]["name"] == "engage.js"
+    assert first.get("userId") is None
+    assert identify["userId"] == "u-1"
+    assert identify["anonymousId"] == first["anonymousId"]
+    assert identify["traits"] == {"email": "a@b.co", "nested": {"a": [1, None]}}
+    assert order["userId"] == "u-1"
+    assert order["properties"] == {"revenue": 1.5}
+    assert named["properties"]["x"] == 1
+    assert group["groupId"] == "g-1"
+    assert more["traits"] == {"plan": "pro"}
+    assert more["userId"] == "u-1"
+    assert after.get("userId") is None
+    assert after["anonymousId"] != first["anonymousId"]
+    [user] = engage.export("users")
+    assert user["anonymousIds"] == [first["anonymousId"]]
+    assert browser.errors() == []
+
+
+def test_no_preflight(engage: Any, browser: Browser, pages: Pages) -> None:
+    visit(browser, pages, site(engage))
+    eventually(lambda: engage.export("events"), lambda e: len(e) == 1)
+    assert "OPTIONS" not in engage.log()
+
+
+@pytest.mark.parametrize("before", ["", NO_STORAGE], ids=["localStorage", "cookies"])
+def test_the_same_visitor_on_the_next_page(
+    engage: Any, browser: Browser, pages: Pages, before: str
+) -> None:
+    for path in ("/one", "/two"):
+        visit(browser, pages, site(engage, before=before), path)
+    stored = eventually(lambda: engage.export("events"), lambda e: len(e) == 2)
+    assert len({event["anonymousId"] for event in stored}) == 1
+
+
+def test_nothing_to_keep_it_in(engage: Any, browser: Browser, pages: Pages) -> None:
+    """Neither localStorage nor cookies: one anonymous id for the length of the page."""
+    visit(browser, pages, site(engage, before=NO_STORAGE + NO_COOKIES))
+    browser.run('engage.track("A"); engage.identify("u"); engage.track("B");')
+    stored = eventually(lambda: engage.export("events"), lambda e: len(e) == 4)
+    assert len({event["anonymousId"] for event in stored}) == 1
+    assert stored[-1]["userId"] == "u"
+    assert browser.errors() == []
+
+
+def test_another_user_is_another_visitor(engage: Any, browser: Browser, pages: Pages) -> None:
+    visit(browser, pages, site(engage))
+    browser.run('engage.identify("u-1"); engage.identify(2);')
+    stored = eventually(lambda: engage.export("events"), lambda e: len(e) == 3)
+    assert [event.get("userId") for event in stored] == [None, "u-1", "2"]
+    assert stored[1]["anonymousId"] != stored[2]["anonymousId"]
+
+
+def test_sent_again_after_an_error(engage: Any, browser: Browser, pages: Pages) -> None:
+    with locked(engage):
+        visit(browser, pages, site(engage))
+        eventually(browser.errors, lambda errors: any("503" in error for error in errors))
+    stored = eventually(lambda: engage.export("events"), lambda e: len(e) >= 1)
+    assert len(stored) == 1
+    browser.run('engage.track("Next");')
+    stored = eventually(lambda: engage.export("events"), lambda e: len(e) >= 2)
+    assert [event["type"] for event in stored] == ["page", "track"]
+
+
+def test_a_server_that_is_down_for_a_while(engage: Any, browser: Browser, pages: Pages) -> None:
+    visit(browser, pages, site(engage))
+    eventually(lambda: engage.export("events"), lambda e: len(e) == 1)
+    engage.stop()
+    browser.run('engage.track("While down");')
+    eventually(browser.errors, bool)
+    engage.start()
+    stored = eventually(lambda: engage.export("events"), lambda e: len(e) == 2)
+    assert stored[1]["event"] == "While down"
+
+
+def test_the_last_event_before_the_page_goes(engage: Any, browser: Browser, pages: Pages) -> None:
+    visit(browser, pages, site(engage))
+    eventually(lambda: engage.export("events"), lambda e: len(e) == 1)
+    browser.run('engage.track("Last", {long: "x".repeat(2000)}); location.href = "about:blank";')
+    stored = eventually(lambda: engage.export("events"), lambda e: len(e) >= 2)
+    assert stored[1]["event"] == "Last"
+
+
+def test_what_a_beacon_cannot_carry_is_sent_from_the_next_page(
+    engage: Any, browser: Browser, pages: Pages
+) -> None:
+    before = 'if (location.pathname === "/one") navigator.sendBeacon = () => false;'
+    visit(browser, pages, site(engage, before=before), "/one")
+    eventually(lambda: engage.export("events"), lambda e: len(e) == 1)
+    with locked(engage):
+        browser.run('engage.track("Kept");')
+        browser.run('location.href = "/two";')
+        pages.pages["/two"] = "<!doctype html>"
+        eventually(lambda: browser.run("return location.pathname"), lambda p: p == "/two")
+        assert "Kept" in browser.run('return localStorage.getItem("engage_queue")')
+    visit(browser, pages, site(engage), "/three")
+    stored = eventually(lambda: engage.export("events"), lambda e: len(e) >= 3)
+    assert sorted(str(event.get("event")) for event in stored) == ["Kept", "None", "None"]
+
+
+@pytest.mark.parametrize(
+    "signal",
+    [
+        'Object.defineProperty(navigator, "globalPrivacyControl", {value: true});',
+        'Object.defineProperty(navigator, "doNotTrack", {value: "1"});',
+    ],
+    ids=["gpc", "dnt"],
+)
+def test_privacy_signals(engage: Any, browser: Browser, pages: Pages, signal: str) -> None:
+    """Where the page asks for it: nothing is sent, nothing is stored. Else the signal is ignored."""
+    visit(browser, pages, site(engage, "data-respect-privacy", signal), "/silent")
+    browser.run('engage.identify("u"); engage.track("E"); engage.reset();')
+    assert browser.run("return Object.keys(localStorage)") == []
+    assert browser.run("return document.cookie") == ""
+    visit(browser, pages, site(engage, before=signal), "/loud")
+    stored = eventually(lambda: engage.export("events"), lambda e: len(e) >= 1)
+    assert [event["context"]["page"]["path"] for event in stored] == ["/loud"]
+
+
+def test_respectful_without_a_signal(engage: Any, browser: Browser, pages: Pages) -> None:
+    visit(browser, pages, site(engage, "data-respect-privacy"))
+    eventually(lambda: engage.export("events"), lambda e: len(e) == 1)
+
+
+@pytest.mark.parametrize(
+    "left", ["{", "null", "7", '[null, 5, {"a": 1}]', '{"length": 3}'], ids=str
+)
+def test_a_spoiled_queue_in_storage(engage: Any, browser: Browser, pages: Pages, left: str) -> None:
+    pages.pages["/"] = "<!doctype html>"
+    browser.open(pages.url + "/")
+    browser.run('localStorage.setItem("engage_queue", arguments[0])', left)
+    visit(browser, pages, site(engage), "/next")
+    eventually(lambda: engage.export("events"), lambda e: len(e) == 1)
+    assert browser.errors() == []
+
+
+def test_many_events_in_several_requests(engage: Any, browser: Browser, pages: Pages) -> None:
+    visit(browser, pages, site(engage))
+    browser.run('for (let n = 0; n < 250; n++) engage.track("E", {n, text: "é".repeat(300)});')
+    stored = eventually(lambda: engage.export("events"), lambda e: len(e) >= 251)
+    assert [event["properties"]["n"] for event in stored[1:]] == list(range(250))
+    assert browser.errors() == []
+
+
+def test_it_is_small() -> None:
+    """At most 3 KB as it goes over the wire."""
+    script = (ROOT / "engage/static/engage.js").read_bytes()
+    assert len(gzip.compress(script, 9)) <= 3 * 1024

@@ -1,0 +1,3 @@
+// SPDX-License-Identifier: Apache-2.0
+import { AnalyticsBrowser } from "@segment/analytics-next";
+window.AnalyticsBrowser = AnalyticsBrowser;
