@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The listening socket."""
+
+from __future__ import annotations
+
+import os
+import socket
+from typing import Final
+
+from engage.api import EngageError
+
+__all__ = ["listen", "url_of"]
+
+#: Connections that the kernel completes while nobody is free to accept them.
+BACKLOG: Final = 4096
+
+
+def listen(host: str, port: int, *, keys: str = "server.host, server.port") -> socket.socket:
+    """Bind and listen.
+
+    :param host: a name or an address; of several addresses the first is taken, IPv4 before IPv6.
+        Empty: every address.
+    :param port: 0 takes any free one.
+    :param keys: of the config, for the error message.
+    :return: a socket that does not block.
+    :raises EngageError: it cannot be bound; the message says why and what to change.
+    """
+    try:
+        found = socket.getaddrinfo(
+            host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )
+    except (OSError, UnicodeError) as error:
+        raise EngageError(f"{keys}: {host!r} is not an address of this machine") from error
+    family, kind, protocol, _, address = min(found, key=lambda info: info[0] != socket.AF_INET)
+    sock = socket.socket(family, kind, protocol)
+    try:
+        if os.name == "posix":
+            # A port whose old connections still linger may be taken again at once.
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind(address)
+        sock.listen(BACKLOG)
+        sock.setblocking(False)
+    except OSError as error:
+        sock.close()
+        reason = (error.strerror or str(error)).lower()
+        raise EngageError(
+            f"cannot listen on {host or '*'}:{port}: {reason} (choose another in {keys})"
+        ) from error
+    return sock
+
+
+def url_of(sock: socket.socket) -> str:
+    """:return: ``http://host:port`` of a listening socket."""
+    host, port = sock.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs engage: one listening socket and the processes that answer on it.
+
+With one worker everything happens in this process. With more, this process is only the parent: it
+holds the socket, starts the workers, which inherit it, replaces those that die
+(:mod:`engage.supervisor`), and shows the metrics of all. What a worker does is in
+:mod:`engage.worker`; the workers share nothing but the socket and the store.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import shutil
+import sys
+import tempfile
+from typing import TYPE_CHECKING
+
+from engage import logs
+from engage.api import EngageError
+from engage.listening import listen
+from engage.supervisor import Supervisor
+from engage.worker import Worker, new_event_loop
+
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import Iterator
+
+    from engage.config import Config
+    from engage.registry import Registry
+
+__all__ = ["secrets_of", "serve"]
+
+_log = logging.getLogger(__name__)
+
+
+def serve(config: Config, registry: Registry) -> int:
+    """Run the server until a signal ends it.
+
+    SIGTERM or SIGINT: drain and return. A second one: exit at once, with status 1.
+
+    :return: the exit status: 0 after a drain; 1 when the server could not start (one line in the
+        log says why), when workers died too often, or when one had to be killed.
+    """
+    logs.configure(config.logging.level, config.logging.format, secrets=secrets_of(config))
+    try:
+        sock = listen(config.server.host, config.server.port)
+        try:
+            if config.server.workers == 1:
+                with asyncio.Runner(loop_factory=new_event_loop) as runner:
+                    return runner.run(Worker(config, registry, sock).run())
+            if sys.platform == "win32":
+                raise EngageError("server.workers: only 1 is possible on Windows")
+            return _supervise(config, sock)
+        finally:
+            sock.close()
+    except (EngageError, OSError) as error:
+        _log.error("cannot start: %s", error)
+        return 1
+    finally:
+        logs.flush()
+
+
+def _supervise(config: Config, sock: socket.socket) -> int:
+    folder = None
+    if config.server.metrics_port is not None:
+        # Fresh, so that nothing of an earlier run is counted, and known to everybody before anybody
+        # imports prometheus_client, which looks at it once.
+        folder = tempfile.mkdtemp(prefix="engage-metrics-")
+        os.environ["PROMETHEUS_MULTIPROC_DIR"] = folder
+    try:
+        with asyncio.Runner() as runner:
+            return runner.run(Supervisor(config, sock, tuple(secrets_of(config))).run())
+    finally:
+        if folder is not None:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def secrets_of(config: Config) -> Iterator[str]:
+    """:return: what must not be in a log line, not even inside somebody else's error text."""
+    for workspace in config.workspaces:
+        yield from workspace.subscription_secrets
+        for write_key in workspace.write_keys:
+            yield write_key.key
+        for options in workspace.webhooks.values():
+            yield from _strings(options)
+    for text in _strings(config.storage.options):
+        # The password in a URL.
+        user_info, at, _ = text.partition("://")[2].rpartition("@")
+        if at:
+            yield user_info.partition(":")[2]
+
+
+def _strings(value: object) -> Iterator[str]:
+    # Shorter ones are names and regions; masking those would make the log unreadable.
+    if isinstance(value, str) and len(value) >= 12:
+        yield value
+    elif isinstance(value, dict):
+        for inner in value.values():
+            yield from _strings(inner)
+    elif isinstance(value, (list, tuple)):
+        for inner in value:
+            yield from _strings(inner)
