@@ -1,0 +1,313 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A real server for tests: ``python -m engage serve`` as a process, on a free port."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+import httpx
+
+#: The write key of the workspace ``acme`` that every server here has.
+KEY = "test-write-key-of-acme"
+#: Its subscription secret.
+SECRET = "test-subscription-secret-of-acme"
+#: Seconds that anything here may take before it counts as broken.
+DEADLINE = 60.0
+
+SQLITE = """
+[storage]
+backend = "sqlite"
+
+[storage.sqlite]
+path = "engage.db"
+"""
+
+
+def wait_for(
+    condition: Callable[[], Any], *, what: str = "the condition", deadline: float = DEADLINE
+) -> Any:
+    """Poll until ``condition()`` is true and return what it returned.
+
+    :raises AssertionError: it never was.
+    """
+    end = time.monotonic() + deadline
+    while True:
+        if result := condition():
+            return result
+        assert time.monotonic() < end, f"waited {deadline:.0f} s in vain for {what}"
+        time.sleep(0.02)
+
+
+class Server:
+    """A running server. As a context manager it is killed at the end."""
+
+    #: Write key of the workspace ``acme``.
+    key = KEY
+    secret = SECRET
+
+    def __init__(
+        self,
+        folder: Path,
+        config: str,
+        *,
+        environment: Mapping[str, str] | None = None,
+        arguments: Sequence[str] = (),
+        preexec: Callable[[], None] | None = None,
+    ) -> None:
+        self.folder = folder
+        self.config = folder / "engage.toml"
+        self.config.write_text(config)
+        self.log_path = folder / "engage.log"
+        self.environment = {**os.environ, **(environment or {})}
+        self.arguments = tuple(arguments)
+        self.preexec = preexec
+        #: ``http://127.0.0.1:<port>``; another port after each restart.
+        self.url = ""
+        self._client: httpx.Client | None = None
+        self._log_start = 0
+        self.process: subprocess.Popen[bytes] | None = None
+
+    # ------------------------------------------------------------------------------------ life
+    def launch(self, *arguments: str) -> subprocess.Popen[bytes]:
+        """Start the process; do not wait for it to be ready."""
+        assert self.process is None, "it runs already"
+        with self.log_path.open("ab") as log:
+            self._log_start = log.tell()
+            self.process = subprocess.Popen(
+                [
+                    *(sys.executable, "-m", "engage", "serve", "--config", str(self.config)),
+                    *self.arguments,
+                    *arguments,
+                ],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=self.environment,
+                preexec_fn=self.preexec,
+                # Its own process group: a signal to the test run is not one to the server.
+                start_new_session=True,
+            )
+        return self.process
+
+    def start(self, *arguments: str, ready: bool = True) -> Self:
+        """Start the process and wait until it listens.
+
+        :param arguments: further arguments of ``engage serve``.
+        :param ready: also wait until ``/readyz`` answers 200.
+        :raises AssertionError: it ended or never became ready; the message has its log.
+        """
+        process = self.launch(*arguments)
+        try:
+            self.url = wait_for(self._listening, what="the server to listen")
+            if ready:
+                wait_for(self._ready, what="/readyz to answer 200")
+        except BaseException as error:
+            status = process.poll()
+            self.kill()
+            state = "was killed" if status is None else f"ended with status {status}"
+            raise AssertionError(f"the server {state}: {error}\n{self.log()[-4000:]}") from error
+        return self
+
+    def _listening(self) -> str | None:
+        url = next((line["url"] for line in self.lines() if line["message"] == "listening"), None)
+        if url is None:
+            assert self.process is not None
+            assert self.process.poll() is None, "it ended before it listened"
+        return url
+
+    def _ready(self) -> bool:
+        assert self.process is not None
+        assert self.process.poll() is None, "it ended before it was ready"
+        try:
+            return httpx.get(f"{self.url}/readyz", timeout=DEADLINE).status_code == 200
+        except httpx.TransportError:
+            return False
+
+    def signal(self, number: int) -> None:
+        """Send a signal to the server's main process."""
+        assert self.process is not None
+        self.process.send_signal(number)
+
+    def wait(self) -> int:
+        """Wait for the end and return the exit status."""
+        assert self.process is not None
+        status = self.process.wait(DEADLINE)
+        self._gone()
+        return status
+
+    def stop(self) -> int:
+        """Drain (SIGTERM), wait for the end and return the exit status."""
+        assert self.process is not None
+        self.process.terminate()
+        return self.wait()
+
+    def kill(self) -> None:
+        """End it without warning (SIGKILL), workers included; no error if it does not run."""
+        if self.process is None:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait(DEADLINE)
+        self._gone()
+
+    def restart(self, *arguments: str) -> Self:
+        """Start again with the same folder and config, after :meth:`stop` if it still runs."""
+        if self.process is not None:
+            self.stop()
+        return self.start(*arguments)
+
+    def _gone(self) -> None:
+        self.process = None
+        if self._client is not None:
+            self._client.close()
+            self._client = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()
+
+    # ---------------------------------------------------------------------------------- asking
+    @property
+    def port(self) -> int:
+        return int(self.url.rpartition(":")[2])
+
+    @property
+    def client(self) -> httpx.Client:
+        """Kept-alive connections to the server; closed when it ends."""
+        if self._client is None:
+            self._client = httpx.Client(base_url=self.url, timeout=DEADLINE)
+        return self._client
+
+    def get(self, path: str, **options: Any) -> httpx.Response:
+        return self.client.get(path, **options)
+
+    def post(
+        self, path: str, body: Any, *, key: str | None = KEY, **options: Any
+    ) -> httpx.Response:
+        """POST ``body`` (bytes as they are, anything else as JSON), with the write key."""
+        content = body if isinstance(body, bytes) else json.dumps(body).encode()
+        if key is not None:
+            options.setdefault("auth", (key, ""))
+        headers = {"Content-Type": "application/json", **options.pop("headers", {})}
+        return self.client.post(path, content=content, headers=headers, **options)
+
+    def track(self, message_id: str, **fields: Any) -> httpx.Response:
+        """Send one small track event."""
+        event = {"userId": "u", "event": "Tested", "messageId": message_id, **fields}
+        return self.post("/v1/track", event)
+
+    def export(self, what: str = "events", *arguments: str) -> list[dict[str, Any]]:
+        """What ``engage export`` prints; the server may run or not."""
+        done = subprocess.run(
+            [
+                *(sys.executable, "-m", "engage", "export", what),
+                *("--config", str(self.config), *arguments),
+            ],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            env=self.environment,
+            timeout=3 * DEADLINE,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr.decode()
+        return [json.loads(line) for line in done.stdout.splitlines()]
+
+    # ----------------------------------------------------------------------------------- its log
+    def log(self) -> str:
+        """What the running (or last) process wrote to standard output and error."""
+        data = self.log_path.read_bytes()[self._log_start :] if self.log_path.exists() else b""
+        return data.decode("utf-8", "replace")
+
+    def lines(self) -> list[dict[str, Any]]:
+        """The whole JSON lines of :meth:`log`."""
+        lines = []
+        for line in self.log().splitlines():
+            with contextlib.suppress(ValueError):
+                if isinstance(fields := json.loads(line), dict) and "message" in fields:
+                    lines.append(fields)
+        return lines
+
+    def metrics(self) -> str:
+        """What Prometheus would get (the config must set ``server.metrics_port = 0``)."""
+        url = wait_for(
+            lambda: next((x["url"] for x in self.lines() if x["message"] == "metrics"), None),
+            what="the metrics' address",
+        )
+        return httpx.get(url, timeout=DEADLINE).text
+
+
+def config_text(
+    *,
+    workers: int = 1,
+    server: str = "",
+    storage: str = SQLITE,
+    workspace: str = "",
+    config_extra: str = "",
+) -> str:
+    """The config of :func:`start_server`."""
+    return f"""
+[server]
+host = "127.0.0.1"
+port = 0
+workers = {workers}
+{server}
+[logging]
+format = "json"
+{storage}
+[[workspaces]]
+id = "acme"
+name = "Acme"
+subscription_secret = "{SECRET}"
+{workspace}
+[[workspaces.write_keys]]
+id = "website"
+key = "{KEY}"
+
+{config_extra}
+"""
+
+
+def start_server(
+    folder: Path,
+    *,
+    workers: int = 1,
+    server: str = "",
+    storage: str = SQLITE,
+    workspace: str = "",
+    config_extra: str = "",
+    environment: Mapping[str, str] | None = None,
+    arguments: Sequence[str] = (),
+    preexec: Callable[[], None] | None = None,
+) -> Server:
+    """Start a server and wait until it is ready. Use it in a ``with`` or kill it in the end.
+
+    :param folder: for its config, its store and its log.
+    :param server: further lines of ``[server]``.
+    :param storage: the tables of the storage; SQLite in ``folder`` by default.
+    :param workspace: further lines of the workspace ``acme``.
+    :param config_extra: further tables; ``[[workspaces.…]]`` and ``[workspaces.webhooks.…]`` belong
+        to ``acme``.
+    :param arguments: further arguments of ``engage serve``.
+    :raises AssertionError: it did not become ready; it is killed then.
+    """
+    config = config_text(
+        workers=workers,
+        server=server,
+        storage=storage,
+        workspace=workspace,
+        config_extra=config_extra,
+    )
+    return Server(
+        folder, config, environment=environment, arguments=arguments, preexec=preexec
+    ).start()
