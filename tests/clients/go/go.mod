@@ -1,0 +1,3 @@
+module engage.test/client
+
+go 1.21
