@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+from support.server import SQLITE, Server, start_server
 from tornado.ioloop import IOLoop
 
 
@@ -18,3 +20,11 @@ def io_loop() -> Iterator[IOLoop]:
     yield loop
     asyncio.set_event_loop(None)
     loop.close(all_fds=True)
+
+
+@pytest.fixture
+def engage(tmp_path: Path) -> Iterator[Server]:
+    """A server of its own for the test: a process with SQLite that gives up on a write after 1 s."""
+    storage = SQLITE.replace("[storage]", "[storage]\nwrite_timeout = 1")
+    with start_server(tmp_path, storage=storage) as server:
+        yield server

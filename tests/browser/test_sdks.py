@@ -22,7 +22,7 @@ class Kind:
 
     name: str
     bundle: str
-    #: JavaScript that sets ``window.sdk``; HOST, ADDRESS (without scheme), KEY, BASIC are filled in.
+    #: JavaScript that sets ``window.sdk``; HOST, ADDRESS (no scheme), KEY, BASIC are filled in.
     start: str
     #: JavaScript of the calls.
     calls: str

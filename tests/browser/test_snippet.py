@@ -136,10 +136,11 @@ def test_sent_again_after_an_error(engage: Any, browser: Browser, pages: Pages) 
 def test_a_server_that_is_down_for_a_while(engage: Any, browser: Browser, pages: Pages) -> None:
     visit(browser, pages, site(engage))
     eventually(lambda: engage.export("events"), lambda e: len(e) == 1)
+    port = engage.port
     engage.stop()
     browser.run('engage.track("While down");')
     eventually(browser.errors, bool)
-    engage.start()
+    engage.start("--port", str(port))
     stored = eventually(lambda: engage.export("events"), lambda e: len(e) == 2)
     assert stored[1]["event"] == "While down"
 
@@ -178,7 +179,7 @@ def test_what_a_beacon_cannot_carry_is_sent_from_the_next_page(
     ids=["gpc", "dnt"],
 )
 def test_privacy_signals(engage: Any, browser: Browser, pages: Pages, signal: str) -> None:
-    """Where the page asks for it: nothing is sent, nothing is stored. Else the signal is ignored."""
+    """Where the page asks for it, nothing is sent and nothing stored; else it is ignored."""
     visit(browser, pages, site(engage, "data-respect-privacy", signal), "/silent")
     browser.run('engage.identify("u"); engage.track("E"); engage.reset();')
     assert browser.run("return Object.keys(localStorage)") == []

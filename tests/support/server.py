@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import json
 import os
@@ -178,6 +179,16 @@ class Server:
         self.kill()
 
     # ---------------------------------------------------------------------------------- asking
+    @property
+    def authorization(self) -> str:
+        """The header that names the workspace ``acme``."""
+        return "Basic " + base64.b64encode(f"{self.key}:".encode()).decode()
+
+    @property
+    def database(self) -> Path:
+        """SQLite's file."""
+        return self.folder / "engage.db"
+
     @property
     def port(self) -> int:
         return int(self.url.rpartition(":")[2])
