@@ -1,0 +1,216 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Bytes → JSON value, whatever the bytes are.
+
+Nothing is silently changed: what JSON, a double or a signed 64-bit integer cannot hold is refused.
+Everything is bounded *before* it costs something: the decompressed size while decompressing, the
+number of values before parsing, the depth without recursion.
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+import orjson
+
+from engage.errors import ApiError
+
+if TYPE_CHECKING:
+    from engage.config import Limits
+
+__all__ = ["Encoding", "check_encoding", "decode_json", "decompress", "too_deep"]
+
+Encoding = Literal["identity", "gzip", "deflate"]
+
+_ENCODINGS: Final[dict[str, Encoding]] = {
+    "": "identity",
+    "identity": "identity",
+    "gzip": "gzip",
+    # RFC 9110 section 8.4.1.3: to be read as gzip.
+    "x-gzip": "gzip",
+    "deflate": "deflate",
+}
+
+_BOM: Final = b"\xef\xbb\xbf"
+
+#: What is fed to zlib at once: what a member leaves unused is copied, so it must stay small.
+_CHUNK: Final = 64 * 1024
+#: A gzip body of more members than this is an attack, not a log file.
+_MAX_MEMBERS: Final = 1000
+
+_GZIP: Final = 16 + zlib.MAX_WBITS
+_RAW: Final = -zlib.MAX_WBITS
+
+#: Every digit becomes 0, so that a run of digits is found with one ``in``.
+_DIGITS: Final = bytes.maketrans(b"123456789", b"000000000")
+#: 2**63 has 19 digits: a shorter run cannot be out of range.
+_LONG_RUN: Final = b"0" * 19
+_INT_MIN: Final = -(2**63)
+_INT_MAX: Final = 2**63 - 1
+
+
+def check_encoding(content_encoding: str | Sequence[str] | None) -> Encoding:
+    """Read the header ``Content-Encoding``.
+
+    :param content_encoding: its value, or all values when it was sent several times.
+    :raises ApiError: 415 ``unsupported_encoding``.
+    """
+    if not content_encoding:
+        return "identity"
+    if not isinstance(content_encoding, str):
+        content_encoding = ", ".join(content_encoding)
+    encoding = _ENCODINGS.get(content_encoding.strip().lower())
+    if encoding is None:
+        raise ApiError(
+            "unsupported_encoding", "Content-Encoding must be one of gzip, deflate, identity"
+        )
+    return encoding
+
+
+def decompress(
+    body: bytes, encoding: Encoding, limit: int, key: str = "limits.decompressed_bytes"
+) -> bytes:
+    """Undo the content encoding.
+
+    :param limit: of the decompressed bytes; enforced while decompressing.
+    :param key: the limit's config key, for the message.
+    :raises ApiError: 413 ``body_too_large``; 400 ``invalid_encoding``: truncated, corrupt, or
+        followed by something else.
+    """
+    if encoding == "identity":
+        if len(body) > limit:
+            raise _too_large(limit, key)
+        return body
+    try:
+        if encoding == "gzip":
+            return _inflate(body, _GZIP, limit, key)
+        if _looks_like_zlib(body):
+            try:
+                return _inflate(body, zlib.MAX_WBITS, limit, key)
+            except (zlib.error, EOFError):
+                pass  # A raw stream may begin like a zlib header.
+        return _inflate(body, _RAW, limit, key)
+    except (zlib.error, EOFError):
+        raise ApiError("invalid_encoding", f"the body is not valid {encoding}") from None
+
+
+def _looks_like_zlib(body: bytes) -> bool:
+    return len(body) >= 2 and body[0] & 0x0F == 8 and (body[0] << 8 | body[1]) % 31 == 0
+
+
+def _inflate(body: bytes, wbits: int, limit: int, key: str) -> bytes:
+    """:raises zlib.error: corrupt. :raises EOFError: truncated, or something follows."""
+    parts: list[bytes] = []
+    room = limit
+    members = 1
+    stream = zlib.decompressobj(wbits)
+    for start in range(0, len(body), _CHUNK):
+        data = body[start : start + _CHUNK]
+        while data:
+            if stream.eof:
+                if wbits != _GZIP:
+                    raise EOFError
+                if not data.strip(b"\0"):
+                    break  # gzip pads with zeros
+                members += 1
+                if members > _MAX_MEMBERS:
+                    raise EOFError
+                stream = zlib.decompressobj(wbits)
+            # One byte more than there is room for tells "full" from "too much".
+            part = stream.decompress(data, room + 1)
+            room -= len(part)
+            if room < 0:
+                raise _too_large(limit, key)
+            parts.append(part)
+            data = stream.unused_data if stream.eof else stream.unconsumed_tail
+    if not stream.eof:
+        raise EOFError
+    return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+def _too_large(limit: int, key: str) -> ApiError:
+    return ApiError("body_too_large", f"the body is too large, at most {limit} bytes ({key})")
+
+
+def decode_json(data: bytes, limits: Limits) -> Any:
+    """Parse a body.
+
+    UTF-8 only, a byte order mark is dropped, of duplicate keys the last wins.
+
+    :raises ApiError: 400 ``invalid_json``; 413 ``body_too_large``: too many values.
+    """
+    size = len(data)
+    # A value costs at least a byte, so a body this small cannot have too many.
+    if size > limits.json_values and _openings(data) + data.count(b",") > limits.json_values:
+        raise ApiError(
+            "body_too_large",
+            f"the body has too many values, at most {limits.json_values} (limits.json_values)",
+        )
+    if data.startswith(_BOM):
+        data = data[3:]
+    try:
+        value = orjson.loads(data)
+    except orjson.JSONDecodeError as error:
+        raise _invalid_json(data, error, limits) from None
+    # Without that many brackets it cannot be that deep: most bodies need no walk.
+    if _openings(data) > limits.json_depth and too_deep(value, limits.json_depth):
+        raise _nested_too_deep(limits)
+    # orjson turns an integer beyond 64 bits into a float without a word.
+    if _LONG_RUN in data.translate(_DIGITS):
+        json.loads(data, parse_int=_check_integer)
+    return value
+
+
+def _openings(data: bytes) -> int:
+    return data.count(b"{") + data.count(b"[")
+
+
+def too_deep(value: Any, limit: int) -> bool:
+    """:return: whether a JSON value is nested deeper than ``limit``; a scalar has depth 0."""
+    level = [value] if type(value) is dict or type(value) is list else []
+    for _ in range(limit):
+        if not level:
+            return False
+        below: list[Any] = []
+        for container in level:
+            for child in container.values() if type(container) is dict else container:
+                kind = type(child)
+                if kind is dict or kind is list:
+                    below.append(child)  # noqa: PERF401 - a comprehension per container is slower
+        level = below
+    return bool(level)
+
+
+def _check_integer(text: str) -> int:
+    # Not int() first: Python refuses to convert thousands of digits.
+    if len(text) > 20 or not _INT_MIN <= int(text) <= _INT_MAX:
+        raise ApiError(
+            "invalid_json",
+            "an integer is outside the signed 64-bit range (-2**63 to 2**63-1); send it as a string",
+        )
+    return 0
+
+
+def _nested_too_deep(limits: Limits) -> ApiError:
+    return ApiError(
+        "invalid_json",
+        f"the body is nested too deep, at most {limits.json_depth} levels (limits.json_depth)",
+    )
+
+
+def _invalid_json(data: bytes, error: orjson.JSONDecodeError, limits: Limits) -> ApiError:
+    if not data.strip(b" \t\r\n"):
+        return ApiError("invalid_json", "the body is empty")
+    if "depth limit" in error.msg or "ecursion" in error.msg:
+        return _nested_too_deep(limits)
+    try:
+        data.decode()
+    except UnicodeDecodeError:
+        return ApiError("invalid_json", "the body is not UTF-8")
+    # orjson names what it met and where, never a value.
+    return ApiError(
+        "invalid_json",
+        f"the body is not JSON: {error.msg} (line {error.lineno}, column {error.colno})",
+    )

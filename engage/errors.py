@@ -1,0 +1,212 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What an error looks like: status, code, message, JSON body. The only place that says so.
+
+Every step raises :class:`ApiError`, made by one of the functions here; a handler turns whatever was
+raised into one with :func:`from_exception` and sends :func:`error_body`. The table of codes is
+:data:`STATUS`; the shape of the body is ``schemas/error.json``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import orjson
+
+from engage.api import EngageError, StorageUnavailable
+
+__all__ = [
+    "MAX_ERRORS",
+    "STATUS",
+    "ApiError",
+    "Problem",
+    "error_body",
+    "event_too_large",
+    "from_exception",
+    "from_problems",
+    "internal_error",
+    "overloaded",
+    "quote",
+    "refuse",
+    "shutting_down",
+    "storage_unavailable",
+]
+
+#: Code → status: every error that engage can answer with.
+STATUS: Final[Mapping[str, int]] = {
+    "invalid_json": 400,
+    "invalid_encoding": 400,
+    "invalid_payload": 400,
+    "invalid_request": 400,
+    "event_refused": 400,
+    "transform_failed": 400,
+    "workspace_required": 400,
+    "unknown_subscription_group": 400,
+    "missing_write_key": 401,
+    "invalid_write_key": 401,
+    "invalid_user_hash": 401,
+    "invalid_signature": 401,
+    "write_key_disabled": 403,
+    "not_found": 404,
+    "unknown_provider": 404,
+    "method_not_allowed": 405,
+    "request_timeout": 408,
+    "length_required": 411,
+    "body_too_large": 413,
+    "event_too_large": 413,
+    "batch_too_large": 413,
+    "unsupported_encoding": 415,
+    "rate_limited": 429,
+    "headers_too_large": 431,
+    "internal_error": 500,
+    "storage_unavailable": 503,
+    "overloaded": 503,
+    "shutting_down": 503,
+}
+
+#: At most so many errors in one answer.
+MAX_ERRORS: Final = 20
+
+#: At most so many characters of a client's value in a message.
+QUOTED: Final = 80
+
+#: Codes of a missing or unknown key: the only ones that ask for credentials.
+_CHALLENGED: Final = frozenset({"missing_write_key", "invalid_write_key"})
+_CHALLENGE: Final[Mapping[str, str]] = {"WWW-Authenticate": 'Basic realm="engage", charset="UTF-8"'}
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Problem:
+    """One thing that is wrong with a payload."""
+
+    #: JSON pointer (RFC 6901) to the value; ``""`` is the whole payload.
+    pointer: str
+    #: The rule, for the client; quotes at most 80 characters of a value.
+    message: str
+
+    def as_dict(self) -> dict[str, str]:
+        """:return: as it stands in an answer and in a dead letter."""
+        return {"pointer": self.pointer, "message": self.message}
+
+    def under(self, prefix: str) -> Problem:
+        """:return: the same, with the pointer prefixed (``/batch/3``)."""
+        return Problem(prefix + self.pointer, self.message)
+
+    def __str__(self) -> str:
+        # ``/context/page`` reads better as ``context/page`` in a sentence.
+        name = self.pointer.removeprefix("/")
+        return f"{quote(name)}: {self.message}" if name else self.message
+
+
+class ApiError(EngageError):
+    """An answer that is not a success.
+
+    :param code: one of :data:`STATUS`.
+    :param message: for the client: names the key and the rule, never an exception's text.
+    :param errors: the details; at most :data:`MAX_ERRORS` are kept.
+    :param retry_after: seconds after which it may be sent again (header ``Retry-After``).
+    :param status: only where it differs from the code's.
+    :param headers: further headers of the answer (``Allow`` …). ``WWW-Authenticate`` is added here
+        where DESIGN asks for it; the handler leaves it out for browsers, which would open a dialog.
+    """
+
+    def __init__(
+        self,
+        code: str,
+        message: str,
+        *,
+        errors: Sequence[Problem] = (),
+        retry_after: int | None = None,
+        status: int | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status: int = STATUS[code] if status is None else status
+        self.code: str = code
+        self.message: str = message
+        self.errors: tuple[Problem, ...] = tuple(errors[:MAX_ERRORS])
+        self.retry_after: int | None = retry_after
+        self.headers: dict[str, str] = dict(headers or {})
+        if code in _CHALLENGED:
+            self.headers.update(_CHALLENGE)
+        if retry_after is not None:
+            self.headers["Retry-After"] = str(retry_after)
+
+
+def error_body(error: ApiError, request_id: str | None) -> bytes:
+    """:return: the JSON body of an error answer."""
+    body: dict[str, Any] = {
+        "success": False,
+        "status": error.status,
+        "code": error.code,
+        "message": error.message,
+    }
+    if error.errors:
+        body["errors"] = [problem.as_dict() for problem in error.errors]
+    if request_id is not None:
+        body["requestId"] = request_id
+    return orjson.dumps(body)
+
+
+def quote(text: str, limit: int = QUOTED) -> str:
+    """:return: a client's text, cut to ``limit`` characters (the last of them is then ``…``)."""
+    return text if len(text) <= limit else text[: limit - 1] + "…"
+
+
+def refuse(code: str, message: str, errors: Sequence[Problem] = ()) -> ApiError:
+    """:return: a refusal with that code."""
+    return ApiError(code, message, errors=errors)
+
+
+def from_problems(problems: Sequence[Problem], code: str = "invalid_payload") -> ApiError:
+    """:return: the refusal of a payload; its message is the first problem."""
+    return ApiError(code, str(problems[0]), errors=problems)
+
+
+def event_too_large(size: int, limit: int, key: str = "limits.event_bytes") -> ApiError:
+    """:return: 413 that names the sizes and the config key of the limit."""
+    return ApiError(
+        "event_too_large", f"the event has {size} bytes as stored, at most {limit} ({key})"
+    )
+
+
+def storage_unavailable() -> ApiError:
+    """:return: 503: nothing was acknowledged, sending the same again is safe."""
+    return ApiError(
+        "storage_unavailable",
+        "the storage does not answer; nothing was acknowledged, send the same again later",
+        # Random, so that not everybody comes back in the same second.
+        retry_after=random.randint(5, 30),  # noqa: S311 - no secret
+    )
+
+
+def overloaded(
+    message: str = "too much is waiting to be stored; send the same again later",
+) -> ApiError:
+    """:return: 503: the queue is full."""
+    return ApiError("overloaded", message, retry_after=random.randint(1, 5))  # noqa: S311
+
+
+def shutting_down() -> ApiError:
+    """:return: 503: this process is about to end."""
+    return ApiError(
+        "shutting_down",
+        "the server is shutting down; send the same again",
+        retry_after=random.randint(1, 5),  # noqa: S311
+    )
+
+
+def internal_error() -> ApiError:
+    """:return: 500: the request id finds the cause in the log."""
+    return ApiError("internal_error", "something went wrong on the server; see its log")
+
+
+def from_exception(exc: BaseException) -> ApiError:
+    """:return: the answer to whatever was raised; never an exception's own text."""
+    if isinstance(exc, ApiError):
+        return exc
+    if isinstance(exc, StorageUnavailable):
+        return storage_unavailable()
+    return internal_error()

@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Is a payload what ``schemas/`` says?
+
+The same files are read by two libraries: ``jsonschema-rs`` decides (a fraction of a microsecond),
+``jsonschema`` writes the report when the answer is no. A property-based test proves that they agree
+on our files.
+
+A schema may say its rules in words for the client: ``x-messages`` maps a keyword to the message.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from importlib import resources
+from typing import Any, Final
+
+import jsonschema
+import jsonschema_rs
+import orjson
+import referencing
+from jsonschema.exceptions import ValidationError
+
+from engage.errors import MAX_ERRORS, Problem, quote
+
+__all__ = ["EVENT_TYPES", "Schemas"]
+
+#: The kinds of payload that are events; the type of an event is one of these.
+EVENT_TYPES: Final = ("identify", "track", "page", "screen", "group", "alias")
+
+#: What the report is cut to before it is sorted: a hostile payload must not cost much.
+_EXAMINED: Final = 5 * MAX_ERRORS
+
+_IDS: Final = frozenset({"/userId", "/anonymousId"})
+
+
+class Schemas:
+    """The payload schemas, compiled once.
+
+    Kinds are the names of the files in ``schemas/payloads``: the event types, ``item`` (of a batch:
+    says only what its ``type`` may be), ``batch`` (the envelope) and ``subscriptions``.
+    """
+
+    def __init__(self, documents: Mapping[str, Mapping[str, Any]]) -> None:
+        pairs = [(str(schema["$id"]), schema) for schema in documents.values()]
+        fast = jsonschema_rs.Registry([(uri, dict(schema)) for uri, schema in pairs])
+        exact: referencing.Registry[Any] = referencing.Registry().with_contents(pairs)
+        self._documents: Final = dict(documents)
+        self._validators: Final[dict[str, Callable[[Any], bool]]] = {}
+        self._reporters: Final[dict[str, jsonschema.Draft202012Validator]] = {}
+        for kind, schema in documents.items():
+            self._validators[kind] = jsonschema_rs.Draft202012Validator(
+                dict(schema), registry=fast
+            ).is_valid
+            self._reporters[kind] = jsonschema.Draft202012Validator(dict(schema), registry=exact)
+
+    @classmethod
+    def load(cls) -> Schemas:
+        """Read the packaged files."""
+        documents: dict[str, Mapping[str, Any]] = {}
+        for file in resources.files("engage_schemas").joinpath("payloads").iterdir():
+            if file.name.endswith(".json"):
+                documents[file.name.removesuffix(".json")] = json.loads(file.read_bytes())
+        return cls(documents)
+
+    @property
+    def documents(self) -> Mapping[str, Mapping[str, Any]]:
+        """Kind → its schema."""
+        return self._documents
+
+    def validator(self, kind: str) -> Callable[[Any], bool]:
+        """:return: says whether a value is valid; for the hot path."""
+        return self._validators[kind]
+
+    def is_valid(self, kind: str, value: Any) -> bool:
+        """:return: whether ``value`` is as the schema says; fast."""
+        return self._validators[kind](value)
+
+    def problems(self, kind: str, value: Any) -> list[Problem]:
+        """Say what is wrong, for the client.
+
+        :return: at most :data:`~engage.errors.MAX_ERRORS`, by pointer; empty: it is valid.
+        """
+        found: dict[str, Problem] = {}
+        for _, error in zip(
+            range(_EXAMINED), self._reporters[kind].iter_errors(value), strict=False
+        ):
+            for problem in _describe(error):
+                # One per place: the first rule that a value breaks says enough.
+                found.setdefault(problem.pointer, problem)
+        if "" in found and len(found) > 1 and not _IDS.isdisjoint(found):
+            # That an id is needed is no news where an id is wrong.
+            del found[""]
+        return sorted(found.values(), key=lambda problem: problem.pointer)[:MAX_ERRORS]
+
+
+def _describe(error: ValidationError) -> Iterator[Problem]:
+    pointer = "".join(f"/{_escape(str(part))}" for part in error.absolute_path)
+    keyword = str(error.validator)
+    if keyword == "required":
+        # jsonschema reports each missing member by itself, but names it only in its own message.
+        for name in error.validator_value:
+            if name not in error.instance:
+                yield Problem(f"{pointer}/{_escape(name)}", "is required")
+        return
+    yield Problem(pointer, _message(keyword, error))
+
+
+def _message(keyword: str, error: ValidationError) -> str:
+    value, rule = error.instance, error.validator_value
+    if keyword == "maxLength":
+        return f"too long ({len(value)} characters, at most {rule})"
+    if keyword == "maxProperties":
+        return f"too many members ({len(value)}, at most {rule})"
+    words = error.schema.get("x-messages", {}).get(keyword)
+    if words is None:
+        words = _DEFAULTS.get(keyword, "is not allowed").format(rule=rule)
+    if keyword in _QUOTING and not isinstance(value, dict | list):
+        return f"{words}, not {quote(_text(value))}"
+    return str(words)
+
+
+#: For rules that say nothing themselves; a test compares them with the keywords that are used.
+_DEFAULTS: Final[Mapping[str, str]] = {
+    "type": "must be of type {rule}",
+    "enum": "must be one of {rule}",
+    "minLength": "must have at least {rule} characters",
+    "pattern": "has not the right form",
+    "additionalProperties": "has a member that is not known",
+}
+
+#: Rules for which the value itself helps.
+_QUOTING: Final = frozenset({"type", "enum", "pattern"})
+
+
+def _text(value: object) -> str:
+    """:return: a scalar as JSON, but a long string not wholly."""
+    if isinstance(value, str):
+        value = value[:100]
+    try:
+        return orjson.dumps(value).decode()
+    except TypeError:
+        return repr(value)  # an integer beyond 64 bits: a transform can make one
+
+
+def _escape(part: str) -> str:
+    """Escape a member's name for a JSON pointer, and cut it: a client chose it."""
+    return quote(part).replace("~", "~0").replace("/", "~1")
