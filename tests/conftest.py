@@ -24,7 +24,7 @@ def io_loop() -> Iterator[IOLoop]:
 
 @pytest.fixture
 def engage(tmp_path: Path) -> Iterator[Server]:
-    """A server of its own for the test: a process with SQLite that gives up on a write after 1 s."""
+    """A server of its own for the test; a write that takes over a second is given up."""
     storage = SQLITE.replace("[storage]", "[storage]\nwrite_timeout = 1")
     with start_server(tmp_path, storage=storage) as server:
         yield server

@@ -50,7 +50,7 @@ def test_a_wrong_key_is_final(engage: Any, sdk: Sdk) -> None:
 
 @pytest.mark.parametrize("sdk", RETRYING, ids=str)
 def test_two_bad_seconds_lose_nothing(engage: Any, sdk: Sdk) -> None:
-    """The storage is locked (503 with Retry-After); the SDK comes back; no event is stored twice."""
+    """The storage is locked (503, Retry-After); the SDK comes back; no event is stored twice."""
     with reverse_proxy(engage.url) as proxy:
         with locked(engage.database):
             process = sdk.start(proxy.url, engage.key, tracks(5))
