@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: Apache-2.0
+"""engage.logs: one JSON line per request, and nothing secret in any line."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from support.waiting import eventually
+
+from engage import logs
+
+Configure = Callable[..., io.StringIO]
+
+
+class _Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.fixture
+def configure() -> Iterator[Configure]:
+    """Call it as ``logs.configure``; it returns what gets the lines."""
+    root, access = logging.getLogger(), logging.getLogger(logs.ACCESS)
+    before = root.level, list(root.handlers), list(access.handlers), access.propagate
+
+    def call(level: str = "info", style: str = "json", **options: Any) -> io.StringIO:
+        stream = options.pop("stream", io.StringIO())
+        logs.configure(level, style, stream=stream, **options)
+        return stream
+
+    yield call
+    root.setLevel(before[0])
+    root.handlers[:], access.handlers[:], access.propagate = before[1], before[2], before[3]
+
+
+def _request(**fields: Any) -> None:
+    given = {"request_id": "r-1", "method": "POST", "route": "track", "status": 200}
+    logs.log_request(**{**given, "seconds": 0.0123, **fields})
+
+
+def test_a_request_is_one_json_object(configure: Configure) -> None:
+    stream = configure()
+    _request(workspace="acme", key_id="website", events=3)
+    _request(status=400, code="invalid_json", request_id="r-2")
+    first, second = map(json.loads, stream.getvalue().splitlines())
+    assert first.pop("time").endswith("Z")
+    assert first == {
+        "level": "info",
+        "message": "request",
+        "requestId": "r-1",
+        "method": "POST",
+        "route": "track",
+        "status": 200,
+        "ms": 12.3,
+        "workspace": "acme",
+        "writeKeyId": "website",
+        "events": 3,
+    }
+    assert second["code"] == "invalid_json"
+    assert "workspace" not in second
+
+
+def test_a_terminal_gets_lines_for_people(configure: Configure) -> None:
+    stream = configure(style="auto", stream=_Terminal())
+    _request(workspace="acme", key_id="website")
+    line = stream.getvalue()
+    assert "POST track 200 12.30 ms acme/website r-1\n" in line
+    assert not line.startswith("{")
+
+
+def test_auto_elsewhere_is_json(configure: Configure) -> None:
+    stream = configure(style="auto")
+    logging.getLogger("engage.x").warning("careful", extra={"disk": 5})
+    line = json.loads(stream.getvalue())
+    assert (line["level"], line["message"], line["disk"]) == ("warning", "careful", 5)
+
+
+def test_requests_are_not_logged_above_info(configure: Configure) -> None:
+    stream = configure("warning")
+    _request()
+    logs.flush()
+    assert stream.getvalue() == ""
+
+
+async def test_requests_lines_are_gathered_and_stay_before_later_lines(
+    configure: Configure,
+) -> None:
+    stream = configure()
+    _request(request_id="first")
+    assert stream.getvalue() == ""
+    logging.getLogger("engage.x").error("second")
+    messages = [json.loads(line) for line in stream.getvalue().splitlines()]
+    assert [line["message"] for line in messages] == ["request", "second"]
+    _request(request_id="third")
+    await eventually(lambda: "third" in stream.getvalue())
+
+
+@pytest.mark.parametrize("style", ["json", "text"])
+def test_secrets_are_masked_in_messages_extras_and_exceptions(
+    configure: Configure, style: str
+) -> None:
+    stream = configure(style=style, secrets=["wk-123", "wk-123-longer", ""])
+    log = logging.getLogger("engage.x")
+    try:
+        raise ValueError("bad key wk-123-longer!")
+    except ValueError:
+        log.exception("POST /v1/track?writeKey=%s", "wk-123", extra={"url": "x?k=wk-123"})
+    text = stream.getvalue()
+    assert "wk-123" not in text
+    assert "longer" not in text
+    assert text.count("***") >= 3
+    assert "ValueError" in text
+
+
+def test_values_that_json_does_not_know_do_no_harm(configure: Configure) -> None:
+    stream = configure()
+    logging.getLogger("engage.x").info("odd", extra={"a": {1: object()}, "b": b"\xff"})
+    assert json.loads(stream.getvalue())["message"] == "odd"
+
+
+def test_a_reader_that_went_away_fails_no_request(configure: Configure) -> None:
+    stream = configure()
+    stream.close()
+    _request()
+    logs.flush()
+
+
+def test_configuring_again_replaces(configure: Configure) -> None:
+    first, second = configure(), configure()
+    logging.getLogger("engage.x").info("once")
+    assert first.getvalue() == ""
+    assert second.getvalue().count("once") == 1
+
+
+def test_unconfigured_it_is_an_ordinary_log_record(
+    configure: Configure, caplog: pytest.LogCaptureFixture
+) -> None:
+    access = logging.getLogger(logs.ACCESS)
+    access.handlers[:] = []
+    access.propagate = True
+    with caplog.at_level("INFO", logger=logs.ACCESS):
+        _request()
+    assert caplog.records[0].__dict__["requestId"] == "r-1"

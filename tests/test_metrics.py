@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""engage.metrics: what is counted turns up where Prometheus looks."""
+
+from __future__ import annotations
+
+import inspect
+
+from prometheus_client import CollectorRegistry, generate_latest
+
+from engage.metrics import Metrics, NullMetrics, PrometheusMetrics
+
+
+def _lines(metrics: PrometheusMetrics) -> list[str]:
+    return generate_latest(metrics.registry).decode().splitlines()
+
+
+def test_everything_is_counted() -> None:
+    metrics = PrometheusMetrics()
+    for _ in range(2):
+        metrics.request("track", 200, 0.003)
+    metrics.request("track", 400, 0.003)
+    metrics.event("track", "stored")
+    metrics.event("track", "stored", 4)
+    metrics.event("identify", "invalid_payload")
+    metrics.write(0.004, 100)
+    metrics.queue(7)
+    metrics.storage_error()
+    metrics.dead_letter("invalid_payload", 2)
+    metrics.webhook("sendgrid", "accepted")
+    metrics.dropped("profile_change", 3)
+    metrics.storage({"wal_bytes": 4096, "free_bytes": 1e9})
+    metrics.storage({"wal_bytes": 8192})
+    lines = _lines(metrics)
+    for line in (
+        'engage_requests_total{route="track",status="200"} 2.0',
+        'engage_requests_total{route="track",status="400"} 1.0',
+        'engage_request_seconds_count{route="track"} 3.0',
+        'engage_events_total{outcome="stored",type="track"} 5.0',
+        'engage_events_total{outcome="invalid_payload",type="identify"} 1.0',
+        'engage_write_seconds_bucket{le="0.005"} 1.0',
+        'engage_write_seconds_bucket{le="0.0025"} 0.0',
+        "engage_write_events_sum 100.0",
+        "engage_queue_events 7.0",
+        "engage_storage_errors_total 1.0",
+        'engage_dead_letters_total{reason="invalid_payload"} 2.0',
+        'engage_webhook_deliveries_total{outcome="accepted",provider="sendgrid"} 1.0',
+        'engage_dropped_total{what="profile_change"} 3.0',
+        "engage_storage_wal_bytes 8192.0",
+        "engage_storage_free_bytes 1e+09",
+    ):
+        assert line in lines
+
+
+def test_a_type_of_the_clients_own_becomes_no_label() -> None:
+    metrics = PrometheusMetrics()
+    for number in range(100):
+        metrics.event(f"invented-{number}", "invalid_payload")
+    text = "\n".join(_lines(metrics))
+    assert "invented" not in text
+    assert 'engage_events_total{outcome="invalid_payload",type="other"} 100.0' in text
+    assert len(metrics._by_event) == 0
+
+
+def test_two_servers_in_one_process_do_not_meet() -> None:
+    first, second = PrometheusMetrics(), PrometheusMetrics(CollectorRegistry())
+    first.storage_error()
+    assert "engage_storage_errors_total 0.0" in _lines(second)
+
+
+def test_null_and_prometheus_have_every_method_of_the_protocol() -> None:
+    for name, method in inspect.getmembers(Metrics, inspect.isfunction):
+        if not name.startswith("_"):
+            for implementation in (NullMetrics, PrometheusMetrics):
+                assert inspect.signature(getattr(implementation, name)) == inspect.signature(method)
+
+
+def test_null_metrics_take_anything() -> None:
+    metrics: Metrics = NullMetrics()
+    metrics.request("track", 200, 0.1)
+    metrics.event("track", "stored", 2)
+    metrics.write(0.1, 1)
+    metrics.queue(1)
+    metrics.storage_error()
+    metrics.dead_letter("x")
+    metrics.webhook("x", "y")
+    metrics.dropped("x")
+    metrics.storage({})
