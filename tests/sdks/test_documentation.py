@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The lines of docs/clients.md are run as they stand."""
+
+from __future__ import annotations
+
+import subprocess
+from typing import Any
+
+import pytest
+from sdks.catalogue import HERE, SDKS, Sdk
+from support.clients_page import PAGE, example
+from support.node import node, node_project
+from support.venv import venv
+
+pytestmark = [pytest.mark.sdk, pytest.mark.timeout(300)]
+
+PYTHON_END = '\nanalytics.track("u", "Documented")\nanalytics.shutdown()\n'
+NODE_END = {
+    "@segment/analytics-node": "await analytics.closeAndFlush();",
+    "@rudderstack/rudder-sdk-node": "await new Promise((done) => analytics.flush(done));",
+    "analytics-node": "await new Promise((done) => analytics.flush(done));",
+    "@dittofeed/sdk-node": "await analytics.flush();",
+}
+
+
+@pytest.mark.parametrize("sdk", SDKS, ids=str)
+def test_the_example_works(engage: Any, sdk: Sdk) -> None:
+    if sdk.language == "python":
+        code = example(sdk.name, engage) + PYTHON_END
+        command = [str(venv(HERE / f"python/{sdk.name}.txt")), "-c", code]
+        environment = None
+    else:
+        code = example(sdk.module, engage)
+        if "DittofeedSdk" in code:
+            code += "\nconst analytics = DittofeedSdk;"
+        call = 'analytics.track({ userId: "u", event: "Documented" });'
+        code = f"(async () => {{ {code}\n{call}\n{NODE_END[sdk.module]} process.exit(0); }})()"
+        command = [str(node()), "-e", code]
+        modules = node_project(HERE / "node") / "node_modules"
+        environment = {"NODE_PATH": str(modules), "PATH": "/usr/bin:/bin"}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment)
+    assert done.returncode == 0, done.stdout + done.stderr
+    [event] = engage.export("events")
+    assert event["event"] == "Documented"
+    assert event["userId"] == "u"
+
+
+def test_every_sdk_has_its_version_in_the_table() -> None:
+    rows = [line for line in PAGE.read_text().splitlines() if line.startswith("| ")]
+    for sdk in SDKS:
+        name = sdk.name if sdk.language == "python" else sdk.module
+        if sdk.language == "python":
+            pinned = (HERE / f"python/{sdk.name}.txt").read_text()
+        else:
+            pinned = (HERE / "node/package.json").read_text()
+        [row] = [row for row in rows if name in row.split("|")[1].replace(" ", "").split(",")]
+        version = row.split("|")[2].strip()
+        assert f"{name}=={version}" in pinned or f'"{name}": "{version}"' in pinned
