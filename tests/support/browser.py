@@ -121,6 +121,8 @@ class Browser:
         self.driver = webdriver.Chrome(options=options, service=Service(driver))
         self.driver.set_page_load_timeout(PATIENCE)
         self.driver.set_script_timeout(PATIENCE)
+        #: Of the pages' requests: id → URL.
+        self._requests: dict[str, str] = {}
 
     def open(self, url: str) -> None:
         self.driver.get(url)
@@ -145,14 +147,16 @@ class Browser:
         ]
         for entry in self.driver.get_log("performance"):
             message = json.loads(entry["message"])["message"]
-            if message["method"] == "Network.loadingFailed" and not message["params"].get(
-                "canceled"
-            ):
-                found.append(f"failed: {message['params'].get('errorText')}")
-            if message["method"] == "Network.responseReceived":
-                answer = message["params"]["response"]
-                if answer["status"] >= 400:
-                    found.append(f"{answer['status']} {answer['url']}")
+            method, params = message["method"], message["params"]
+            if method == "Network.requestWillBeSent":
+                # The browser's own start page asks for things too; those are not the page's.
+                if params["documentURL"].startswith("http://127.0.0.1"):
+                    self._requests[params["requestId"]] = params["request"]["url"]
+            elif method == "Network.loadingFailed" and not params.get("canceled"):
+                if url := self._requests.get(params["requestId"]):
+                    found.append(f"failed: {url} {params.get('errorText')}")
+            elif method == "Network.responseReceived" and params["response"]["status"] >= 400:
+                found.append(f"{params['response']['status']} {params['response']['url']}")
         return found
 
     def close(self) -> None:

@@ -53,7 +53,7 @@ def node_project(source: Path) -> Path:
                 str(program.parents[1] / "lib/node_modules/npm/bin/npm-cli.js"),
             ]
         done = subprocess.run(
-            [*command, "ci", "--no-audit", "--no-fund", "--ignore-scripts"],
+            [*command, "install", "--no-save", "--no-audit", "--no-fund", "--ignore-scripts"],
             cwd=folder,
             env={**os.environ, "PATH": f"{node().parent}{os.pathsep}{os.environ['PATH']}"},
             capture_output=True,
