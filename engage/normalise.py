@@ -9,6 +9,7 @@ what a schema cannot say: a day that does not exist, an id that is a float, an e
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
 import time
 import uuid
@@ -118,9 +119,7 @@ def normalise(item: Mapping[str, Any], kind: str, arrival: Arrival, index: int =
     document = dict(item)
     document.pop("writeKey", None)
     document["type"] = kind
-    for field in _OPTIONAL:
-        if field in document and document[field] is None:
-            del document[field]
+    _drop_nulls(document)
     user_id = _id(document, "userId")
     anonymous_id = _id(document, "anonymousId")
     name: str | None
@@ -189,9 +188,7 @@ def restated(event: Event, document: dict[str, Any], event_bytes: int) -> Event:
             document[field] = before[field]
         else:
             document.pop(field, None)
-    for field in _OPTIONAL:
-        if field in document and document[field] is None:
-            del document[field]
+    _drop_nulls(document)
     kind = document["type"]
     user_id = _id(document, "userId")
     anonymous_id = _id(document, "anonymousId")
@@ -222,6 +219,13 @@ def restated(event: Event, document: dict[str, Any], event_bytes: int) -> Event:
 
 
 # ------------------------------------------------------------------------------------------- parts
+def _drop_nulls(document: dict[str, Any]) -> None:
+    if None in document.values():
+        for field in _OPTIONAL:
+            if field in document and document[field] is None:
+                del document[field]
+
+
 def _id(document: dict[str, Any], field: str) -> str | None:
     """Make an id a string; the empty one is absent."""
     value = document.get(field)
@@ -341,19 +345,17 @@ _FRACTION: Final = frozenset(".0123456789")
 #: The first millisecond of the year 1.
 _FIRST_OF_ALL: Final = (1 - _EPOCH_ORDINAL) * _DAY
 
-#: Minute since 1970 → its text. Events cluster in time, so most are found here.
-_minutes: dict[int, str] = {}
-
 
 def render_time(milliseconds: int) -> str:
     """:return: RFC 3339, UTC, with milliseconds: ``2026-11-21T09:30:00.123Z``."""
     minute, rest = divmod(milliseconds, 60_000)
-    text = _minutes.get(minute)
-    if text is None:
-        if len(_minutes) >= 4096:
-            _minutes.clear()
-        moment = datetime.fromordinal(_EPOCH_ORDINAL + minute // 1440)
-        minutes = minute % 1440
-        text = f"{moment.year:04d}-{moment.month:02d}-{moment.day:02d}T"
-        text = _minutes[minute] = f"{text}{minutes // 60:02d}:{minutes % 60:02d}:"
-    return f"{text}{rest // 1000:02d}.{rest % 1000:03d}Z"
+    return f"{_render_minute(minute)}{rest // 1000:02d}.{rest % 1000:03d}Z"
+
+
+@functools.lru_cache(4096)  # events cluster in time
+def _render_minute(minute: int) -> str:
+    day, minutes = divmod(minute, 1440)
+    date = datetime.fromordinal(_EPOCH_ORDINAL + day)
+    return (
+        f"{date.year:04d}-{date.month:02d}-{date.day:02d}T{minutes // 60:02d}:{minutes % 60:02d}:"
+    )

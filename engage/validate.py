@@ -97,27 +97,29 @@ class Schemas:
 def _describe(error: ValidationError) -> Iterator[Problem]:
     pointer = "".join(f"/{_escape(str(part))}" for part in error.absolute_path)
     keyword = str(error.validator)
+    instance: Any = error.instance
+    rule: Any = error.validator_value
     if keyword == "required":
         # jsonschema reports each missing member by itself, but names it only in its own message.
-        for name in error.validator_value:
-            if name not in error.instance:
+        for name in rule:
+            if name not in instance:
                 yield Problem(f"{pointer}/{_escape(name)}", "is required")
         return
-    yield Problem(pointer, _message(keyword, error))
+    schema: Any = error.schema
+    yield Problem(pointer, _message(keyword, instance, rule, schema.get("x-messages", {})))
 
 
-def _message(keyword: str, error: ValidationError) -> str:
-    value, rule = error.instance, error.validator_value
+def _message(keyword: str, value: Any, rule: Any, messages: Mapping[str, str]) -> str:
     if keyword == "maxLength":
         return f"too long ({len(value)} characters, at most {rule})"
     if keyword == "maxProperties":
         return f"too many members ({len(value)}, at most {rule})"
-    words = error.schema.get("x-messages", {}).get(keyword)
+    words = messages.get(keyword)
     if words is None:
         words = _DEFAULTS.get(keyword, "is not allowed").format(rule=rule)
     if keyword in _QUOTING and not isinstance(value, dict | list):
         return f"{words}, not {quote(_text(value))}"
-    return str(words)
+    return words
 
 
 #: For rules that say nothing themselves; a test compares them with the keywords that are used.

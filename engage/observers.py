@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tells observers what became durable.
+
+Each has a bounded queue and a task of its own: a slow one loses batches (counted), a failing one is
+logged by name, and neither ever slows or changes an answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Final
+
+from engage.api import Event, Observer
+
+if TYPE_CHECKING:
+    from engage.metrics import Metrics
+
+__all__ = ["Observers"]
+
+_log = logging.getLogger(__name__)
+
+#: Batches that wait for one observer.
+QUEUE: Final = 1000
+#: Seconds that one call may take.
+TIMEOUT: Final = 10.0
+
+
+class Observers:
+    """The observers that the config switches on.
+
+    :param observers: name → observer.
+    :param timeout: seconds that one call may take.
+    """
+
+    def __init__(
+        self, observers: Mapping[str, Observer], metrics: Metrics, *, timeout: float = TIMEOUT
+    ) -> None:
+        self._observers = dict(observers)
+        self._metrics = metrics
+        self._timeout = timeout
+        self._queues: dict[str, asyncio.Queue[Sequence[Event]]] = {}
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def __bool__(self) -> bool:
+        return bool(self._observers)
+
+    def publish(self, events: Sequence[Event]) -> None:
+        """Queue events that are durable; never waits, never raises."""
+        if not self._tasks:
+            for name, observer in self._observers.items():
+                self._queues[name] = asyncio.Queue(QUEUE)
+                self._tasks.append(asyncio.create_task(self._serve(name, observer)))
+        for name, queue in self._queues.items():
+            try:
+                queue.put_nowait(events)
+            except asyncio.QueueFull:
+                self._metrics.dropped("observer_batch")
+                if queue.qsize() == QUEUE:
+                    _log.debug("observer %s is too slow, a batch was dropped", name)
+
+    async def drain(self) -> None:
+        """Wait until every observer was told everything."""
+        for queue in self._queues.values():
+            await queue.join()
+
+    async def close(self, grace: float = 5.0) -> None:
+        """Tell what is queued, for at most ``grace`` seconds, then stop."""
+        try:
+            async with asyncio.timeout(grace):
+                await self.drain()
+        except TimeoutError:
+            left = sum(queue.qsize() for queue in self._queues.values())
+            _log.warning("observers were stopped with %d batches left", left)
+            if left:
+                self._metrics.dropped("observer_batch", left)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._tasks.clear()
+        self._queues.clear()
+
+    async def _serve(self, name: str, observer: Observer) -> None:
+        queue = self._queues[name]
+        while True:
+            events = await queue.get()
+            try:
+                async with asyncio.timeout(self._timeout):
+                    await observer(events)
+            except TimeoutError:
+                _log.error("observer %s took more than %g s", name, self._timeout)
+            except Exception:
+                _log.exception("observer %s failed", name)
+            finally:
+                queue.task_done()
