@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // A server for the tests that speaks MongoDB's wire protocol and keeps what it acknowledged on
-// disk: FerretDB 1 with its SQLite handler, embedded.
+// disk: FerretDB 1 with its SQLite handler, embedded. It ends when its standard input ends, so that
+// it never outlives the tests.
 //
 // Usage: ferretdb 127.0.0.1:PORT FOLDER
 package main
 
 import (
 	"context"
+	"io"
 	"log"
 	"log/slog"
 	"os"
-	"os/signal"
-	"syscall"
 
 	"github.com/FerretDB/FerretDB/ferretdb"
 )
@@ -30,8 +30,11 @@ func main() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	defer stop()
+	ctx, stop := context.WithCancel(context.Background())
+	go func() {
+		_, _ = io.Copy(io.Discard, os.Stdin)
+		stop()
+	}()
 	if err := server.Run(ctx); err != nil {
 		log.Fatal(err)
 	}
