@@ -1,0 +1,234 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rows of events."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final
+
+from engage.api import Event, EventFilter, Outcome, Status, changes_of
+
+from .connection import insert, key_of, look_up
+from .profiles import EncodedChange, encode
+
+#: SQLite's own limit of a value is 1 GB; no event comes near.
+_MOST_BYTES: Final = 256 * 1024 * 1024
+_INTEGERS: Final = range(-(2**63), 2**63)
+
+_COLUMNS: Final = (
+    "workspace, origin, message_id, type, user_id, anonymous_id, name, received_at, timestamp, body"
+)
+_STORED: Final = Outcome(Status.STORED)
+
+
+class UnstorableError(Exception):
+    """This event can never be stored; the message is the reason, for the client."""
+
+
+class Prepared:
+    """The events of a write, ready to be inserted."""
+
+    def __init__(self) -> None:
+        #: What became of each event; where the database has to say: its key, and whether an event
+        #: of the same identity stands before it.
+        self._fates: list[Outcome | tuple[bytes, bool]] = []
+        #: The rows of different identities, in order.
+        self.rows: dict[bytes, tuple[Any, ...]] = {}
+        self._changes: dict[bytes, tuple[Event, Sequence[EncodedChange]]] = {}
+
+    def add(self, event: Event) -> None:
+        """Take one event in, or note why it cannot be."""
+        try:
+            key, row, changes = _row(event)
+        except UnstorableError as reason:
+            self._fates.append(Outcome(Status.REFUSED, str(reason)))
+            return
+        repeat = key in self.rows
+        self._fates.append((key, repeat))
+        if not repeat:
+            self.rows[key] = row
+            if changes:
+                self._changes[key] = (event, changes)
+
+    def changes(self, stored: Iterable[bytes]) -> list[tuple[Event, Sequence[EncodedChange]]]:
+        """:return: the changes of these events, in their order."""
+        if not self._changes:
+            return []
+        return [self._changes[key] for key in stored if key in self._changes]
+
+    def outcomes(self, duplicates: Mapping[bytes, bytes]) -> list[Outcome]:
+        """:param duplicates: of those that were stored before: key → stored body."""
+        result = []
+        for fate in self._fates:
+            if isinstance(fate, Outcome):
+                result.append(fate)
+                continue
+            key, repeat = fate
+            if key in duplicates:
+                result.append(Outcome(Status.DUPLICATE, stored=duplicates[key]))
+            elif repeat:
+                result.append(Outcome(Status.DUPLICATE, stored=self.rows[key][-1]))
+            else:
+                result.append(_STORED)
+        return result
+
+
+def prepare(batch: Sequence[Event]) -> Prepared:
+    """Look at each event by itself, so that one that cannot be stored stands alone."""
+    prepared = Prepared()
+    for event in batch:
+        prepared.add(event)
+    return prepared
+
+
+def _row(event: Event) -> tuple[bytes, tuple[Any, ...], Sequence[EncodedChange]]:
+    try:
+        key = key_of(event.workspace_id, event.origin, event.message_id)
+        for text in (event.type, event.user_id, event.anonymous_id, event.name):
+            if text is not None:
+                text.encode()
+    except UnicodeEncodeError:
+        raise UnstorableError("a text holds a lone surrogate, which is not a character") from None
+    if event.received_at not in _INTEGERS or event.timestamp not in _INTEGERS:
+        raise UnstorableError("a time is outside of 64 bits")
+    if len(event.body) > _MOST_BYTES:
+        raise UnstorableError(f"the event is longer than {_MOST_BYTES} bytes")
+    changes: Sequence[EncodedChange] = ()
+    if event.may_change_profiles:
+        try:
+            changes = [encode(change) for change in changes_of(event)]
+        except Exception:
+            # The body is the sender's; whatever is wrong with it, its neighbours are stored.
+            raise UnstorableError("the event's body does not fit its type") from None
+    row = (
+        key,
+        event.workspace_id,
+        event.origin,
+        event.message_id,
+        event.type,
+        event.user_id,
+        event.anonymous_id,
+        event.name,
+        event.received_at,
+        event.timestamp,
+        event.body,
+    )
+    return key, row, changes
+
+
+def insert_new(
+    db: sqlite3.Connection, rows: Mapping[bytes, tuple[Any, ...]]
+) -> tuple[Iterable[bytes], Mapping[bytes, bytes]]:
+    """Insert the events that are not stored yet.
+
+    :return: the keys of those, in order, and key → stored body of the others.
+    """
+    last = db.execute("SELECT seq FROM sqlite_sequence WHERE name = 'events'").fetchone()
+    count = insert(
+        db,
+        f"INSERT INTO events (key, {_COLUMNS})",
+        list(rows.values()),
+        "ON CONFLICT (key) DO NOTHING",
+    )
+    if count == len(rows):
+        return rows, {}
+    after = last[0] if last else 0
+    new = [
+        key for (key,) in db.execute("SELECT key FROM events WHERE seq > ? ORDER BY seq", (after,))
+    ]
+    known = rows.keys() - set(new)
+    query = "SELECT e.key, e.body FROM {keys} k CROSS JOIN events e ON e.key = k.column1"
+    return new, dict(look_up(db, query, [(key,) for key in known]))
+
+
+def expire(db: sqlite3.Connection, before: int, limit: int, force: bool) -> int:
+    """Delete the oldest events; see :meth:`EventStore.expire`."""
+    (newest,) = db.execute("SELECT max(received_at) FROM events").fetchone()
+    if newest is None or (newest < before and not force):
+        return 0
+    return db.execute(
+        "DELETE FROM events WHERE seq IN (SELECT seq FROM events WHERE received_at < ? "
+        "ORDER BY received_at, seq LIMIT ?)",
+        (before, limit),
+    ).rowcount
+
+
+def find(db: sqlite3.Connection, workspace_id: str, origin: str, message_id: str) -> Event | None:
+    """See :meth:`EventStore.find`."""
+    try:
+        key = key_of(workspace_id, origin, message_id)
+    except UnicodeEncodeError:
+        return None
+    row = db.execute(f"SELECT {_COLUMNS} FROM events WHERE key = ?", (key,)).fetchone()
+    return None if row is None else _event(row)
+
+
+#: Rows that one page looks at, and bytes that it holds, at most: a page is a short call, whatever
+#: few of them the filter lets through.
+_PAGE_ROWS: Final = 50_000
+_PAGE_BYTES: Final = 32 * 1024 * 1024
+
+
+def scan(
+    db: sqlite3.Connection, wanted: EventFilter, after: int | None, limit: int
+) -> tuple[list[Event], int | None]:
+    """See :meth:`EventStore.scan`; the cursor is the number of the last row that was looked at."""
+    (newest,) = db.execute("SELECT max(seq) FROM events").fetchone()
+    if after is None:
+        after = _before_first(db, wanted.since)
+    last = min(after + _PAGE_ROWS, newest or 0)
+    conditions, values = ["seq > ?", "seq <= ?"], [after, last]
+    for condition, value in (
+        ("workspace = ?", wanted.workspace_id),
+        ("received_at >= ?", wanted.since),
+        ("type = ?", wanted.type),
+        ("user_id = ?", wanted.user_id),
+    ):
+        if value is not None:
+            # The + keeps SQLite from leaving the order of seq for another index.
+            conditions.append(f"+{condition}")
+            values.append(value)
+    rows = db.execute(
+        f"SELECT seq, {_COLUMNS} FROM events WHERE {' AND '.join(conditions)} ORDER BY seq LIMIT ?",
+        [*values, limit],
+    )
+    found: list[Event] = []
+    size = 0
+    for seq, *row in rows:
+        found.append(_event(row))
+        size += len(row[-1])
+        if len(found) == limit or size > _PAGE_BYTES:
+            last = seq
+            break
+    return found, (last if newest is not None and last < newest else None)
+
+
+def _before_first(db: sqlite3.Connection, since: int | None) -> int:
+    """:return: a number below all events received since then; expired ones leave a gap too."""
+    if since is None:
+        (first,) = db.execute("SELECT min(seq) FROM events").fetchone()
+    else:
+        first, count = db.execute(
+            "SELECT min(seq), count(*) FROM "
+            "(SELECT seq FROM events WHERE received_at >= ? LIMIT 1000000)",
+            (since,),
+        ).fetchone()
+        if count == 1_000_000:
+            return _before_first(db, None)
+    return 0 if first is None else first - 1
+
+
+def _event(row: Sequence[Any]) -> Event:
+    return Event(
+        workspace_id=row[0],
+        origin=row[1],
+        message_id=row[2],
+        type=row[3],
+        user_id=row[4],
+        anonymous_id=row[5],
+        name=row[6],
+        received_at=row[7],
+        timestamp=row[8],
+        body=row[9],
+    )

@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where SQLite is called: a thread each for the writer and the reader, one call at a time."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import queue
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from engage.api import StorageUnavailable
+
+Answer = TypeVar("Answer")
+
+
+class Lane:
+    """A thread that makes calls in the order in which they were asked for.
+
+    A call whose caller gave up before its turn is not made; one that is under way goes on, and what
+    becomes of it is nobody's: every call may be made again.
+    """
+
+    def __init__(
+        self, name: str, *, timeout: float, after: Callable[[], None] | None = None
+    ) -> None:
+        """
+        :param timeout: seconds that a caller waits, its turn included.
+        :param after: called in the thread after each call, when its answer is on its way.
+        """
+        self._timeout = timeout
+        self._after = after
+        self._calls: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
+        # A daemon: a disk that hangs must not keep the process from ending.
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    async def call(self, function: Callable[..., Answer], *arguments: Any) -> Answer:
+        """:return: what the function returned, called in the thread.
+
+        :raises StorageUnavailable: not within the time.
+        """
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[Answer] = loop.create_future()
+        deadline = time.monotonic() + self._timeout
+        self._calls.put(_Call(loop, future, function, arguments, deadline))
+        try:
+            async with asyncio.timeout(self._timeout):
+                return await future
+        except TimeoutError:
+            raise StorageUnavailable(f"no answer within {self._timeout:g} s") from None
+
+    async def end(self, last: Callable[[], None]) -> None:
+        """Make the calls that are waiting, then ``last``, and end the thread."""
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[None] = loop.create_future()
+        self._calls.put(_Call(loop, future, last, (), float("inf")))
+        self._calls.put(None)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._timeout):
+                await future
+
+    def _run(self) -> None:
+        while (call := self._calls.get()) is not None:
+            call.make()
+            # Or what it returned would live until the next call.
+            del call
+            if self._after is not None:
+                self._after()
+
+
+class _Call:
+    __slots__ = ("arguments", "deadline", "function", "future", "loop")
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        future: asyncio.Future[Any],
+        function: Callable[..., Any],
+        arguments: tuple[Any, ...],
+        deadline: float,
+    ) -> None:
+        self.loop = loop
+        self.future = future
+        self.function = function
+        self.arguments = arguments
+        self.deadline = deadline
+
+    def make(self) -> None:
+        if self.future.cancelled() or time.monotonic() > self.deadline:
+            return
+        try:
+            answer, error = self.function(*self.arguments), None
+        except Exception as raised:
+            answer, error = None, raised
+        # The loop may have been closed meanwhile; then nobody waits.
+        with contextlib.suppress(RuntimeError):
+            self.loop.call_soon_threadsafe(self._settle, answer, error)
+
+    def _settle(self, answer: Any, error: Exception | None) -> None:
+        if self.future.done():
+            return
+        if error is None:
+            self.future.set_result(answer)
+        else:
+            self.future.set_exception(error)

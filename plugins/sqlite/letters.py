@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rows of dead letters, and their budgets."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+import orjson
+
+from engage.api import API_ORIGIN, DeadLetter, DeadLetterBudget
+
+from .connection import key_of, look_up
+
+_COLUMNS: Final = (
+    "id, workspace, origin, write_key_id, user_id, anonymous_id, message_id, reason, message, "
+    "errors, item, truncated, headers, received_at"
+)
+_PAGE_BYTES: Final = 32 * 1024 * 1024
+
+
+def put(db: sqlite3.Connection, letters: Sequence[DeadLetter], budget: DeadLetterBudget) -> int:
+    """Keep letters within the budget; see :meth:`DeadLetterStore.put`."""
+    totals = {
+        (workspace, bool(api)): (count, size)
+        for workspace, api, count, size in db.execute(
+            "SELECT workspace, api, count, size FROM letter_totals"
+        )
+    }
+    dropped = 0
+    for letter in letters:
+        key = key_of(letter.workspace_id, letter.id)
+        if db.execute("SELECT 1 FROM letters WHERE key = ?", (key,)).fetchone():
+            continue
+        api = letter.origin == API_ORIGIN
+        most, most_bytes = (
+            (budget.api_count, budget.api_bytes)
+            if api
+            else (budget.webhook_count, budget.webhook_bytes)
+        )
+        errors, headers = orjson.dumps(list(letter.errors)), orjson.dumps(list(letter.headers))
+        size = len(letter.item) + len(errors) + len(headers)
+        count, total = totals.get((letter.workspace_id, api), (0, 0))
+        if count >= most or total + size > most_bytes:
+            dropped += 1
+            continue
+        totals[letter.workspace_id, api] = (count + 1, total + size)
+        db.execute(
+            f"INSERT INTO letters (key, {_COLUMNS}, size) VALUES ({','.join('?' * 16)})",
+            (
+                key,
+                letter.id,
+                letter.workspace_id,
+                letter.origin,
+                letter.write_key_id,
+                letter.user_id,
+                letter.anonymous_id,
+                letter.message_id,
+                letter.reason,
+                letter.message,
+                errors,
+                letter.item,
+                letter.truncated,
+                headers,
+                letter.received_at,
+                size,
+            ),
+        )
+    db.executemany(
+        "INSERT OR REPLACE INTO letter_totals (workspace, api, count, size) VALUES (?, ?, ?, ?)",
+        [(workspace, api, *total) for (workspace, api), total in totals.items()],
+    )
+    return dropped
+
+
+def scan(
+    db: sqlite3.Connection, workspace_id: str | None, after: int | None, limit: int
+) -> tuple[list[DeadLetter], int | None]:
+    """See :meth:`DeadLetterStore.scan_dead_letters`."""
+    condition = "" if workspace_id is None else "AND +workspace = :workspace"
+    rows = db.execute(
+        f"SELECT seq, {_COLUMNS} FROM letters WHERE seq > :after {condition} "
+        "ORDER BY seq LIMIT :limit",
+        {"after": after or 0, "workspace": workspace_id, "limit": limit},
+    )
+    found, size = [], 0
+    for seq, *row in rows:
+        found.append(
+            DeadLetter(
+                id=row[0],
+                workspace_id=row[1],
+                origin=row[2],
+                write_key_id=row[3],
+                user_id=row[4],
+                anonymous_id=row[5],
+                message_id=row[6],
+                reason=row[7],
+                message=row[8],
+                errors=orjson.loads(row[9]),
+                item=row[10],
+                truncated=bool(row[11]),
+                headers=[(name, value) for name, value in orjson.loads(row[12])],
+                received_at=row[13],
+            )
+        )
+        size += len(row[10])
+        if len(found) == limit or size > _PAGE_BYTES:
+            return found, seq
+    return found, None
+
+
+def remove(db: sqlite3.Connection, workspace_id: str, ids: Sequence[str]) -> int:
+    """See :meth:`DeadLetterStore.remove`."""
+    keys = {(key_of(workspace_id, one),) for one in ids}
+    query = "SELECT l.seq FROM {keys} k CROSS JOIN letters l ON l.key = k.column1"
+    return _delete(db, [seq for (seq,) in look_up(db, query, keys)])
+
+
+def expire(db: sqlite3.Connection, before: int, limit: int) -> int:
+    """See :meth:`DeadLetterStore.expire_dead_letters`."""
+    query = "SELECT seq FROM letters WHERE received_at < ? ORDER BY received_at, seq LIMIT ?"
+    return _delete(db, [seq for (seq,) in db.execute(query, (before, limit))])
+
+
+def _delete(db: sqlite3.Connection, numbers: Iterable[int]) -> int:
+    count = 0
+    for number in numbers:
+        workspace, origin, size = db.execute(
+            "SELECT workspace, origin, size FROM letters WHERE seq = ?", (number,)
+        ).fetchone()
+        db.execute("DELETE FROM letters WHERE seq = ?", (number,))
+        db.execute(
+            "UPDATE letter_totals SET count = count - 1, size = size - ? "
+            "WHERE workspace = ? AND api = ?",
+            (size, workspace, origin == API_ORIGIN),
+        )
+        count += 1
+    return count

@@ -1,0 +1,211 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the core talks to: each method is one call in the writer's or the reader's lane."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, TypeVar
+
+from engage.api import (
+    DeadLetter,
+    DeadLetterStore,
+    Event,
+    EventFilter,
+    EventStore,
+    GroupProfile,
+    Outcome,
+    Page,
+    ProfileStore,
+    StorageContext,
+    StorageUnavailable,
+    SubscriptionChange,
+    SubscriptionRecord,
+    SubscriptionState,
+    SubscriptionStore,
+    UserProfile,
+)
+
+from .connection import Settings
+from .engine import Engine
+from .lanes import Lane
+from .reading import Reader
+
+Item = TypeVar("Item")
+
+#: Default of ``min_free_bytes``.
+MIN_FREE_BYTES: Final = 512 * 1024 * 1024
+
+
+class SqliteStorage(EventStore, ProfileStore, SubscriptionStore, DeadLetterStore):
+    """Everything in one SQLite file."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._engine = Engine(settings)
+        self._reader = Reader(settings)
+        self._writing: Lane | None = None
+        self._reading: Lane | None = None
+        self.dropped_changes = 0
+
+    @classmethod
+    def from_options(cls, options: Mapping[str, Any], context: StorageContext) -> SqliteStorage:
+        """:param options: valid by ``schemas/plugins/sqlite.json``."""
+        return cls(
+            Settings(
+                path=str(context.base_dir.absolute() / options.get("path", "engage.db")),
+                min_free_bytes=options.get("min_free_bytes", MIN_FREE_BYTES),
+                max_bytes=options.get("max_bytes", 0),
+                timeout=context.write_timeout,
+                limits=context.profile_limits,
+                budget=context.dead_letter_budget,
+                identifiers={name: tuple(traits) for name, traits in context.identifiers.items()},
+            )
+        )
+
+    # ------------------------------------------------------------------------------ life
+    async def open(self, *, create: bool) -> None:
+        if self._writing is not None:
+            return
+        timeout = self._settings.timeout
+        writing = Lane("engage-sqlite-writer", timeout=timeout, after=self._engine.maintain)
+        try:
+            await writing.call(self._engine.open, create)
+        except BaseException:
+            await writing.end(self._engine.drop)
+            raise
+        self._writing = writing
+        self._reading = Lane("engage-sqlite-reader", timeout=timeout)
+
+    async def close(self) -> None:
+        writing, self._writing = self._writing, None
+        reading, self._reading = self._reading, None
+        if reading is not None:
+            await reading.end(self._reader.drop)
+        if writing is not None:
+            await writing.end(self._engine.drop)
+
+    async def check(self) -> None:
+        await self._write(self._engine.check)
+
+    def gauges(self) -> Mapping[str, float]:
+        path = self._settings.path
+        found: dict[str, float] = {}
+        with contextlib.suppress(OSError):
+            found["free_bytes"] = shutil.disk_usage(os.path.dirname(path)).free
+            found["database_bytes"] = os.stat(path).st_size
+            found["wal_bytes"] = os.stat(path + "-wal").st_size
+        return found
+
+    async def _write(self, function: Callable[..., Item], *arguments: Any) -> Item:
+        if self._writing is None:
+            raise StorageUnavailable("the storage is not open")
+        return await self._writing.call(function, *arguments)
+
+    async def _read(self, function: Callable[..., Item], *arguments: Any) -> Item:
+        if self._reading is None:
+            raise StorageUnavailable("the storage is not open")
+        try:
+            return await self._reading.call(function, *arguments)
+        except StorageUnavailable:
+            # It may be looking at a great deal still, and the next one waits behind it.
+            self._reader.interrupt()
+            raise
+
+    async def _page(
+        self,
+        function: Callable[..., tuple[Sequence[Item], int | None]],
+        *arguments: Any,
+        after: str | None,
+        limit: int,
+    ) -> Page[Item]:
+        number = None if after is None else _number(after)
+        items, cursor = await self._read(function, *arguments, number, limit)
+        return Page(items, None if cursor is None else str(cursor))
+
+    # ---------------------------------------------------------------------------- events
+    async def write(self, events: Sequence[Event]) -> Sequence[Outcome]:
+        outcomes, dropped = await self._write(self._engine.write, events)
+        self.dropped_changes += dropped
+        return outcomes
+
+    async def find(self, workspace_id: str, origin: str, message_id: str) -> Event | None:
+        return await self._read(self._reader.find, workspace_id, origin, message_id)
+
+    async def scan(
+        self,
+        filter: EventFilter,  # noqa: A002  (the interface's name)
+        *,
+        after: str | None,
+        limit: int,
+    ) -> Page[Event]:
+        return await self._page(self._reader.scan, filter, after=after, limit=limit)
+
+    async def expire(self, before: int, *, limit: int, force: bool = False) -> int:
+        return await self._write(self._engine.expire, before, limit, force)
+
+    # -------------------------------------------------------------------------- profiles
+    async def profile(self, workspace_id: str, user_id: str) -> UserProfile | None:
+        return await self._read(self._reader.profile, workspace_id, user_id)
+
+    async def find_users(
+        self, workspace_id: str, trait: str, values: Sequence[str]
+    ) -> Mapping[str, Sequence[str]]:
+        return await self._read(self._reader.find_users, workspace_id, trait, values)
+
+    async def scan_users(
+        self, workspace_id: str | None, *, after: str | None, limit: int
+    ) -> Page[UserProfile]:
+        return await self._page(self._reader.scan_users, workspace_id, after=after, limit=limit)
+
+    async def scan_groups(
+        self, workspace_id: str | None, *, after: str | None, limit: int
+    ) -> Page[GroupProfile]:
+        return await self._page(self._reader.scan_groups, workspace_id, after=after, limit=limit)
+
+    # --------------------------------------------------------------------- subscriptions
+    async def apply(self, change: SubscriptionChange) -> Mapping[str, bool]:
+        return await self._write(self._engine.apply, change)
+
+    async def state(self, workspace_id: str, user_id: str) -> Mapping[str, bool]:
+        return await self._read(self._reader.state, workspace_id, user_id)
+
+    async def scan_subscriptions(
+        self, workspace_id: str | None, *, after: str | None, limit: int
+    ) -> Page[SubscriptionState]:
+        return await self._page(
+            self._reader.scan_subscriptions, workspace_id, after=after, limit=limit
+        )
+
+    async def history(
+        self, workspace_id: str | None, user_id: str | None, *, after: str | None, limit: int
+    ) -> Page[SubscriptionRecord]:
+        return await self._page(
+            self._reader.history, workspace_id, user_id, after=after, limit=limit
+        )
+
+    # ---------------------------------------------------------------------- dead letters
+    async def put(self, letters: Sequence[DeadLetter]) -> int:
+        return await self._write(self._engine.put, letters)
+
+    async def scan_dead_letters(
+        self, workspace_id: str | None, *, after: str | None, limit: int
+    ) -> Page[DeadLetter]:
+        return await self._page(
+            self._reader.scan_dead_letters, workspace_id, after=after, limit=limit
+        )
+
+    async def remove(self, workspace_id: str, ids: Sequence[str]) -> int:
+        return await self._write(self._engine.remove, workspace_id, ids)
+
+    async def expire_dead_letters(self, before: int, *, limit: int) -> int:
+        return await self._write(self._engine.expire_letters, before, limit)
+
+
+def _number(cursor: str) -> int:
+    try:
+        return int(cursor)
+    except ValueError:
+        raise ValueError("this cursor is not one that the SQLite storage made") from None

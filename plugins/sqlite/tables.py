@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The tables, their version, and what makes a file ours.
+
+Text columns are compared byte by byte (SQLite's BINARY collation), NUL included; no function of
+SQLite that stops at NUL is used on them.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from typing import Final
+
+from engage.api import StorageIncompatible, StorageMissing
+
+#: Version of what is written. It grows with every addition to the tables.
+VERSION: Final = 1
+#: The oldest reader that understands what is written. It grows when an addition would mislead one.
+MIN_READER: Final = 1
+#: ``PRAGMA application_id``: "engg".
+APPLICATION_ID: Final = 0x656E6767
+
+#: Kinds of ``profiles``.
+USER: Final = 0
+GROUP: Final = 1
+
+_TABLES: Final = (
+    # Names and numbers of the store itself: version, min_reader, opens.
+    "CREATE TABLE store (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID",
+    # seq is the order of commits: it is given inside the write transaction, of which SQLite allows
+    # one at a time. AUTOINCREMENT, so that an expired event's number never comes back.
+    """CREATE TABLE events (
+        seq INTEGER PRIMARY KEY AUTOINCREMENT,
+        key BLOB NOT NULL UNIQUE,
+        workspace TEXT NOT NULL, origin TEXT NOT NULL, message_id TEXT NOT NULL,
+        type TEXT NOT NULL, user_id TEXT, anonymous_id TEXT, name TEXT,
+        received_at INTEGER NOT NULL, timestamp INTEGER NOT NULL, body BLOB NOT NULL)""",
+    # Nearly sorted on arrival, so it costs almost nothing; expiry and --since use it.
+    "CREATE INDEX events_received ON events (received_at)",
+    # A user without created_at does not exist yet: something was linked to its id.
+    """CREATE TABLE profiles (
+        id INTEGER PRIMARY KEY, workspace TEXT NOT NULL, kind INTEGER NOT NULL, name TEXT NOT NULL,
+        created_at INTEGER, updated_at INTEGER,
+        traits INTEGER NOT NULL, trait_bytes INTEGER NOT NULL,
+        links INTEGER NOT NULL, memberships INTEGER NOT NULL,
+        UNIQUE (workspace, kind, name))""",
+    # Registers: the greatest (timestamp, message_id, origin) wins. size counts towards the limit.
+    """CREATE TABLE traits (
+        profile INTEGER NOT NULL, trait TEXT NOT NULL, timestamp INTEGER NOT NULL,
+        message_id TEXT NOT NULL, origin TEXT NOT NULL, size INTEGER NOT NULL, value BLOB NOT NULL,
+        PRIMARY KEY (profile, trait)) WITHOUT ROWID""",
+    """CREATE TABLE memberships (
+        profile INTEGER NOT NULL, group_id TEXT NOT NULL, timestamp INTEGER NOT NULL,
+        message_id TEXT NOT NULL, origin TEXT NOT NULL, assigned INTEGER NOT NULL,
+        PRIMARY KEY (profile, group_id)) WITHOUT ROWID""",
+    """CREATE TABLE links (
+        profile INTEGER NOT NULL, anonymous_id TEXT NOT NULL,
+        PRIMARY KEY (profile, anonymous_id)) WITHOUT ROWID""",
+    # The current values of declared identifier traits, in the form in which they are looked up.
+    """CREATE TABLE identifiers (
+        profile INTEGER NOT NULL, trait TEXT NOT NULL, workspace TEXT NOT NULL, value TEXT NOT NULL,
+        PRIMARY KEY (profile, trait)) WITHOUT ROWID""",
+    "CREATE INDEX identifiers_value ON identifiers (workspace, trait, value)",
+    # Which traits of which workspace the table above is complete for.
+    """CREATE TABLE indexed (
+        workspace TEXT NOT NULL, trait TEXT NOT NULL,
+        PRIMARY KEY (workspace, trait)) WITHOUT ROWID""",
+    """CREATE TABLE choices (
+        id INTEGER PRIMARY KEY, workspace TEXT NOT NULL, user_id TEXT NOT NULL,
+        group_id TEXT NOT NULL, subscribed INTEGER NOT NULL, updated_at INTEGER NOT NULL,
+        UNIQUE (workspace, user_id, group_id))""",
+    "CREATE TABLE changes (key BLOB PRIMARY KEY) WITHOUT ROWID",
+    """CREATE TABLE history (
+        seq INTEGER PRIMARY KEY AUTOINCREMENT, change_id TEXT NOT NULL, workspace TEXT NOT NULL,
+        user_id TEXT NOT NULL, group_id TEXT NOT NULL, before INTEGER, after INTEGER NOT NULL,
+        at INTEGER NOT NULL, how TEXT NOT NULL)""",
+    "CREATE INDEX history_user ON history (workspace, user_id)",
+    """CREATE TABLE letters (
+        seq INTEGER PRIMARY KEY AUTOINCREMENT, key BLOB NOT NULL UNIQUE, id TEXT NOT NULL,
+        workspace TEXT NOT NULL, origin TEXT NOT NULL, write_key_id TEXT, user_id TEXT,
+        anonymous_id TEXT, message_id TEXT, reason TEXT NOT NULL, message TEXT NOT NULL,
+        errors BLOB NOT NULL, item BLOB NOT NULL, truncated INTEGER NOT NULL,
+        headers BLOB NOT NULL, received_at INTEGER NOT NULL, size INTEGER NOT NULL)""",
+    "CREATE INDEX letters_received ON letters (received_at)",
+    # What the budgets are compared with; api is 1 for letters of the API, 0 for deliveries.
+    """CREATE TABLE letter_totals (
+        workspace TEXT NOT NULL, api INTEGER NOT NULL,
+        count INTEGER NOT NULL, size INTEGER NOT NULL,
+        PRIMARY KEY (workspace, api)) WITHOUT ROWID""",
+)
+
+
+def is_empty(db: sqlite3.Connection) -> bool:
+    """:return: whether the file holds no table at all (a file of zero bytes, too)."""
+    return db.execute("SELECT 1 FROM sqlite_master LIMIT 1").fetchone() is None
+
+
+def create(db: sqlite3.Connection) -> None:
+    """Make the tables in an empty file; inside a transaction that the caller began."""
+    db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+    for statement in _TABLES:
+        db.execute(statement)
+    db.executemany(
+        "INSERT INTO store VALUES (?, ?)",
+        [("version", VERSION), ("min_reader", MIN_READER), ("opens", 0)],
+    )
+
+
+def verify(db: sqlite3.Connection, path: str) -> None:
+    """See that the file is a store that this version can read.
+
+    :raises StorageMissing: it is empty.
+    :raises StorageIncompatible: it is another application's, or made by a newer version.
+    """
+    if is_empty(db):
+        raise StorageMissing(f"{path}: an empty file, there is no store in it")
+    (application,) = db.execute("PRAGMA application_id").fetchone()
+    if application != APPLICATION_ID:
+        raise StorageIncompatible(f"{path}: a SQLite database, but not one that engage made")
+    found = dict(db.execute("SELECT name, value FROM store").fetchall())
+    if found["min_reader"] > VERSION:
+        raise StorageIncompatible(
+            f"{path}: made by a newer version of engage (store version {found['version']}, "
+            f"readable from version {found['min_reader']} on; this one is {VERSION}): use that "
+            "version, or another file"
+        )
