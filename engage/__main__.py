@@ -1,0 +1,7 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``python -m engage``."""
+
+from engage.cli import main
+
+if __name__ == "__main__":
+    main(prog_name="engage")

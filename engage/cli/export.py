@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``engage export``."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import datetime
+import sys
+import time
+from collections.abc import AsyncGenerator, AsyncIterator
+from pathlib import Path
+from typing import IO, Final, get_args
+
+import click
+
+from engage.cli.common import config_option, opened, registry_of, safe
+from engage.cli.progress import Progress
+from engage.config import Config, load
+from engage.exporting import KINDS, Kind, Record, Selection
+from engage.exporting import export as records
+from engage.registry import Registry
+
+_TYPES: Final = ("identify", "track", "page", "screen", "group", "alias")
+#: Lines that are gathered before they are written.
+_CHUNK: Final = 500
+
+
+class Time(click.ParamType[int]):
+    """RFC 3339, or a date; UTC unless it says otherwise. Milliseconds since 1970."""
+
+    name = "time"
+
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> int:
+        """Read it; anything else is wrong usage."""
+        if isinstance(value, int):
+            return value
+        try:
+            moment = datetime.datetime.fromisoformat(str(value).upper())
+        except ValueError:
+            self.fail(
+                f"{value!r} is no time such as 2026-01-31 or 2026-01-31T12:00:00Z", param, ctx
+            )
+        if moment.tzinfo is None:
+            moment = moment.replace(tzinfo=datetime.UTC)
+        epoch = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
+        return (moment - epoch) // datetime.timedelta(milliseconds=1)
+
+
+@click.command(
+    epilog="Example:  engage export events --since 2026-01-31 --type track > events.ndjson"
+)
+@click.argument("kind", type=click.Choice(get_args(Kind)))
+@config_option
+@click.option("--workspace", metavar="ID", help="Only of this workspace.")
+@click.option("--since", type=Time(), help="Only what arrived (or was changed) at or after TIME.")
+@click.option("--type", "type_", type=click.Choice(_TYPES), help="Only events of this type.")
+@click.option("--user", metavar="ID", help="Only of this user.")
+@click.option("--limit", type=click.IntRange(min=1), help="At most so many.")
+@click.pass_context
+def export(
+    ctx: click.Context,
+    kind: Kind,
+    config_path: Path,
+    workspace: str | None,
+    since: int | None,
+    type_: str | None,
+    user: str | None,
+    limit: int | None,
+) -> None:
+    """Write what is stored as NDJSON: one JSON object a line.
+
+    Events and dead letters come in order of arrival.
+    """
+    given = {"workspace": workspace, "since": since, "type": type_, "user": user}
+    for name, value in given.items():
+        if value is not None and name not in KINDS[kind]:
+            raise click.UsageError(f"{kind} cannot be chosen by --{name}.", ctx)
+    config = load(config_path)
+    if workspace is not None and all(known.id != workspace for known in config.workspaces):
+        # Not an error: what a workspace sent is still there after it was taken out of the config.
+        click.echo(f"engage: no workspace {safe(workspace)!r} is in {config_path}", err=True)
+    selection = Selection(workspace=workspace, since=since, type=type_, user=user)
+    asyncio.run(_export(registry_of(ctx), config, kind, selection, limit))
+
+
+async def _export(
+    registry: Registry, config: Config, kind: Kind, selection: Selection, limit: int | None
+) -> None:
+    terminal = sys.stdout.isatty()
+    output = sys.stdout.buffer
+    async with opened(registry, config) as store:
+        found = records(store, kind, selection)
+        async with contextlib.aclosing(_limited(found, limit)) as stream:
+            with Progress(kind.replace("-", " "), wanted=not terminal) as progress:
+                await _write(stream, output, progress, limit, terminal=terminal)
+
+
+async def _limited(
+    stream: AsyncIterator[Record], limit: int | None
+) -> AsyncGenerator[Record, None]:
+    count = 0
+    async for record in stream:
+        yield record
+        count += 1
+        if count == limit:
+            return
+
+
+async def _write(
+    stream: AsyncIterator[Record],
+    output: IO[bytes],
+    progress: Progress,
+    limit: int | None,
+    *,
+    terminal: bool,
+) -> None:
+    now = time.time() * 1000
+    first = 0
+    count = 0
+    lines: list[bytes] = []
+    async for record in stream:
+        line = safe(record.json.decode()).encode() if terminal else record.json
+        lines.append(line + b"\n")
+        count += 1
+        first = first or record.at
+        if len(lines) == _CHUNK:
+            output.write(b"".join(lines))
+            output.flush()
+            lines.clear()
+            if limit is not None:
+                progress.show(count, count / limit)
+            else:
+                # Records come in order of arrival: how far their time is, is how far we are.
+                progress.show(count, (record.at - first) / (now - first) if now > first else None)
+    output.write(b"".join(lines))
+    output.flush()

@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``engage init``."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import shlex
+from pathlib import Path
+from typing import Final
+
+import click
+
+from engage.api import ConfigError
+from engage.cli.common import config_option, opened, registry_of
+from engage.config import load
+
+_TEMPLATE: Final = """\
+# engage: every key is explained in docs/configuration.md.
+
+[server]
+host = "127.0.0.1"
+port = {port}
+
+[storage]
+backend = "sqlite"
+
+[storage.sqlite]
+path = "engage.db"
+
+[[workspaces]]
+id = "default"
+name = "Default"
+
+# A write key names the workspace. It is no secret: it may stand in a web page.
+[[workspaces.write_keys]]
+id = "first"
+key = "{key}"
+"""
+_PORT: Final = 8080
+
+
+@click.command(epilog="Example:  engage init /srv/engage")
+@click.argument(
+    "folder", metavar="[DIR]", default=".", type=click.Path(file_okay=False, path_type=Path)
+)
+@config_option
+@click.pass_context
+def init(ctx: click.Context, folder: Path, config_path: Path) -> None:
+    """Write a config with one workspace, a fresh write key and SQLite; overwrite nothing.
+
+    DIR is the folder for it, the current one by default; it is made if there is none.
+    """
+    path = folder / config_path
+    key = secrets.token_hex(16)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        # O_EXCL: also when somebody else is just doing the same.
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except FileExistsError:
+        raise ConfigError(f"{path}: is there already; nothing was changed") from None
+    with os.fdopen(descriptor, "w", encoding="utf-8", newline="\n") as file:
+        file.write(_TEMPLATE.format(port=_PORT, key=key))
+    asyncio.run(_create_store(ctx, path))
+    where = "" if path == Path("engage.toml") else f" --config {shlex.quote(str(path))}"
+    click.echo(f"Wrote {path}. Start the server:\n\n  engage serve{where}\n")
+    click.echo("and send it an event:\n")
+    click.echo(
+        f"  curl -u {key}: -H 'Content-Type: application/json'"
+        f' -d \'{{"userId": "ann", "event": "Signed Up"}}\''
+        f" http://127.0.0.1:{_PORT}/api/public/apps/track\n"
+    )
+    click.echo(f"See what came in:\n\n  engage export events{where}")
+
+
+async def _create_store(ctx: click.Context, path: Path) -> None:
+    async with opened(registry_of(ctx), load(path), create=True):
+        pass

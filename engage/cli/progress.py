@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A progress bar on standard error, for a person who waits for a file."""
+
+from __future__ import annotations
+
+import sys
+import time
+from types import TracebackType
+from typing import Final, Self
+
+_WIDTH: Final = 30
+
+
+class Progress:
+    """Shown when standard error is a terminal and the work takes more than a second.
+
+    :param noun: what is counted, in the plural.
+    :param wanted: whether to show anything at all.
+    """
+
+    def __init__(self, noun: str, *, wanted: bool = True) -> None:
+        self._noun = noun
+        self._on = wanted and sys.stderr.isatty()
+        self._started = self._shown = time.monotonic()
+        self._drawn = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._drawn:
+            sys.stderr.write("\r\x1b[K")
+            sys.stderr.flush()
+
+    def show(self, count: int, fraction: float | None = None) -> None:
+        """Say how far it is; cheap enough to be called for each record.
+
+        :param fraction: 0 to 1, or ``None`` where nobody knows.
+        """
+        if not self._on:
+            return
+        now = time.monotonic()
+        if now - self._started < 1 or now - self._shown < 0.1:
+            return
+        self._shown, self._drawn = now, True
+        rate = count / (now - self._started)
+        text = f"{count:,} {self._noun}, {rate:,.0f}/s"
+        if fraction is not None:
+            full = round(_WIDTH * min(1.0, max(0.0, fraction)))
+            text = f"[{'#' * full}{'.' * (_WIDTH - full)}] {100 * fraction:3.0f} %  {text}"
+        sys.stderr.write(f"\r{text}\x1b[K")
+        sys.stderr.flush()

@@ -1,0 +1,35 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``engage serve``."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import click
+
+from engage.cli.common import config_option, registry_of
+from engage.config import load
+
+
+@click.command(epilog="Example:  engage serve --port 9000 --workers 2")
+@config_option
+@click.option("--host", metavar="ADDRESS", help="Overrules server.host.")
+@click.option("--port", type=click.IntRange(0, 65535), help="Overrules server.port; 0: any free.")
+@click.option("--workers", type=click.IntRange(1, 256), help="Overrules server.workers.")
+@click.pass_context
+def serve(
+    ctx: click.Context, config_path: Path, host: str | None, port: int | None, workers: int | None
+) -> None:
+    """Run the server until SIGTERM or Ctrl-C."""
+    # Not at the top: no other command needs the server loaded.
+    from engage.server import serve as run
+
+    config = load(config_path)
+    given: dict[str, Any] = {"host": host or None, "port": port, "workers": workers}
+    overruled = {name: value for name, value in given.items() if value is not None}
+    config = dataclasses.replace(config, server=dataclasses.replace(config.server, **overruled))
+    registry = registry_of(ctx)
+    registry.check(config)
+    ctx.exit(run(config, registry))
