@@ -12,6 +12,13 @@ from support.server import SQLITE, Server, start_server
 from tornado.ioloop import IOLoop
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Say how long the long tests may be."""
+    parser.addoption(
+        "--rounds", type=int, default=5, help="how often tests/test_durability.py kills the server"
+    )
+
+
 @pytest.fixture(autouse=True)
 def io_loop() -> Iterator[IOLoop]:
     """Replace pytest-tornasync's, which calls the deprecated ``make_current()``."""
