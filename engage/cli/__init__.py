@@ -52,7 +52,7 @@ class Root(click.Group):
 @click.group(
     cls=Root,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
-    epilog="Example:  engage init && engage serve",
+    epilog="\b\nExample:\n  engage init && engage serve",
 )
 @click.version_option(engage.__version__, prog_name="engage")
 @click.pass_context

@@ -14,11 +14,11 @@ from engage.config import Config, load
 from engage.registry import Registry
 
 
-@click.command(epilog="Example:  engage check --config /etc/engage.toml")
+@click.command(epilog="\b\nExample:\n  engage check --config /etc/engage.toml")
 @config_option
 @click.pass_context
 def check(ctx: click.Context, config_path: Path) -> None:
-    """Read the config, load the plugins, open the storage, and say what is wrong."""
+    """Check config, plugins and storage; say what is wrong."""
     config = load(config_path)
     _say("config", f"{config_path}, {_count(len(config.workspaces), 'workspace')}")
     for workspace in config.workspaces:

@@ -19,12 +19,14 @@ from engage.registry import Registry
 _FILE = click.Path(dir_okay=False, path_type=Path)
 
 
-@click.command(epilog="Example:  engage copy --from sqlite.toml --to mongo.toml")
+@click.command(epilog="\b\nExample:\n  engage copy --from sqlite.toml --to mongo.toml")
 @click.option("--from", "source", type=_FILE, required=True, help="Config of the store to read.")
 @click.option("--to", "target", type=_FILE, required=True, help="Config of the store to fill.")
 @click.pass_context
 def copy(ctx: click.Context, source: Path, target: Path) -> None:
-    """Copy all events, subscriptions and dead letters from one store to another.
+    """Copy everything from one store to another.
+
+    That is all events, subscriptions with their history, and dead letters.
 
     The store to fill is created where there is none. What is there already is left alone, so a copy
     that was cut off can be run again. Profiles come from the events, and are compared at the end.

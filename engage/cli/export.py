@@ -50,7 +50,7 @@ class Time(click.ParamType[int]):
 
 
 @click.command(
-    epilog="Example:  engage export events --since 2026-01-31 --type track > events.ndjson"
+    epilog="\b\nExample:\n  engage export events --since 2026-01-31 --type track > events.ndjson"
 )
 @click.argument("kind", type=click.Choice(get_args(Kind)))
 @config_option
@@ -70,9 +70,9 @@ def export(
     user: str | None,
     limit: int | None,
 ) -> None:
-    """Write what is stored as NDJSON: one JSON object a line.
+    """Write what is stored as NDJSON.
 
-    Events and dead letters come in order of arrival.
+    One JSON object a line; events and dead letters in order of arrival.
     """
     given = {"workspace": workspace, "since": since, "type": type_, "user": user}
     for name, value in given.items():

@@ -15,6 +15,7 @@ import click
 from engage.api import ConfigError
 from engage.cli.common import config_option, opened, registry_of
 from engage.config import load
+from engage.registry import Registry
 
 _TEMPLATE: Final = """\
 # engage: every key is explained in docs/configuration.md.
@@ -41,17 +42,20 @@ key = "{key}"
 _PORT: Final = 8080
 
 
-@click.command(epilog="Example:  engage init /srv/engage")
+@click.command(epilog="\b\nExample:\n  engage init /srv/engage")
 @click.argument(
     "folder", metavar="[DIR]", default=".", type=click.Path(file_okay=False, path_type=Path)
 )
 @config_option
 @click.pass_context
 def init(ctx: click.Context, folder: Path, config_path: Path) -> None:
-    """Write a config with one workspace, a fresh write key and SQLite; overwrite nothing.
+    """Write a config with a fresh write key, and SQLite.
+
+    It has one workspace; nothing is ever overwritten.
 
     DIR is the folder for it, the current one by default; it is made if there is none.
     """
+    registry = registry_of(ctx)
     path = folder / config_path
     key = secrets.token_hex(16)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -62,7 +66,7 @@ def init(ctx: click.Context, folder: Path, config_path: Path) -> None:
         raise ConfigError(f"{path}: is there already; nothing was changed") from None
     with os.fdopen(descriptor, "w", encoding="utf-8", newline="\n") as file:
         file.write(_TEMPLATE.format(port=_PORT, key=key))
-    asyncio.run(_create_store(ctx, path))
+    asyncio.run(_create_store(registry, path))
     where = "" if path == Path("engage.toml") else f" --config {shlex.quote(str(path))}"
     click.echo(f"Wrote {path}. Start the server:\n\n  engage serve{where}\n")
     click.echo("and send it an event:\n")
@@ -74,6 +78,6 @@ def init(ctx: click.Context, folder: Path, config_path: Path) -> None:
     click.echo(f"See what came in:\n\n  engage export events{where}")
 
 
-async def _create_store(ctx: click.Context, path: Path) -> None:
-    async with opened(registry_of(ctx), load(path), create=True):
+async def _create_store(registry: Registry, path: Path) -> None:
+    async with opened(registry, load(path), create=True):
         pass

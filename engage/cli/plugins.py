@@ -14,11 +14,11 @@ from engage.config import Config, load
 from engage.registry import Registry
 
 
-@click.command(epilog="Example:  engage plugins")
+@click.command(epilog="\b\nExample:\n  engage plugins")
 @config_option
 @click.pass_context
 def plugins(ctx: click.Context, config_path: Path) -> None:
-    """List what is installed, from which distribution, and what the config uses."""
+    """List the installed plugins, their distributions, and what is used."""
     registry = registry_of(ctx)
     config = None
     try:

@@ -13,7 +13,7 @@ from engage.cli.common import config_option, registry_of
 from engage.config import load
 
 
-@click.command(epilog="Example:  engage serve --port 9000 --workers 2")
+@click.command(epilog="\b\nExample:\n  engage serve --port 9000 --workers 2")
 @config_option
 @click.option("--host", metavar="ADDRESS", help="Overrules server.host.")
 @click.option("--port", type=click.IntRange(0, 65535), help="Overrules server.port; 0: any free.")
