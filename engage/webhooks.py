@@ -9,13 +9,14 @@ reading a request                      :func:`one_header` :func:`optional_header
                                        :func:`form_fields` :func:`parse_json` :func:`parse_object`
 decoding a signature                   :func:`decode_hex` :func:`decode_base64`
 checking it                            :func:`check_hmac` :func:`check_secret`
-                                       :func:`check_timestamp`
-options                                :func:`secrets` :func:`options_schema`
+                                       :func:`check_timestamp` :func:`check_standard_webhook`
+options                                :func:`secrets` :func:`standard_webhook_key`
+                                       :func:`public_url` :func:`options_schema`
 nothing signed but a password          :class:`StaticCredentialProvider`
 making events                          :func:`track` :func:`message_id` :func:`event_id`
-                                       :func:`unix_time` :func:`iso_time` :func:`merged` :func:`at`
-                                       :func:`user_id` :func:`text` :func:`email_recipient`
-                                       :func:`phone_recipient`
+                                       :func:`unix_time` :func:`iso_time` :func:`at`
+                                       :func:`merged` :func:`spread` :func:`user_id` :func:`text`
+                                       :func:`email_recipient` :func:`phone_recipient`
 =====================================  ============================================================
 """
 
@@ -54,7 +55,9 @@ __all__ = [
     "at",
     "check_hmac",
     "check_secret",
+    "check_standard_webhook",
     "check_timestamp",
+    "content_id",
     "decode_base64",
     "decode_hex",
     "email_recipient",
@@ -69,7 +72,11 @@ __all__ = [
     "parse_json",
     "parse_object",
     "phone_recipient",
+    "public_url",
     "secrets",
+    "signed_url",
+    "spread",
+    "standard_webhook_key",
     "text",
     "track",
     "unix_time",
@@ -134,6 +141,7 @@ def parse_json(data: bytes | str) -> Any:
         something that cannot be kept as it is (``NaN``, an integer beyond 64 bits).
     """
     raw = data.encode("utf-8", "surrogatepass") if isinstance(data, str) else data
+    raw = raw.removeprefix(b"\xef\xbb\xbf")
     # Counted first, because 20 MiB of ``[],`` cost seconds and a gigabyte.
     if raw.count(b",") + raw.count(b"[") + raw.count(b"{") > MAX_VALUES:
         raise PayloadInvalid("the body holds too many values")
@@ -254,7 +262,73 @@ def check_timestamp(
     return seconds
 
 
+def check_standard_webhook(
+    request: WebhookRequest,
+    keys: Sequence[bytes],
+    *,
+    prefixes: Sequence[str] = ("webhook",),
+    tolerance: int = 300,
+) -> None:
+    """Check a delivery signed as the Standard Webhooks specification says.
+
+    HMAC-SHA256 over ``id.timestamp.body``, in a header that lists signatures with their versions.
+
+    :param keys: from :func:`standard_webhook_key`.
+    :param prefixes: of the three headers' names; each header must be there once, whichever prefix.
+    :param tolerance: seconds between signing and arrival, both ways.
+    :raises SignatureMismatch: it is not so signed.
+    """
+    values = {}
+    for part in ("id", "timestamp", "signature"):
+        found = [value for prefix in prefixes for value in request.values(f"{prefix}-{part}")]
+        if len(found) != 1 or not found[0]:
+            raise SignatureMismatch(f"{prefixes[0]}-{part}: expected once")
+        values[part] = found[0]
+    signatures = []
+    for item in values["signature"].split(" ")[:16]:
+        version, comma, value = item.partition(",")
+        if not comma:
+            raise SignatureMismatch("a signature without a version")
+        # v1a is another algorithm, and versions to come are not ours to judge.
+        if version == "v1":
+            signatures.append(decode_base64(value))
+    check_timestamp(values["timestamp"], request.now, past=tolerance, future=tolerance)
+    signed = f"{values['id']}.{values['timestamp']}.".encode("latin-1") + request.body
+    check_hmac(keys, signed, signatures)
+
+
 # ---------------------------------------------------------------------------------------- options
+def standard_webhook_key(secret: str) -> bytes:
+    """Decode a secret of the Standard Webhooks form: base64, with or without ``whsec_`` before it.
+
+    :raises ConfigError: it is not base64, or shorter than 16 bytes.
+    """
+    encoded = secret.removeprefix("whsec_")
+    try:
+        key = base64.b64decode(encoded + "=" * (-len(encoded) % 4), validate=True)
+    except (ValueError, binascii.Error) as error:
+        raise ConfigError("secret: is not base64") from error
+    if len(key) < 16:
+        raise ConfigError(f"secret: too short ({len(key)} bytes, at least 16)")
+    return key
+
+
+def public_url(options: Mapping[str, Any], context: ProviderContext) -> str | None:
+    """Read the option ``public_url`` of a provider that signs the URL.
+
+    :return: the URL as it is registered at the provider, if it is not ``[server] public_url`` with
+        this server's path; else ``None``.
+    :raises ConfigError: there is neither.
+    """
+    own = options.get("public_url")
+    if own is None and context.public_url is None:
+        raise ConfigError(
+            "this provider signs the URL: set server.public_url to the address under which it"
+            " reaches this server"
+        )
+    return own
+
+
 def secrets(options: Mapping[str, Any], name: str) -> list[str]:
     """Read a secret that may be one string or, during a rotation, a list of them.
 
@@ -279,6 +353,14 @@ def options_schema(package: str, path: str) -> dict[str, Any]:
 
 
 # ----------------------------------------------------------------------------------- making events
+def signed_url(own: str | None, request: WebhookRequest) -> str:
+    """:return: the URL that the provider signed: the option ``public_url`` (with the request's
+    query unless it has one of its own), or the request's public URL."""
+    if own is None:
+        return request.url
+    return own if "?" in own or not request.query else f"{own}?{request.query}"
+
+
 def event_id(*parts: str) -> str:
     """Make a message id of what tells one event from every other of this provider.
 
@@ -286,6 +368,15 @@ def event_id(*parts: str) -> str:
     :return: a UUIDv5, the same whenever the parts are.
     """
     return str(uuid.uuid5(_NAMESPACE, "".join(f"{len(part)}:{part}" for part in parts)))
+
+
+def content_id(value: object) -> str:
+    """Make a message id of an element to which the provider gave none: of all that it holds, so that
+    the same element has the same id again.
+
+    :param value: of decoded JSON.
+    """
+    return event_id(orjson.dumps(value, option=orjson.OPT_SORT_KEYS).decode())
 
 
 def message_id(*candidates: object) -> str | None:
@@ -356,6 +447,29 @@ def merged(*layers: object, without: Iterable[str] = ()) -> dict[str, Any]:
             for key, value in layer.items():
                 if value is not None and key not in left_out:
                     result.setdefault(key, value)
+    return result
+
+
+def spread(
+    properties: Mapping[str, Any], custom: object, key: str, *, without: Iterable[str] = ()
+) -> dict[str, Any]:
+    """Lay a sender's own values (tags, metadata, custom arguments) beside a provider's properties.
+
+    :param custom: an object; anything else is kept as it is under ``key``, unless empty.
+    :param key: where all of ``custom`` is kept as well, should one of its names be taken by another
+        value.
+    :param without: keys of ``custom`` that have a field of their own.
+    """
+    result = dict(properties)
+    if not isinstance(custom, Mapping):
+        if custom:
+            result[key] = custom
+        return result
+    own = merged(custom, without=without)
+    if any(name in result and result[name] != value for name, value in own.items()):
+        result[key] = dict(custom)
+    for name, value in own.items():
+        result.setdefault(name, value)
     return result
 
 

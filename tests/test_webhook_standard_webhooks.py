@@ -8,7 +8,7 @@ import pytest
 from support.webhooks import make, request, request_of, signature_vectors
 
 from engage.api import ConfigError, PayloadInvalid, SignatureMismatch
-from engage_plugins.standard_webhooks import signing_key
+from engage.webhooks import standard_webhook_key
 
 SECRET = "whsec_" + base64.b64encode(b"0123456789abcdef").decode()
 VECTORS = signature_vectors("standard-webhooks")
@@ -79,7 +79,7 @@ def test_a_time_that_is_none_stays_among_the_properties():
 @pytest.mark.parametrize("secret", ["whsec_", "whsec_c2hvcnQ=", "not base64!"])
 def test_a_secret_must_be_base64_of_16_bytes(secret):
     with pytest.raises(ConfigError, match="secret"):
-        signing_key(secret)
+        standard_webhook_key(secret)
 
 
 def test_the_old_secret_verifies_during_a_rotation():

@@ -1,0 +1,161 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Customer.io's reporting webhooks: what became of messages, and who subscribed.
+
+Customer.io holds back every later delivery until one is taken, for up to seven days.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+from engage.api import (
+    PayloadInvalid,
+    Provider,
+    ProviderContext,
+    ProviderFactory,
+    Recipient,
+    Signing,
+    TranslatedEvent,
+    Translation,
+    WebhookRequest,
+    hookimpl,
+)
+from engage.webhooks import (
+    check_hmac,
+    check_timestamp,
+    decode_hex,
+    email_recipient,
+    event_id,
+    merged,
+    message_id,
+    one_header,
+    options_schema,
+    parse_object,
+    phone_recipient,
+    secrets,
+    text,
+    track,
+    unix_time,
+    user_id,
+)
+
+CHANNELS: Final = {
+    "customer": "Customer",
+    "email": "Email",
+    "push": "Push",
+    "sms": "SMS",
+    "in_app": "In-App Message",
+    "slack": "Slack Message",
+    "webhook": "Webhook Message",
+    "whatsapp": "WhatsApp",
+}
+METRICS: Final = {
+    "clicked": "Link Clicked",
+    "spammed": "Marked as Spam",
+    "deferred": "Delayed",
+}
+#: Names that others already use for these fields; every other is turned into camelCase.
+NAMES: Final = {"subject": "emailSubject", "failure_message": "reason", "event_type": "type"}
+
+
+class CustomerIo(Provider):
+    """Deliveries of one reporting webhook."""
+
+    signing = Signing(
+        signature="x-cio-signature",
+        body=True,
+        timestamp="x-cio-timestamp",
+        past=300,
+        future=300,
+    )
+
+    def __init__(self, options: Mapping[str, Any], context: ProviderContext) -> None:
+        self._keys = [secret.encode() for secret in secrets(options, "signing_key")]
+        self._tolerance: int | None = options.get("tolerance", 300) or None
+
+    def credentials(self) -> Sequence[bytes]:
+        """See :meth:`Provider.credentials`."""
+        return self._keys
+
+    def verify(self, request: WebhookRequest, fetched: bytes | None) -> None:
+        """HMAC-SHA256 over ``v0:timestamp:body``."""
+        timestamp = one_header(request, "x-cio-timestamp")
+        signature = decode_hex(one_header(request, "x-cio-signature"))
+        check_timestamp(timestamp, request.now, past=self._tolerance, future=self._tolerance)
+        check_hmac(self._keys, b"v0:%b:%b" % (timestamp.encode(), request.body), [signature])
+
+    def translate(self, request: WebhookRequest) -> Translation:
+        """One track event, such as ``Email Link Clicked``."""
+        payload = parse_object(request.body)
+        kind, metric = text(payload.get("object_type")), text(payload.get("metric"))
+        data = payload.get("data")
+        if kind is None or metric is None or not isinstance(data, dict):
+            raise PayloadInvalid("object_type, metric and data are required")
+        found = data.get("identifiers")
+        identifiers = found if isinstance(found, dict) else {}
+        user = user_id(identifiers.get("id"), data.get("customer_id"))
+        recipient = _recipient(kind, data, identifiers)
+        if user is None and recipient is None:
+            return Translation(ignored=1)
+        properties: dict[str, Any] = {"eventId": payload.get("event_id")}
+        if "href" in data or "link_id" in data:
+            properties["link"] = merged({"url": data.get("href"), "id": data.get("link_id")})
+        if kind == "email" and metric == "bounced":
+            properties["bounceType"] = "hard"
+        for key, value in data.items():
+            if key not in ("customer_id", "identifiers", "href", "link_id"):
+                properties.setdefault(NAMES.get(key, _camel(key)), value)
+        for key, value in payload.items():
+            if key not in ("object_type", "metric", "timestamp", "event_id", "data"):
+                properties.setdefault(_camel(key), value)
+        traits = merged(
+            {
+                "email": recipient.value if recipient and recipient.trait == "email" else None,
+                "cioId": identifiers.get("cio_id"),
+            }
+        )
+        when = unix_time(payload.get("timestamp"))
+        document = track(
+            _name(kind, metric),
+            message_id=message_id(payload.get("event_id"))
+            or event_id(kind, metric, str(data.get("delivery_id")), str(when)),
+            timestamp=when,
+            user=user,
+            properties=merged(properties),
+            context={"traits": traits} if traits else {},
+        )
+        return Translation(events=[TranslatedEvent(document, recipient)])
+
+
+def _recipient(
+    kind: str, data: Mapping[str, Any], identifiers: Mapping[str, Any]
+) -> Recipient | None:
+    address = email_recipient(
+        identifiers.get("email"), data.get("email_address"), data.get("recipient")
+    )
+    if address is None and kind in ("sms", "whatsapp"):
+        return phone_recipient(data.get("recipient"))
+    return address
+
+
+def _name(kind: str, metric: str) -> str:
+    channel = CHANNELS.get(kind) or kind.replace("_", " ").title()
+    return f"{channel} {METRICS.get(metric) or metric.replace('_', ' ').title()}"
+
+
+def _camel(name: str) -> str:
+    return re.sub(r"_([a-z0-9])", lambda match: match[1].upper(), name)
+
+
+@hookimpl
+def engage_register_webhook(
+    register: Callable[[str, ProviderFactory, Mapping[str, Any]], None],
+) -> None:
+    """Bring ``customerio``."""
+    register(
+        "customerio",
+        CustomerIo,
+        options_schema("engage_schemas", "plugins/webhooks/customerio.json"),
+    )

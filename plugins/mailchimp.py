@@ -1,0 +1,146 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Mailchimp Transactional (Mandrill): what became of e-mails, up to a thousand in a delivery."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+from engage.api import (
+    PayloadInvalid,
+    Provider,
+    ProviderContext,
+    ProviderFactory,
+    Rejected,
+    Reply,
+    Signing,
+    TranslatedEvent,
+    Translation,
+    WebhookRequest,
+    hookimpl,
+)
+from engage.webhooks import (
+    check_hmac,
+    decode_base64,
+    email_recipient,
+    event_id,
+    form_fields,
+    merged,
+    one_header,
+    options_schema,
+    parse_json,
+    public_url,
+    secrets,
+    signed_url,
+    spread,
+    track,
+    unix_time,
+    user_id,
+)
+
+EVENTS: Final = {
+    "send": "Email Sent",
+    "delivered": "Email Delivered",
+    "deferral": "Email Delayed",
+    "open": "Email Opened",
+    "click": "Email Link Clicked",
+    "hard_bounce": "Email Bounced",
+    "soft_bounce": "Email Bounced",
+    "reject": "Email Dropped",
+    "spam": "Email Marked as Spam",
+    "unsub": "Email Unsubscribed",
+}
+BOUNCES: Final = {"hard_bounce": "hard", "soft_bounce": "soft"}
+
+
+class Mailchimp(Provider):
+    """Deliveries of one Mandrill webhook."""
+
+    signing = Signing(
+        signature="x-mandrill-signature", encoding="base64", body=True, url=True, form=True
+    )
+
+    def __init__(self, options: Mapping[str, Any], context: ProviderContext) -> None:
+        self._keys = [secret.encode() for secret in secrets(options, "webhook_key")]
+        self._url = public_url(options, context)
+
+    def credentials(self) -> Sequence[bytes]:
+        """See :meth:`Provider.credentials`."""
+        return self._keys
+
+    def probe(self, request: WebhookRequest) -> Reply | None:
+        """A new webhook is tried with an empty list, signed with a key that everybody knows."""
+        if request.body == b"mandrill_events=%5B%5D" or request.body == b"mandrill_events=[]":
+            return Reply(body=b'{"success":true,"accepted":0,"ignored":0}')
+        return None
+
+    def verify(self, request: WebhookRequest, fetched: bytes | None) -> None:
+        """HMAC-SHA1 over the URL and the decoded form fields, sorted by name."""
+        signature = decode_base64(one_header(request, "x-mandrill-signature"))
+        fields = sorted(form_fields(request.body))
+        signed = signed_url(self._url, request) + "".join(name + value for name, value in fields)
+        check_hmac(self._keys, signed.encode(), [signature], algorithm="sha1")
+
+    def translate(self, request: WebhookRequest) -> Translation:
+        """One event each; what is not about a sent e-mail (inbound, lists) is of no interest."""
+        found = dict(form_fields(request.body)).get("mandrill_events")
+        items = parse_json(found) if found is not None else None
+        if not isinstance(items, list):
+            raise PayloadInvalid("mandrill_events: must be a list")
+        events: list[TranslatedEvent] = []
+        rejected: list[Rejected] = []
+        ignored = 0
+        for index, item in enumerate(items):
+            if not isinstance(item, dict):
+                rejected.append(Rejected(index, "is not an object"))
+                continue
+            kind = item.get("event")
+            name = EVENTS.get(kind) if isinstance(kind, str) else None
+            message = item.get("msg")
+            if name is None:
+                ignored += 1
+            elif not isinstance(message, dict):
+                rejected.append(Rejected(index, "msg: must be an object"))
+            else:
+                events.append(_event(str(kind), name, item, message, index))
+        return Translation(events=events, ignored=ignored, rejected=rejected)
+
+
+def _event(
+    kind: str, name: str, item: Mapping[str, Any], message: Mapping[str, Any], index: int
+) -> TranslatedEvent:
+    metadata = message.get("metadata")
+    recipient = email_recipient(message.get("email"))
+    properties = merged(
+        {
+            "email": message.get("email"),
+            "bounceType": BOUNCES.get(kind),
+            "sentTs": message.get("ts"),
+        },
+        item,
+        message,
+        without=("event", "msg", "ts", "metadata"),
+    )
+    document = track(
+        name,
+        # ``_id`` is the message's: its opens and clicks have it in common.
+        message_id=event_id(
+            kind, *(str(item.get(key)) for key in ("_id", "ts", "url", "ip", "user_agent"))
+        ),
+        timestamp=unix_time(item.get("ts")),
+        user=user_id(*(metadata.get(k) for k in ("userId", "user_id")))
+        if isinstance(metadata, dict)
+        else None,
+        properties=spread(properties, metadata, "metadata", without=("userId", "user_id")),
+    )
+    return TranslatedEvent(document, recipient, index)
+
+
+@hookimpl
+def engage_register_webhook(
+    register: Callable[[str, ProviderFactory, Mapping[str, Any]], None],
+) -> None:
+    """Bring ``mailchimp``."""
+    register(
+        "mailchimp", Mailchimp, options_schema("engage_schemas", "plugins/webhooks/mailchimp.json")
+    )

@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Resend: what became of e-mails. Signed through Svix, that is by Standard Webhooks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+from engage.api import (
+    PayloadInvalid,
+    Provider,
+    ProviderContext,
+    ProviderFactory,
+    Signing,
+    TranslatedEvent,
+    Translation,
+    WebhookRequest,
+    hookimpl,
+)
+from engage.webhooks import (
+    check_standard_webhook,
+    email_recipient,
+    event_id,
+    iso_time,
+    merged,
+    message_id,
+    optional_header,
+    options_schema,
+    parse_object,
+    secrets,
+    spread,
+    standard_webhook_key,
+    text,
+    track,
+    user_id,
+)
+
+EVENTS: Final = {
+    "email.sent": "Email Sent",
+    "email.delivered": "Email Delivered",
+    "email.delivery_delayed": "Email Delayed",
+    "email.complained": "Email Marked as Spam",
+    "email.bounced": "Email Bounced",
+    "email.opened": "Email Opened",
+    "email.clicked": "Email Link Clicked",
+    "email.failed": "Email Dropped",
+    "email.suppressed": "Email Dropped",
+}
+BOUNCES: Final = {"permanent": "hard", "transient": "soft"}
+
+
+class Resend(Provider):
+    """Deliveries of one Resend webhook."""
+
+    signing = Signing(
+        signature="svix-signature",
+        signature_pattern=r"v1,(?P<signature>[^ ]*)",
+        encoding="base64",
+        body=True,
+        headers=("svix-id",),
+        timestamp="svix-timestamp",
+        past=300,
+        future=300,
+    )
+
+    def __init__(self, options: Mapping[str, Any], context: ProviderContext) -> None:
+        self._keys = [standard_webhook_key(secret) for secret in secrets(options, "secret")]
+
+    def credentials(self) -> Sequence[bytes]:
+        """See :meth:`Provider.credentials`."""
+        return self._keys
+
+    def verify(self, request: WebhookRequest, fetched: bytes | None) -> None:
+        """See :meth:`Provider.verify`; Svix takes either name of its headers, even mixed."""
+        check_standard_webhook(request, self._keys, prefixes=("svix", "webhook"))
+
+    def translate(self, request: WebhookRequest) -> Translation:
+        """One event about one e-mail; domains, contacts and received mail are of no interest."""
+        payload = parse_object(request.body)
+        kind = payload.get("type")
+        name = EVENTS.get(kind) if isinstance(kind, str) else None
+        if name is None:
+            return Translation(ignored=1)
+        data = payload.get("data")
+        if not isinstance(data, dict):
+            raise PayloadInvalid("data: must be an object")
+        to = data.get("to")
+        recipient = email_recipient(*to) if isinstance(to, list) else email_recipient(to)
+        tags = _tags(data.get("tags"))
+        properties: dict[str, Any] = {}
+        if recipient is not None:
+            properties["email"] = recipient.value
+        if name == "Email Bounced":
+            bounce = data.get("bounce")
+            sort = text(bounce.get("type")) if isinstance(bounce, dict) else None
+            if sort is not None:
+                properties["bounceType"] = BOUNCES.get(sort.lower(), sort.lower())
+        properties = merged(properties, data, without=("tags",))
+        # ``data.created_at`` is the e-mail's; the event's own stands beside ``type``.
+        when = payload.get("created_at")
+        document = track(
+            name,
+            message_id=message_id(
+                optional_header(request, "svix-id"), optional_header(request, "webhook-id")
+            )
+            or event_id(name, str(data.get("email_id")), str(when)),
+            timestamp=iso_time(when),
+            user=user_id(tags.get("userId"), tags.get("user_id")),
+            properties=spread(properties, tags, "tags", without=("userId", "user_id")),
+        )
+        return Translation(events=[TranslatedEvent(document, recipient)])
+
+
+def _tags(value: object) -> dict[str, Any]:
+    """Tags come as an object, or as the list of name and value that they were sent as."""
+    if isinstance(value, list):
+        return {
+            tag["name"]: tag.get("value")
+            for tag in value
+            if isinstance(tag, dict) and isinstance(tag.get("name"), str)
+        }
+    return value if isinstance(value, dict) else {}
+
+
+@hookimpl
+def engage_register_webhook(
+    register: Callable[[str, ProviderFactory, Mapping[str, Any]], None],
+) -> None:
+    """Bring ``resend``."""
+    register("resend", Resend, options_schema("engage_schemas", "plugins/webhooks/resend.json"))
