@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Amplitude's webhook destination for events.
+
+Amplitude signs nothing: the secret is a header of your own, and only TLS protects the body.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from engage.api import (
+    PayloadInvalid,
+    ProviderFactory,
+    TranslatedEvent,
+    Translation,
+    WebhookRequest,
+    hookimpl,
+)
+from engage.webhooks import (
+    StaticCredentialProvider,
+    at,
+    content_id,
+    email_recipient,
+    iso_time,
+    merged,
+    message_id,
+    options_schema,
+    parse_object,
+    text,
+    unix_time,
+    user_id,
+)
+
+_PAGE_VIEWED: Final = "[Amplitude] Page Viewed"
+#: The property of a page → Amplitude's.
+_PAGE: Final = {
+    "url": "[Amplitude] Page URL",
+    "path": "[Amplitude] Page Path",
+    "title": "[Amplitude] Page Title",
+    "referrer": "referrer",
+}
+#: What becomes a field of the event.
+_FIELDS: Final = frozenset(
+    {"event_type", "event_time", "event_properties", "user_id", "device_id", "uuid", "ip_address"}
+)
+
+
+class Amplitude(StaticCredentialProvider):
+    """One event a delivery, in the form of Amplitude's export."""
+
+    def translate(self, request: WebhookRequest) -> Translation:
+        """``$identify`` becomes identify, a page view page, everything else track."""
+        event = parse_object(request.body)
+        kind = text(event.get("event_type"))
+        if kind is None:
+            raise PayloadInvalid("event_type is missing")
+        return Translation(events=[_translate(kind, event)])
+
+
+def _translate(kind: str, event: Mapping[str, Any]) -> TranslatedEvent:
+    document: dict[str, Any] = {
+        "messageId": message_id(event.get("uuid")) or content_id(event),
+        "context": merged({"ip": text(event.get("ip_address"))}),
+    }
+    fields = set(_FIELDS)
+    # "2022-10-24 20:07:32.123000" is UTC, though it does not say so.
+    timestamp = iso_time(event.get("event_time")) or unix_time(event.get("event_time"))
+    if timestamp is not None:
+        document["timestamp"] = timestamp
+    else:
+        fields.discard("event_time")
+    user, device = user_id(event.get("user_id")), user_id(event.get("device_id"))
+    if user is not None:
+        document["userId"] = user
+    if device is not None:
+        document["anonymousId"] = device
+    recipient = email_recipient(at(event, "user_properties.email"))
+    if user is None and device is None and recipient is None:
+        nobody = text(event.get("amplitude_id"))
+        if nobody is not None:
+            document["anonymousId"] = f"amplitude:{nobody}"
+
+    properties = event.get("event_properties")
+    if kind == "$identify":
+        fields.add("user_properties")
+        document["type"] = "identify"
+        document["traits"] = merged(event.get("user_properties"))
+        layers = [properties]
+    elif kind == _PAGE_VIEWED:
+        document["type"] = "page"
+        page = {key: at(properties, source) for key, source in _PAGE.items()}
+        name = text(page["title"])
+        if name is not None:
+            document["name"] = name
+        layers = [page, properties]
+    else:
+        document["type"] = "track"
+        document["event"] = kind
+        layers = [properties]
+    rest = merged(event, without=fields)
+    # Of its own name, because the names of event properties are the user's to choose.
+    document["properties"] = merged(*layers, {"amplitude": rest} if rest else None)
+    return TranslatedEvent(document, recipient)
+
+
+@hookimpl
+def engage_register_webhook(
+    register: Callable[[str, ProviderFactory, Mapping[str, Any]], None],
+) -> None:
+    """Bring ``amplitude``."""
+    register(
+        "amplitude", Amplitude, options_schema("engage_schemas", "plugins/webhooks/amplitude.json")
+    )

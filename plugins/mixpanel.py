@@ -1,0 +1,173 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Mixpanel's two webhooks: cohort sync, and Real-Time Event Streams.
+
+Mixpanel signs nothing: the secret is HTTP Basic or a header of your own, and only TLS protects the
+body. Cohort sync wants an answer of its own, and stops until somebody helps when it gets a 401.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+import orjson
+
+from engage.api import (
+    PayloadInvalid,
+    ProviderFactory,
+    Rejected,
+    Reply,
+    TranslatedEvent,
+    Translation,
+    WebhookRequest,
+    WebhookResult,
+    hookimpl,
+)
+from engage.webhooks import (
+    StaticCredentialProvider,
+    at,
+    content_id,
+    email_recipient,
+    event_id,
+    iso_time,
+    merged,
+    message_id,
+    options_schema,
+    parse_json,
+    text,
+    track,
+    unix_time,
+    user_id,
+)
+
+#: ``members`` is the whole cohort: at first, and again when Mixpanel starts anew after errors.
+_ACTIONS: Final[Mapping[str, str]] = {
+    "members": "Cohort Entered",
+    "add_members": "Cohort Entered",
+    "remove_members": "Cohort Exited",
+}
+#: Ids that Mixpanel gives to devices whose user it does not know.
+_DEVICE: Final = "$device:"
+#: Above this a time is in milliseconds (as seconds it would be after the year 5000).
+_SECONDS: Final = 100_000_000_000
+
+
+class Mixpanel(StaticCredentialProvider):
+    """A page of a cohort's members, or a list of events."""
+
+    def translate(self, request: WebhookRequest) -> Translation:
+        """One track event for each member or event."""
+        payload = parse_json(request.body)
+        if isinstance(payload, dict) and "action" in payload:
+            return _cohort(payload)
+        items = payload if isinstance(payload, list) else [payload]
+        events: list[TranslatedEvent] = []
+        rejected: list[Rejected] = []
+        for index, item in enumerate(items):
+            name = text(at(item, "event")) or text(at(item, "event_name"))
+            if name is None:
+                rejected.append(Rejected(index, "not an event"))
+            else:
+                events.append(_event(name, item, index))
+        if rejected and not events:
+            raise PayloadInvalid("neither members of a cohort nor a list of events")
+        return Translation(events=events, rejected=rejected)
+
+    def reply(self, request: WebhookRequest, result: WebhookResult) -> Reply | None:
+        """:return: what cohort sync wants to hear."""
+        try:
+            payload = parse_json(request.body)
+        except PayloadInvalid:
+            return None
+        action = at(payload, "action")
+        if not isinstance(action, str) or action not in _ACTIONS:
+            return None
+        return Reply(body=orjson.dumps({"action": action, "status": "success"}))
+
+
+def _cohort(payload: Mapping[str, Any]) -> Translation:
+    action = payload["action"]
+    members = at(payload, "parameters.members")
+    if not isinstance(action, str) or action not in _ACTIONS or not isinstance(members, list):
+        raise PayloadInvalid("not an action of cohort sync with its members")
+    parameters = merged(payload["parameters"], without=["members", "page_info"])
+    cohort = [
+        text(parameters.get(f"mixpanel_{name}")) or ""
+        for name in ("project_id", "cohort_id", "session_id")
+    ]
+    events: list[TranslatedEvent] = []
+    rejected: list[Rejected] = []
+    for index, member in enumerate(members):
+        distinct = user_id(at(member, "mixpanel_distinct_id"))
+        recipient = email_recipient(at(member, "email"))
+        if distinct is None and recipient is None:
+            rejected.append(Rejected(index, "a member without an id or an address"))
+            continue
+        who = distinct or (recipient.value if recipient else "")
+        document = track(
+            _ACTIONS[action],
+            message_id=event_id(*cohort, action, who),
+            # Mixpanel does not say when somebody entered.
+            timestamp=None,
+            properties=merged(
+                {"email": recipient.value if recipient else None},
+                parameters,
+                member,
+                without=["mixpanel_distinct_id"],
+            ),
+        )
+        _identify(document, distinct)
+        events.append(TranslatedEvent(document, recipient, index))
+    return Translation(events=events, rejected=rejected)
+
+
+def _event(name: str, item: Mapping[str, Any], index: int) -> TranslatedEvent:
+    nested = item.get("properties")
+    own = merged(nested, item, without=["properties", "event", "event_name"])
+    fields = {"distinct_id", "$insert_id", "insert_id", "$user_id", "$device_id"}
+    timestamp = _time(own.get("time"))
+    if timestamp is not None:
+        fields.add("time")
+    distinct = user_id(own.get("$user_id"), own.get("distinct_id"))
+    recipient = email_recipient(own.get("$email"), own.get("email"))
+    document = track(
+        name,
+        message_id=message_id(own.get("$insert_id"), own.get("insert_id")) or content_id(item),
+        timestamp=timestamp,
+        properties=merged(own, without=fields),
+    )
+    _identify(document, distinct)
+    device = user_id(own.get("$device_id"))
+    if device is not None:
+        document["anonymousId"] = device
+    return TranslatedEvent(document, recipient, index)
+
+
+def _identify(document: dict[str, Any], distinct: str | None) -> None:
+    if distinct is None:
+        return
+    if distinct.startswith(_DEVICE) and len(distinct) > len(_DEVICE):
+        document["anonymousId"] = distinct.removeprefix(_DEVICE)
+    else:
+        document["userId"] = distinct
+
+
+def _time(value: object) -> str | None:
+    """Read seconds or milliseconds since 1970, or a date."""
+    if isinstance(value, str) and not value.isdigit():
+        return iso_time(value)
+    if isinstance(value, str) and len(value) <= 15:
+        value = int(value)
+    if isinstance(value, int | float) and not isinstance(value, bool) and value > _SECONDS:
+        value = value / 1000
+    return unix_time(value)
+
+
+@hookimpl
+def engage_register_webhook(
+    register: Callable[[str, ProviderFactory, Mapping[str, Any]], None],
+) -> None:
+    """Bring ``mixpanel``."""
+    register(
+        "mixpanel", Mixpanel, options_schema("engage_schemas", "plugins/webhooks/mixpanel.json")
+    )

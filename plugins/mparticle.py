@@ -1,0 +1,223 @@
+# SPDX-License-Identifier: Apache-2.0
+"""mParticle's webhook.
+
+mParticle signs nothing: the secret is an ``Authorization`` header of your own, and only TLS
+protects the body.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from engage.api import (
+    PayloadInvalid,
+    ProviderContext,
+    ProviderFactory,
+    Recipient,
+    Rejected,
+    TranslatedEvent,
+    Translation,
+    WebhookRequest,
+    hookimpl,
+)
+from engage.webhooks import (
+    StaticCredentialProvider,
+    at,
+    content_id,
+    email_recipient,
+    event_id,
+    merged,
+    message_id,
+    options_schema,
+    parse_object,
+    text,
+    unix_time,
+    user_id,
+)
+
+#: mParticle's reserved attributes and identities, where the trait has another name.
+_TRAITS: Final[Mapping[str, str]] = {"$Mobile": "phone", "mobile_number": "phone"}
+#: A product or promotion action → the name in Segment's e-commerce spec.
+_ACTIONS: Final[Mapping[str, str]] = {
+    "add_to_cart": "Product Added",
+    "remove_from_cart": "Product Removed",
+    "checkout": "Checkout Started",
+    "checkout_option": "Checkout Step Completed",
+    "click": "Product Clicked",
+    "view_detail": "Product Viewed",
+    "view": "Product Viewed",
+    "purchase": "Order Completed",
+    "refund": "Order Refunded",
+    "add_to_wishlist": "Product Added to Wishlist",
+    "remove_from_wish_list": "Product Removed from Wishlist",
+    "remove_from_wishlist": "Product Removed from Wishlist",
+}
+_PROMOTIONS: Final[Mapping[str, str]] = {
+    "view": "Promotion Viewed",
+    "click": "Promotion Clicked",
+}
+#: Of a batch: what becomes a field of each event.
+_BATCH_FIELDS: Final = frozenset(
+    {"events", "user_identities", "user_attributes", "message_id", "ip", "timestamp_unixtime_ms"}
+)
+
+
+class MParticle(StaticCredentialProvider):
+    """A batch a delivery: who it is, and what they did."""
+
+    def __init__(self, options: Mapping[str, Any], context: ProviderContext) -> None:
+        super().__init__(options, context)
+        self._development = bool(options.get("development", False))
+
+    def translate(self, request: WebhookRequest) -> Translation:
+        """One identify, then one event for each of the batch that has a meaning here."""
+        batch = parse_object(request.body)
+        items = batch.get("events")
+        if items is None:
+            items = []
+        if not isinstance(items, list) or not ({"events", "user_identities", "mpid"} & set(batch)):
+            raise PayloadInvalid("not a batch of events")
+        if batch.get("environment") == "development" and not self._development:
+            return Translation(ignored=max(1, len(items)))
+        return _Batch(batch, items).translation()
+
+
+class _Batch:
+    def __init__(self, batch: Mapping[str, Any], items: list[Any]) -> None:
+        self._batch = batch
+        self._items = items
+        self._id = text(batch.get("message_id")) or content_id(batch)
+        identities = batch.get("user_identities")
+        mpid = user_id(batch.get("mpid"))
+        self._user = user_id(
+            at(identities, "customer_id"),
+            at(identities, "customerid"),
+            mpid if mpid != "0" else None,
+        )
+        self._recipient: Recipient | None = email_recipient(at(identities, "email"))
+        rest = merged(batch, without=_BATCH_FIELDS)
+        self._context = merged(
+            {"ip": text(batch.get("ip")), "mparticle": rest if rest else None},
+        )
+
+    def translation(self) -> Translation:
+        events: list[TranslatedEvent] = []
+        rejected: list[Rejected] = []
+        ignored = 0
+        for index, item in enumerate(self._items):
+            kind = text(at(item, "event_type"))
+            data = at(item, "data")
+            if kind is None or not isinstance(data, dict):
+                rejected.append(Rejected(index, "not an event"))
+                continue
+            document = self._event(kind, data, item)
+            if document is None:
+                ignored += 1
+            else:
+                events.append(TranslatedEvent(document, self._recipient, index))
+        identify = self._identify()
+        if identify is not None:
+            events.insert(0, TranslatedEvent(identify, self._recipient))
+        return Translation(events=events, ignored=ignored, rejected=rejected)
+
+    def _identify(self) -> dict[str, Any] | None:
+        """:return: who the batch is about, if it says more than an id."""
+        traits = {
+            _trait(name): value
+            for name, value in merged(
+                self._batch.get("user_identities"),
+                self._batch.get("user_attributes"),
+                without=("customer_id", "customerid"),
+            ).items()
+        }
+        if not traits and at(self._batch, "user_identities.customer_id") is None:
+            return None
+        times = [_milliseconds(at(item, "data.timestamp_unixtime_ms")) for item in self._items]
+        timestamp = next(
+            filter(None, times), _milliseconds(self._batch.get("timestamp_unixtime_ms"))
+        )
+        document = self._document("identify", timestamp, f"{self._id}:identify")
+        document["traits"] = traits
+        return document
+
+    def _event(self, kind: str, data: Mapping[str, Any], item: object) -> dict[str, Any] | None:
+        document: dict[str, Any] = {}
+        own: object = data.get("custom_attributes")
+        fields = {"custom_attributes", "timestamp_unixtime_ms", "event_id"}
+        if kind == "custom_event":
+            name = text(data.get("event_name"))
+            document["event"] = name or "Custom Event"
+            fields.add("event_name")
+            becomes = "track"
+        elif kind == "screen_view":
+            document["name"] = text(data.get("screen_name")) or text(data.get("activity_type"))
+            fields.add("screen_name")
+            becomes = "screen"
+        elif kind == "commerce_event":
+            document["event"] = _commerce(data)
+            own = merged(own, data, without=fields)
+            fields = set(data)
+            becomes = "track"
+        else:
+            # Sessions, application states, crashes …: nothing that a person did.
+            return None
+        timestamp = _milliseconds(data.get("timestamp_unixtime_ms"))
+        known = text(data.get("event_id")) or content_id(item)
+        result = self._document(becomes, timestamp, f"{self._id}:{known}")
+        result.update({key: value for key, value in document.items() if value is not None})
+        rest = merged(data, without=fields)
+        # Of its own name, because the names of custom attributes are the user's to choose.
+        result["properties"] = merged(own, {"mparticle": rest} if rest else None)
+        return result
+
+    def _document(self, kind: str, timestamp: str | None, name: str) -> dict[str, Any]:
+        document: dict[str, Any] = {
+            "type": kind,
+            "messageId": message_id(name) or event_id(name),
+            "context": dict(self._context),
+        }
+        if self._user is not None:
+            document["userId"] = self._user
+        if timestamp is not None:
+            document["timestamp"] = timestamp
+        return document
+
+
+def _trait(name: str) -> str:
+    """:return: the trait for an attribute: ``$FirstName`` is ``firstName``."""
+    known = _TRAITS.get(name)
+    if known is not None:
+        return known
+    if name.startswith("$") and len(name) > 1:
+        return name[1].lower() + name[2:]
+    return name
+
+
+def _commerce(data: Mapping[str, Any]) -> str:
+    action = text(at(data, "product_action.action"))
+    if action is not None:
+        return _ACTIONS.get(action, action)
+    promotion = text(at(data, "promotion_action.action"))
+    if promotion is not None:
+        return _PROMOTIONS.get(promotion, promotion)
+    return "Product List Viewed" if data.get("product_impressions") else "Commerce Event"
+
+
+def _milliseconds(value: object) -> str | None:
+    """:return: the time of milliseconds since 1970, a number or digits."""
+    if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) <= 15:
+        value = int(value)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return unix_time(value / 1000)
+
+
+@hookimpl
+def engage_register_webhook(
+    register: Callable[[str, ProviderFactory, Mapping[str, Any]], None],
+) -> None:
+    """Bring ``mparticle``."""
+    register(
+        "mparticle", MParticle, options_schema("engage_schemas", "plugins/webhooks/mparticle.json")
+    )

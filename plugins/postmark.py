@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Postmark's webhooks for messages.
+
+Postmark signs nothing: the secret is HTTP Basic or a header of your own, and only TLS protects the
+body.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from engage.api import (
+    PayloadInvalid,
+    ProviderFactory,
+    TranslatedEvent,
+    Translation,
+    WebhookRequest,
+    hookimpl,
+)
+from engage.webhooks import (
+    StaticCredentialProvider,
+    email_recipient,
+    event_id,
+    iso_time,
+    merged,
+    options_schema,
+    parse_object,
+    text,
+    track,
+    user_id,
+)
+
+#: Record type → the event's name, and where its time stands.
+_RECORDS: Final[Mapping[str, tuple[str, str]]] = {
+    "Delivery": ("Email Delivered", "DeliveredAt"),
+    "Open": ("Email Opened", "ReceivedAt"),
+    "Click": ("Email Link Clicked", "ReceivedAt"),
+    "Bounce": ("Email Bounced", "BouncedAt"),
+    "SpamComplaint": ("Email Marked as Spam", "BouncedAt"),
+    "SubscriptionChange": ("Email Unsubscribed", "ChangedAt"),
+}
+#: What Postmark reports as a bounce, but is none.
+_NO_BOUNCES: Final[Mapping[str, str]] = {
+    "SpamNotification": "Email Marked as Spam",
+    "SpamComplaint": "Email Marked as Spam",
+    "Unsubscribe": "Email Unsubscribed",
+    "Subscribe": "Email Resubscribed",
+}
+_HARD: Final = frozenset({"HardBounce", "BadEmailAddress"})
+_SOFT: Final = frozenset(
+    {"Transient", "SoftBounce", "DnsError", "Blocked", "DMARCPolicy", "VirusNotification"}
+)
+
+
+class Postmark(StaticCredentialProvider):
+    """One record a delivery."""
+
+    def translate(self, request: WebhookRequest) -> Translation:
+        """One track event."""
+        record = parse_object(request.body)
+        kind = text(record.get("RecordType"))
+        if kind is None:
+            raise PayloadInvalid("RecordType is missing")
+        if kind not in _RECORDS:
+            return Translation(ignored=1)
+        return Translation(events=[_translate(kind, record)])
+
+
+def _translate(kind: str, record: Mapping[str, Any]) -> TranslatedEvent:
+    name, time_field = _RECORDS[kind]
+    bounce = text(record.get("Type")) if kind == "Bounce" else None
+    if bounce is not None:
+        name = _NO_BOUNCES.get(bounce, name)
+    if kind == "SubscriptionChange" and record.get("SuppressSending") is False:
+        name = "Email Resubscribed"
+    metadata = record.get("Metadata")
+    recipient = email_recipient(
+        record.get("Recipient"),
+        record.get("Email"),
+        metadata.get("recipient") if isinstance(metadata, dict) else None,
+    )
+    user = user_id(metadata.get("userId") if isinstance(metadata, dict) else None)
+    document = track(
+        name,
+        # Two opens of one message differ in their time, two clicks at one time in their link.
+        message_id=event_id(
+            kind,
+            *(
+                text(record.get(field)) or ""
+                for field in ("MessageID", "ID", "Recipient", time_field, "OriginalLink")
+            ),
+        ),
+        timestamp=iso_time(record.get(time_field)),
+        user=user,
+        properties=merged(
+            {
+                "email": recipient.value if recipient else None,
+                "bounceType": _bounce_type(bounce) if name == "Email Bounced" else None,
+            },
+            record,
+            metadata,
+            without=["RecordType", *(["userId"] if user else [])],
+        ),
+    )
+    return TranslatedEvent(document, recipient)
+
+
+def _bounce_type(bounce: str | None) -> str | None:
+    """:return: what it means for the address; an automatic answer, for one, means nothing."""
+    if bounce is None:
+        return None
+    return "hard" if bounce in _HARD else "soft" if bounce in _SOFT else "other"
+
+
+@hookimpl
+def engage_register_webhook(
+    register: Callable[[str, ProviderFactory, Mapping[str, Any]], None],
+) -> None:
+    """Bring ``postmark``."""
+    register(
+        "postmark", Postmark, options_schema("engage_schemas", "plugins/webhooks/postmark.json")
+    )

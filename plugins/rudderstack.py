@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""RudderStack's webhook destinations: its events are of Segment's form already.
+
+RudderStack signs nothing: the secret is a header of your own, and only TLS protects the body.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from engage.api import (
+    PayloadInvalid,
+    ProviderFactory,
+    Rejected,
+    TranslatedEvent,
+    Translation,
+    WebhookRequest,
+    hookimpl,
+)
+from engage.webhooks import (
+    StaticCredentialProvider,
+    email_recipient,
+    event_id,
+    iso_time,
+    merged,
+    message_id,
+    options_schema,
+    parse_json,
+    text,
+)
+
+_TYPES: Final = frozenset({"identify", "track", "page", "screen", "group", "alias"})
+#: RudderStack's own fields; they tell how an event came, not what happened.
+_CONTEXT: Final = ("channel", "rudderId", "request_ip")
+
+
+class RudderStack(StaticCredentialProvider):
+    """One event a delivery, or a list of them (HTTP Webhook with batching)."""
+
+    def translate(self, request: WebhookRequest) -> Translation:
+        """The events as they are."""
+        payload = parse_json(request.body)
+        if isinstance(payload, dict) and isinstance(payload.get("batch"), list):
+            payload = payload["batch"]
+        items = payload if isinstance(payload, list) else [payload]
+        events: list[TranslatedEvent] = []
+        rejected: list[Rejected] = []
+        ignored = 0
+        for index, item in enumerate(items):
+            kind = text(item.get("type")) if isinstance(item, dict) else None
+            if kind is None:
+                rejected.append(Rejected(index, "not an event: it has no type"))
+            elif kind.lower() in _TYPES:
+                events.append(_translate(kind.lower(), item, index))
+            else:
+                ignored += 1
+        if rejected and not events and not ignored:
+            raise PayloadInvalid(rejected[0].message)
+        return Translation(events=events, ignored=ignored, rejected=rejected)
+
+
+def _translate(kind: str, item: Mapping[str, Any], index: int) -> TranslatedEvent:
+    context = merged(
+        item.get("context"),
+        {name: item.get(name) for name in _CONTEXT},
+        {"ip": item.get("request_ip")},
+    )
+    document = merged(item, without=["context", "timestamp", *_CONTEXT])
+    document["type"] = kind
+    document["context"] = context
+    # RudderStack has corrected the client's clock in "timestamp".
+    timestamp = iso_time(item.get("timestamp")) or iso_time(item.get("originalTimestamp"))
+    if timestamp is not None:
+        document["timestamp"] = timestamp
+    if message_id(item.get("messageId")) is None:
+        document["messageId"] = event_id(
+            kind,
+            *(
+                text(item.get(name)) or ""
+                for name in ("rudderId", "userId", "anonymousId", "event", "originalTimestamp")
+            ),
+        )
+    return TranslatedEvent(document, _recipient(item), index)
+
+
+def _recipient(item: Mapping[str, Any]) -> Any:
+    traits = item.get("traits")
+    return email_recipient(traits.get("email") if isinstance(traits, dict) else None)
+
+
+@hookimpl
+def engage_register_webhook(
+    register: Callable[[str, ProviderFactory, Mapping[str, Any]], None],
+) -> None:
+    """Bring ``rudderstack``."""
+    register(
+        "rudderstack",
+        RudderStack,
+        options_schema("engage_schemas", "plugins/webhooks/rudderstack.json"),
+    )
