@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``make bench``: how fast engage is on this machine, measured against bare Tornado.
+
+Both answer the same requests from the same load generator: wrk or oha where there is one.
+Everything runs on one machine and shares its cores: only the ratios mean something elsewhere.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parent / "tests"))
+
+import load  # noqa: E402
+from support.server import KEY, SQLITE, start_server  # noqa: E402
+
+#: Connections, events of one request.
+CASES = ((1, 1), (32, 1), (256, 1), (8, 100), (32, 100))
+
+
+@contextlib.contextmanager
+def _tornado() -> Iterator[str]:
+    with subprocess.Popen(
+        [sys.executable, str(HERE / "bare.py")], stdout=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            assert process.stdout is not None
+            yield f"http://127.0.0.1:{process.stdout.readline().strip()}"
+        finally:
+            process.kill()
+
+
+@contextlib.contextmanager
+def _engage(storage: str, workers: int) -> Iterator[str]:
+    with (
+        tempfile.TemporaryDirectory(prefix="engage-bench-") as folder,
+        start_server(Path(folder), storage=storage, workers=workers) as server,
+    ):
+        yield server.url
+        server.stop()
+
+
+def _machine() -> str:
+    model = platform.processor() or platform.machine()
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                model = line.partition(":")[2].strip()
+                break
+    return (
+        f"{model}, {os.cpu_count()} cores, {platform.system()}, Python {platform.python_version()}"
+    )
+
+
+def main() -> int:
+    """Measure and print; 1 if any request failed."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seconds", type=float, default=8.0, help="of each measurement")
+    parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument(
+        "--storage", type=Path, help="a TOML file with [storage] and its options; else SQLite"
+    )
+    parser.add_argument("--tool", choices=("wrk", "oha", "python"), default=load.tool())
+    parser.add_argument("--only", help="connections x events, for instance 32x1,8x100")
+    arguments = parser.parse_args()
+    storage = arguments.storage.read_text() if arguments.storage else SQLITE
+    cases = (
+        [tuple(map(int, case.split("x"))) for case in arguments.only.split(",")]
+        if (arguments.only)
+        else CASES
+    )
+    print(f"load: {arguments.tool}, {arguments.seconds:g} s each; {_machine()}")
+    print(
+        f"engage: {arguments.workers} worker(s), {storage.split()[3]}; events of {_size()} bytes\n"
+    )
+    print(
+        "| server | connections | events a request | requests/s | events/s | p50 ms | p99 ms "
+        "| of Tornado |"
+    )
+    print("|---|---|---|---|---|---|---|---|")
+    bad = 0
+    bare: dict[tuple[int, ...], float] = {}
+    for name in ("Tornado 204", "engage"):
+        for connections, size in cases:
+            server = _tornado() if name != "engage" else _engage(storage, arguments.workers)
+            path = "/v1/track" if size == 1 else "/v1/batch"
+            with server as url:
+                for warm in (True, False):
+                    result = load.run(
+                        arguments.tool,
+                        url + path,
+                        KEY,
+                        connections=connections,
+                        size=size,
+                        seconds=1 if warm else arguments.seconds,
+                        name="w" if warm else "m",
+                    )
+                    bad += result.bad
+            rate = result.requests_per_second
+            ratio = rate / bare.setdefault((connections, size), rate)
+            print(
+                f"| {name} | {connections} | {size} | {rate:,.0f} | {rate * size:,.0f}"
+                f" | {result.p50:.2f} | {result.p99:.2f} | {ratio:.2f} |",
+                flush=True,
+            )
+    if bad:
+        print(f"\n{bad} requests failed")
+    return 1 if bad else 0
+
+
+def _size() -> int:
+    return len(load.HEAD + load.TAIL) + 15
+
+
+if __name__ == "__main__":
+    sys.exit(main())
