@@ -284,10 +284,11 @@ def _timestamp(document: dict[str, Any], arrival: Arrival) -> int:
         # When both are sent the earlier is the original: RudderStack's node SDK puts a call's
         # explicit time into ``timestamp``, and the time of the call into the other.
         other = _parse(document, "originalTimestamp")
-        if original is None or other <= original:
+        if original is None or (arrival.correct_clock and other <= original):
             original = other
-        else:
+        elif arrival.correct_clock:
             document["originalTimestamp"] = document["timestamp"]
+        # else: a provider that sends both has corrected the clock in ``timestamp`` itself.
     elif original is not None:
         document["originalTimestamp"] = document["timestamp"]
     else:

@@ -52,13 +52,11 @@ class Observers:
             for name, observer in self._observers.items():
                 self._queues[name] = asyncio.Queue(QUEUE)
                 self._tasks.append(asyncio.create_task(self._serve(name, observer)))
-        for name, queue in self._queues.items():
+        for queue in self._queues.values():
             try:
                 queue.put_nowait(events)
             except asyncio.QueueFull:
                 self._metrics.dropped("observer_batch")
-                if queue.qsize() == QUEUE:
-                    _log.debug("observer %s is too slow, a batch was dropped", name)
 
     async def drain(self) -> None:
         """Wait until every observer was told everything."""
