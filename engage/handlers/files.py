@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is the same for everybody: the snippet's script, the description of the API, its page.
+
+Each is made once for a process, compressed once, and carries an ``ETag`` of its content.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import gzip
+import hashlib
+from collections.abc import Callable, Mapping
+from importlib import resources
+from typing import Final
+
+import orjson
+from tornado import template
+
+from engage.handlers.base import Handler, Route
+from engage.openapi import describe
+
+__all__ = ["ROUTES"]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class StaticFile:
+    """Content that does not change while the process lives."""
+
+    content: bytes
+    content_type: str
+    #: Seconds for which it may be used again without asking.
+    max_age: int
+    headers: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    compressed: bytes = dataclasses.field(init=False)
+    etag: str = dataclasses.field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "compressed", gzip.compress(self.content, 9, mtime=0))
+        object.__setattr__(self, "etag", hashlib.sha256(self.content).hexdigest()[:16])
+
+
+class FileHandler(Handler):
+    """Serves one :class:`StaticFile`."""
+
+    def get(self) -> None:
+        """Answer 200, or 304 when the client has it."""
+        file = self.file()
+        request = self.request.headers
+        zipped = _accepts_gzip(request.get("Accept-Encoding", ""))
+        etag = f'"{file.etag}{"-gzip" if zipped else ""}"'
+        headers = {
+            **file.headers,
+            "Cache-Control": f"public, max-age={file.max_age}",
+            "ETag": etag,
+            "Vary": "Accept-Encoding",
+        }
+        known = [
+            tag.strip().removeprefix("W/") for tag in request.get("If-None-Match", "").split(",")
+        ]
+        if etag in known or "*" in known:
+            self.answer(b"", status=304, content_type=file.content_type, headers=headers)
+            return
+        if zipped:
+            headers["Content-Encoding"] = "gzip"
+        self.answer(
+            file.compressed if zipped else file.content,
+            content_type=file.content_type,
+            headers=headers,
+        )
+
+    def file(self) -> StaticFile:
+        """:return: what to serve."""
+        raise NotImplementedError
+
+    head = get
+
+
+def _accepts_gzip(header: str) -> bool:
+    for part in header.lower().split(","):
+        coding, _, weight = part.partition(";")
+        if coding.strip() in ("gzip", "*"):
+            return weight.replace(" ", "") not in ("q=0", "q=0.0", "q=0.00", "q=0.000")
+    return False
+
+
+def _packaged(name: str) -> bytes:
+    return resources.files("engage").joinpath("static").joinpath(name).read_bytes()
+
+
+@functools.cache
+def snippet() -> StaticFile:
+    """:return: the tracking snippet's script."""
+    return StaticFile(_packaged("engage.js"), "text/javascript; charset=utf-8", 3600)
+
+
+@functools.cache
+def description(public_url: str | None) -> StaticFile:
+    """:return: the OpenAPI document."""
+    document = orjson.dumps(describe(public_url=public_url))
+    return StaticFile(document, "application/json; charset=utf-8", 300)
+
+
+@functools.cache
+def page(public_url: str | None) -> StaticFile:
+    """:return: the description as one page for reading: no script, nothing from elsewhere."""
+    text = template.Template(_packaged("docs.html"), autoescape="xhtml_escape").generate(
+        document=describe(public_url=public_url), pretty=_pretty
+    )
+    policy = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
+    headers = {"Content-Security-Policy": f"{policy}; frame-ancestors 'none'"}
+    return StaticFile(text, "text/html; charset=utf-8", 300, headers)
+
+
+def _pretty(value: object) -> str:
+    return orjson.dumps(value, option=orjson.OPT_INDENT_2).decode()
+
+
+class SnippetHandler(FileHandler):
+    """``GET /engage.js``."""
+
+    def file(self) -> StaticFile:
+        """See :meth:`FileHandler.file`."""
+        return snippet()
+
+
+class DescriptionHandler(FileHandler):
+    """``GET /openapi.json``."""
+
+    make: Callable[[str | None], StaticFile] = staticmethod(description)
+
+    def file(self) -> StaticFile:
+        """See :meth:`FileHandler.file`."""
+        return self.make(self.services.config.server.public_url)
+
+
+class PageHandler(DescriptionHandler):
+    """``GET /docs``."""
+
+    make = staticmethod(page)
+
+
+ROUTES: Final = (
+    Route(path="/engage.js", name="snippet", handler=SnippetHandler, methods=("GET",)),
+    Route(path="/openapi.json", name="openapi", handler=DescriptionHandler, methods=("GET",)),
+    Route(path="/docs", name="docs", handler=PageHandler, methods=("GET",)),
+)

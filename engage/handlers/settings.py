@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the browser SDKs of Segment and RudderStack fetch before they start.
+
+Without these routes a page would have to carry the settings inline, because the SDKs ask their
+vendors' hosts otherwise.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+from urllib.parse import unquote
+
+import orjson
+
+from engage.errors import ApiError
+from engage.handlers.base import Handler, Route
+from engage.normalise import Clock, render_time
+
+if TYPE_CHECKING:
+    from engage.auth import Principal
+
+__all__ = ["ROUTES", "ProjectSettingsHandler", "SourceConfigHandler"]
+
+#: Seconds for which a browser may use the settings again.
+MAX_AGE: Final = 300
+
+#: When the settings last changed: they are the config's, which is read once.
+STARTED: Final = render_time(Clock()())
+
+
+def _key(principal: Principal) -> str:
+    keys = principal.workspace.write_keys
+    return next(write_key.key for write_key in keys if write_key.id == principal.key_id)
+
+
+class ProjectSettingsHandler(Handler):
+    """``GET /v1/projects/<write key>/settings``, for @segment/analytics-next (its ``cdnURL``)."""
+
+    def get(self, writeKey: str) -> None:  # noqa: N803 (the name in the path)
+        """Answer as ``schemas/answers/project-settings.json`` says."""
+        try:
+            principal = self.services.authenticator.header_or_query([], [unquote(writeKey)])
+        except ApiError:
+            principal = None
+        if principal is None:
+            raise ApiError("not_found", "there is no such write key")
+        destination = {"apiKey": _key(principal)}
+        public_url = self.services.config.server.public_url
+        if public_url:
+            scheme, _, address = public_url.rstrip("/").partition("://")
+            destination |= {"apiHost": f"{address}/v1", "protocol": scheme}
+        self.answer(
+            orjson.dumps(
+                {"integrations": {"Segment.io": destination}, "metrics": {"sampleRate": 0}}
+            ),
+            headers={"Cache-Control": f"public, max-age={MAX_AGE}"},
+        )
+
+    head = get
+
+
+class SourceConfigHandler(Handler):
+    """``GET /sourceConfig/``, for @rudderstack/analytics-js (its ``configUrl``)."""
+
+    def get(self) -> None:
+        """Answer as ``schemas/answers/source-config.json`` says."""
+        request = self.request
+        query = request.query_arguments.get("writeKey", ())
+        self.principal = self.services.authenticator.header_or_query(
+            request.headers.get_list("Authorization"),
+            [key.decode("utf-8", "replace") for key in query],
+        )
+        if self.principal is None:
+            self.services.authenticator.body(None)
+        assert self.principal is not None
+        workspace = self.principal.workspace
+        off = {"enabled": False}
+        source = {
+            "id": self.principal.key_id,
+            "name": workspace.name,
+            "writeKey": _key(self.principal),
+            "enabled": True,
+            "workspaceId": workspace.id,
+            "config": {"statsCollection": {"errors": off, "metrics": off}},
+            "connections": [],
+            "destinations": [],
+            "dataplanes": {},
+        }
+        self.answer(
+            orjson.dumps({"source": source, "updatedAt": STARTED}),
+            headers={
+                "Cache-Control": f"private, max-age={MAX_AGE}",
+                "Vary": "Authorization, Origin",
+            },
+        )
+
+    head = get
+
+
+ROUTES: Final = (
+    Route(
+        path="/v1/projects/{writeKey}/settings",
+        name="project-settings",
+        handler=ProjectSettingsHandler,
+        methods=("GET",),
+    ),
+    *(
+        Route(path=path, name="source-config", handler=SourceConfigHandler, methods=("GET",))
+        for path in ("/sourceConfig/", "/sourceConfig")
+    ),
+)

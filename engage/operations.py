@@ -1,0 +1,260 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What each operation is, for whoever reads about it: the source of ``/openapi.json``.
+
+The route table says which handler serves a path; a test proves that the two name the same paths and
+methods. What a payload or an answer may be stands in ``schemas/`` and is only named here.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+__all__ = ["OPERATIONS", "Operation", "Parameter"]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Parameter:
+    """A header, or a part of the path or query."""
+
+    name: str
+    #: ``path``, ``query`` or ``header``.
+    place: str
+    description: str
+    schema: Mapping[str, Any]
+    required: bool = False
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Operation:
+    """One operation, with all the paths that it answers at."""
+
+    id: str
+    method: str
+    #: The first is the canonical one, the others its aliases.
+    paths: Sequence[str]
+    summary: str
+    description: str
+    tag: str
+    #: Kind of the payload (a file in ``schemas/payloads``), if it has a body.
+    request: str | None = None
+    #: Kind of the answer (a file in ``schemas/answers``), or a media type for what is not JSON.
+    success: str
+    #: Codes of the errors that it may answer with, beside those that every operation has.
+    errors: Sequence[str] = ()
+    #: Where the write key may stand: ``header``, ``body`` (then the header is optional), ``query``
+    #: or nothing.
+    key: str = ""
+    parameters: Sequence[Parameter] = ()
+
+
+_IDEMPOTENCY_KEY: Final = Parameter(
+    name="Idempotency-Key",
+    place="header",
+    description="Makes the message ids of events that have none: the same key, the same ids.",
+    schema={"type": "string", "pattern": "^[A-Za-z0-9._:-]+$", "minLength": 1, "maxLength": 256},
+)
+_STRICT: Final = Parameter(
+    name="X-Strict-Mode",
+    place="header",
+    description="1: one invalid item, and nothing of the batch is stored (400).",
+    schema={"type": "string", "enum": ["1"]},
+)
+_ENCODING: Final = Parameter(
+    name="Content-Encoding",
+    place="header",
+    description="How the body is compressed: gzip or deflate.",
+    schema={"type": "string", "enum": ["identity"]},
+)
+
+#: What may be wrong with any request that has a body.
+_BODY_ERRORS: Final = (
+    "invalid_json",
+    "invalid_encoding",
+    "invalid_payload",
+    "body_too_large",
+    "unsupported_encoding",
+    "length_required",
+    "request_timeout",
+    "storage_unavailable",
+    "overloaded",
+    "shutting_down",
+)
+_KEY_ERRORS: Final = ("missing_write_key", "invalid_write_key", "write_key_disabled")
+_EVENT_ERRORS: Final = (
+    *_BODY_ERRORS,
+    *_KEY_ERRORS,
+    "event_refused",
+    "transform_failed",
+    "event_too_large",
+)
+
+
+def _event(kind: str, letter: str, summary: str, description: str) -> Operation:
+    return Operation(
+        id=kind,
+        method="POST",
+        paths=(f"/api/public/apps/{kind}", f"/v1/{kind}", f"/v1/{letter}"),
+        summary=summary,
+        description=description,
+        tag="Events",
+        request=kind,
+        success="event",
+        errors=_EVENT_ERRORS,
+        key="body",
+        parameters=(_IDEMPOTENCY_KEY,),
+    )
+
+
+OPERATIONS: Final[Sequence[Operation]] = (
+    _event("identify", "i", "Say who a user is", "Traits are kept per user, the latest wins."),
+    _event("track", "t", "Say what somebody did", "An event with a name and properties."),
+    _event("page", "p", "Say that a page was seen", "On a website."),
+    _event("screen", "s", "Say that a screen was seen", "In an app."),
+    _event("group", "g", "Put a user into a group", "`assigned: false` takes the user out of it."),
+    _event("alias", "a", "Link an earlier id to a user", "`previousId` becomes one of the user's."),
+    Operation(
+        id="batch",
+        method="POST",
+        paths=("/api/public/apps/batch", "/v1/batch", "/v1/b"),
+        summary="Send many events",
+        description="Items stand alone: valid ones are stored, the others are reported and kept.",
+        tag="Events",
+        request="batch",
+        success="batch",
+        errors=(*_EVENT_ERRORS, "batch_too_large"),
+        key="body",
+        parameters=(_IDEMPOTENCY_KEY, _STRICT),
+    ),
+    Operation(
+        id="beacon",
+        method="POST",
+        paths=("/beacon/v1/batch",),
+        summary="Send many events with navigator.sendBeacon",
+        description="As batch; a beacon cannot set headers, so the key stands in the query.",
+        tag="Events",
+        request="batch",
+        success="batch",
+        errors=(*_EVENT_ERRORS, "batch_too_large"),
+        key="query",
+    ),
+    Operation(
+        id="subscriptions",
+        method="PUT",
+        paths=("/api/public/subscription-management/user-subscriptions",),
+        summary="Change a user's subscriptions",
+        description="No write key: the `hash` proves that the link came from the workspace.",
+        tag="Subscriptions",
+        request="subscriptions",
+        success="subscriptions",
+        errors=(*_BODY_ERRORS, "invalid_user_hash", "unknown_subscription_group"),
+    ),
+    Operation(
+        id="webhook",
+        method="POST",
+        paths=("/api/public/webhooks/{provider}",),
+        summary="Receive a delivery of a provider",
+        description="The provider's signature is the authentication. HEAD answers 200.",
+        tag="Webhooks",
+        request="*",
+        success="webhook",
+        errors=(
+            *_BODY_ERRORS,
+            "invalid_signature",
+            "unknown_provider",
+            "workspace_required",
+        ),
+        parameters=(
+            Parameter(
+                name="provider",
+                place="path",
+                description="The name of an installed and configured provider.",
+                schema={"type": "string", "minLength": 1, "maxLength": 64},
+                required=True,
+            ),
+            Parameter(
+                name="workspaceId",
+                place="query",
+                description="Needed when several workspaces have this provider.",
+                schema={"type": "string"},
+            ),
+        ),
+    ),
+    Operation(
+        id="projectSettings",
+        method="GET",
+        paths=("/v1/projects/{writeKey}/settings",),
+        summary="Settings of @segment/analytics-next",
+        description="What that SDK asks its `cdnURL` for.",
+        tag="Clients",
+        success="project-settings",
+        errors=("not_found",),
+        parameters=(
+            Parameter(
+                name="writeKey",
+                place="path",
+                description="A write key.",
+                schema={"type": "string", "minLength": 1, "maxLength": 512},
+                required=True,
+            ),
+        ),
+    ),
+    Operation(
+        id="sourceConfig",
+        method="GET",
+        paths=("/sourceConfig/", "/sourceConfig"),
+        summary="Settings of @rudderstack/analytics-js",
+        description="What that SDK asks its `configUrl` for. The key stands in header or query.",
+        tag="Clients",
+        success="source-config",
+        errors=_KEY_ERRORS,
+        key="query-or-header",
+    ),
+    Operation(
+        id="snippet",
+        method="GET",
+        paths=("/engage.js",),
+        summary="The tracking snippet's script",
+        description="Plain JavaScript, under 3 KB gzipped.",
+        tag="Clients",
+        success="text/javascript",
+    ),
+    Operation(
+        id="healthz",
+        method="GET",
+        paths=("/healthz",),
+        summary="Is the process alive?",
+        description="For a supervisor.",
+        tag="Operation",
+        success="health",
+    ),
+    Operation(
+        id="readyz",
+        method="GET",
+        paths=("/readyz",),
+        summary="Can it store events?",
+        description="For a load balancer.",
+        tag="Operation",
+        success="health",
+        errors=("storage_unavailable", "shutting_down"),
+    ),
+    Operation(
+        id="openapi",
+        method="GET",
+        paths=("/openapi.json",),
+        summary="This description",
+        description="OpenAPI 3.1.",
+        tag="Operation",
+        success="application/json",
+    ),
+    Operation(
+        id="docs",
+        method="GET",
+        paths=("/docs",),
+        summary="This description, for reading",
+        description="One page without scripts.",
+        tag="Operation",
+        success="text/html",
+    ),
+)

@@ -1,0 +1,38 @@
+# SPDX-License-Identifier: Apache-2.0
+"""schemathesis against a live server: whatever is sent, the answer is one that is described."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+#: How many requests of each kind schemathesis makes for an operation.
+EXAMPLES = int(os.environ.get("ENGAGE_SCHEMATHESIS_EXAMPLES", "20"))
+
+
+def test_schemathesis(engage: Any, tmp_path: Path) -> None:
+    """Positive and negative data for every operation: no 5xx, no undescribed answer."""
+    program = Path(sys.executable).with_name("schemathesis")
+    done = subprocess.run(
+        [
+            *(program, "run", f"{engage.url}/openapi.json"),
+            *("--url", engage.url, "--auth", f"{engage.key}:", "--mode", "all"),
+            *("--phases", "examples,coverage,fuzzing", "--max-examples", str(EXAMPLES)),
+            *("--seed", "1", "--generation-database", "none", "--no-color"),
+            *("--request-timeout", "30", "--suppress-health-check", "all"),
+        ],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=560,
+    )
+    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
+    assert engage.process.poll() is None
+    assert "internal_error" not in engage.log()

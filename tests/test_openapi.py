@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The description of the API: complete, true to the route table, valid OpenAPI 3.1."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+from openapi_spec_validator import validate
+
+from engage.errors import STATUS
+from engage.handlers import files
+from engage.handlers.routes import ROUTES
+from engage.openapi import describe, load_schemas
+from engage.operations import OPERATIONS
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+@pytest.fixture(scope="module")
+def document() -> dict[str, Any]:
+    return describe()
+
+
+def test_it_is_openapi(document: dict[str, Any]) -> None:
+    validate(document)
+
+
+def test_every_route_is_described(document: dict[str, Any]) -> None:
+    """Path for path and method for method, in both directions."""
+    routed = {(route.path, method) for route in ROUTES for method in route.methods} - {
+        ("/api/public/webhooks/{provider}", "HEAD")
+    }
+    described = {
+        (path, method.upper())
+        for path, operations in document["paths"].items()
+        for method in operations
+    }
+    assert described == routed
+
+
+def test_every_schema_is_in_it(document: dict[str, Any]) -> None:
+    packaged = {
+        str(path.relative_to(ROOT / "schemas").with_suffix("")).replace("/", "-")
+        for folder in ("payloads", "answers")
+        for path in (ROOT / "schemas" / folder).glob("*.json")
+    }
+    assert set(document["components"]["schemas"]) == packaged | {"error"}
+
+
+def test_every_schema_is_used() -> None:
+    """A payload's or an answer's schema that no operation names would describe nothing."""
+    used = {f"payloads-{o.request}" for o in OPERATIONS} | {
+        f"answers-{o.success}" for o in OPERATIONS
+    }
+    # ``common`` is what the others refer to; ``item`` says which of them an item of a batch is.
+    unused = set(load_schemas()) - used - {"error", "payloads-common", "payloads-item"}
+    assert unused == set()
+
+
+def test_every_reference_leads_somewhere(document: dict[str, Any]) -> None:
+    for reference in re.findall(r'"\$ref": "([^"]+)"', json.dumps(document)):
+        node: Any = document
+        for part in reference.removeprefix("#/").split("/"):
+            node = node[part.replace("~1", "/").replace("~0", "~")]
+
+
+def test_every_code_is_described(document: dict[str, Any]) -> None:
+    """An error that a client can get is somewhere in the document."""
+    codes = {
+        code
+        for operations in document["paths"].values()
+        for operation in operations.values()
+        for response in operation["responses"].values()
+        for content in response.get("content", {}).values()
+        for code in content.get("examples", {})
+        if not code.startswith("example")
+    }
+    # 429 waits for rate limits; 405 is no operation's; invalid_request is what is hardly HTTP.
+    assert set(STATUS) - codes == {"rate_limited", "method_not_allowed", "invalid_request"}
+
+
+def test_examples_are_valid(document: dict[str, Any]) -> None:
+    count = 0
+    for operations in document["paths"].values():
+        for operation in operations.values():
+            parts = [operation.get("requestBody", {}), *operation["responses"].values()]
+            for part in parts:
+                for content in part.get("content", {}).values():
+                    for example in content.get("examples", {}).values():
+                        schema = {**content["schema"], "components": document["components"]}
+                        jsonschema.Draft202012Validator(schema).validate(example["value"])
+                        count += 1
+    assert count > 100
+
+
+def test_the_public_url_is_the_server(document: dict[str, Any]) -> None:
+    assert document["servers"] == [{"url": "/"}]
+    assert describe(public_url="https://x.test/")["servers"] == [{"url": "https://x.test"}]
+
+
+def test_the_page_is_self_contained() -> None:
+    """No script, nothing fetched from elsewhere, every operation on it, everything escaped."""
+    text = files.page('https://x.test/"><script>alert(1)</script>').content.decode()
+    assert "<script" not in text
+    assert not re.search(r"""(src|href)\s*=\s*["']?(https?:)?//""", text)
+    for operation in OPERATIONS:
+        assert f'id="{operation.id}"' in text
+        for path in operation.paths:
+            assert path in text
