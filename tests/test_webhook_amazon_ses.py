@@ -1,0 +1,480 @@
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import base64
+import datetime
+import json
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec, padding, rsa
+from cryptography.x509.oid import NameOID
+from hypothesis import given
+from hypothesis import strategies as st
+from jsonschema import ValidationError
+from support.webhooks import NOW, make, registered, request
+
+from engage.api import ConfigError, PayloadInvalid, SignatureMismatch
+
+REGION = "eu-west-1"
+TOPIC = f"arn:aws:sns:{REGION}:123456789012:ses-events"
+HOST = f"https://sns.{REGION}.amazonaws.com"
+CERTIFICATE_URL = f"{HOST}/SimpleNotificationService-0123456789abcdef.pem"
+SIGNED = {
+    "Notification": ("Message", "MessageId", "Subject", "Timestamp", "TopicArn", "Type"),
+    "SubscriptionConfirmation": (
+        *("Message", "MessageId", "SubscribeURL", "Timestamp", "Token", "TopicArn", "Type"),
+    ),
+}
+SIGNED["UnsubscribeConfirmation"] = SIGNED["SubscriptionConfirmation"]
+
+KEY = rsa.generate_private_key(public_exponent=65537, key_size=2048)
+
+
+def certificate(key=KEY, *, days=(-1, 1)):
+    """:return: a self-signed certificate in PEM, valid around the clock of the requests."""
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "sns.amazonaws.com")])
+    now = datetime.datetime.fromtimestamp(NOW, datetime.UTC)
+    since, until = (now + datetime.timedelta(days=day) for day in days)
+    builder = x509.CertificateBuilder(name, name, key.public_key(), 1, since, until)
+    return builder.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
+
+
+PEM = certificate()
+
+
+def notification(message, **changes):
+    text = message if isinstance(message, str) else json.dumps(message)
+    return {
+        "Type": "Notification",
+        "MessageId": "22b80b92-fdea-4c2c-8f9d-bdfb0c7bf324",
+        "TopicArn": TOPIC,
+        "Message": text,
+        "Timestamp": "2023-11-14T22:13:20.000Z",
+        "SignatureVersion": "2",
+        "SigningCertURL": CERTIFICATE_URL,
+        **changes,
+    }
+
+
+def confirmation(kind="SubscriptionConfirmation", **changes):
+    token = changes.get("Token", "2336412f37f")
+    url = f"{HOST}/?Action=ConfirmSubscription&TopicArn={TOPIC}&Token={token}"
+    return {**notification("You have chosen …"), "Type": kind, "Token": token} | {
+        "SubscribeURL": url,
+        **changes,
+    }
+
+
+def sign(envelope, key=KEY):
+    fields = [name for name in SIGNED[envelope["Type"]] if name in envelope]
+    text = "".join(f"{name}\n{envelope[name]}\n" for name in fields)
+    digest = hashes.SHA1() if envelope["SignatureVersion"] == "1" else hashes.SHA256()
+    return key.sign(text.encode(), padding.PKCS1v15(), digest)
+
+
+def signed(envelope, key=KEY):
+    return envelope | {"Signature": base64.b64encode(sign(envelope, key)).decode()}
+
+
+def delivery(envelope, headers=()):
+    return request(json.dumps(envelope), list(headers))
+
+
+@pytest.fixture
+def ses():
+    return make("amazon-ses", {"allowed_topic_arns": [TOPIC]})
+
+
+OPEN = {"eventType": "Open", "mail": {"destination": ["a@b.c"]}, "open": {}}
+
+
+# ------------------------------------------------------------------------------------- verification
+@pytest.mark.parametrize("version", ["1", "2"])
+@pytest.mark.parametrize("changes", [{}, {"Subject": "Hello"}, {"Subject": None}])
+def test_both_versions_verify_with_the_fetched_certificate(ses, version, changes):
+    envelope = notification(OPEN, SignatureVersion=version, **changes)
+    if envelope.get("Subject", "") is None:
+        envelope = signed({k: v for k, v in envelope.items() if v is not None}) | {"Subject": None}
+    else:
+        envelope = signed(envelope)
+    asked = ses.needs(delivery(envelope))
+    assert (asked.url, asked.cacheable) == (CERTIFICATE_URL, True)
+    ses.verify(delivery(envelope), PEM)
+
+
+def test_a_pinned_certificate_needs_no_call():
+    other = certificate(rsa.generate_private_key(public_exponent=65537, key_size=2048))
+    pinned = [other.decode(), PEM.decode()]
+    ses = make("amazon-ses", {"allowed_topic_arns": [TOPIC], "signing_cert_pem": pinned})
+    assert ses.needs(delivery(signed(notification(OPEN)))) is None
+    ses.verify(delivery(signed(notification(OPEN))), None)
+
+
+def test_require_v2_refuses_sha1():
+    ses = make("amazon-ses", {"allowed_topic_arns": [TOPIC], "require_v2": True})
+    ses.needs(delivery(signed(notification(OPEN))))
+    with pytest.raises(SignatureMismatch):
+        ses.needs(delivery(signed(notification(OPEN, SignatureVersion="1"))))
+
+
+@pytest.mark.parametrize("pem", ["", "not a certificate", "ec", "small"])
+def test_a_pinned_certificate_must_be_one(pem):
+    if pem == "ec":
+        pem = certificate(ec.generate_private_key(ec.SECP256R1())).decode()
+    elif pem == "small":
+        pem = certificate(rsa.generate_private_key(public_exponent=65537, key_size=1024)).decode()
+    with pytest.raises(ConfigError, match="signing_cert_pem"):
+        make_loosely({"allowed_topic_arns": [TOPIC], "signing_cert_pem": pem})
+
+
+def make_loosely(options):
+    """Make a provider from options that its schema might not allow."""
+    return registered("amazon-ses").factory(options, None)
+
+
+@pytest.mark.parametrize(
+    "topics", [[], ["ses-events"], ["arn:aws:sns:s3-us-west-2:123456789012:x"]]
+)
+def test_the_allow_list_is_required_and_of_topics(topics):
+    with pytest.raises(ValidationError):
+        make("amazon-ses", {"allowed_topic_arns": topics})
+    with pytest.raises(ValidationError):
+        make("amazon-ses", {})
+
+
+CERTIFICATES = {
+    "another key": certificate(rsa.generate_private_key(public_exponent=65537, key_size=2048)),
+    "expired": certificate(days=(-2, -1)),
+    "not yet valid": certificate(days=(1, 2)),
+    "elliptic": certificate(ec.generate_private_key(ec.SECP256R1())),
+    "not a certificate": b"<html>",
+    "nothing": b"",
+}
+
+
+@pytest.mark.parametrize("case", CERTIFICATES)
+def test_another_certificate_does_not_verify(ses, case):
+    with pytest.raises((SignatureMismatch, ValueError)):
+        ses.verify(delivery(signed(notification(OPEN))), CERTIFICATES[case])
+
+
+def test_without_the_fetched_certificate_nothing_verifies(ses):
+    with pytest.raises(SignatureMismatch):
+        ses.verify(delivery(signed(notification(OPEN))), None)
+
+
+ELSEWHERE = [
+    "http://sns.eu-west-1.amazonaws.com/SimpleNotificationService-0a.pem",
+    "https://evil.example/SimpleNotificationService-0a.pem",
+    "https://sns.s3.amazonaws.com/SimpleNotificationService-0a.pem",
+    "https://sns.s3-us-west-2.amazonaws.com/SimpleNotificationService-0a.pem",
+    "https://sns.eu-west-1.s3.amazonaws.com/SimpleNotificationService-0a.pem",
+    "https://sns.us-east-1.amazonaws.com/SimpleNotificationService-0a.pem",  # not the topic's
+    "https://SNS.EU-WEST-1.AMAZONAWS.COM/SimpleNotificationService-0a.pem",
+    "https://sns.eu-west-1.amazonaws.com.evil.example/SimpleNotificationService-0a.pem",
+    "https://sns.eu-west-1.amazonaws.com./SimpleNotificationService-0a.pem",
+    "https://sns.eu-west-1.amazonaws.com:443/SimpleNotificationService-0a.pem",
+    "https://sns.eu-west-1.amazonaws.com:8443/SimpleNotificationService-0a.pem",
+    "https://sns.eu-west-1.amazonaws.com@evil.example/SimpleNotificationService-0a.pem",
+    "https://user:pass@sns.eu-west-1.amazonaws.com/SimpleNotificationService-0a.pem",
+    "https://evil.example\\@sns.eu-west-1.amazonaws.com/SimpleNotificationService-0a.pem",
+    "https://evil.example#@sns.eu-west-1.amazonaws.com/SimpleNotificationService-0a.pem",
+    "https://sns.eu-west-1.amazonaws.com\n/SimpleNotificationService-0a.pem",
+    "https://sns.eu-west-1.amazonaws.com/SimpleNotificationService-0a.pem\n",
+    " https://sns.eu-west-1.amazonaws.com/SimpleNotificationService-0a.pem",
+    "https:///sns.eu-west-1.amazonaws.com/SimpleNotificationService-0a.pem",
+    "https:sns.eu-west-1.amazonaws.com/SimpleNotificationService-0a.pem",
+    "//sns.eu-west-1.amazonaws.com/SimpleNotificationService-0a.pem",
+    "https://sns.eu-west-1.amazonaws。com/SimpleNotificationService-0a.pem",
+    "https://sns.eu-west-1%2eamazonaws.com/SimpleNotificationService-0a.pem",
+    "https://169.254.169.254/SimpleNotificationService-0a.pem",
+    "https://[::1]/SimpleNotificationService-0a.pem",
+    "https://localhost/SimpleNotificationService-0a.pem",
+    "file:///etc/passwd",
+    "",
+    None,
+    7,
+    ["https://sns.eu-west-1.amazonaws.com/SimpleNotificationService-0a.pem"],
+]
+NO_CERTIFICATES = [
+    f"{HOST}/a.txt",
+    f"{HOST}/a.pem",
+    f"{HOST}/SimpleNotificationService-0a.pem?x=.pem",
+    f"{HOST}/SimpleNotificationService-0a.pem#.pem",
+    f"{HOST}/../SimpleNotificationService-0a.pem",
+    f"{HOST}/x/SimpleNotificationService-0a.pem",
+    f"{HOST}/?Action=GetTopicAttributes&x=.pem",
+]
+
+
+@pytest.mark.parametrize("url", ELSEWHERE + NO_CERTIFICATES)
+def test_a_certificate_from_elsewhere_is_never_asked_for(ses, url):
+    envelope = signed(notification(OPEN, SigningCertURL=url))
+    with pytest.raises(SignatureMismatch):
+        ses.needs(delivery(envelope))
+    with pytest.raises(SignatureMismatch):
+        ses.verify(delivery(envelope), PEM)
+
+
+@pytest.mark.parametrize("url", ELSEWHERE)
+def test_a_confirmation_that_points_elsewhere_is_refused(ses, url):
+    envelope = confirmation(SubscribeURL=url)
+    with pytest.raises(SignatureMismatch):
+        ses.needs(delivery(signed(envelope)))
+    with pytest.raises(SignatureMismatch):
+        ses.verify(delivery(signed(envelope)), PEM)
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        f"Action=ConfirmSubscription&TopicArn={TOPIC}&Token=other",
+        f"Action=ConfirmSubscription&TopicArn={TOPIC}x&Token=2336412f37f",
+        f"Action=ConfirmSubscription&TopicArn={TOPIC}&Token=2336412f37f&Token=other",
+        "",
+    ],
+)
+def test_a_confirmation_of_something_else_is_refused(ses, query):
+    with pytest.raises(SignatureMismatch):
+        ses.needs(delivery(signed(confirmation(SubscribeURL=f"{HOST}/?{query}"))))
+
+
+def test_a_topic_that_is_not_allowed_is_refused_before_anything_is_fetched(ses):
+    envelope = signed(notification(OPEN, TopicArn=TOPIC + "-mine"))
+    with pytest.raises(SignatureMismatch, match="allowed_topic_arns"):
+        ses.needs(delivery(envelope))
+
+
+@pytest.mark.parametrize("header", ["type", "id"])
+def test_headers_must_agree_with_the_body(ses, header):
+    name = f"x-amz-sns-message-{header}"
+    envelope = signed(notification(OPEN))
+    right = envelope["Type" if header == "type" else "MessageId"]
+    ses.needs(delivery(envelope, [(name, right)]))
+    for headers in ([(name, "other")], [(name, "")], [(name, right), (name, right)]):
+        with pytest.raises(SignatureMismatch):
+            ses.needs(delivery(envelope, headers))
+
+
+def test_fields_cannot_take_over_their_neighbours(ses):
+    # Line breaks between fields are not escaped when they are signed: both texts are the same.
+    real = notification("a\nMessageId\nforged", MessageId="m-1")
+    forged = real | {"Message": "a", "MessageId": "forged\nMessageId\nm-1"}
+    assert sign(real) == sign(forged)
+    ses.verify(delivery(signed(real)), PEM)
+    with pytest.raises(SignatureMismatch):
+        ses.verify(delivery(signed(forged)), PEM)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"Type": "Other"},
+        {"Type": None},
+        {"Type": ["Notification"]},
+        {"SignatureVersion": "3"},
+        {"SignatureVersion": 2},
+        {"SignatureVersion": None},
+        {"Signature": None},
+        {"Signature": ""},
+        {"Signature": "%%%"},
+        {"Signature": 7},
+        {"MessageId": None},
+        {"MessageId": 5},
+        {"TopicArn": [TOPIC]},
+        {"Timestamp": {}},
+        {"Message": {"eventType": "Open"}},
+        {"Subject": 3},
+    ],
+)
+def test_what_is_missing_or_of_another_kind_does_not_verify(ses, changes):
+    with pytest.raises(SignatureMismatch):
+        ses.needs(delivery(signed(notification(OPEN)) | changes))
+
+
+@pytest.mark.parametrize(
+    "body", [b"", b"[]", b"null", b"\xff", b"{", b"[" * 100_000, b"[]," * 500_000]
+)
+def test_what_is_no_envelope_does_not_verify(ses, body):
+    with pytest.raises(SignatureMismatch):
+        ses.needs(request(body))
+
+
+def test_the_signature_has_one_spelling(ses):
+    envelope = signed(notification(OPEN))
+    value = envelope["Signature"]
+    assert value.endswith("==")
+    alphabet = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/"
+    last = alphabet[alphabet.index(value[-3]) ^ 1]
+    for other in (
+        value[:-3] + last + "==",
+        value[:-2],
+        value + "\n",
+        value[:10] + "\n" + value[10:],
+    ):
+        with pytest.raises(SignatureMismatch):
+            ses.verify(delivery(envelope | {"Signature": other}), PEM)
+
+
+@given(st.data())
+def test_any_flipped_bit_is_refused(data):
+    ses = make("amazon-ses", {"allowed_topic_arns": [TOPIC]})
+    make_one = data.draw(st.sampled_from([lambda: notification(OPEN, Subject="Hi"), confirmation]))
+    envelope = make_one()
+    signature = bytearray(sign(envelope))
+    part = data.draw(st.sampled_from([*SIGNED[envelope["Type"]], "Signature"]))
+    raw = signature if part == "Signature" else bytearray(envelope[part].encode())
+    bit = data.draw(st.integers(0, len(raw) * 8 - 1))
+    raw[bit // 8] ^= 1 << bit % 8
+    if part != "Signature":
+        # Bytes that are not UTF-8 stand in the body as they are.
+        envelope[part] = raw.decode("utf-8", "surrogateescape")
+    envelope["Signature"] = base64.b64encode(signature).decode()
+    body = json.dumps(envelope, ensure_ascii=False).encode("utf-8", "surrogateescape")
+    with pytest.raises(SignatureMismatch):
+        ses.verify(request(body), PEM)
+
+
+# -------------------------------------------------------------------------------------- translation
+def test_a_subscription_is_confirmed_by_a_url_made_anew(ses):
+    envelope = signed(confirmation(Token="a1-+/&="))
+    envelope["SubscribeURL"] = envelope["SubscribeURL"].replace("a1-+/&=", "a1-%2B%2F%26%3D")
+    envelope = signed(envelope)
+    ses.verify(delivery(envelope), PEM)
+    translation = ses.translate(delivery(envelope))
+    assert translation.events == ()
+    assert translation.call.cacheable is False
+    assert translation.call.url == (
+        f"{HOST}/?Action=ConfirmSubscription&TopicArn={TOPIC}&Token=a1-%2B%2F%26%3D"
+    )
+
+
+def test_without_auto_confirm_the_link_is_kept():
+    for options in ({"auto_confirm": False}, {"signing_cert_pem": PEM.decode()}):
+        ses = make("amazon-ses", {"allowed_topic_arns": [TOPIC], **options})
+        with pytest.raises(PayloadInvalid, match="SubscribeURL"):
+            ses.translate(delivery(signed(confirmation())))
+
+
+def test_the_end_of_a_subscription_is_only_heard(ses):
+    envelope = signed(confirmation("UnsubscribeConfirmation"))
+    ses.verify(delivery(envelope), PEM)
+    translation = ses.translate(delivery(envelope))
+    assert (translation.ignored, translation.call, translation.events) == (1, None, ())
+
+
+def test_the_message_that_a_topic_was_validated_is_no_event(ses):
+    message = "Successfully validated SNS topic for Amazon SES event publishing."
+    assert ses.translate(delivery(notification(message))).ignored == 1
+
+
+@pytest.mark.parametrize("message", ["hello", "[]", "{}", '{"eventType": 3.5}'])
+def test_a_message_that_is_no_event_of_ses_is_a_dead_letter(ses, message):
+    with pytest.raises(PayloadInvalid):
+        ses.translate(delivery(notification(message)))
+
+
+def test_a_kind_of_no_interest_is_ignored(ses):
+    assert ses.translate(delivery(notification({"eventType": "New"}))).ignored == 1
+
+
+def translated(ses, message):
+    return ses.translate(delivery(notification(message))).events
+
+
+@pytest.mark.parametrize(
+    ("given_type", "expected"),
+    [("Permanent", "hard"), ("Transient", "soft"), ("Undetermined", "undetermined"), (None, None)],
+)
+def test_bounces_are_told_apart(ses, given_type, expected):
+    bounce = {"bounceType": given_type, "timestamp": "2023-11-14T22:00:00Z"}
+    message = {"eventType": "Bounce", "mail": {"destination": ["a@b.c"]}, "bounce": bounce}
+    [event] = translated(ses, message)
+    assert event.document["event"] == "Email Bounced"
+    assert event.document["properties"].get("bounceType") == expected
+    assert event.document["timestamp"] == "2023-11-14T22:00:00.000Z"
+
+
+def test_feedback_notifications_have_no_tags_and_go_by_recipient(ses):
+    message = {
+        "notificationType": "Bounce",
+        "mail": {"destination": ["x@b.c", "y@b.c", "z@b.c"], "messageId": "ses-1"},
+        "bounce": {
+            "bounceType": "Permanent",
+            "bouncedRecipients": [
+                {"emailAddress": "Y <y@b.c>"},
+                {"emailAddress": "z@b.c"},
+                {"emailAddress": "y@b.c"},
+                "odd",
+            ],
+        },
+    }
+    first, second = translated(ses, message)
+    assert [event.recipient.value for event in (first, second)] == ["y@b.c", "z@b.c"]
+    assert first.document["messageId"] == "22b80b92-fdea-4c2c-8f9d-bdfb0c7bf324"
+    assert second.document["messageId"] != first.document["messageId"]
+    assert second.document["properties"]["email"] == "z@b.c"
+    assert second.document["properties"]["mail"] == message["mail"]
+
+
+def test_who_of_several_opened_a_mail_is_the_first(ses):
+    message = {"eventType": "Open", "mail": {"destination": ["x@b.c", "y@b.c"]}, "open": {}}
+    [event] = translated(ses, message)
+    assert event.recipient.value == "x@b.c"
+
+
+def test_a_tag_names_the_user(ses):
+    tags = {"userId": ["u1"], "plan": ["pro", "x"], "ses:source-ip": ["1.2.3.4"], "odd": "text"}
+    message = {
+        "eventType": "Click",
+        "mail": {"destination": ["x@b.c", "y@b.c"], "tags": tags},
+        "click": {"link": "https://example.com", "timestamp": "2023-11-14T22:00:00.5Z"},
+    }
+    [event] = translated(ses, message)
+    assert event.document["userId"] == "u1"
+    properties = event.document["properties"]
+    assert properties["plan"] == "pro"
+    assert "userId" not in properties
+    assert "ses:source-ip" not in properties
+    assert properties["mail"]["tags"] == tags
+    assert properties["click"]["link"] == "https://example.com"
+    assert properties["sns"] == {
+        "MessageId": "22b80b92-fdea-4c2c-8f9d-bdfb0c7bf324",
+        "TopicArn": TOPIC,
+        "Timestamp": "2023-11-14T22:13:20.000Z",
+    }
+
+
+@pytest.mark.parametrize(
+    ("preferences", "name"),
+    [
+        ({"unsubscribeAll": True}, "Email Unsubscribed"),
+        ({"unsubscribeAll": False}, "Email Resubscribed"),
+        (
+            {
+                "unsubscribeAll": False,
+                "topicSubscriptionStatus": [{"subscriptionStatus": "OptOut"}],
+            },
+            "Email Unsubscribed",
+        ),
+        (None, "Email Unsubscribed"),
+    ],
+)
+def test_a_change_of_preferences(ses, preferences, name):
+    message = {"eventType": "Subscription", "subscription": {"newTopicPreferences": preferences}}
+    [event] = translated(ses, message)
+    assert event.document["event"] == name
+
+
+def test_what_is_odd_in_an_event_costs_nothing_but_itself(ses):
+    message = {
+        "eventType": "Delivery",
+        "mail": {"timestamp": 7, "destination": "a@b.c", "tags": ["x"]},
+        "delivery": {"recipients": "a@b.c", "timestamp": "soon"},
+    }
+    [event] = translated(ses, message)
+    assert event.recipient is None
+    assert "timestamp" not in event.document
+    assert event.document["properties"]["delivery"] == message["delivery"]
