@@ -15,7 +15,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import jsonschema
-from jsonschema.exceptions import best_match
 
 from engage.api import ConfigError
 
@@ -165,21 +164,23 @@ def _explain(
     instance: Any = error.instance
     limit: Any = error.validator_value
     if error.validator in ("anyOf", "oneOf") and error.context:
-        # The alternative that fits best has the message; a type that no alternative has is said of
-        # all of them together.
+        # A type that no alternative has is said of all of them together.
         types = [inner for inner in error.context if inner.validator == "type"]
         if len(types) == len(error.context) and not any(inner.path for inner in types):
             expected = " or ".join(dict.fromkeys(_types(inner.validator_value) for inner in types))
             yield f"{_key(at, error)}: must be {expected}, not {_type_of(error.instance)}"
             return
-        best = best_match(iter(error.context))
-        if best is not None and "propertyNames" not in error.absolute_schema_path:
-            yield from _explain(root, best, written, secret, at)
+        # What went deepest into an alternative was meant for that one.
+        inside = [inner for inner in error.context if inner.validator != "type" or inner.path]
+        if inside and "propertyNames" not in error.absolute_schema_path:
+            for inner in inside:
+                if inner.schema_path[0] == inside[0].schema_path[0]:
+                    yield from _explain(root, inner, written, secret, at)
             return
     if "propertyNames" in error.absolute_schema_path:
         name = str(error.instance)
         path = (*at, *error.absolute_path, name)
-        yield f"{dotted(path)}: not the name of a plugin{_meant(root, name)}"
+        yield f"{dotted(path)}: not the name of a plugin{_meant(root, name, at)}"
     elif error.validator == "additionalProperties" and limit is False:
         known = schema.get("properties", {})
         for name in instance:
@@ -210,20 +211,20 @@ def _unknown(
     meant = nearest(name, known)
     if meant is not None:
         return f"{text}; did you mean {dotted((*here, meant))}?"
-    elsewhere = _meant(root, name)
+    elsewhere = _meant(root, name, at)
     if elsewhere:
         return text + elsewhere
     keys = ", ".join(known) if known else "none"
     return f"{text}; valid here: {keys}"
 
 
-def _meant(root: Mapping[str, Any], name: str) -> str:
+def _meant(root: Mapping[str, Any], name: str, at: Path) -> str:
     """Look for a key in the whole schema: it may stand in the wrong table."""
     everywhere = list(_all_keys(root, root, ""))
     for wanted in (name, nearest(name, (key.rpartition(".")[2] for key in everywhere))):
         for key in everywhere:
             if wanted is not None and key.rpartition(".")[2] == wanted:
-                return f"; did you mean {key}?"
+                return f"; did you mean {'.'.join(filter(None, (dotted(at), key)))}?"
     return ""
 
 
