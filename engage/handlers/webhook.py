@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Deliveries of webhook providers."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from engage.decode import check_encoding
+from engage.deliveries import Deliveries, Incoming
+from engage.handlers.base import Handler, Route
+
+if TYPE_CHECKING:
+    from engage.decode import Encoding
+
+__all__ = ["ROUTES", "WebhookHandler"]
+
+
+class WebhookHandler(Handler):
+    """One delivery; ``HEAD`` only asks whether the URL is there."""
+
+    encoding: Encoding
+
+    @property
+    def deliveries(self) -> Deliveries:
+        """Who takes them."""
+        found: Deliveries = self.services.extra["deliveries"]
+        return found
+
+    @property
+    def provider(self) -> str:
+        """The name in the path."""
+        return self.request.path.rpartition("/")[2]
+
+    def check(self) -> None:
+        """Refuse by name, then encoding, then length, then workspace."""
+        self.deliveries.check_provider(self.provider)
+        if self.request.method == "HEAD":
+            return
+        headers = self.request.headers
+        self.encoding = check_encoding(headers.get("Content-Encoding"))
+        self.check_length()
+        self.deliveries.workspace(self.provider, self.target, list(headers.get_all()))
+
+    @property
+    def target(self) -> str:
+        """Path and query as they were sent."""
+        query = self.request.query
+        return f"{self.request.path}?{query}" if query else self.request.path
+
+    def head(self, provider: str) -> None:
+        """Mandrill asks before it makes a webhook."""
+        self.answer(b"")
+
+    async def post(self, provider: str) -> None:
+        """Verify, translate and store it, then answer."""
+        reply = await self.deliveries.receive(
+            Incoming(
+                provider=self.provider,
+                method="POST",
+                target=self.target,
+                headers=list(self.request.headers.get_all()),
+                body=self.body,
+                encoding=self.encoding,
+            )
+        )
+        self.answer(reply.body, content_type=reply.content_type)
+
+
+ROUTES: Final = (
+    Route(
+        path="/api/public/webhooks/{provider}",
+        name="webhook",
+        handler=WebhookHandler,
+        methods=("POST", "HEAD"),
+    ),
+)

@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whose event it is when a webhook provider names only the recipient.
+
+The one user who has that e-mail address or phone number; with none, or several, the address itself
+as an anonymous id. Nothing is remembered: a user may be identified a moment later, by another
+process, and the next delivery is theirs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, Final
+
+from engage.api import (
+    EventStore,
+    ProfileStore,
+    StorageUnavailable,
+    TranslatedEvent,
+    identifier_value,
+)
+
+__all__ = ["Recipients"]
+
+#: Addresses in one question to the storage.
+LOOKUP: Final = 1000
+
+#: Trait (``email``, ``phone``) and the value in the form in which users are looked up.
+Key = tuple[str, str]
+
+
+class Recipients:
+    """Gives events to users.
+
+    :param store: asked only if it keeps profiles.
+    :param timeout: seconds that a call of it may take.
+    """
+
+    def __init__(self, store: EventStore, timeout: float) -> None:
+        self._store = store if isinstance(store, ProfileStore) else None
+        self._timeout = timeout
+
+    async def identify(
+        self, workspace_id: str, events: Sequence[TranslatedEvent]
+    ) -> list[dict[str, Any]]:
+        """Add ``userId`` or ``anonymousId`` where there is neither; all are looked up at once.
+
+        :return: the documents, in their order; those given are not changed.
+        :raises StorageUnavailable: they could not be looked up.
+        """
+        keys = [_key(event) for event in events]
+        users = await self._users(workspace_id, {key for key in keys if key is not None})
+        documents = []
+        for event, key in zip(events, keys, strict=True):
+            document = event.document
+            if key is not None:
+                user = users.get(key)
+                field, value = ("userId", user) if user else ("anonymousId", ":".join(key))
+                document = {**document, field: value}
+            documents.append(document)
+        return documents
+
+    async def _users(self, workspace_id: str, keys: Collection[Key]) -> Mapping[Key, str]:
+        users: dict[Key, str] = {}
+        if self._store is None:
+            return users
+        for trait in ("email", "phone"):
+            values = sorted(value for key, value in keys if key == trait)
+            for start in range(0, len(values), LOOKUP):
+                part = values[start : start + LOOKUP]
+                try:
+                    async with asyncio.timeout(self._timeout):
+                        found = await self._store.find_users(workspace_id, trait, part)
+                except TimeoutError as error:
+                    raise StorageUnavailable("looking up the recipients took too long") from error
+                users.update(
+                    ((trait, value), ids[0]) for value, ids in found.items() if len(ids) == 1
+                )
+        return users
+
+
+def _key(event: TranslatedEvent) -> Key | None:
+    document = event.document
+    if event.recipient is None or document.get("userId") or document.get("anonymousId"):
+        return None
+    trait = event.recipient.trait
+    value = identifier_value(trait, event.recipient.value)
+    return None if value is None else (trait, value)
