@@ -284,8 +284,8 @@ def _check_subscribe_url(fields: Mapping[str, str], region: str) -> None:
 def _confirmation(envelope: Mapping[str, str]) -> Fetch:
     topic, token = envelope["TopicArn"], envelope["Token"]
     host, _ = _sns_url(envelope["SubscribeURL"], _region(topic))
-    query = f"Action=ConfirmSubscription&TopicArn={quote(topic, safe=':')}&Token={quote(token, safe='')}"
-    return Fetch(f"https://{host}/?{query}", cacheable=False)
+    query = f"TopicArn={quote(topic, safe=':')}&Token={quote(token, safe='')}"
+    return Fetch(f"https://{host}/?Action=ConfirmSubscription&{query}", cacheable=False)
 
 
 # -------------------------------------------------------------------------------------- translation

@@ -123,14 +123,11 @@ class _Batch:
 
     def _identify(self) -> dict[str, Any] | None:
         """:return: who the batch is about, if it says more than an id."""
-        traits = {
-            _trait(name): value
-            for name, value in merged(
-                self._batch.get("user_identities"),
-                self._batch.get("user_attributes"),
-                without=("customer_id", "customerid"),
-            ).items()
-        }
+        traits: dict[str, Any] = {}
+        for layer in ("user_identities", "user_attributes"):
+            known = merged(self._batch.get(layer), without=("customer_id", "customerid"))
+            for name, value in known.items():
+                traits.setdefault(_trait(name), value)
         if not traits and at(self._batch, "user_identities.customer_id") is None:
             return None
         times = [_milliseconds(at(item, "data.timestamp_unixtime_ms")) for item in self._items]

@@ -10,7 +10,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, padding, rsa
 from cryptography.x509.oid import NameOID
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from jsonschema import ValidationError
 from support.webhooks import NOW, make, registered, request
@@ -318,6 +318,7 @@ def test_the_signature_has_one_spelling(ses):
             ses.verify(delivery(envelope | {"Signature": other}), PEM)
 
 
+@settings(deadline=None)
 @given(st.data())
 def test_any_flipped_bit_is_refused(data):
     ses = make("amazon-ses", {"allowed_topic_arns": [TOPIC]})

@@ -1,0 +1,222 @@
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import base64
+import json
+
+import pytest
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec, rsa, utils
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.webhooks import NOW, make, request
+
+from engage.api import ConfigError, PayloadInvalid, SignatureMismatch
+from engage_plugins.sendgrid import FUTURE, PAST, SIGNATURE, TIMESTAMP
+
+KEY = ec.generate_private_key(ec.SECP256R1())
+BODY = b'[{"event":"open","email":"a@b.c","sg_event_id":"e1"}]\r\n'
+
+
+def spki(key):
+    form = serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo
+    return base64.b64encode(key.public_key().public_bytes(*form)).decode()
+
+
+OPTIONS = {"verification_key": spki(KEY)}
+
+
+def sign(body=BODY, timestamp=str(int(NOW)), key=KEY):
+    return key.sign(timestamp.encode("latin-1") + body, ec.ECDSA(hashes.SHA256()))
+
+
+def delivery(body=BODY, timestamp=str(int(NOW)), signature=None):
+    raw = sign(body, timestamp) if signature is None else signature
+    encoded = raw if isinstance(raw, str) else base64.b64encode(raw).decode()
+    return request(body, {SIGNATURE: encoded, TIMESTAMP: timestamp})
+
+
+@pytest.fixture
+def sendgrid():
+    return make("sendgrid", OPTIONS)
+
+
+def test_the_timestamp_and_the_raw_body_are_signed(sendgrid):
+    sendgrid.verify(delivery(), None)
+    for changed in (BODY.rstrip(), BODY + b" "):
+        with pytest.raises(SignatureMismatch):
+            sendgrid.verify(delivery(changed, signature=sign()), None)
+
+
+def test_a_key_may_be_a_list_and_pem():
+    other = ec.generate_private_key(ec.SECP256R1())
+    form = serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
+    pem = KEY.public_key().public_bytes(*form).decode()
+    both = make("sendgrid", {"verification_key": [spki(other), pem]})
+    both.verify(delivery(), None)
+    assert both.credentials()[1] == make("sendgrid", OPTIONS).credentials()[0]
+    with pytest.raises(SignatureMismatch):
+        make("sendgrid", {"verification_key": spki(other)}).verify(delivery(), None)
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "not base64!",
+        "AAAA",
+        spki(ec.generate_private_key(ec.SECP384R1())),
+        spki(rsa.generate_private_key(public_exponent=65537, key_size=2048)),
+    ],
+)
+def test_a_key_must_be_one_of_sendgrid(key):
+    with pytest.raises(ConfigError, match="verification_key"):
+        make("sendgrid", {"verification_key": key})
+
+
+@pytest.mark.parametrize(
+    ("age", "accepted"),
+    [(0, True), (PAST, True), (PAST + 1, False), (-FUTURE, True), (-FUTURE - 1, False)],
+)
+def test_the_window_of_time(sendgrid, age, accepted):
+    late = delivery(timestamp=str(int(NOW) - age))
+    if accepted:
+        sendgrid.verify(late, None)
+    else:
+        with pytest.raises(SignatureMismatch):
+            sendgrid.verify(late, None)
+
+
+@pytest.mark.parametrize("timestamp", ["17e8", "1_700_000_000", " 1700000000", "1" * 20, "", "١"])
+def test_odd_timestamps_do_not_verify(sendgrid, timestamp):
+    raw = timestamp.encode().decode("latin-1")
+    with pytest.raises(SignatureMismatch):
+        sendgrid.verify(delivery(timestamp=raw, signature=sign(BODY, raw)), None)
+
+
+def test_the_signature_has_one_spelling(sendgrid):
+    alphabet = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/"
+    found = 0
+    while found < 2:  # the length of a signature varies, and its unused bits with it
+        raw = sign()
+        encoded = base64.b64encode(raw).decode()
+        unused = {1: 2, 2: 4}.get(encoded.count("="))
+        if unused is None:
+            continue
+        found += 1
+        sendgrid.verify(delivery(signature=encoded), None)
+        end = len(encoded.rstrip("="))
+        at = alphabet.index(encoded[end - 1])
+        for other in range(1, 2**unused):
+            spelt = encoded[: end - 1] + alphabet[at ^ other] + encoded[end:]
+            assert base64.b64decode(spelt) == raw
+            with pytest.raises(SignatureMismatch):
+                sendgrid.verify(delivery(signature=spelt), None)
+        for spelt in (
+            encoded.rstrip("="),
+            encoded + "\n",
+            encoded.replace("+", "-") + "=",
+            "=",
+            "",
+        ):
+            with pytest.raises(SignatureMismatch):
+                sendgrid.verify(delivery(signature=spelt), None)
+
+
+def test_the_signature_is_canonical_der(sendgrid):
+    r, s = utils.decode_dss_signature(sign())
+    r_bytes, s_bytes = (b"\0" + number.to_bytes(32, "big") for number in (r, s))
+    integers = b"".join(b"\x02" + bytes([len(part)]) + part for part in (b"\0" + r_bytes, s_bytes))
+    for raw in (b"\x30" + bytes([len(integers)]) + integers, sign() + b"\0", b"\x30\0", b"x" * 70):
+        with pytest.raises(SignatureMismatch):
+            sendgrid.verify(delivery(signature=raw), None)
+
+
+#: Made once, because no two of a key are alike.
+RECORDED = sign()
+
+
+@settings(deadline=None)
+@given(st.data())
+def test_any_flipped_bit_is_refused(data):
+    sendgrid = make("sendgrid", OPTIONS)
+    timestamp = str(int(NOW))
+    parts = {
+        "body": bytearray(BODY),
+        "timestamp": bytearray(timestamp.encode()),
+        "signature": bytearray(RECORDED),
+    }
+    part = parts[data.draw(st.sampled_from(sorted(parts)))]
+    bit = data.draw(st.integers(0, len(part) * 8 - 1))
+    part[bit // 8] ^= 1 << bit % 8
+    flipped = delivery(
+        bytes(parts["body"]), parts["timestamp"].decode("latin-1"), bytes(parts["signature"])
+    )
+    with pytest.raises(SignatureMismatch):
+        sendgrid.verify(flipped, None)
+
+
+# -------------------------------------------------------------------------------------- translation
+def translate(sendgrid, *items):
+    return sendgrid.translate(request(json.dumps(items)))
+
+
+@pytest.mark.parametrize(
+    ("details", "expected"),
+    [
+        ({"type": "bounce", "status": "5.1.1"}, "hard"),
+        ({"type": "blocked", "status": "5.7.1"}, "soft"),
+        ({"type": "bounce", "status": "4.2.2"}, "soft"),
+        ({}, "hard"),
+    ],
+)
+def test_bounces_are_told_apart(sendgrid, details, expected):
+    [event] = translate(sendgrid, {"event": "bounce", "email": "a@b.c", **details}).events
+    assert event.document["properties"]["bounceType"] == expected
+
+
+def test_one_bad_element_costs_only_itself(sendgrid):
+    good = {"event": "open", "email": "a@b.c", "sg_event_id": "e1"}
+    translation = translate(sendgrid, 7, good, {"event": 3}, {"event": "new kind"}, None, good)
+    assert [event.index for event in translation.events] == [1, 5]
+    assert [rejected.index for rejected in translation.rejected] == [0, 2, 4]
+    assert translation.ignored == 1
+
+
+def test_an_empty_list_is_nothing(sendgrid):
+    translation = translate(sendgrid)
+    assert (translation.events, translation.ignored, translation.rejected) == ([], 0, [])
+
+
+@pytest.mark.parametrize("body", [b"{}", b"null", b"\xff", b"[" * 100_000, b"[NaN]", b""])
+def test_what_is_no_list_of_events_is_a_dead_letter(sendgrid, body):
+    with pytest.raises(PayloadInvalid):
+        sendgrid.translate(request(body))
+
+
+def test_what_has_no_field_of_its_own_is_a_property(sendgrid):
+    item = {
+        "event": "click",
+        "email": "A <A@b.c>",
+        "timestamp": "1700000000",
+        "userId": "",
+        "sg_event_id": "x" * 300,
+        "smtp-id": "<1>",
+        "category": ["a"],
+        "messageId": "m-1",
+        "workspaceId": "other",
+    }
+    [event] = translate(sendgrid, item).events
+    assert event.document["timestamp"] == "2023-11-14T22:13:20.000Z"
+    assert "userId" not in event.document
+    assert event.recipient.value == "A@b.c"
+    assert len(event.document["messageId"]) <= 256
+    properties = event.document["properties"]
+    for field in ("smtp-id", "category", "messageId", "workspaceId", "sg_event_id"):
+        assert properties[field] == item[field]
+
+
+def test_without_an_id_the_same_element_has_the_same_id(sendgrid):
+    one, two = {"event": "open", "email": "a@b.c"}, {"event": "open", "email": "b@b.c"}
+    first, second, third = translate(sendgrid, one, two, one).events
+    assert first.document["messageId"] == third.document["messageId"]
+    assert first.document["messageId"] != second.document["messageId"]
