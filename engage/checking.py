@@ -3,7 +3,7 @@
 
 For what a person wrote in a TOML file: keys are dotted (``server.port``), an unknown key comes with
 the nearest valid one, and nothing that the schema marks ``writeOnly`` is ever quoted. A schema may
-carry the line that a person should read for a ``pattern`` as ``x-message``.
+say a rule in words: ``x-messages`` maps a keyword to the message.
 """
 
 from __future__ import annotations
@@ -255,7 +255,10 @@ def _type_of(value: object) -> str:
 def _rule(error: ValidationError) -> str:
     limit: Any = error.validator_value
     schema: Any = error.schema
-    match error.validator:
+    keyword = str(error.validator)
+    if (message := schema.get("x-messages", {}).get(keyword)) is not None:
+        return str(message)
+    match keyword:
         case "type":
             return f"must be {_types(limit)}, not {_type_of(error.instance)}"
         case "enum":
@@ -277,11 +280,11 @@ def _rule(error: ValidationError) -> str:
         case "maxLength" | "maxItems" | "maxProperties":
             return f"too long (at most {limit})"
         case "pattern":
-            return str(schema.get("x-message", f"must match {limit}"))
+            return f"must match {limit}"
         case "uniqueItems":
             return "has the same item twice"
-        case keyword:
-            return str(schema.get("x-message", f"does not fit the schema's {keyword!r}"))
+        case _:
+            return f"does not fit the schema's {keyword!r}"
 
 
 def _quote(error: ValidationError, written: object, secret: set[Path]) -> str:

@@ -148,12 +148,13 @@ def _capable(store: EventStore, interface: type[Item], what: str) -> Item:
 
 
 def _record(document: Mapping[str, Any], at: int) -> Record:
-    return Record(orjson.dumps(document), at)
+    # Sorted, as a storage need not keep the order of keys.
+    return Record(orjson.dumps(document, option=orjson.OPT_SORT_KEYS), at)
 
 
 def _event(event: Event) -> Record:
-    # As it was stored: the normaliser has given it all its fields and its times their form.
-    return Record(event.body, event.received_at)
+    # The normaliser has given it all its fields, and its times their form.
+    return _record(event.document(), event.received_at)
 
 
 def _user(profile: UserProfile) -> Record:
