@@ -1,0 +1,219 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Puts the parts together: a config and the installed plugins become a server. The only place.
+
+:func:`build` makes an :class:`App`; whoever has a listening socket lets it serve there.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from engage import logs
+from engage.auth import Authenticator
+from engage.cors import CorsPolicy
+from engage.deliveries import Deliveries
+from engage.fetching import Fetcher
+from engage.handlers.base import Handler, Services
+from engage.handlers.routes import ROUTES, Router
+from engage.ingest import Ingest
+from engage.listener import Bounds, Listener
+from engage.metrics import NullMetrics
+from engage.observers import Observers
+from engage.pipeline import Pipeline
+from engage.readiness import Readiness
+from engage.transforms import Transforms
+from engage.validate import Schemas
+
+if TYPE_CHECKING:
+    import socket
+
+    from engage.api import Event, EventStore
+    from engage.config import Config
+    from engage.metrics import Metrics
+    from engage.registry import Registry
+
+__all__ = ["App", "build"]
+
+_log = logging.getLogger(__name__)
+
+#: What the log calls a method; others are the client's invention.
+_METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+
+
+def build(config: Config, registry: Registry, metrics: Metrics | None = None) -> App:
+    """Compose the server; nothing is opened yet.
+
+    :param metrics: what to count with; nothing is counted by default.
+    :raises ConfigError: an option is wrong, or the storage cannot do what the config asks for.
+    """
+    metrics = NullMetrics() if metrics is None else metrics
+    store = registry.make_storage(config)
+    schemas = Schemas.load()
+    readiness = Readiness(store.check)
+    observers = Observers(dict(registry.make_observers(config)), metrics)
+
+    def stored(events: Sequence[Event]) -> None:
+        readiness.alive()
+        if observers:
+            observers.publish(events)
+
+    ingest = Ingest(
+        store,
+        limits=config.limits,
+        write_timeout=config.storage.write_timeout,
+        metrics=metrics,
+        stored=stored,
+    )
+    authenticator = Authenticator(config.workspaces)
+    pipeline = Pipeline(
+        workspaces=config.workspaces,
+        limits=config.limits,
+        authenticator=authenticator,
+        schemas=schemas,
+        transforms=Transforms(
+            registry.make_transforms(config), schemas, json_depth=config.limits.json_depth
+        ),
+        ingest=ingest,
+        store=store,
+        metrics=metrics,
+        timeout=config.storage.write_timeout,
+    )
+    fetcher = Fetcher()
+    deliveries = Deliveries(
+        known=registry.webhooks,
+        providers=registry.make_webhooks(config),
+        public_url=config.server.public_url,
+        pipeline=pipeline,
+        ingest=ingest,
+        store=store,
+        limits=config.limits,
+        metrics=metrics,
+        fetcher=fetcher,
+        timeout=config.storage.write_timeout,
+    )
+    return App(
+        config,
+        store=store,
+        ingest=ingest,
+        observers=observers,
+        readiness=readiness,
+        fetcher=fetcher,
+        services={
+            "authenticator": authenticator,
+            "cors": CorsPolicy(config.cors),
+            "pipeline": pipeline,
+            "extra": {"deliveries": deliveries},
+        },
+        metrics=metrics,
+    )
+
+
+class App:
+    """A composed server: :meth:`open`, :meth:`serve`, and in the end :meth:`close`.
+
+    To end without losing anybody: :meth:`start_draining`, :meth:`stop_accepting`, :meth:`drain`,
+    :meth:`close`. Made by :func:`build`.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        *,
+        store: EventStore,
+        ingest: Ingest,
+        observers: Observers,
+        readiness: Readiness,
+        fetcher: Fetcher,
+        services: dict[str, Any],
+        metrics: Metrics,
+    ) -> None:
+        self.config = config
+        #: The storage; open between :meth:`open` and :meth:`close`.
+        self.store = store
+        self._ingest = ingest
+        self._observers = observers
+        self._readiness = readiness
+        self._fetcher = fetcher
+        self._metrics = metrics
+        self._draining = False
+        self._listener: Listener | None = None
+        #: Tornado's application.
+        self.application = Router(
+            ROUTES,
+            Services(
+                config=config, readiness=readiness, draining=lambda: self._draining, **services
+            ),
+            log_function=self._log_request,
+        )
+
+    async def open(self, *, create: bool = True) -> None:
+        """Open the storage. See :meth:`engage.api.EventStore.open`."""
+        await self.store.open(create=create)
+        # The first sign of life: who is asked right after the start can say yes.
+        await self._readiness.ready()
+
+    async def serve(self, sock: socket.socket) -> None:
+        """Answer requests on a listening socket, from now on; it is closed by
+        :meth:`stop_accepting`."""
+        if self._listener is None:
+            bounds = Bounds.of(self.config)
+            self._listener = Listener(self.application, bounds, self._metrics)
+        await self._listener.serve(sock)
+
+    @property
+    def listener(self) -> Listener | None:
+        """The connections, once it serves."""
+        return self._listener
+
+    def start_draining(self) -> None:
+        """``/readyz`` says no, and every answer is the last of its connection."""
+        self._draining = True
+        if self._listener is not None:
+            self._listener.start_draining()
+
+    async def stop_accepting(self) -> None:
+        """Close the listening sockets."""
+        self.start_draining()
+        if self._listener is not None:
+            await self._listener.stop_accepting()
+
+    async def drain(self, seconds: float) -> bool:
+        """Answer what is in flight, and write what waits to be written.
+
+        :param seconds: after which what is left is cut off.
+        :return: whether nothing was cut off.
+        """
+        self.start_draining()
+        return self._listener is None or await self._listener.drain(seconds)
+
+    async def close(self) -> None:
+        """Cut off whoever is left, finish what is being written, close everything. Idempotent."""
+        self.start_draining()
+        if self._listener is not None:
+            self._listener.close()
+        await self._readiness.close()
+        await self._ingest.close()
+        await self._observers.close()
+        await self._fetcher.close()
+        await self.store.close()
+
+    def _log_request(self, handler: Handler) -> None:
+        status = handler.get_status()
+        request = handler.request
+        seconds = request.request_time()
+        name = handler.route.name
+        self._metrics.request(name, status, seconds)
+        principal = handler.principal
+        logs.log_request(
+            request_id=handler.request_id,
+            method=request.method if request.method in _METHODS else "OTHER",
+            route=name,
+            status=status,
+            seconds=seconds,
+            workspace=None if principal is None else principal.workspace.id,
+            key_id=None if principal is None else principal.key_id,
+            code=handler.error_code,
+            events=handler.event_count,
+        )

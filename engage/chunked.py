@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Takes a chunked body apart (RFC 9112, section 7.1): strictly, and within bounds.
+
+The parser of the heads, llhttp, could do it too, but it does not say where a body ends in what was
+read, and the next request of a pipeline begins right there.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+__all__ = ["BadChunkError", "ChunkedBody"]
+
+#: A size line without its CRLF: at most 4 GiB, extensions without control characters.
+_SIZE_LINE: Final = re.compile(rb"([0-9A-Fa-f]{1,8})(?:;[\t\x20-\x7e\x80-\xff]*)?", re.DOTALL)
+_TRAILER: Final = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+:[\t\x20-\x7e\x80-\xff]*", re.DOTALL)
+
+#: Longest size line or trailer, and all trailers together.
+_LINE_BYTES: Final = 1024
+_TRAILER_BYTES: Final = 8192
+#: What may be spent on sizes, extensions and line ends beyond the length of the data itself.
+_FRAMING_BYTES: Final = 65536
+
+# What is expected next.
+_SIZE, _DATA, _DATA_END, _TRAILERS, _END = range(5)
+
+
+class BadChunkError(Exception):
+    """What came is not a chunked body; where it ends cannot be known."""
+
+
+class ChunkedBody:
+    """Decodes one body from the front of a buffer that grows."""
+
+    __slots__ = ("_expects", "_framing", "_left", "_taken", "_trailers")
+
+    def __init__(self) -> None:
+        self._expects = _SIZE
+        self._left = 0
+        self._taken = 0
+        self._framing = 0
+        self._trailers = 0
+
+    def take(self, buffer: bytearray, into: bytearray) -> bool:
+        """Decode as far as the buffer goes; what was decoded is removed from it.
+
+        :param buffer: begins where the last call stopped.
+        :param into: the data is appended here.
+        :return: whether the body is complete; what then remains in ``buffer`` follows it.
+        :raises BadChunkError: it is not a chunked body, or one with too much framing for its data.
+        """
+        position = 0
+        try:
+            while self._expects != _END:
+                if self._expects == _DATA:
+                    chunk = buffer[position : position + self._left]
+                    if not chunk:
+                        return False
+                    into += chunk
+                    position += len(chunk)
+                    self._taken += len(chunk)
+                    self._left -= len(chunk)
+                    if self._left:
+                        return False
+                    self._expects = _DATA_END
+                    continue
+                end = buffer.find(b"\r\n", position, position + _LINE_BYTES + 2)
+                if end < 0:
+                    waiting = len(buffer) - position
+                    if waiting > _LINE_BYTES or buffer.find(b"\n", position) >= 0:
+                        raise BadChunkError
+                    if self._expects == _DATA_END and waiting and buffer[position:] != b"\r":
+                        raise BadChunkError
+                    return False
+                line = bytes(buffer[position:end])
+                position = end + 2
+                self._line(line)
+            return True
+        finally:
+            del buffer[:position]
+
+    def _line(self, line: bytes) -> None:
+        self._framing += len(line) + 2
+        if self._framing > self._taken + _FRAMING_BYTES:
+            raise BadChunkError
+        if self._expects == _DATA_END:
+            if line:
+                raise BadChunkError
+            self._expects = _SIZE
+        elif self._expects == _SIZE:
+            match = _SIZE_LINE.fullmatch(line)
+            if match is None:
+                raise BadChunkError
+            self._left = int(match[1], 16)
+            self._expects = _DATA if self._left else _TRAILERS
+        elif line:
+            self._trailers += len(line) + 2
+            if self._trailers > _TRAILER_BYTES or _TRAILER.fullmatch(line) is None:
+                raise BadChunkError
+        else:
+            self._expects = _END

@@ -1,0 +1,301 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What all handlers share: the order of the checks, the body, the shape of every answer.
+
+A handler says in :meth:`Handler.check` what can be refused by the head of a request, and does the
+rest in ``get``, ``post`` …, where the body is complete. Both raise
+:class:`~engage.errors.ApiError`; whatever is raised, a crash too, becomes an answer of one shape in
+:meth:`Handler.write_error`.
+
+Bodies come in through Tornado's streaming interface: so a refusal does not wait for the body, and
+Tornado's own form parsing never sees it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import re
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Final, cast
+
+from tornado.web import HTTPError, RequestHandler, stream_request_body
+
+from engage import refusals
+from engage.errors import ApiError, error_body, from_exception, overloaded
+from engage.exchange import Exchange, Failure
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from engage.auth import Authenticator, Principal
+    from engage.config import Config
+    from engage.cors import CorsPolicy
+    from engage.pipeline import Pipeline
+    from engage.readiness import Readiness
+
+__all__ = ["Handler", "Route", "Services", "body_too_large"]
+
+_log = logging.getLogger(__name__)
+
+JSON: Final = "application/json; charset=utf-8"
+
+#: A client's own request id, if it is one that cannot do harm in a log.
+_REQUEST_ID: Final = re.compile(r"[A-Za-z0-9._-]{8,64}")
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Services:
+    """What the handlers call. Made by :mod:`engage.app`."""
+
+    config: Config
+    pipeline: Pipeline
+    authenticator: Authenticator
+    cors: CorsPolicy
+    readiness: Readiness
+    #: Whether this process is about to end.
+    draining: Callable[[], bool]
+    #: Whatever further handlers need, by name.
+    extra: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Route:
+    """A line of the route table."""
+
+    #: As in the documentation; a part in braces (``{provider}``) takes any one segment.
+    path: str
+    #: In metrics and logs; several paths may share one.
+    name: str
+    handler: type[Handler]
+    #: ``OPTIONS`` is always there, and ``HEAD`` where ``GET`` is.
+    methods: tuple[str, ...]
+    #: Whether beacons are sent to it: CORS with credentials.
+    credentials: bool = False
+
+    @property
+    def allowed(self) -> tuple[str, ...]:
+        """All methods that it answers."""
+        head = ("HEAD",) if "GET" in self.methods and "HEAD" not in self.methods else ()
+        return (*self.methods, *head, "OPTIONS")
+
+
+def body_too_large(limit: int, what: str) -> ApiError:
+    """:return: 413.
+
+    :param what: names the limit's config key or its reason.
+    """
+    return ApiError("body_too_large", f"the body is too large, at most {limit} bytes ({what})")
+
+
+@stream_request_body
+class Handler(RequestHandler):
+    """Base of all handlers."""
+
+    route: Route
+    services: Services
+    #: Who writes, once that is known; for the log.
+    principal: Principal | None
+    #: Code of the error that was answered; for the log.
+    error_code: str | None
+    #: How many events the request had, where that is known; for the log.
+    event_count: int | None
+    #: How long the body may be, and what says so; for :meth:`check` to lower.
+    body_limit: tuple[int, str]
+
+    # ----------------------------------------------------------------- what handlers fill in, use
+    def check(self) -> None:
+        """Refuse by the head what can be refused by it, in the order of precedence.
+
+        :raises ApiError: the answer; the body is not waited for.
+        """
+
+    @property
+    def exchange(self) -> Exchange:
+        """The request's connection."""
+        return cast("Exchange", self.request.connection)
+
+    @property
+    def body(self) -> bytes:
+        """The whole body, raw. Not to be used in :meth:`check`."""
+        chunks = self._chunks
+        return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+
+    def check_length(self) -> None:
+        """Check the declared length of the body.
+
+        :raises ApiError: 411: there is none, and no chunks; 413: it is too long.
+        """
+        headers = self.request.headers
+        declared = headers.get("Content-Length")
+        if declared is None:
+            if "Transfer-Encoding" not in headers:
+                raise ApiError(
+                    "length_required", "a body is needed, with Content-Length or chunked"
+                )
+        elif int(declared) > self.body_limit[0]:
+            raise body_too_large(*self.body_limit)
+
+    def answer(
+        self,
+        body: bytes,
+        *,
+        status: int = 200,
+        content_type: str = JSON,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        """Send a whole answer.
+
+        :param headers: beside those that every answer has.
+        """
+        self.set_status(status)
+        self.set_header("Content-Type", content_type)
+        self._common_headers(headers)
+        self.finish(body)
+
+    # -------------------------------------------------------------------------- called by Tornado
+    def initialize(self, *, route: Route, services: Services) -> None:
+        """See :class:`tornado.web.RequestHandler`."""
+        self.route = route
+        self.services = services
+        self.principal = None
+        self.error_code = None
+        self.event_count = None
+        self.body_limit = (services.config.limits.body_bytes, "limits.body_bytes")
+        self._chunks: list[bytes] = []
+        self._prepared = False
+        self._request_id: str | None = None
+
+    def prepare(self) -> None:
+        """See :class:`tornado.web.RequestHandler`."""
+        self._prepared = True
+        if self._finished:
+            return
+        method = self.request.method
+        if method not in self.route.allowed:
+            raise self._not_allowed()
+        if method != "OPTIONS":
+            self.check()
+        if self.exchange.failure is not None:
+            raise self._failed(self.exchange.failure)
+
+    def data_received(self, chunk: bytes) -> None:
+        """See :class:`tornado.web.RequestHandler`. The connection bounds what comes."""
+        self._chunks.append(chunk)
+
+    def on_connection_close(self) -> None:
+        """See :class:`tornado.web.RequestHandler`: the body will not be complete.
+
+        Not called once it is: a client that hangs up then does not cancel anything.
+        """
+        failure = self.exchange.failure
+        # What prepare() refuses comes first; it looks at the failure afterwards.
+        if failure is not None and self._prepared and not self._finished:
+            error = self._failed(failure)
+            self.send_error(error.status, exc_info=(ApiError, error, None))
+        super().on_connection_close()
+
+    def options(self, *_: str) -> None:
+        """Answer a preflight, or tell the methods."""
+        headers = self.request.headers
+        allowed = self.route.allowed
+        self.set_status(204)
+        self.set_header("Allow", ", ".join(allowed))
+        preflight = self.services.cors.preflight(
+            headers.get("Origin"),
+            headers.get("Access-Control-Request-Headers"),
+            allowed,
+            credentials=self.route.credentials,
+        )
+        for name, value in preflight.items():
+            self.set_header(name, value)
+        self._identify()
+        self.finish()
+
+    def set_default_headers(self) -> None:
+        """See :class:`tornado.web.RequestHandler`."""
+        # Nobody needs to know the version; Date is the connection's.
+        self.clear_header("Server")
+        self.clear_header("Date")
+
+    def compute_etag(self) -> None:
+        """No answer is worth comparing."""
+
+    def write_error(self, status_code: int, **kwargs: Any) -> None:
+        """Answer whatever was raised, in the one shape."""
+        raised = kwargs["exc_info"][1] if "exc_info" in kwargs else None
+        if isinstance(raised, HTTPError):
+            # Tornado's own: a method that it does not know, before prepare() could say so.
+            error = self._not_allowed() if raised.status_code == 405 else _of_tornado(raised)
+        else:
+            error = from_exception(raised if raised is not None else Exception())
+        self.error_code = error.code
+        headers = dict(error.headers)
+        if "Origin" in self.request.headers or "Sec-Fetch-Mode" in self.request.headers:
+            # A browser would open a login dialog.
+            headers.pop("WWW-Authenticate", None)
+        self.answer(error_body(error, self.request_id), status=error.status, headers=headers)
+
+    def log_exception(
+        self,
+        typ: type[BaseException] | None,
+        value: BaseException | None,
+        tb: TracebackType | None,
+    ) -> None:
+        """Log a crash. Tornado's own line would have the query, where a beacon carries its key."""
+        if not isinstance(value, (ApiError, HTTPError)) and (
+            from_exception(value or Exception()).code == "internal_error"
+        ):
+            _log.error(
+                "%s failed",
+                self.route.name,
+                exc_info=(typ, value, tb),  # type: ignore[arg-type]
+                extra={"requestId": self.request_id},
+            )
+
+    # ---------------------------------------------------------------------------------- internals
+    @property
+    def request_id(self) -> str:
+        """The client's own, if it sent one that may be used, else a fresh one."""
+        if self._request_id is None:
+            own = self.request.headers.get("X-Request-Id")
+            usable = own is not None and _REQUEST_ID.fullmatch(own) is not None
+            self._request_id = own if own is not None and usable else refusals.request_id()
+        return self._request_id
+
+    def _identify(self) -> None:
+        self.set_header("X-Request-Id", self.request_id)
+        self.set_header("X-Content-Type-Options", "nosniff")
+
+    def _common_headers(self, headers: Mapping[str, str] | None) -> None:
+        self._identify()
+        cors = self.services.cors.headers(
+            self.request.headers.get("Origin"), credentials=self.route.credentials
+        )
+        for name, value in cors.items():
+            self.set_header(name, value)
+        for name, value in (headers or {}).items():
+            if name == "Vary" and "Vary" in cors:
+                self.set_header(name, f"{cors['Vary']}, {value}")
+            else:
+                self.set_header(name, value)
+
+    def _not_allowed(self) -> ApiError:
+        allowed = ", ".join(self.route.allowed)
+        return ApiError(
+            "method_not_allowed", f"only {allowed} can be used here", headers={"Allow": allowed}
+        )
+
+    def _failed(self, failure: Failure) -> ApiError:
+        if failure is Failure.TIMEOUT:
+            return refusals.request_timeout(self.services.config.server.request_timeout)
+        if failure is Failure.TOO_LARGE:
+            return body_too_large(*self.body_limit)
+        if failure is Failure.OVERLOADED:
+            return overloaded("too much is being received; send the same again later")
+        return ApiError("invalid_request", "the body ended before its declared length")
+
+
+def _of_tornado(raised: HTTPError) -> ApiError:
+    if raised.status_code >= 500:
+        return from_exception(raised)
+    return ApiError("invalid_request", "the request is not valid", status=raised.status_code)

@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""identify, track, page, screen, group, alias and batch."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from engage.decode import check_encoding
+from engage.handlers.base import Handler
+
+if TYPE_CHECKING:
+    from engage.decode import Encoding
+
+__all__ = ["BatchHandler", "EventHandler"]
+
+#: A body that has to be decoded before it is known whose it is may not be longer.
+KEYLESS_BYTES: Final = 1024 * 1024
+
+
+class _WritingHandler(Handler):
+    """Takes a body that a write key allows to write."""
+
+    encoding: Encoding
+
+    def check(self) -> None:
+        """Refuse by encoding, then length, then key: all before the body is decoded."""
+        request = self.request
+        headers = request.headers
+        self.encoding = check_encoding(headers.get("Content-Encoding"))
+        self.check_length()
+        keys = request.query_arguments.get("writeKey", ()) if request.query else ()
+        self.principal = self.services.authenticator.header_or_query(
+            headers.get_list("Authorization"), [key.decode("utf-8", "replace") for key in keys]
+        )
+        if self.principal is None and self.body_limit[0] > KEYLESS_BYTES:
+            self.body_limit = (KEYLESS_BYTES, "without a write key in the header or the query")
+            self.exchange.set_max_body_size(KEYLESS_BYTES)
+            self.check_length()
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """What the pipeline wants to know beside the body."""
+        headers = self.request.headers
+        return {
+            "encoding": self.encoding,
+            "principal": self.principal,
+            "idempotency_key": headers.get("Idempotency-Key"),
+            "strict": headers.get("X-Strict-Mode") == "1",
+        }
+
+
+class EventHandler(_WritingHandler):
+    """One event; its type is the route's name."""
+
+    async def post(self) -> None:
+        """Store it, then answer."""
+        result = await self.services.pipeline.event(self.route.name, self.body, **self.arguments)
+        self.answer(result.body())
+
+
+class BatchHandler(_WritingHandler):
+    """Many events, each with its type."""
+
+    async def post(self) -> None:
+        """Store the valid ones, then answer."""
+        result = await self.services.pipeline.batch(self.body, **self.arguments)
+        self.event_count = result.accepted + result.duplicates + len(result.rejected)
+        self.answer(result.body())
