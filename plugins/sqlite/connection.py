@@ -84,12 +84,20 @@ def is_disk_error(error: BaseException) -> bool:
 
 
 @contextlib.contextmanager
-def in_our_words(path: str) -> Iterator[None]:
-    """Turn errors of SQLite and of the system into :class:`StorageUnavailable`."""
+def in_our_words(path: str, *, opening: bool = False) -> Iterator[None]:
+    """Turn errors of SQLite and of the system into :class:`StorageUnavailable`.
+
+    :param opening: a store that is missing or somebody else's is told apart only then: of one that
+        was open it is just another way to be unavailable.
+    """
     try:
         yield
     except (sqlite3.Error, OSError) as error:
         raise unavailable(path, error) from error
+    except (StorageMissing, StorageIncompatible) as error:
+        if opening or isinstance(error, StorageUnavailable):
+            raise
+        raise StorageUnavailable(str(error)) from error
 
 
 def make_file(path: str) -> None:

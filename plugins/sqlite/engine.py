@@ -64,7 +64,7 @@ class Engine(Session):
         """Open the store, make it if allowed and needed; see :meth:`EventStore.open`."""
         path = self.settings.path
         deadline = time.monotonic() + self.settings.timeout * 0.75
-        with in_our_words(path):
+        with in_our_words(path, opening=True):
             while True:
                 try:
                     self._open(path, create)

@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What every storage promises when the real thing under it fails: nothing false is acknowledged,
+and it works again by itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from engage.api import (
+    DeadLetterStore,
+    EventFilter,
+    EventStore,
+    ProfileStore,
+    Status,
+    StorageUnavailable,
+    SubscriptionStore,
+)
+
+from .bench import Bench, eventually, on_store
+from .making import TIME, WORKSPACE, event, identify, ids, letter, store_all
+from .subscriptions import change
+
+#: A call of one method, made anew each time.
+Call = Callable[[], Awaitable[object]]
+
+
+class FailureTests:
+    """Every method, with the store cut off by :meth:`Subject.break_store`."""
+
+    @on_store
+    async def test_nothing_is_acknowledged_while_it_is_broken(self, bench: Bench) -> None:
+        store = await bench.open()
+        await store_all(store, event("before"))
+        async with bench.broken():
+            for _ in range(2):
+                with pytest.raises(StorageUnavailable):
+                    await store.write([event("during")])
+                with pytest.raises(StorageUnavailable):
+                    # A duplicate is an acknowledgement, too.
+                    await store.write([event("before")])
+                with pytest.raises(StorageUnavailable):
+                    await store.check()
+        await eventually(store.check, StorageUnavailable)
+        outcomes = await store.write([event("before"), event("during"), event("after")])
+        assert outcomes[0].status is Status.DUPLICATE
+        assert outcomes[2].status is Status.STORED
+        assert sorted(await ids(store)) == ["after", "before", "during"]
+
+    @on_store
+    async def test_every_method_says_unavailable(self, bench: Bench) -> None:
+        store = await bench.open()
+        await store_all(store, identify("m", "u", traits={"email": "a@b.c"}))
+        reading: list[Call] = [
+            lambda: store.find(WORKSPACE, "api", "m"),
+            lambda: store.scan(EventFilter(), after=None, limit=1),
+        ]
+        writing: list[Call] = [store.check, lambda: store.write([event("n")])]
+        if bench.subject.can("expire"):
+            writing.append(lambda: store.expire(TIME + 1, limit=1, force=True))
+        if isinstance(store, ProfileStore):
+            reading += [
+                lambda: store.profile(WORKSPACE, "u"),
+                lambda: store.find_users(WORKSPACE, "email", ["a@b.c"]),
+                lambda: store.scan_users(None, after=None, limit=1),
+                lambda: store.scan_groups(None, after=None, limit=1),
+            ]
+        if isinstance(store, SubscriptionStore):
+            writing.append(lambda: store.apply(change("c", g=True)))
+            reading += [
+                lambda: store.state(WORKSPACE, "u"),
+                lambda: store.scan_subscriptions(None, after=None, limit=1),
+                lambda: store.history(None, None, after=None, limit=1),
+            ]
+        if isinstance(store, DeadLetterStore):
+            writing += [
+                lambda: store.put([letter("l")]),
+                lambda: store.remove(WORKSPACE, ["l"]),
+            ]
+            reading.append(lambda: store.scan_dead_letters(None, after=None, limit=1))
+        async with bench.broken():
+            for call in writing:
+                with pytest.raises(StorageUnavailable) as raised:
+                    await call()
+                # It goes into a log: one line, and something in it.
+                assert str(raised.value).strip()
+                assert "\n" not in str(raised.value)
+            for call in reading:
+                # What can still be read may be; any other error is wrong.
+                with contextlib.suppress(StorageUnavailable):
+                    await call()
+        await eventually(store.check, StorageUnavailable)
+        for call in (*writing, *reading):
+            await eventually(call, StorageUnavailable)
+
+    @on_store
+    async def test_opening_what_is_broken(self, bench: Bench) -> None:
+        await store_all(await bench.open(), event("before"))
+        store = bench.new()
+
+        async def work() -> None:
+            await store.open(create=True)
+            await store.check()
+
+        async with bench.broken():
+            # One on another machine may be opened, and says later that it is not there.
+            with pytest.raises(StorageUnavailable):
+                await work()
+        await eventually(work, StorageUnavailable)
+        assert await ids(store) == ["before"]
+
+    @on_store
+    async def test_broken_in_the_middle_of_writing(self, bench: Bench) -> None:
+        """Whatever the moment: acknowledged is stored, and the rest may simply be sent again."""
+        store = await bench.open()
+        acknowledged: set[str] = set()
+        sent: set[str] = set()
+        stop = False
+
+        async def write(name: str) -> None:
+            number = 0
+            while not stop:
+                batch = [identify(f"{name}-{number}-{n}", f"u{n}", number) for n in range(5)]
+                number += 1
+                sent.update(one.message_id for one in batch)
+                with contextlib.suppress(StorageUnavailable):
+                    await store.write(batch)
+                    acknowledged.update(one.message_id for one in batch)
+                await asyncio.sleep(0)
+
+        async def more() -> None:
+            target = len(acknowledged) + 50
+            while len(acknowledged) < target:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+
+        writers = [asyncio.ensure_future(write(name)) for name in "abc"]
+        try:
+            for _ in range(2):
+                await asyncio.wait_for(more(), 60)
+                async with bench.broken():
+                    await asyncio.sleep(0.05)
+            await asyncio.wait_for(more(), 60)
+        finally:
+            stop = True
+            await asyncio.gather(*writers)
+        await eventually(store.check, StorageUnavailable)
+        await _nothing_is_lost(store, acknowledged, sent)
+
+
+async def _nothing_is_lost(store: EventStore, acknowledged: set[str], sent: set[str]) -> None:
+    found = await ids(store, limit=1000)
+    assert len(found) == len(set(found))
+    assert acknowledged <= set(found) <= sent
+    missing = sorted(sent)
+    await store.write([event(one) for one in missing])
+    assert sorted(await ids(store, limit=1000)) == missing

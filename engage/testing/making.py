@@ -1,0 +1,185 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Events and letters for the suites, and what is asked of every store in the same way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, TypeVar
+
+import orjson
+
+from engage.api import (
+    API_ORIGIN,
+    DeadLetter,
+    Event,
+    EventFilter,
+    EventStore,
+    Page,
+    Status,
+)
+
+#: The workspace of most events here.
+WORKSPACE: Final = "acme"
+#: The context's: what users are looked up by.
+IDENTIFIERS: Final[Mapping[str, Sequence[str]]] = {
+    WORKSPACE: ("email", "phone"),
+    "other": ("email", "code"),
+}
+#: 2025-01-01 in milliseconds.
+TIME: Final = 1_735_689_600_000
+
+#: Strings that careless keys confuse with each other or lose.
+AWKWARD: Final = (
+    "a",
+    "A",
+    "a ",
+    "a:",
+    ":a",
+    "a:b",
+    "a:b:c",
+    "b:a",
+    "api:a",
+    "acme:api:a",
+    "a\x00",
+    "a\x00b",
+    "a\x00c",
+    "\x00",
+    "\x00a",
+    "$a",
+    "$set",
+    "a.b",
+    "a.c",
+    ".",
+    "__proto__",
+    "constructor",
+    "%00",
+    "%",
+    "_",
+    "é",  # one code point
+    "e\u0301",  # two that look the same
+    "ß",
+    "ss",
+    "\u202e",
+    "\ufeff",
+    "\uffff",
+    "😀",
+    "1",
+    "01",
+    "null",
+    "x" * 255,
+    "x" * 256,
+)
+
+Item = TypeVar("Item")
+
+
+def event(
+    message_id: str,
+    *,
+    type: str = "track",
+    user_id: str | None = None,
+    anonymous_id: str | None = None,
+    at: int = 0,
+    received: int | None = None,
+    workspace: str = WORKSPACE,
+    origin: str = API_ORIGIN,
+    **fields: Any,
+) -> Event:
+    """Make an event as the server would.
+
+    :param at: its timestamp, in milliseconds after :data:`TIME`.
+    :param received: when it was received, likewise; as ``at`` unless given.
+    :param fields: further fields of the stored document (``traits``, ``groupId``, …).
+    """
+    if user_id is None and anonymous_id is None:
+        anonymous_id = "visitor"
+    received = at if received is None else received
+    document = {
+        "type": type,
+        "messageId": message_id,
+        "userId": user_id,
+        "anonymousId": anonymous_id,
+        "workspaceId": workspace,
+        **fields,
+    }
+    if type == "track":
+        document.setdefault("event", "Clicked")
+    body = orjson.dumps({name: value for name, value in document.items() if value is not None})
+    return Event(
+        workspace_id=workspace,
+        origin=origin,
+        message_id=message_id,
+        type=type,
+        user_id=user_id,
+        anonymous_id=anonymous_id,
+        name=document.get("event"),
+        received_at=TIME + received,
+        timestamp=TIME + at,
+        body=body,
+    )
+
+
+def identify(message_id: str, user_id: str, at: int = 0, /, **fields: Any) -> Event:
+    """:return: an identify event; ``fields`` as of :func:`event` (``traits={…}``)."""
+    return event(message_id, type="identify", user_id=user_id, at=at, **fields)
+
+
+def letter(name: str, **fields: Any) -> DeadLetter:
+    """:return: a dead letter with this id."""
+    values: dict[str, Any] = {
+        "id": name,
+        "workspace_id": WORKSPACE,
+        "origin": API_ORIGIN,
+        "write_key_id": "website",
+        "user_id": None,
+        "anonymous_id": "visitor",
+        "message_id": "m",
+        "reason": "invalid_payload",
+        "message": "userId: too long",
+        "errors": [{"pointer": "/userId", "message": "too long"}],
+        "item": b'{"userId": 1}',
+        "truncated": False,
+        "headers": [],
+        "received_at": TIME,
+    }
+    return DeadLetter(**{**values, **fields})
+
+
+def canonical(event: Event) -> tuple[Any, ...]:
+    """:return: all that must come back as it was; only the order of keys is free."""
+    return (
+        event.identity,
+        event.type,
+        event.user_id,
+        event.anonymous_id,
+        event.name,
+        event.received_at,
+        event.timestamp,
+        orjson.dumps(event.document(), option=orjson.OPT_SORT_KEYS),
+    )
+
+
+async def store_all(store: EventStore, *events: Event) -> None:
+    """Write events, each of which must be new."""
+    outcomes = await store.write(events)
+    assert [outcome.status for outcome in outcomes] == [Status.STORED] * len(events)
+
+
+async def all_pages(
+    scan: Callable[..., Any], *arguments: Any, limit: int = 100, after: str | None = None
+) -> list[Any]:
+    """:return: the items of all pages of a scan."""
+    found: list[Any] = []
+    while True:
+        page: Page[Any] = await scan(*arguments, after=after, limit=limit)
+        assert len(page.items) <= limit
+        found += page.items
+        after = page.cursor
+        if after is None:
+            return found
+
+
+async def ids(store: EventStore, *, limit: int = 100, **fields: Any) -> list[str]:
+    """:return: the message ids of all events that the filter lets through, in order."""
+    events = await all_pages(store.scan, EventFilter(**fields), limit=limit)
+    return [event.message_id for event in events]

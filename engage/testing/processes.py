@@ -1,0 +1,216 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What every storage promises to several processes, and after one was killed."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import random
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from typing import Any
+
+import orjson
+
+from engage.api import Event, ProfileStore, Status
+
+from .bench import Bench, find_factory, on_store
+from .making import TIME, WORKSPACE, event, identify, ids
+
+#: What a child runs: it is told all the rest on its standard input.
+_CHILD = "from engage.testing.processes import child; child()"
+
+
+class ProcessTests:
+    """Processes of Python, each with the store opened anew."""
+
+    @on_store
+    async def test_one_id_in_several_processes_is_stored_once(self, bench: Bench) -> None:
+        store = await bench.open()
+        job = {"what": "same", "count": 300, "batch": 7}
+        async with _children(bench, *({**job, "seed": seed} for seed in range(3))) as children:
+            reports = await asyncio.gather(*(_lines(one) for one in children))
+        stored = [name for lines in reports for name in lines if name != "done"]
+        assert sorted(stored) == sorted(f"m{number}" for number in range(300))
+        assert sorted(await ids(store, limit=1000)) == sorted(stored)
+
+    @on_store
+    async def test_traits_that_several_processes_set(self, bench: Bench) -> None:
+        bench.require("atomic-updates")
+        store = await bench.open_as(ProfileStore)
+        jobs = [{"what": "traits", "count": 120, "step": step} for step in range(3)]
+        async with _children(bench, *jobs) as children:
+            for lines in await asyncio.gather(*(_lines(one) for one in children)):
+                assert lines == ["done"]
+        profile = await store.profile(WORKSPACE, "u")
+        assert profile is not None
+        assert profile.traits == {"t0": 117, "t1": 118, "t2": 119, "all": 119}
+        assert (profile.created_at, profile.updated_at) == (TIME, TIME + 119)
+        assert profile.anonymous_ids == sorted(f"v{number}" for number in range(120))
+
+    @on_store
+    async def test_a_scan_misses_nothing_while_other_processes_write(self, bench: Bench) -> None:
+        store = await bench.open()
+        jobs = [{"what": "own", "count": 200, "name": name} for name in "ab"]
+        async with _children(bench, *jobs) as children:
+            acknowledged: set[str] = set()
+
+            async def read(child: asyncio.subprocess.Process) -> None:
+                assert child.stdout is not None
+                async for line in child.stdout:
+                    acknowledged.add(line.decode().strip())
+
+            readers = [asyncio.ensure_future(read(one)) for one in children]
+            while not all(one.done() for one in readers):
+                before = acknowledged - {"done"}
+                found = await ids(store, limit=50)
+                assert len(found) == len(set(found))
+                assert before <= set(found)
+                await asyncio.sleep(0.01)
+            await asyncio.gather(*readers)
+        assert len(await ids(store, limit=1000)) == 400
+
+    @on_store
+    async def test_killed_while_it_writes(self, bench: Bench) -> None:
+        """What was acknowledged is there, once; the rest is sent again; the profiles are right."""
+        bench.require("durable")
+        chance = random.Random(11)
+        said: list[str] = []
+        for turn in range(3):
+            job = {"what": "own", "count": 100_000, "name": f"k{turn}"}
+            async with _children(bench, job) as (child,):
+                assert child.stdout is not None
+                for _ in range(chance.randrange(20, 120)):
+                    line = await child.stdout.readline()
+                    said.append(line.decode())
+                child.kill()
+                # What it still said before the end counts as well; not a line that was cut.
+                said += (await child.stdout.read()).decode().splitlines(keepends=True)
+                await child.wait()
+        acknowledged = {line.strip() for line in said if line.endswith("\n")}
+        store = await bench.open()
+        found = await ids(store, limit=1000)
+        assert len(found) == len(set(found))
+        assert acknowledged <= set(found)
+        # Everything that may have been cut off is sent again, and a little more.
+        highest = dict.fromkeys(range(3), 0)
+        for name in found:
+            turn, number = (int(part) for part in name[1:].split("-"))
+            highest[turn] = max(highest[turn], number)
+        everything = [
+            _own(f"k{turn}", number) for turn in highest for number in range(highest[turn] + 20)
+        ]
+        for start in range(0, len(everything), 500):
+            outcomes = await store.write(everything[start : start + 500])
+            for one, outcome in zip(everything[start:], outcomes, strict=False):
+                expected = Status.DUPLICATE if one.message_id in found else Status.STORED
+                assert outcome.status is expected
+        assert sorted(await ids(store, limit=1000)) == sorted(one.message_id for one in everything)
+        if isinstance(store, ProfileStore):
+            for turn, number in highest.items():
+                for user in range(3):
+                    last = max(n for n in range(number + 20) if n % 3 == user)
+                    profile = await store.profile(WORKSPACE, f"k{turn}-{user}")
+                    assert profile is not None
+                    assert profile.traits == {"n": last}
+                    assert profile.updated_at == TIME + last
+
+
+def _own(name: str, number: int) -> Event:
+    return identify(f"{name}-{number}", f"{name}-{number % 3}", number, traits={"n": number})
+
+
+# ------------------------------------------------------------------------------------- the parent
+@contextlib.asynccontextmanager
+async def _children(
+    bench: Bench, *jobs: dict[str, Any]
+) -> AsyncIterator[list[asyncio.subprocess.Process]]:
+    """Start a process for each job; all of them are gone at the end."""
+    common = {
+        "plugin": bench.subject.plugin,
+        "storage": bench.subject.storage,
+        "options": dict(bench.options),
+        "context": {
+            "base_dir": str(bench.context.base_dir),
+            "identifiers": {name: list(one) for name, one in bench.context.identifiers.items()},
+        },
+    }
+    started: list[asyncio.subprocess.Process] = []
+    try:
+        for job in jobs:
+            one = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-c",
+                _CHILD,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+            )
+            started.append(one)
+            assert one.stdin is not None
+            one.stdin.write(orjson.dumps({**common, **job}) + b"\n")
+            await one.stdin.drain()
+        yield started
+    finally:
+        for one in started:
+            if one.returncode is None:
+                with contextlib.suppress(ProcessLookupError):
+                    one.kill()
+            await one.wait()
+
+
+async def _lines(child: asyncio.subprocess.Process) -> list[str]:
+    assert child.stdout is not None
+    text = (await child.stdout.read()).decode()
+    assert await child.wait() == 0
+    return text.splitlines()
+
+
+# -------------------------------------------------------------------------------------- the child
+def child() -> None:
+    """Do one job on a store; say on standard output what was acknowledged, a line each."""
+    job = orjson.loads(sys.stdin.readline())
+    asyncio.run(_work(job))
+    _say("done")
+
+
+async def _work(job: dict[str, Any]) -> None:
+    from pathlib import Path
+
+    from engage.api import StorageContext
+
+    context = dict(job["context"], base_dir=Path(job["context"]["base_dir"]))
+    store = find_factory(job["plugin"], job["storage"])[1](
+        job["options"], StorageContext(**context)
+    )
+    await store.open(create=True)
+    try:
+        if job["what"] == "same":
+            # All children write the same ids, each in an order of its own; they say what was new.
+            names = [f"m{number}" for number in range(job["count"])]
+            random.Random(job["seed"]).shuffle(names)
+            for start in range(0, len(names), job["batch"]):
+                part = names[start : start + job["batch"]]
+                outcomes = await store.write([event(name) for name in part])
+                for name, outcome in zip(part, outcomes, strict=True):
+                    if outcome.status is Status.STORED:
+                        _say(name)
+        elif job["what"] == "traits":
+            for number in range(job["step"], job["count"], 3):
+                # A trait of its own, and one that all of them set: the latest has to win.
+                traits = {f"t{job['step']}": number, "all": number}
+                one = identify(f"m{number}", "u", number, anonymous_id=f"v{number}", traits=traits)
+                await store.write([one])
+        else:
+            for number in range(job["count"]):
+                await store.write([_own(job["name"], number)])
+                _say(f"{job['name']}-{number}")
+    finally:
+        await store.close()
+
+
+def _say(line: str) -> None:
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()

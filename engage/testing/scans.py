@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What every storage promises of reading in order, and of expiring."""
+
+from __future__ import annotations
+
+import asyncio
+
+from engage.api import EventFilter, EventStore, ProfileStore, Status
+
+from .bench import Bench, on_store
+from .making import TIME, WORKSPACE, all_pages, event, identify, ids, store_all
+
+
+class ScanTests:
+    """``scan`` and ``expire``."""
+
+    @on_store
+    async def test_order_of_arrival(self, bench: Bench) -> None:
+        store = await bench.open()
+        names = [f"{number * 7919 % 1000:03}" for number in range(200)]
+        for start in range(0, 200, 25):
+            # Neither ids nor times are in order: arrival is.
+            part = names[start : start + 25]
+            await store_all(store, *(event(name, at=int(name), received=start) for name in part))
+        for limit in (1, 7, 25, 200, 1000):
+            assert await ids(store, limit=limit) == names
+
+    @on_store
+    async def test_a_page_after_a_cursor(self, bench: Bench) -> None:
+        store = await bench.open()
+        await store_all(store, *(event(str(number)) for number in range(10)))
+        page = await store.scan(EventFilter(), after=None, limit=4)
+        assert [one.message_id for one in page.items] == ["0", "1", "2", "3"]
+        assert isinstance(page.cursor, str)
+        await store.close()
+        store = await bench.open()
+        await store_all(store, event("10"))
+        rest = await all_pages(store.scan, EventFilter(), limit=4, after=page.cursor)
+        assert [one.message_id for one in rest] == [str(number) for number in range(4, 11)]
+
+    @on_store
+    async def test_filters(self, bench: Bench) -> None:
+        store = await bench.open()
+        batch = [
+            event(
+                f"{number:03}",
+                type=("track", "page", "identify")[number % 3],
+                user_id=f"u{number % 5}",
+                workspace=("acme", "other")[number % 2],
+                received=number,
+            )
+            for number in range(120)
+        ]
+        await store_all(store, *batch)
+        for fields in (
+            {"workspace_id": "acme"},
+            {"type": "page"},
+            {"user_id": "u3"},
+            {"since": TIME + 77},
+            {"workspace_id": "other", "type": "track", "user_id": "u1", "since": TIME + 20},
+            {"workspace_id": "nobody"},
+            {"since": TIME + 120},
+            {"user_id": "u"},
+        ):
+            wanted = [
+                one.message_id
+                for one in batch
+                if fields.get("workspace_id", one.workspace_id) == one.workspace_id
+                and fields.get("type", one.type) == one.type
+                and fields.get("user_id", one.user_id) == one.user_id
+                and int(str(fields.get("since", 0))) <= one.received_at
+            ]
+            for limit in (3, 500):
+                assert await ids(store, limit=limit, **fields) == wanted
+
+    @on_store
+    async def test_an_empty_store(self, bench: Bench) -> None:
+        store = await bench.open()
+        page = await store.scan(EventFilter(), after=None, limit=10)
+        assert list(page.items) == []
+        assert page.cursor is None
+
+    @on_store
+    async def test_nothing_is_missed_while_others_write(self, bench: Bench) -> None:
+        """What was acknowledged before the scan began is in it, once, whoever else is writing."""
+        stores = [await bench.open() for _ in range(3)]
+        acknowledged: list[str] = []
+        done = False
+
+        async def write(store: EventStore, name: str) -> None:
+            for number in range(40):
+                batch = [f"{name}-{number}-{one}" for one in range(1 + number % 5)]
+                await store_all(store, *(event(one) for one in batch))
+                acknowledged.extend(batch)
+
+        async def read() -> None:
+            store = await bench.open()
+            while not done:
+                before = set(acknowledged)
+                found = await ids(store, limit=17)
+                assert len(found) == len(set(found))
+                assert before <= set(found)
+                # Those of one writer come in its order.
+                for name in "012":
+                    mine = [one for one in found if one.startswith(f"{name}-")]
+                    assert mine == sorted(mine, key=lambda one: [int(n) for n in one.split("-")])
+                await asyncio.sleep(0)
+
+        reader = asyncio.ensure_future(read())
+        try:
+            await asyncio.gather(*(write(store, str(n)) for n, store in enumerate(stores)))
+        finally:
+            done = True
+            await reader
+        assert sorted(await ids(stores[0])) == sorted(acknowledged)
+
+    # ---------------------------------------------------------------------------- expiry
+    @on_store
+    async def test_expire_the_oldest(self, bench: Bench) -> None:
+        bench.require("expire")
+        store = await bench.open()
+        for number in (5, 3, 9, 1, 7):
+            await store_all(store, identify(str(number), "u", number))
+        assert await store.expire(TIME + 7, limit=2) == 2
+        assert sorted(await ids(store)) == ["5", "7", "9"]
+        assert await store.expire(TIME + 7, limit=100) == 1
+        assert await store.expire(TIME + 7, limit=100) == 0
+        assert sorted(await ids(store)) == ["7", "9"]
+        if isinstance(store, ProfileStore):
+            profile = await store.profile(WORKSPACE, "u")
+            assert profile is not None
+            assert profile.created_at == TIME + 1
+        # The id may come again.
+        (outcome,) = await store.write([event("1", at=10)])
+        assert outcome.status is Status.STORED
+        assert sorted(await ids(store)) == ["1", "7", "9"]
+
+    @on_store
+    async def test_expire_refuses_when_everything_would_go(self, bench: Bench) -> None:
+        """The clock may have jumped."""
+        bench.require("expire")
+        store = await bench.open()
+        await store_all(store, *(event(str(number), at=number) for number in range(5)))
+        assert await store.expire(TIME + 5, limit=100) == 0
+        assert len(await ids(store)) == 5
+        assert await store.expire(TIME + 4, limit=100) == 4
+        assert await store.expire(TIME + 5, limit=100, force=True) == 1
+        assert await ids(store) == []
+        assert await store.expire(TIME + 5, limit=100, force=True) == 0
+
+    @on_store
+    async def test_a_cursor_outlives_what_it_stood_on(self, bench: Bench) -> None:
+        bench.require("expire")
+        store = await bench.open()
+        await store_all(store, *(event(str(number), at=number) for number in range(6)))
+        page = await store.scan(EventFilter(), after=None, limit=3)
+        assert await store.expire(TIME + 5, limit=100) == 5
+        await store_all(store, event("6", at=6))
+        rest = await all_pages(store.scan, EventFilter(), after=page.cursor)
+        assert [one.message_id for one in rest] == ["5", "6"]

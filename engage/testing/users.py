@@ -1,0 +1,230 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a :class:`~engage.api.ProfileStore` promises of links, look-ups, limits and reading."""
+
+from __future__ import annotations
+
+import asyncio
+
+from engage.api import ProfileLimits, ProfileStore, Status
+
+from .bench import Bench, on_store
+from .making import TIME, WORKSPACE, all_pages, event, identify, ids, store_all
+
+
+class UserTests:
+    """Links, ``find_users``, limits, ``scan_users``, ``scan_groups``."""
+
+    # ----------------------------------------------------------------------------- links
+    @on_store
+    async def test_links(self, bench: Bench) -> None:
+        store = await bench.open_as(ProfileStore)
+        await store_all(
+            store,
+            # Before the user exists: a link alone does not make one.
+            event("1", user_id="u", anonymous_id="v1"),
+            event("2", type="page", user_id="stranger", anonymous_id="v2"),
+        )
+        assert await all_pages(store.scan_users, None) == []
+        await store_all(
+            store,
+            identify("3", "u", anonymous_id="v3"),
+            event("4", type="alias", user_id="u", previousId="v0"),
+            event("5", user_id="u", anonymous_id="v1"),
+            event("6", user_id="u", anonymous_id="email:a@b.c"),
+            event("7", user_id="u", anonymous_id="phone:+1"),
+            event("8", user_id="u", anonymous_id="u"),
+            event("9", user_id="u", anonymous_id="null"),
+        )
+        profile = await store.profile(WORKSPACE, "u")
+        assert profile is not None
+        assert profile.anonymous_ids == ["v0", "v1", "v3"]
+        assert await store.profile(WORKSPACE, "stranger") is None
+
+    @on_store
+    async def test_a_known_user_is_nobodys_anonymous_id(self, bench: Bench) -> None:
+        store = await bench.open_as(ProfileStore)
+        await store_all(store, identify("1", "known"), identify("0", "u", workspace="other"))
+        await store_all(
+            store,
+            event("2", type="alias", user_id="u", previousId="known"),
+            event("3", user_id="u", anonymous_id="known"),
+            event("4", type="alias", user_id="u", previousId="unknown"),
+            # A user of another workspace is a stranger here.
+            event("5", type="alias", user_id="v", previousId="u", workspace="other"),
+            event("6", type="alias", user_id="v", previousId="known", workspace="other"),
+        )
+        profile = await store.profile(WORKSPACE, "u")
+        assert profile is not None
+        assert profile.anonymous_ids == ["unknown"]
+        profile = await store.profile("other", "v")
+        assert profile is not None
+        assert profile.anonymous_ids == ["known"]
+
+    @on_store
+    async def test_one_anonymous_id_may_belong_to_several(self, bench: Bench) -> None:
+        store = await bench.open_as(ProfileStore)
+        for number in range(3):
+            await store_all(store, identify(str(number), f"u{number}", anonymous_id="shared"))
+        for one in await all_pages(store.scan_users, WORKSPACE):
+            assert one.anonymous_ids == ["shared"]
+
+    # -------------------------------------------------------------------------- look-ups
+    @on_store
+    async def test_users_by_an_identifier(self, bench: Bench) -> None:
+        store = await bench.open_as(ProfileStore)
+        await store_all(
+            store,
+            identify("1", "young", 9, traits={"email": " Ann@Example.COM", "phone": "+1 (2) 3"}),
+            identify("2", "old", 1, traits={"email": "ann@example.com"}),
+            identify("3", "middle-b", 5, traits={"email": "ANN@example.com"}),
+            identify("4", "middle-a", 5, traits={"email": "ann@example.com\t"}),
+            identify("5", "moved", 2, traits={"email": "ann@example.com"}),
+            identify("6", "nul", 2, traits={"email": "ann@example.com\x00"}),
+            identify("7", "number", 2, traits={"phone": 123, "email": ["ann@example.com"]}),
+            identify("8", "else", 2, traits={"name": "ann@example.com"}),
+            identify("9", "away", 2, workspace="other", traits={"email": "ann@example.com"}),
+            identify("a", "coded", 2, workspace="other", traits={"code": " Ann\x00b "}),
+        )
+        await store_all(store, identify("b", "moved", 3, traits={"email": "new@example.com"}))
+        await store_all(store, identify("c", "new", 3, traits={"email": "x@example.com"}))
+        await store_all(store, identify("d", "new", 4, traits={"email": None}))
+        wanted = ["ann@example.com", "new@example.com", "x@example.com", "nobody@example.com"]
+        assert dict(await store.find_users(WORKSPACE, "email", wanted)) == {
+            "ann@example.com": ["old", "middle-a", "middle-b", "young"],
+            "new@example.com": ["moved"],
+        }
+        found = await store.find_users(WORKSPACE, "email", ["ann@example.com\x00"])
+        assert dict(found) == {"ann@example.com\x00": ["nul"]}
+        assert dict(await store.find_users(WORKSPACE, "phone", ["+123"])) == {"+123": ["young"]}
+        assert dict(await store.find_users("other", "email", wanted)) == {
+            "ann@example.com": ["away"]
+        }
+        assert dict(await store.find_users("other", "code", [" Ann\x00b ", " Ann"])) == {
+            " Ann\x00b ": ["coded"]
+        }
+        assert dict(await store.find_users(WORKSPACE, "email", [])) == {}
+
+    @on_store
+    async def test_an_earlier_value_that_arrives_late_is_not_found(self, bench: Bench) -> None:
+        store = await bench.open_as(ProfileStore)
+        await store_all(store, identify("2", "u", 20, traits={"email": "new@example.com"}))
+        await store_all(store, identify("1", "u", 10, traits={"email": "old@example.com"}))
+        found = await store.find_users(WORKSPACE, "email", ["old@example.com", "new@example.com"])
+        assert dict(found) == {"new@example.com": ["u"]}
+
+    @on_store
+    async def test_at_most_a_hundred_users(self, bench: Bench) -> None:
+        store = await bench.open_as(ProfileStore)
+        await store_all(
+            store,
+            *(
+                identify(str(number), f"u{number:03}", 200 - number, traits={"email": "a@b.c"})
+                for number in range(150)
+            ),
+        )
+        found = await store.find_users(WORKSPACE, "email", ["a@b.c"])
+        assert list(found["a@b.c"]) == [f"u{number:03}" for number in range(149, 49, -1)]
+
+    # ---------------------------------------------------------------------------- limits
+    @on_store
+    async def test_limits(self, bench: Bench) -> None:
+        limits = ProfileLimits(traits=3, trait_bytes=200, links=2, memberships=2)
+        store = await bench.open_as(ProfileStore, profile_limits=limits)
+        # One write each, so that it is plain which of them come too late.
+        for number in range(5):
+            await store_all(store, identify(f"t{number}", "u", number, traits={f"t{number}": 1}))
+            await store_all(store, identify(f"l{number}", "u", anonymous_id=f"v{number}"))
+            group = event(f"g{number}", type="group", user_id="u", groupId=f"g{number}")
+            await store_all(store, group)
+        profile = await store.profile(WORKSPACE, "u")
+        assert profile is not None
+        assert profile.traits == {"t0": 1, "t1": 1, "t2": 1}
+        assert profile.anonymous_ids == ["v0", "v1"]
+        assert profile.groups == ["g0", "g1"]
+        assert store.dropped_changes == 2 + 3 + 3
+        assert len(await ids(store)) == 15
+        # What is there may still change, and what was dropped stays so in a retry.
+        await store_all(store, identify("t", "u", 9, traits={"t0": 2}))
+        ended = event("g", type="group", user_id="u", groupId="g1", at=9, assigned=False)
+        await store_all(store, ended)
+        (outcome,) = await store.write([identify("t4", "u", 9, traits={"t4": 1})])
+        assert outcome.status is Status.DUPLICATE
+        profile = await store.profile(WORKSPACE, "u")
+        assert profile is not None
+        assert profile.traits == {"t0": 2, "t1": 1, "t2": 1}
+        assert profile.groups == ["g0"]
+        assert store.dropped_changes == 8
+
+    @on_store
+    async def test_limit_of_bytes(self, bench: Bench) -> None:
+        limits = ProfileLimits(trait_bytes=1000)
+        store = await bench.open_as(ProfileStore, profile_limits=limits)
+        await store_all(store, identify("1", "u", 1, traits={"a": "x" * 600}))
+        await store_all(store, identify("2", "u", 2, traits={"b": "x" * 600}))
+        await store_all(store, identify("3", "u", 3, traits={"c": "x" * 300}))
+        group = event("4", type="group", groupId="g", traits={"a": "x" * 2000, "b": 1})
+        await store_all(store, group)
+        profile = await store.profile(WORKSPACE, "u")
+        assert profile is not None
+        assert sorted(profile.traits) == ["a", "c"]
+        (found,) = await all_pages(store.scan_groups, WORKSPACE)
+        assert found.traits == {"b": 1}
+        assert store.dropped_changes == 2
+
+    # --------------------------------------------------------------------------- reading
+    @on_store
+    async def test_scans_of_users_and_groups(self, bench: Bench) -> None:
+        store = await bench.open_as(ProfileStore)
+        names = [f"u{number * 31 % 100}" for number in range(100)]
+        for start in range(0, 100, 20):
+            batch = []
+            for number, name in enumerate(names[start : start + 20], start):
+                workspace = (WORKSPACE, "other")[number % 2]
+                batch.append(identify(f"i{name}", name, number, workspace=workspace))
+                batch.append(
+                    event(f"g{name}", type="group", groupId=f"g{name}", workspace=workspace)
+                )
+            await store_all(store, *batch)
+        for limit in (1, 9, 1000):
+            for which in (None, WORKSPACE, "other"):
+                wanted = sorted(
+                    name
+                    for number, name in enumerate(names)
+                    if which in (None, (WORKSPACE, "other")[number % 2])
+                )
+                users = await all_pages(store.scan_users, which, limit=limit)
+                assert sorted(one.user_id for one in users) == wanted
+                groups = await all_pages(store.scan_groups, which, limit=limit)
+                assert sorted(one.group_id for one in groups) == [f"g{name}" for name in wanted]
+        assert await all_pages(store.scan_users, "nobody") == []
+
+    @on_store
+    async def test_profiles_outlive_the_process(self, bench: Bench) -> None:
+        store = await bench.open_as(ProfileStore)
+        await store_all(store, identify("1", "u", 4, traits={"email": "a@b.c"}, anonymous_id="v"))
+        before = await store.profile(WORKSPACE, "u")
+        await store.close()
+        again = await bench.open_as(ProfileStore)
+        assert await again.profile(WORKSPACE, "u") == before
+        found = await again.find_users(WORKSPACE, "email", ["a@b.c"])
+        assert dict(found) == {"a@b.c": ["u"]}
+        await store_all(again, identify("2", "u", 3, anonymous_id="v"))
+        profile = await again.profile(WORKSPACE, "u")
+        assert profile is not None
+        assert (profile.created_at, profile.updated_at) == (TIME + 3, TIME + 4)
+
+    @on_store
+    async def test_one_user_from_many_writes_at_once(self, bench: Bench) -> None:
+        bench.require("atomic-updates")
+        store, second = await bench.open_as(ProfileStore), await bench.open()
+        await asyncio.gather(
+            *(
+                (store, second)[number % 2].write(
+                    [identify(str(number), "u", number, traits={"n": number, f"t{number}": 1})]
+                )
+                for number in range(60)
+            )
+        )
+        profile = await store.profile(WORKSPACE, "u")
+        assert profile is not None
+        assert profile.traits == {"n": 59, **{f"t{number}": 1 for number in range(60)}}

@@ -1,0 +1,29 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The SQLite storage keeps the promises of every storage."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from engage.testing import StorageConformance
+
+
+class TestSqlite(StorageConformance):
+    """The conformance suite; broken by a folder that stands in the file's place."""
+
+    plugin = "engage_plugins.sqlite"
+
+    def options(self, tmp_path: Path) -> Mapping[str, Any]:
+        return {"path": str(tmp_path / "engage.db")}
+
+    def break_store(self, options: Mapping[str, Any]) -> None:
+        path = Path(options["path"])
+        path.rename(path.with_suffix(".away"))
+        path.mkdir()
+
+    def mend_store(self, options: Mapping[str, Any]) -> None:
+        path = Path(options["path"])
+        path.rmdir()
+        path.with_suffix(".away").rename(path)
