@@ -414,6 +414,14 @@ class EventStore(abc.ABC):
         :return: how many were deleted.
         """
 
+    def gauges(self) -> Mapping[str, float]:
+        """Numbers of the storage's own for the metrics; asked every few seconds, cheap, never raises.
+
+        :return: name → value, for instance ``{"wal_bytes": 4096, "free_bytes": 1e9}``. Names are few,
+            constant, ``[a-z_]+`` and end in their unit; ``engage_storage_`` is put before them.
+        """
+        return {}
+
 
 # -------------------------------------------------------------------------------------- profiles
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -796,6 +804,8 @@ class Signing:
     encoding: Literal["hex", "base64"] = "hex"
     body: bool = False
     url: bool = False
+    #: Whether the decoded form fields are signed rather than the body's bytes.
+    form: bool = False
     #: Headers whose values are signed as they stand.
     headers: Sequence[str] = ()
     #: The header that carries the time of signing, and how to find it there (group ``timestamp``).

@@ -135,6 +135,13 @@ class Handler(RequestHandler):
         elif int(declared) > self.body_limit[0]:
             raise body_too_large(*self.body_limit)
 
+    def not_allowed(self) -> ApiError:
+        """:return: the answer to a method that the route does not have."""
+        allowed = ", ".join(self.route.allowed)
+        return ApiError(
+            "methodnot_allowed", f"only {allowed} can be used here", headers={"Allow": allowed}
+        )
+
     def answer(
         self,
         body: bytes,
@@ -172,7 +179,7 @@ class Handler(RequestHandler):
             return
         method = self.request.method
         if method not in self.route.allowed:
-            raise self._not_allowed()
+            raise self.not_allowed()
         if method != "OPTIONS":
             self.check()
         if self.exchange.failure is not None:
@@ -225,7 +232,7 @@ class Handler(RequestHandler):
         raised = kwargs["exc_info"][1] if "exc_info" in kwargs else None
         if isinstance(raised, HTTPError):
             # Tornado's own: a method that it does not know, before prepare() could say so.
-            error = self._not_allowed() if raised.status_code == 405 else _of_tornado(raised)
+            error = self.not_allowed() if raised.status_code == 405 else _of_tornado(raised)
         else:
             error = from_exception(raised if raised is not None else Exception())
         self.error_code = error.code
@@ -278,12 +285,6 @@ class Handler(RequestHandler):
                 self.set_header(name, f"{cors['Vary']}, {value}")
             else:
                 self.set_header(name, value)
-
-    def _not_allowed(self) -> ApiError:
-        allowed = ", ".join(self.route.allowed)
-        return ApiError(
-            "method_not_allowed", f"only {allowed} can be used here", headers={"Allow": allowed}
-        )
 
     def _failed(self, failure: Failure) -> ApiError:
         if failure is Failure.TIMEOUT:

@@ -10,11 +10,19 @@ __all__ = ["MissingHandler"]
 
 
 class MissingHandler(Handler):
-    """404 for every method; ``OPTIONS`` is answered, so that a browser may read the 404."""
+    """404 for every method."""
 
     def check(self) -> None:
         """Refuse."""
-        raise self._not_allowed()
+        raise self.not_allowed()
 
-    def _not_allowed(self) -> ApiError:
-        return ApiError("not_found", "there is nothing here; see the table of operations")
+    def not_allowed(self) -> ApiError:
+        """See :meth:`Handler.not_allowed`."""
+        return ApiError("not_found", "there is nothing at this path")
+
+    def options(self, *_: str) -> None:
+        """Answer ``OPTIONS *``, and preflights: only then may a page's script read the 404."""
+        asks = "Access-Control-Request-Method" in self.request.headers
+        if self.request.path != "*" and not asks:
+            raise self.not_allowed()
+        super().options()

@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What errors look like."""
+
+from __future__ import annotations
+
+import json
+from importlib import resources
+
+import jsonschema
+import orjson
+import pytest
+
+from engage.api import StorageUnavailable
+from engage.errors import (
+    MAX_ERRORS,
+    STATUS,
+    ApiError,
+    Problem,
+    error_body,
+    from_exception,
+    from_problems,
+    overloaded,
+    quote,
+    shutting_down,
+    storage_unavailable,
+)
+
+SCHEMA = json.loads(resources.files("engage_schemas").joinpath("error.json").read_bytes())
+
+
+@pytest.mark.parametrize("code", sorted(STATUS))
+@pytest.mark.parametrize("request_id", ["4b7e1c2a9d", None])
+def test_every_error_is_as_the_schema_says(code: str, request_id: str | None) -> None:
+    for errors in ((), [Problem("/userId", "is required")] * 100):
+        body = orjson.loads(error_body(ApiError(code, "why", errors=errors), request_id))
+        jsonschema.validate(body, SCHEMA)
+        assert (body["code"], body["status"]) == (code, STATUS[code])
+        assert len(body.get("errors", [])) == min(len(errors), MAX_ERRORS)
+        assert body.get("requestId") == request_id
+
+
+def test_only_a_key_that_lacks_or_fails_is_asked_for() -> None:
+    asking = {code for code in STATUS if "WWW-Authenticate" in ApiError(code, "").headers}
+    assert asking == {"missing_write_key", "invalid_write_key"}
+
+
+def test_message_is_the_first_problem() -> None:
+    error = from_problems(
+        [Problem("/userId", "too long (513 characters, at most 512)"), Problem("/event", "x")]
+    )
+    assert (error.status, error.code) == (400, "invalid_payload")
+    assert error.message == "userId: too long (513 characters, at most 512)"
+    assert str(Problem("", "must be an object")) == "must be an object"
+    assert str(Problem("/batch/3/type", "is required")) == "batch/3/type: is required"
+    assert Problem("/type", "m").under("/batch/3") == Problem("/batch/3/type", "m")
+
+
+@pytest.mark.parametrize(
+    ("make", "least", "most"),
+    [(storage_unavailable, 5, 30), (overloaded, 1, 5), (shutting_down, 1, 5)],
+)
+def test_retry_after_is_spread(make: type, least: int, most: int) -> None:
+    """Integers, and not the same for everybody."""
+    seen = {make().headers["Retry-After"] for _ in range(500)}
+    assert seen == {str(seconds) for seconds in range(least, most + 1)}
+    assert make().status == 503
+
+
+def test_exceptions_never_show_their_text() -> None:
+    for secret in (ValueError("secret"), KeyError("secret"), StorageUnavailable("secret")):
+        error = from_exception(secret)
+        assert "secret" not in error.message
+        assert error.status == (503 if isinstance(secret, StorageUnavailable) else 500)
+    error = ApiError("not_found", "no such path")
+    assert from_exception(error) is error
+
+
+def test_values_are_cut() -> None:
+    assert quote("x" * 80) == "x" * 80
+    assert quote("x" * 81) == "x" * 79 + "…"

@@ -1,0 +1,354 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The schema files: well made, exemplified, and each of their rules refuses something."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from importlib import resources
+from typing import Any
+
+import jsonschema
+import pytest
+import referencing
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.core import SCHEMAS
+
+ASSERTIONS = {
+    "additionalProperties",
+    "anyOf",
+    "const",
+    "enum",
+    "maxItems",
+    "maxLength",
+    "maxProperties",
+    "maximum",
+    "minItems",
+    "minLength",
+    "minimum",
+    "not",
+    "pattern",
+    "required",
+    "type",
+}
+ANNOTATIONS = {
+    "$defs",
+    "$id",
+    "$ref",
+    "$schema",
+    "description",
+    "examples",
+    "items",
+    "properties",
+    "title",
+    "x-messages",
+}
+
+
+def files(folder: Any = None, path: str = "") -> Iterator[tuple[str, Any]]:
+    """:return: every schema file, by its path (those of the providers have tests of their own)."""
+    folder = resources.files("engage_schemas") if folder is None else folder
+    for entry in folder.iterdir():
+        if entry.is_dir() and entry.name not in ("__pycache__", "webhooks"):
+            yield from files(entry, f"{path}{entry.name}/")
+        elif entry.name.endswith(".json"):
+            yield path + entry.name, json.loads(entry.read_bytes())
+
+
+ALL = dict(files())
+OURS = {path: schema for path, schema in ALL.items() if path.startswith("payloads/")}
+OURS["error.json"] = ALL["error.json"]
+REGISTRY: Any = referencing.Registry().with_contents(
+    [(schema["$id"], schema) for schema in OURS.values()]
+)
+
+
+def subschemas(schema: Any) -> Iterator[dict[str, Any]]:
+    """:return: a schema and all that stand in it."""
+    if not isinstance(schema, dict):
+        return
+    yield schema
+    for name, value in schema.items():
+        if name in ("properties", "$defs", "patternProperties"):
+            for child in value.values():
+                yield from subschemas(child)
+        elif name in ("anyOf", "allOf", "oneOf"):
+            for child in value:
+                yield from subschemas(child)
+        elif name in ("items", "additionalProperties", "if", "then", "else"):
+            yield from subschemas(value)
+        # "not" is one rule: what stands in it never fails by itself
+
+
+def validator(schema: Any) -> jsonschema.Draft202012Validator:
+    return jsonschema.Draft202012Validator(schema, registry=REGISTRY)
+
+
+@pytest.mark.parametrize("path", sorted(ALL))
+def test_every_schema_is_one_and_says_what_it_is(path: str) -> None:
+    schema = ALL[path]
+    jsonschema.Draft202012Validator.check_schema(schema)
+    for field in ("$id", "title", "description"):
+        assert schema[field].strip(), field
+    assert schema["$id"].endswith("/" + path)
+    assert schema["examples"]
+    for example in schema["examples"]:
+        validator(schema).validate(example)
+
+
+@pytest.mark.parametrize("path", sorted(ALL))
+def test_what_the_two_libraries_read_differently_is_not_used(path: str) -> None:
+    for schema in subschemas(ALL[path]):
+        assert not {"format", "multipleOf"} & schema.keys()
+        pattern = schema.get("pattern", "")
+        for name in (pattern, *schema.get("patternProperties", {})):
+            for token in ("\\d", "\\D", "\\w", "\\W", "\\b", "$"):
+                assert token not in name
+            if name.startswith("^") and "|" not in name:
+                assert name.endswith("(?![\\s\\S])") or not name.endswith("$")
+
+
+@pytest.mark.parametrize("path", sorted(OURS))
+def test_every_string_has_a_length(path: str) -> None:
+    for schema in subschemas(OURS[path]):
+        types = schema.get("type", ())
+        if "string" in ([types] if isinstance(types, str) else types):
+            assert "maxLength" in schema, schema
+
+
+@pytest.mark.parametrize("path", sorted(OURS))
+def test_every_keyword_is_known_here(path: str) -> None:
+    """A misspelt keyword is silently no rule."""
+    for schema in subschemas(OURS[path]):
+        assert not schema.keys() - ASSERTIONS - ANNOTATIONS
+
+
+ID = "u-1"
+TRACK = {"userId": ID, "event": "e"}
+SUBSCRIPTION = {
+    "workspaceId": "w",
+    "identifier": "i",
+    "identifierKey": "k",
+    "hash": "h",
+    "changes": {},
+}
+ERROR: dict[str, Any] = {"success": False, "status": 400, "code": "c", "message": "m"}
+PROBLEM = {"pointer": "", "message": "m"}
+
+#: Payloads that must be refused: the schema, and what breaks a rule of it.
+COUNTER_EXAMPLES: list[tuple[str, Any]] = [
+    *[("payloads/common.json", value) for value in ([], "x", None, 5, {}, {"userId": None})],
+    ("payloads/common.json", {"userId": "", "anonymousId": ""}),
+    ("payloads/common.json", {"userId": ID, "messageId": 5}),
+    ("payloads/common.json", {"userId": ID, "messageId": "m" * 257}),
+    ("payloads/common.json", {"userId": ID, "context": []}),
+    ("payloads/common.json", {"userId": ID, "integrations": "x"}),
+    *[("payloads/common.json", {"userId": value}) for value in (1.5, True, [], {}, " ", "\t\n")],
+    *[("payloads/common.json", {"anonymousId": value}) for value in ("\u00a0", "\ufeff\u2003")],
+    ("payloads/common.json", {"userId": "u" * 513}),
+    *[
+        ("payloads/common.json", {"userId": ID, field: value})
+        for field in ("timestamp", "originalTimestamp", "sentAt")
+        for value in (
+            5,
+            "",
+            "yesterday",
+            "2026-11-21",
+            "2026-11-21T09:30:00",
+            "2026-11-21T09:30Z",
+            "2026-11-21 09:30:00Z",
+            "2026-11-21T25:00:00Z",
+            "2026-11-21T24:00:00Z",
+            "2026-13-01T00:00:00Z",
+            "2026-00-01T00:00:00Z",
+            "2026-11-32T00:00:00Z",
+            "2026-11-21T09:60:00Z",
+            "2026-11-21T09:30:61Z",
+            "2026-11-21T09:30:00.Z",
+            "2026-11-21T09:30:00.1234567890Z",
+            "2026-11-21T09:30:00+24:00",
+            "2026-11-21T09:30:00+0100",
+            "2026-11-21T09:30:00Z\n",
+            "٢٠٢٦-11-21T09:30:00Z",
+            "2026-11-21T09:30:00Z" + " " * 64,
+        )
+    ],
+    *[(f"payloads/{kind}.json", {"userId": ID, "traits": []}) for kind in ("identify", "group")],
+    *[
+        (f"payloads/{kind}.json", {"userId": ID, field: value})
+        for kind in ("page", "screen")
+        for field, value in (
+            ("properties", 5),
+            ("name", 5),
+            ("name", "n" * 1025),
+            ("category", []),
+            ("category", "c" * 1025),
+        )
+    ],
+    *[
+        (f"payloads/{kind}.json", {"userId": ID, "type": value})
+        for kind in ("identify", "track", "page", "screen", "group", "alias")
+        for value in ("other", 5, "TRACK")
+    ],
+    ("payloads/track.json", {"userId": ID}),
+    *[("payloads/track.json", {**TRACK, "event": value}) for value in ("", 5, None, "e" * 1025)],
+    ("payloads/track.json", {**TRACK, "properties": []}),
+    *[
+        ("payloads/group.json", {"userId": ID, "groupId": value})
+        for value in (None, "", " ", 1.5, True, "g" * 513)
+    ],
+    ("payloads/group.json", {"userId": ID}),
+    ("payloads/group.json", {"groupId": ID}),
+    ("payloads/group.json", {"userId": ID, "groupId": ID, "assigned": "false"}),
+    ("payloads/alias.json", {"userId": ID}),
+    ("payloads/alias.json", {"previousId": ID, "anonymousId": ID}),
+    ("payloads/alias.json", {"userId": "", "previousId": ID, "anonymousId": ID}),
+    ("payloads/alias.json", {"userId": ID, "previousId": None}),
+    *[("payloads/item.json", value) for value in (5, [], {}, {"type": "Track"}, {"type": None})],
+    *[("payloads/batch.json", value) for value in ([], {}, {"batch": None}, {"batch": {}})],
+    ("payloads/batch.json", {"batch": [], "context": []}),
+    ("payloads/batch.json", {"batch": [], "integrations": True}),
+    ("payloads/subscriptions.json", []),
+    *[
+        (
+            "payloads/subscriptions.json",
+            {name: value for name, value in SUBSCRIPTION.items() if name != missing},
+        )
+        for missing in SUBSCRIPTION
+    ],
+    *[
+        ("payloads/subscriptions.json", {**SUBSCRIPTION, field: value})
+        for field, values in {
+            "workspaceId": (5, "", "w" * 257),
+            "identifier": (5, "", "i" * 513),
+            "identifierKey": (5, "", "k" * 257),
+            "hash": (None, "", "h" * 257),
+            "changes": ([], {"g": "true"}, {"g": 1}, {str(i): True for i in range(1001)}),
+            "userId": (1.5, " ", "u" * 513),
+            "messageId": (5, "m" * 257),
+        }.items()
+        for value in values
+    ],
+    ("error.json", []),
+    *[("error.json", {k: v for k, v in ERROR.items() if k != missing}) for missing in ERROR],
+    *[
+        ("error.json", {**ERROR, field: value})
+        for field, values in {
+            "success": (True,),
+            "status": (399, 600, "400"),
+            "code": (5, "c" * 65, "Not Found"),
+            "message": (5, "", "m" * 4097),
+            "errors": ({}, [], [PROBLEM] * 21, [5], [{"pointer": ""}], [{"message": "m"}]),
+            "requestId": (5, "", "r" * 65),
+            "more": (1,),
+        }.items()
+        for value in values
+    ],
+    *[
+        ("error.json", {**ERROR, "errors": [{**PROBLEM, field: value}]})
+        for field, value in (
+            ("pointer", 5),
+            ("pointer", "p" * 4097),
+            ("message", 5),
+            ("message", ""),
+            ("message", "m" * 4097),
+            ("more", 1),
+        )
+    ],
+]
+
+
+def broken(errors: Any) -> Iterator[tuple[str, str]]:
+    """:return: the rules that were broken: their schema and keyword."""
+    for error in errors:
+        yield json.dumps(error.schema, sort_keys=True), error.validator
+        yield from broken(error.context)
+
+
+def test_every_rule_refuses_something() -> None:
+    refused: set[tuple[str, str]] = set()
+    for path, value in COUNTER_EXAMPLES:
+        found = set(broken(validator(OURS[path]).iter_errors(value)))
+        assert found, f"{path} takes {value!r}"
+        refused |= found
+    rules = {
+        (json.dumps(schema, sort_keys=True), keyword)
+        for document in OURS.values()
+        for schema in subschemas(document)
+        for keyword in ASSERTIONS & schema.keys()
+        # a schema under additionalProperties is a rule by itself
+        if not (keyword == "additionalProperties" and schema[keyword] is not False)
+    }
+    assert not {(schema[:200], keyword) for schema, keyword in rules - refused}
+
+
+@pytest.mark.parametrize(("path", "value"), COUNTER_EXAMPLES)
+def test_the_fast_library_refuses_it_too_and_the_report_says_why(path: str, value: Any) -> None:
+    kind = path.removeprefix("payloads/").removesuffix(".json")
+    if kind == "error":
+        return
+    assert not SCHEMAS.is_valid(kind, value)
+    problems = SCHEMAS.problems(kind, value)
+    assert problems
+    for problem in problems:
+        assert problem.message
+        assert len(problem.message) < 250
+
+
+# --------------------------------------------------------------------------- the libraries agree
+texts = st.sampled_from(
+    [
+        "",
+        " ",
+        "\n",
+        "x",
+        "x\n",
+        "\ufeff",
+        "\u00a0",
+        "\u200b",
+        "é" * 512,
+        "é" * 513,
+        "\0",
+        "a" * 1025,
+    ]
+) | st.text(max_size=8)
+times = st.sampled_from(
+    [
+        "2026-11-21T09:30:00Z",
+        "2026-11-21t09:30:60.123456789z",
+        "2026-11-21T09:30:00+14:00",
+        "2026-11-21T09:30:00Z\n",
+        "2026-11-21T09:30:00Z\u2028",
+        "0000-01-01T00:00:00-23:59",
+        "2026-02-30T00:00:00Z",
+        "２026-11-21T09:30:00Z",
+    ]
+) | st.from_regex(r"[0-9]{4}-[0-9]{2}-[0-9]{2}[Tt][0-9:.]{5,12}([zZ]|[+-][0-9]{2}:[0-9]{2})\s?")
+numbers = st.integers(-(2**63), 2**63 - 1) | st.floats(allow_nan=False, allow_infinity=False)
+scalars = st.none() | st.booleans() | numbers | st.sampled_from([0, 1, 1.0, 0.0, -0.0, 1e300])
+anything = st.recursive(
+    scalars | texts | times,
+    lambda child: st.lists(child, max_size=2) | st.dictionaries(texts, child, max_size=2),
+    max_leaves=4,
+)
+FIELDS = sorted(
+    {name for schema in OURS.values() for name in schema.get("properties", {})} | {"batch", "x"}
+)
+values = anything | st.sampled_from(
+    ["identify", "track", "page", "screen", "group", "alias", {"a": True}, {"a": 1}, {"a": 1.0}]
+)
+payloads = anything | st.dictionaries(st.sampled_from(FIELDS), values, max_size=8)
+likely = st.builds(
+    lambda more: {"userId": "u", "event": "e", "groupId": 1, "previousId": "p", **more},
+    st.dictionaries(st.sampled_from(FIELDS), values, max_size=3),
+)
+
+
+@pytest.mark.parametrize("kind", sorted(SCHEMAS.documents))
+@settings(max_examples=300, deadline=None)
+@given(value=payloads | likely)
+def test_both_libraries_agree(kind: str, value: Any) -> None:
+    exact = validator(SCHEMAS.documents[kind]).is_valid(value)
+    assert SCHEMAS.is_valid(kind, value) == exact
+    assert bool(SCHEMAS.problems(kind, value)) != exact
