@@ -26,6 +26,7 @@ from engage.webhooks import (
     merged,
     options_schema,
     parse_object,
+    spread,
     text,
     track,
     user_id,
@@ -93,14 +94,18 @@ def _translate(kind: str, record: Mapping[str, Any]) -> TranslatedEvent:
         ),
         timestamp=iso_time(record.get(time_field)),
         user=user,
-        properties=merged(
-            {
-                "email": recipient.value if recipient else None,
-                "bounceType": _bounce_type(bounce) if name == "Email Bounced" else None,
-            },
-            record,
+        properties=spread(
+            merged(
+                {
+                    "email": recipient.value if recipient else None,
+                    "bounceType": _bounce_type(bounce) if name == "Email Bounced" else None,
+                },
+                record,
+                without=["RecordType", "Metadata"],
+            ),
             metadata,
-            without=["RecordType", *(["userId"] if user else [])],
+            "Metadata",
+            without=["userId"] if user else [],
         ),
     )
     return TranslatedEvent(document, recipient)

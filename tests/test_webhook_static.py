@@ -11,6 +11,7 @@ from jsonschema import ValidationError
 from support.webhooks import make, request
 
 from engage.api import PayloadInvalid, SignatureMismatch, WebhookResult
+from engage.testing.providers import ProviderConformance
 
 PROVIDERS = ["amplitude", "mixpanel", "mparticle", "posthog", "postmark", "rudderstack"]
 HEADER = {"header": "X-Secret", "value": "s3cret"}
@@ -110,6 +111,153 @@ def test_the_same_secret_is_the_same_however_it_is_written():
 def test_what_makes_no_sense_is_a_dead_letter(provider, body):
     with pytest.raises(PayloadInvalid):
         translate(provider, body)
+
+
+def cohort(action="add_members", **member):
+    parameters = {
+        "mixpanel_project_id": "1",
+        "mixpanel_cohort_id": "2",
+        "mixpanel_cohort_name": "Power",
+        "mixpanel_session_id": "s",
+        "page_info": {"total_pages": 1, "page_count": 1},
+        "members": [{"email": "a@b.c", "mixpanel_distinct_id": "u", "first_name": "A"} | member],
+    }
+    return {"action": action, "parameters": parameters}
+
+
+class StaticConformance(ProviderConformance):
+    """With a header of one's own."""
+
+    options = {"header": "X-Secret", "value": "one Secret"}
+    other_options = {"header": "X-Secret", "value": "another"}
+    secret_option = "value"
+
+    def sign(self, body, options, timestamp):
+        return {"x-secret": options["value"]}
+
+
+class BasicConformance(ProviderConformance):
+    """With HTTP Basic."""
+
+    options = {"basic_user": "hook", "basic_password": "pä:Ss"}
+    other_options = {"basic_user": "hook", "basic_password": "another"}
+    secret_option = "basic_password"
+
+    def sign(self, body, options, timestamp):
+        return {"Authorization": basic(f"hook:{options['basic_password']}")}
+
+
+class TestPostmark(BasicConformance):
+    plugin = "engage_plugins.postmark"
+    body = json.dumps(
+        {
+            "RecordType": "Bounce",
+            "ID": 692560173,
+            "Type": "HardBounce",
+            "MessageID": "883953f4",
+            "Email": "a@example.com",
+            "BouncedAt": "2019-11-05T16:33:54.9070259Z",
+            "Metadata": {"userId": "u1", "plan": "pro"},
+        }
+    ).encode()
+
+
+class TestRudderStack(StaticConformance):
+    plugin = "engage_plugins.rudderstack"
+    body = json.dumps(
+        [
+            {
+                "type": "track",
+                "event": "x",
+                "userId": "u",
+                "messageId": "m",
+                "channel": "web",
+                "context": {"ip": "1.2.3.4"},
+                "timestamp": "2024-01-01T00:00:00.000Z",
+            },
+            {"type": "identify", "anonymousId": "a", "traits": {"email": "a@example.com"}},
+        ]
+    ).encode()
+
+
+class TestPostHog(StaticConformance):
+    plugin = "engage_plugins.posthog"
+    body = json.dumps(
+        {
+            "event": {
+                "uuid": "e",
+                "event": "$identify",
+                "distinct_id": "u",
+                "properties": {"$set": {"plan": "pro"}, "$anon_distinct_id": "a", "$ip": "1.2.3.4"},
+                "timestamp": "2024-01-01T00:00:00.000Z",
+            },
+            "person": {"properties": {"email": "a@example.com"}},
+        }
+    ).encode()
+
+
+class TestPostHogGroup(TestPostHog):
+    body = json.dumps(
+        {
+            "event": {
+                "uuid": "e",
+                "event": "$groupidentify",
+                "distinct_id": "u",
+                "properties": {"$group_type": "t", "$group_key": "g", "$group_set": {"n": 1}},
+            }
+        }
+    ).encode()
+
+
+class TestAmplitude(StaticConformance):
+    plugin = "engage_plugins.amplitude"
+    body = json.dumps(
+        {
+            "user_id": "u",
+            "device_id": "d",
+            "event_type": "[Amplitude] Page Viewed",
+            "event_time": "2022-10-24 20:07:32.123000",
+            "uuid": "e",
+            "event_properties": {"[Amplitude] Page Title": "A"},
+            "user_properties": {"email": "a@example.com"},
+        }
+    ).encode()
+
+
+class TestMParticle(StaticConformance):
+    plugin = "engage_plugins.mparticle"
+    body = json.dumps(
+        {
+            "mpid": "600",
+            "message_id": "b",
+            "environment": "production",
+            "user_identities": {"customer_id": "u", "email": "a@example.com"},
+            "user_attributes": {"$FirstName": "Milo"},
+            "events": [
+                {
+                    "event_type": "custom_event",
+                    "data": {"event_name": "x", "timestamp_unixtime_ms": "1402521613976"},
+                },
+                {
+                    "event_type": "commerce_event",
+                    "data": {"product_action": {"action": "purchase"}, "event_id": 1},
+                },
+                {"event_type": "screen_view", "data": {"screen_name": "Home"}},
+            ],
+        }
+    ).encode()
+
+
+class TestMixpanelCohort(BasicConformance):
+    plugin = "engage_plugins.mixpanel"
+    body = json.dumps(cohort()).encode()
+
+
+class TestMixpanelStream(StaticConformance):
+    plugin = "engage_plugins.mixpanel"
+    body = json.dumps(
+        [{"event": "x", "properties": {"distinct_id": "u", "time": 1700000000, "$insert_id": "i"}}]
+    ).encode()
 
 
 # ----------------------------------------------------------------------------------------- postmark
@@ -402,18 +550,6 @@ def test_mparticle_development_is_left_out_unless_wanted():
 
 
 # ----------------------------------------------------------------------------------------- mixpanel
-def cohort(action="add_members", **member):
-    parameters = {
-        "mixpanel_project_id": "1",
-        "mixpanel_cohort_id": "2",
-        "mixpanel_cohort_name": "Power",
-        "mixpanel_session_id": "s",
-        "page_info": {"total_pages": 1, "page_count": 1},
-        "members": [{"email": "a@b.c", "mixpanel_distinct_id": "u", "first_name": "A"} | member],
-    }
-    return {"action": action, "parameters": parameters}
-
-
 @pytest.mark.parametrize(
     ("action", "name"),
     [
