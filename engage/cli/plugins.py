@@ -18,7 +18,10 @@ from engage.registry import Registry
 @config_option
 @click.pass_context
 def plugins(ctx: click.Context, config_path: Path) -> None:
-    """List the installed plugins, their distributions, and what is used."""
+    """List the installed plugins and what is used.
+
+    That is what each brings, and from which distribution.
+    """
     registry = registry_of(ctx)
     config = None
     try:
