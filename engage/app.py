@@ -132,6 +132,8 @@ class App:
         self.config = config
         #: The storage; open between :meth:`open` and :meth:`close`.
         self.store = store
+        #: Who takes webhook deliveries, and can translate dead letters again.
+        self.deliveries: Deliveries = services["extra"]["deliveries"]
         self._ingest = ingest
         self._observers = observers
         self._readiness = readiness

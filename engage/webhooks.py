@@ -6,7 +6,8 @@ raises :class:`~engage.api.PayloadInvalid`; neither message holds a value of the
 
 =====================================  ============================================================
 reading a request                      :func:`one_header` :func:`optional_header`
-                                       :func:`form_fields` :func:`parse_json` :func:`parse_object`
+                                       :func:`form_fields` :func:`form_bytes`
+                                       :func:`parse_json` :func:`parse_object`
 decoding a signature                   :func:`decode_hex` :func:`decode_base64`
 checking it                            :func:`check_hmac` :func:`check_secret`
                                        :func:`check_timestamp` :func:`check_standard_webhook`
@@ -62,6 +63,7 @@ __all__ = [
     "decode_hex",
     "email_recipient",
     "event_id",
+    "form_bytes",
     "form_fields",
     "iso_time",
     "merged",
@@ -117,21 +119,35 @@ def optional_header(request: WebhookRequest, name: str) -> str | None:
     return values[0] if values else None
 
 
-def form_fields(data: bytes) -> list[tuple[str, str]]:
-    """Decode ``application/x-www-form-urlencoded``.
+def form_bytes(data: bytes) -> list[tuple[bytes, bytes]]:
+    """Decode ``application/x-www-form-urlencoded``, whatever characters it is about to hold.
 
-    :return: names and values in their order, empty values kept.
-    :raises PayloadInvalid: it is not ASCII with UTF-8 in escapes, or has too many fields.
+    :return: names and values in their order, empty values kept: what providers sign.
+    :raises PayloadInvalid: it has too many fields.
     """
     try:
-        return parse_qsl(
-            data.decode("ascii"),
+        # Latin-1 there and back again: every byte is itself.
+        pairs = parse_qsl(
+            data.decode("latin-1"),
             keep_blank_values=True,
-            errors="strict",
+            encoding="latin-1",
             max_num_fields=MAX_FIELDS,
         )
     except ValueError as error:
         raise PayloadInvalid("the body is not a form") from error
+    return [(name.encode("latin-1"), value.encode("latin-1")) for name, value in pairs]
+
+
+def form_fields(data: bytes) -> list[tuple[str, str]]:
+    """Decode ``application/x-www-form-urlencoded``.
+
+    :return: names and values in their order, empty values kept.
+    :raises PayloadInvalid: it is not UTF-8, or has too many fields.
+    """
+    try:
+        return [(name.decode(), value.decode()) for name, value in form_bytes(data)]
+    except UnicodeDecodeError as error:
+        raise PayloadInvalid("the body is not UTF-8") from error
 
 
 def parse_json(data: bytes | str) -> Any:
@@ -149,11 +165,17 @@ def parse_json(data: bytes | str) -> Any:
         value = orjson.loads(raw)
         # orjson makes a float of an integer beyond 64 bits; only the slow parser sees the digits.
         if _LONG_NUMBER.search(raw):
-            value = json.loads(raw)
-            orjson.dumps(value)
+            value = json.loads(raw, parse_int=_integer)
     except (ValueError, TypeError, RecursionError) as error:
         raise PayloadInvalid("the body is not JSON that can be kept") from error
     return value
+
+
+def _integer(digits: str) -> int:
+    # Not int() first: Python refuses to convert thousands of digits.
+    if len(digits) > 20 or not -(2**63) <= int(digits) < 2**63:
+        raise ValueError("an integer beyond 64 bits")
+    return int(digits)
 
 
 def parse_object(data: bytes | str) -> dict[str, Any]:

@@ -24,6 +24,7 @@ from engage.webhooks import (
     decode_base64,
     email_recipient,
     event_id,
+    form_bytes,
     form_fields,
     merged,
     one_header,
@@ -77,9 +78,11 @@ class Mailchimp(Provider):
     def verify(self, request: WebhookRequest, fetched: bytes | None) -> None:
         """HMAC-SHA1 over the URL and the decoded form fields, sorted by name."""
         signature = decode_base64(one_header(request, "x-mandrill-signature"))
-        fields = sorted(form_fields(request.body))
-        signed = signed_url(self._url, request) + "".join(name + value for name, value in fields)
-        check_hmac(self._keys, signed.encode(), [signature], algorithm="sha1")
+        fields = sorted(form_bytes(request.body))
+        signed = signed_url(self._url, request).encode() + b"".join(
+            name + value for name, value in fields
+        )
+        check_hmac(self._keys, signed, [signature], algorithm="sha1")
 
     def translate(self, request: WebhookRequest) -> Translation:
         """One event each; what is not about a sent e-mail (inbound, lists) is of no interest."""

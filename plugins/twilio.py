@@ -30,6 +30,7 @@ from engage.webhooks import (
     decode_base64,
     email_recipient,
     event_id,
+    form_bytes,
     form_fields,
     one_header,
     options_schema,
@@ -74,7 +75,7 @@ class Twilio(Provider):
         """HMAC-SHA1 over the URL and the decoded form fields, or the URL with the body's hash."""
         signature = decode_base64(one_header(request, "x-twilio-signature"))
         url = signed_url(self._url, request)
-        rest = ""
+        rest = b""
         hashes = [value for name, value in _query(url) if name == "bodySHA256"]
         if hashes:
             expected = hashlib.sha256(request.body).hexdigest()
@@ -82,9 +83,9 @@ class Twilio(Provider):
                 raise SignatureMismatch("bodySHA256 is not the body's")
         else:
             # Of a name that is there twice Twilio signs each value once.
-            fields = sorted(set(form_fields(request.body)))
-            rest = "".join(name + value for name, value in fields)
-        signed = [(candidate + rest).encode() for candidate in _spellings(url)]
+            fields = sorted(set(form_bytes(request.body)))
+            rest = b"".join(name + value for name, value in fields)
+        signed = [candidate.encode() + rest for candidate in _spellings(url)]
         check_hmac(self._keys, signed, [signature], algorithm="sha1")
 
     def translate(self, request: WebhookRequest) -> Translation:

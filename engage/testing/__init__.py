@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""PUBLIC: the conformance suites that any storage must pass. They need pytest and hypothesis
+"""PUBLIC: the conformance suites that any storage or webhook provider must pass. They need pytest and hypothesis
 (``pip install engage-server[testing]``) and no pytest plugin.
 
 A storage is shown to keep its promises by a class of a few lines::
@@ -18,6 +18,8 @@ A storage is shown to keep its promises by a class of a few lines::
 ``options`` gives a store of its own to each test. ``break_store`` makes the real thing fail (stop
 the server, put a folder in the file's place) and ``mend_store`` lets it work again; without them
 the tests of failure fail. What a storage is not (a :class:`~engage.api.ProfileStore`, …) is skipped.
+
+For a webhook provider see :class:`ProviderConformance` (:mod:`engage.testing.providers`).
 """
 
 from __future__ import annotations
@@ -30,6 +32,7 @@ pytest.register_assert_rewrite(
     "engage.testing.letters",
     "engage.testing.processes",
     "engage.testing.profiles",
+    "engage.testing.providers",
     "engage.testing.scans",
     "engage.testing.subscriptions",
     "engage.testing.users",
@@ -42,6 +45,7 @@ from .letters import LetterTests  # noqa: E402
 from .making import WORKSPACE, event, identify, letter  # noqa: E402
 from .processes import ProcessTests  # noqa: E402
 from .profiles import ProfileTests  # noqa: E402
+from .providers import ProviderConformance  # noqa: E402
 from .scans import ScanTests  # noqa: E402
 from .subscriptions import SubscriptionTests  # noqa: E402
 from .users import UserTests  # noqa: E402
@@ -49,6 +53,7 @@ from .users import UserTests  # noqa: E402
 __all__ = [
     "WORKSPACE",
     "Bench",
+    "ProviderConformance",
     "StorageConformance",
     "Subject",
     "event",
