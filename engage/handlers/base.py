@@ -139,7 +139,7 @@ class Handler(RequestHandler):
         """:return: the answer to a method that the route does not have."""
         allowed = ", ".join(self.route.allowed)
         return ApiError(
-            "methodnot_allowed", f"only {allowed} can be used here", headers={"Allow": allowed}
+            "method_not_allowed", f"only {allowed} can be used here", headers={"Allow": allowed}
         )
 
     def answer(

@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The whole server in the test's own event loop, on a real socket, with a real SQLite store."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import functools
+import json
+from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from support.raw import Answer, RawClient, listening
+from support.server import KEY, config_text
+
+from engage.api import DeadLetter, DeadLetterStore, Event, EventFilter
+from engage.app import App, build
+from engage.config import load
+from engage.metrics import Metrics
+from engage.registry import Registry, load_plugins
+
+#: The usual header.
+BASIC = "Basic " + base64.b64encode(f"{KEY}:".encode()).decode()
+
+
+@functools.cache
+def registry() -> Registry:
+    """:return: the installed plugins."""
+    return load_plugins()
+
+
+class Serving:
+    """A server that answers on :attr:`port`."""
+
+    def __init__(self, app: App, port: int) -> None:
+        self.app = app
+        self.port = port
+
+    async def connect(self) -> RawClient:
+        """:return: a connection."""
+        return await RawClient.connect(self.port)
+
+    async def send(
+        self,
+        path: str,
+        body: Any = None,
+        *,
+        method: str = "POST",
+        headers: Mapping[str, str] | None = None,
+        key: str | None = BASIC,
+        client: RawClient | None = None,
+    ) -> Answer:
+        """Send a request and read its answer.
+
+        :param body: bytes as they are, ``None`` for none, anything else as JSON.
+        :param key: the header ``Authorization``, if any.
+        :param client: a connection to use instead of a new one.
+        """
+        lines = [f"{method} {path} HTTP/1.1", "Host: localhost"]
+        content = b""
+        if body is not None:
+            content = body if isinstance(body, bytes) else json.dumps(body).encode()
+            lines.append(f"Content-Length: {len(content)}")
+        if key is not None:
+            lines.append(f"Authorization: {key}")
+        lines += [f"{name}: {value}" for name, value in (headers or {}).items()]
+        data = "\r\n".join([*lines, "", ""]).encode("latin-1") + content
+        if client is not None:
+            await client.send(data)
+            return await client.answer(method=method)
+        async with await self.connect() as client:
+            await client.send(data)
+            return await client.answer(method=method)
+
+    async def track(self, client: RawClient | None = None, **fields: Any) -> Answer:
+        """Send a small valid event."""
+        return await self.send("/v1/track", {"userId": "u", "event": "E", **fields}, client=client)
+
+    async def events(self) -> list[Event]:
+        """:return: what is stored, in order of arrival."""
+        page = await self.app.store.scan(EventFilter(), after=None, limit=10_000)
+        return list(page.items)
+
+    async def stored(self, message_id: str, workspace: str = "acme") -> dict[str, Any]:
+        """:return: one event as it is stored."""
+        event = await self.app.store.find(workspace, "api", message_id)
+        assert event is not None, f"{message_id!r} is not stored"
+        return event.document()
+
+    async def dead_letters(self) -> list[DeadLetter]:
+        """:return: what was refused and kept."""
+        assert isinstance(self.app.store, DeadLetterStore)
+        page = await self.app.store.scan_dead_letters(None, after=None, limit=10_000)
+        return list(page.items)
+
+
+@contextlib.asynccontextmanager
+async def serving(
+    folder: Path,
+    *,
+    server: str = "",
+    workspace: str = "",
+    config_extra: str = "",
+    metrics: Metrics | None = None,
+) -> AsyncIterator[Serving]:
+    """Serve until the block ends. The parameters are those of ``start_server``."""
+    path = folder / "engage.toml"
+    path.write_text(config_text(server=server, workspace=workspace, config_extra=config_extra))
+    app = build(load(path), registry(), metrics)
+    await app.open()
+    try:
+        sock = listening()
+        await app.serve(sock)
+        yield Serving(app, sock.getsockname()[1])
+    finally:
+        await app.close()
