@@ -1,0 +1,295 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The connection: the one place that names the driver.
+
+Only calls that motor and ``pymongo.AsyncMongoClient`` share are made anywhere in this package:
+``aggregate``, ``list_indexes`` and the like are awaited by one and not by the other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import inspect
+import logging
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
+
+import bson
+import pymongo
+from bson.codec_options import CodecOptions, DatetimeConversion
+from bson.raw_bson import RawBSONDocument
+from motor.motor_asyncio import AsyncIOMotorClient
+from pymongo.errors import (
+    AutoReconnect,
+    BulkWriteError,
+    ConfigurationError,
+    InvalidName,
+    InvalidOperation,
+    OperationFailure,
+    PyMongoError,
+)
+
+from engage.api import ConfigError, StorageUnavailable
+
+log = logging.getLogger("engage.storage.mongo")
+
+#: Makes the client. When motor ends: ``make_client: Any = pymongo.AsyncMongoClient``.
+make_client: Any = AsyncIOMotorClient
+
+DEFAULT_URL: Final = "mongodb://localhost:27017/engage"
+DEFAULT_DATABASE: Final = "engage"
+
+#: Another document with this ``_id`` is stored.
+DUPLICATE: Final = 11000
+#: A document that the server can never take, by its published codes: BadValue, TypeMismatch,
+#: Overflow (nested too deeply), InvalidBSON, DollarPrefixedFieldName, InvalidIdField,
+#: EmptyFieldName, DottedFieldName, BSONObjectTooLarge. Deliberately not here:
+#: DocumentValidationFailure (121), because a mistake in a validator must not refuse every event.
+PERMANENT: Final = frozenset({2, 14, 15, 22, 52, 53, 56, 57, 10334})
+
+#: Dates come back as milliseconds, so that none is out of range and none is rounded.
+CODEC: Final[CodecOptions[Any]] = CodecOptions(datetime_conversion=DatetimeConversion.DATETIME_MS)
+
+_RAW: Final = CODEC.with_options(document_class=RawBSONDocument)
+
+#: Statements and bytes of one update command; servers take at least these.
+_STATEMENTS: Final = 1000
+_COMMAND_BYTES: Final = 16 * 1024 * 1024
+#: Attempts at statements that lost a race of two upserts.
+_ATTEMPTS: Final = 6
+#: Seconds between two attempts to reach a server whose answer was lost.
+_PAUSE: Final = 0.05
+
+
+def _options_of(url: str) -> dict[str, str]:
+    """:return: the options in a connection string, names in lower case, the last of a name."""
+    query = url.partition("?")[2]
+    pairs = (part.partition("=") for part in re.split("[&;]", query) if part)
+    return {name.lower(): value for name, _, value in pairs}
+
+
+def weaknesses(url: str) -> list[str]:
+    """:return: what in the connection string lets an acknowledged event be lost; one line each."""
+    given = _options_of(url)
+    found = []
+    w = given.get("w", "majority")
+    if w == "0":
+        raise ConfigError(
+            "storage.mongo.url: w=0 acknowledges nothing at all, not even a repeated message id; "
+            "remove it"
+        )
+    if w != "majority":
+        found.append(
+            f"w={w[:80]}: engage answers 200 before a majority of the replica set has the event; "
+            "a failover may lose it"
+        )
+    found += [
+        f"{name}={given[name][:80]}: engage answers 200 before the event is in the journal; a "
+        "power cut may lose it"
+        for name in ("journal", "j")
+        if given.get(name, "true").lower() != "true"
+    ]
+    return found
+
+
+class Connection:
+    """A client with its database, made by :meth:`connect` and not before.
+
+    :param url: the connection string, not checked yet.
+    :param allow_weak: accept one that lets an acknowledged event be lost.
+    :param timeout: seconds of one call, unless the connection string says ``timeoutMS``.
+    :raises ConfigError: the connection string cannot be used. Its text is never quoted: it may
+        hold a password.
+    """
+
+    def __init__(self, url: str, *, allow_weak: bool, timeout: float) -> None:
+        self._url = url
+        self._given = _options_of(url)
+        self.weaknesses = weaknesses(url)
+        if self.weaknesses and not allow_weak:
+            raise ConfigError(
+                f"storage.mongo.url: {self.weaknesses[0]} (remove the option, or set "
+                "storage.mongo.allow_weak_acknowledgement = true)"
+            )
+        try:
+            self.timeout = float(self._given["timeoutms"]) / 1000 or timeout
+        except (KeyError, ValueError):
+            self.timeout = timeout
+        if not url.startswith("mongodb+srv://"):
+            try:
+                found = pymongo.uri_parser.parse_uri(url, warn=False)
+            except (PyMongoError, ValueError):
+                raise ConfigError(
+                    "storage.mongo.url: not a valid connection string (percent-encode user and "
+                    "password; the options are those of the MongoDB drivers)"
+                ) from None
+            hosts = ",".join(f"{host}:{port}" for host, port in found["nodelist"])
+            #: Hosts and database, for people; never the credentials.
+            self.name = f"mongodb://{hosts}/{found['database'] or DEFAULT_DATABASE}"
+        else:
+            host = url.removeprefix("mongodb+srv://").partition("?")[0]
+            self.name = "mongodb+srv://" + host.rpartition("@")[2]
+        self._client: Any = None
+        #: The database; set by :meth:`connect`.
+        self.db: Any = None
+
+    def connect(self) -> None:
+        """Make the client. Talks to nobody yet.
+
+        :raises StorageUnavailable: the host names of a ``mongodb+srv`` string are not to be had.
+        """
+        if self._client is not None:
+            return
+        defaults: dict[str, Any] = {
+            "appname": "engage",
+            "serverSelectionTimeoutMS": 3000,
+            "timeoutMS": int(self.timeout * 1000),
+            "retryWrites": True,
+            "w": "majority",
+            "journal": True,
+        }
+        if "j" in self._given:
+            del defaults["journal"]
+        defaults = {
+            name: value for name, value in defaults.items() if name.lower() not in self._given
+        }
+        try:
+            client = make_client(self._url, **defaults)
+            database = client.get_default_database(DEFAULT_DATABASE)
+        except (ConfigurationError, InvalidName, OSError) as error:
+            raise StorageUnavailable(
+                f"MongoDB: the connection string cannot be used ({type(error).__name__})"
+            ) from None
+        self._client = client
+        # Reading elsewhere than at the primary could miss what was acknowledged a moment ago.
+        self.db = database.with_options(
+            codec_options=CODEC, read_preference=pymongo.ReadPreference.PRIMARY
+        )
+
+    async def close(self) -> None:
+        """Close the client. Idempotent."""
+        client, self._client, self.db = self._client, None, None
+        if client is not None:
+            closing = client.close()
+            if inspect.isawaitable(closing):
+                await closing
+
+    @contextlib.contextmanager
+    def calling(self, *, seconds: float | None = None) -> Iterator[Any]:
+        """Around calls of the driver: a time limit for all of them together, and our errors.
+
+        :return: the database.
+        :raises StorageUnavailable: for every error of the driver.
+        """
+        if self.db is None:
+            raise StorageUnavailable("the storage is not open")
+        try:
+            with pymongo.timeout(self.timeout if seconds is None else seconds):
+                yield self.db
+        except PyMongoError as error:
+            raise self.unavailable(error) from _scrubbed(error)
+
+    def unavailable(self, error: BaseException) -> StorageUnavailable:
+        """:return: the driver's error in our words: its kind and code, never a document."""
+        code = getattr(error, "code", None)
+        detail = f", code {code}" if code is not None else ""
+        return StorageUnavailable(f"{self.name}: {type(error).__name__}{detail}")
+
+    def _concern(self) -> dict[str, Any]:
+        concern: dict[str, Any] = dict(self._client.write_concern.document)
+        return concern
+
+    async def update(self, collection: str, statements: Sequence[Mapping[str, Any]]) -> list[int]:
+        """Send update statements, unordered, in as few commands as they fit in.
+
+        Not ``bulk_write``: one form of answer, whatever server. Statements must be idempotent: they
+        are sent again after a lost answer. To be called within :meth:`calling`.
+
+        :param statements: ``{"q", "u", "upsert", "multi"}`` each.
+        :return: for each statement 0, or the code for which the server can never apply it.
+        :raises PyMongoError: at least one is not durable.
+        """
+        codes = [0] * len(statements)
+        for start, part in _parts(statements):
+            todo = list(range(start, start + len(part)))
+            for attempt in range(_ATTEMPTS):
+                reply = await self._command(collection, [part[index - start] for index in todo])
+                again = []
+                for failure in reply.get("writeErrors", ()):
+                    index, code = todo[failure["index"]], failure["code"]
+                    if code == DUPLICATE and attempt < _ATTEMPTS - 1:
+                        again.append(index)
+                    elif code in PERMANENT:
+                        codes[index] = code
+                    else:
+                        raise OperationFailure("an update failed", code)
+                todo = again
+                if not todo:
+                    break
+        return codes
+
+    async def _command(self, collection: str, updates: list[Any]) -> Mapping[str, Any]:
+        command = {
+            "update": collection,
+            "ordered": False,
+            "writeConcern": self._concern(),
+            "updates": updates,
+        }
+        try:
+            reply: Mapping[str, Any] = await self.db.command(command)
+        except AutoReconnect:
+            # What the driver's retryable writes do for its own commands.
+            await asyncio.sleep(_PAUSE)
+            reply = await self.db.command(command)
+        failure = reply.get("writeConcernError")
+        if failure:
+            raise OperationFailure("the write concern failed", failure.get("code"))
+        return reply
+
+    async def insert(self, collection: str, documents: Sequence[bytes]) -> dict[int, int]:
+        """Insert encoded documents, unordered. To be called within :meth:`calling`.
+
+        :return: position → code (:data:`DUPLICATE` or one of :data:`PERMANENT`) of those that were
+            not stored.
+        :raises PyMongoError: at least one is not durable; a write-concern error, whatever else.
+        """
+        if not documents:
+            return {}
+        raw = [RawBSONDocument(document, _RAW) for document in documents]
+        try:
+            await self.db[collection].insert_many(raw, ordered=False)
+        except BulkWriteError as error:
+            details: Mapping[str, Any] = error.details
+            for failure in details.get("writeConcernErrors") or ():
+                raise OperationFailure("the write concern failed", failure.get("code")) from None
+            codes = {one["index"]: one["code"] for one in details.get("writeErrors") or ()}
+            for code in codes.values():
+                if code != DUPLICATE and code not in PERMANENT:
+                    raise OperationFailure("an insert failed", code) from None
+            return codes
+        return {}
+
+
+def _parts(statements: Sequence[Mapping[str, Any]]) -> Iterator[tuple[int, list[Any]]]:
+    """Cut statements into commands; each is encoded once here, to be measured and sent as it is."""
+    part: list[Any] = []
+    start = size = 0
+    for index, statement in enumerate(statements):
+        encoded = bson.encode(statement)
+        if part and (len(part) == _STATEMENTS or size + len(encoded) > _COMMAND_BYTES):
+            yield start, part
+            part, start, size = [], index, 0
+        part.append(RawBSONDocument(encoded, _RAW))
+        size += len(encoded)
+    if part:
+        yield start, part
+
+
+def _scrubbed(error: PyMongoError) -> BaseException:
+    """:return: the error, or one like it without the documents that some carry into tracebacks."""
+    if isinstance(error, OperationFailure):
+        return OperationFailure(type(error).__name__, error.code)
+    if isinstance(error, InvalidOperation):
+        return InvalidOperation("the client is closed")
+    return error

@@ -1,0 +1,184 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Dead letters, and their budgets."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import bson
+import orjson
+from bson.binary import Binary
+from bson.datetime_ms import DatetimeMS
+from bson.errors import InvalidDocument
+from bson.objectid import ObjectId
+
+from engage.api import API_ORIGIN, DeadLetter, DeadLetterBudget, Page
+
+from .client import DUPLICATE, Connection
+from .documents import MOST_BYTES, Sequencer, own_id
+from .events import among, delete_oldest, gather_page
+from .schema import DEAD_LETTERS
+
+log = logging.getLogger("engage.storage.mongo")
+
+#: Seconds for which the sums of a budget are believed; other processes add to them too.
+_BELIEVED: Final = 5.0
+
+
+class DeadLetters:
+    """Keeps, reads and expires dead letters.
+
+    Sums are exact within a process; several processes may together exceed a budget by what they put
+    within a few seconds.
+    """
+
+    def __init__(
+        self, connection: Connection, budget: DeadLetterBudget, sequence: Sequencer
+    ) -> None:
+        self._connection = connection
+        self._most = {
+            "api": (budget.api_count, budget.api_bytes),
+            "webhook": (budget.webhook_count, budget.webhook_bytes),
+        }
+        self._sequence = sequence
+        #: (workspace, budget) → when it was read, count, bytes.
+        self._sums: dict[tuple[str, str], tuple[float, int, int]] = {}
+
+    async def put(self, letters: Sequence[DeadLetter]) -> int:
+        """See :meth:`DeadLetterStore.put`."""
+        new: dict[str, tuple[DeadLetter, str, int]] = {}
+        for letter in letters:
+            budget = "api" if letter.origin == API_ORIGIN else "webhook"
+            new.setdefault(own_id(letter.workspace_id, letter.id), (letter, budget, _size(letter)))
+        if not new:
+            return 0
+        dropped = 0
+        with self._connection.calling() as db:
+            there = await db[DEAD_LETTERS].find({"_id": among(list(new))}, {"_id": 1}).to_list(None)
+            for document in there:
+                new.pop(document["_id"], None)
+            documents = []
+            for key, (letter, budget, size) in new.items():
+                place = (letter.workspace_id, budget)
+                read, count, total = await self._sum(db, place)
+                most, most_bytes = self._most[budget]
+                encoded = None
+                if count < most and total + size <= most_bytes:
+                    encoded = _encode(key, letter, budget, size, self._sequence())
+                if encoded is None:
+                    dropped += 1
+                    continue
+                self._sums[place] = (read, count + 1, total + size)
+                documents.append(encoded)
+            try:
+                codes = await self._connection.insert(DEAD_LETTERS, documents)
+            except BaseException:
+                self._sums.clear()
+                raise
+        refused = sum(code != DUPLICATE for code in codes.values())
+        if codes:
+            self._sums.clear()
+        if refused:
+            log.error("%d dead letters can never be stored", refused)
+        return dropped + refused
+
+    async def _sum(self, db: Any, place: tuple[str, str]) -> tuple[float, int, int]:
+        known = self._sums.get(place)
+        now = time.monotonic()
+        if known is not None and known[0] > now - _BELIEVED:
+            return known
+        query = {"workspaceId": place[0], "budget": place[1]}
+        # Answered from the index alone.
+        fields = {"_id": 0, "workspaceId": 1, "budget": 1, "size": 1}
+        sizes = [one["size"] for one in await db[DEAD_LETTERS].find(query, fields).to_list(None)]
+        self._sums[place] = (now, len(sizes), sum(sizes))
+        return self._sums[place]
+
+    async def scan(
+        self, workspace_id: str | None, *, after: str | None, limit: int
+    ) -> Page[DeadLetter]:
+        """See :meth:`DeadLetterStore.scan_dead_letters`."""
+        query: dict[str, Any] = {} if workspace_id is None else {"workspaceId": workspace_id}
+        if after is not None:
+            query["_seq"] = {"$gt": ObjectId(after)}
+        with self._connection.calling() as db:
+            cursor = db[DEAD_LETTERS].find(query).sort([("_seq", 1)])
+            items, last = await gather_page(cursor, limit, _sized)
+        return Page(items, None if last is None else str(last["_seq"]))
+
+    async def remove(self, workspace_id: str, ids: Sequence[str]) -> int:
+        """See :meth:`DeadLetterStore.remove`."""
+        if not ids:
+            return 0
+        keys = sorted({own_id(workspace_id, one) for one in ids})
+        self._sums.clear()
+        with self._connection.calling() as db:
+            done = await db[DEAD_LETTERS].delete_many({"_id": among(keys)})
+        return int(done.deleted_count)
+
+    async def expire(self, before: int, *, limit: int) -> int:
+        """See :meth:`DeadLetterStore.expire_dead_letters`."""
+        self._sums.clear()
+        return await delete_oldest(self._connection, DEAD_LETTERS, before, limit, None)
+
+
+def _size(letter: DeadLetter) -> int:
+    rest = len(orjson.dumps(list(letter.errors))) + len(orjson.dumps(list(letter.headers)))
+    return len(letter.item) + rest
+
+
+def _encode(key: str, letter: DeadLetter, budget: str, size: int, seq: Any) -> bytes | None:
+    document = {
+        "_id": key,
+        "_seq": seq,
+        "workspaceId": letter.workspace_id,
+        "id": letter.id,
+        "origin": letter.origin,
+        "budget": budget,
+        "size": size,
+        "writeKeyId": letter.write_key_id,
+        "userId": letter.user_id,
+        "anonymousId": letter.anonymous_id,
+        "messageId": letter.message_id,
+        "reason": letter.reason,
+        "message": letter.message,
+        "errors": [dict(error) for error in letter.errors],
+        "item": Binary(letter.item),
+        "truncated": letter.truncated,
+        # Not pairs: some servers take no array within an array.
+        "headers": [{"name": name, "value": value} for name, value in letter.headers],
+        "receivedAt": DatetimeMS(letter.received_at),
+    }
+    try:
+        encoded = bson.encode(document)
+    except (InvalidDocument, OverflowError, UnicodeError):
+        log.error("a dead letter cannot be stored: a text of it is not UTF-8")
+        return None
+    return encoded if len(encoded) <= MOST_BYTES else None
+
+
+def _decode(document: Mapping[str, Any]) -> DeadLetter:
+    return DeadLetter(
+        id=document["id"],
+        workspace_id=document["workspaceId"],
+        origin=document["origin"],
+        write_key_id=document["writeKeyId"],
+        user_id=document["userId"],
+        anonymous_id=document["anonymousId"],
+        message_id=document["messageId"],
+        reason=document["reason"],
+        message=document["message"],
+        errors=[dict(error) for error in document["errors"]],
+        item=bytes(document["item"]),
+        truncated=document["truncated"],
+        headers=[(header["name"], header["value"]) for header in document["headers"]],
+        received_at=int(document["receivedAt"]),
+    )
+
+
+def _sized(document: Mapping[str, Any]) -> tuple[DeadLetter, int]:
+    letter = _decode(document)
+    return letter, len(letter.item)

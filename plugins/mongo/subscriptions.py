@@ -1,0 +1,295 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Subscription choices with their history.
+
+The choices of a user are one document, changed by compare-and-set on its ``version``. The change's
+record is part of the same update (``pending``): choice and record are one atomic write. The record
+is then copied to the history, where its ``_id`` is the change's id, and taken from the user's
+document; whoever finds it still there (after a crash) does that first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from typing import Any, Final
+
+import bson
+import orjson
+from bson.datetime_ms import DatetimeMS
+from bson.objectid import ObjectId
+from pymongo.errors import DuplicateKeyError
+
+from engage.api import (
+    Page,
+    StorageUnavailable,
+    SubscriptionChange,
+    SubscriptionRecord,
+    SubscriptionState,
+)
+
+from .client import DUPLICATE, Connection
+from .documents import Sequencer, escape_key, in_workspace, own_id, unescape_key
+from .events import gather_page
+from .profiles import Profiles
+from .schema import HISTORY, SUBSCRIPTIONS
+
+log = logging.getLogger("engage.storage.mongo")
+
+#: Attempts at a document that others change at the same time.
+_ATTEMPTS: Final = 50
+
+
+class Subscriptions:
+    """Reads and changes choices."""
+
+    def __init__(self, connection: Connection, profiles: Profiles, sequence: Sequencer) -> None:
+        self._connection = connection
+        self._profiles = profiles
+        self._sequence = sequence
+        #: Documents whose record is in the history: ``_id`` and version.
+        self._copied: list[tuple[str, int]] = []
+
+    async def apply(self, change: SubscriptionChange) -> dict[str, bool]:
+        """See :meth:`SubscriptionStore.apply`."""
+        key = own_id(change.workspace_id, change.user_id)
+        change_key = own_id(change.workspace_id, change.id)
+        with self._connection.calling() as db:
+            known, document = await asyncio.gather(
+                db[HISTORY].find_one({"_id": change_key}), self._document(key)
+            )
+            if known is not None:
+                return _choices(document)
+            for _ in range(_ATTEMPTS):
+                if document is not None and (pending := document.get("pending")) is not None:
+                    await self._copy(document, pending)
+                    if pending["changeId"] == change.id:
+                        return _choices(document)
+                await self._profiles.see(change.workspace_id, change.user_id, change.at)
+                changed = await self._change(key, document, change)
+                if changed is not None:
+                    return _choices(changed)
+                document = await self._document(key)
+        raise StorageUnavailable("too many others change the same user's choices")
+
+    async def _document(self, key: str) -> Mapping[str, Any] | None:
+        found: Mapping[str, Any] | None = await self._connection.db[SUBSCRIPTIONS].find_one(
+            {"_id": key}
+        )
+        return found
+
+    async def _change(
+        self, key: str, document: Mapping[str, Any] | None, change: SubscriptionChange
+    ) -> Mapping[str, Any] | None:
+        """:return: the document after the change; ``None``: somebody else was faster."""
+        collection = self._connection.db[SUBSCRIPTIONS]
+        before = _choices(document)
+        at = DatetimeMS(change.at)
+        last = None if document is None else document.get("seq")
+        record: dict[str, Any] = {
+            "changeId": change.id,
+            "_seq": self._sequence(last),
+            "at": at,
+            "how": change.how,
+            "records": [
+                {"groupId": group, "before": before.get(group), "after": wanted}
+                for group, wanted in change.choices.items()
+                if before.get(group) is not wanted
+            ],
+        }
+        names = {
+            "workspaceId": change.workspace_id,
+            "userId": change.user_id,
+        }
+        if not record["records"]:
+            # Also a change without effect is remembered: repeated later it must not undo others.
+            await self._copy({"_id": key, **names}, record)
+            return document or {}
+        choices = dict(document["choices"]) if document is not None else {}
+        for one in record["records"]:
+            choices[escape_key(one["groupId"])] = {"subscribed": one["after"], "updatedAt": at}
+        version = 1 if document is None else document["version"] + 1
+        changed = {
+            "_id": key,
+            **names,
+            "version": version,
+            "choices": choices,
+            "seq": record["_seq"],
+            "pending": record,
+        }
+        if document is None:
+            try:
+                await collection.insert_one(dict(changed))
+            except DuplicateKeyError:
+                return None
+        else:
+            fields = {name: changed[name] for name in ("version", "choices", "seq", "pending")}
+            done = await collection.update_one(
+                {"_id": key, "version": document["version"]}, {"$set": fields}
+            )
+            if not done.matched_count:
+                return None
+        await self._copy(changed, record)
+        self._copied.append((key, version))
+        return changed
+
+    async def _copy(self, document: Mapping[str, Any], record: Mapping[str, Any]) -> None:
+        """Put a record into the history, once."""
+        workspace = document["workspaceId"]
+        key = own_id(workspace, record["changeId"])
+        entry = {
+            "_id": key,
+            "workspaceId": workspace,
+            "userId": document["userId"],
+            **record,
+        }
+        codes = await self._connection.insert(HISTORY, [bson.encode(entry)])
+        if codes.get(0) != DUPLICATE:
+            return
+        there = await self._connection.db[HISTORY].find_one({"_id": key})
+        if there is not None and there["userId"] != document["userId"]:
+            # Two users, one change id, at the same moment: nothing of the history is lost.
+            entry["_id"] = f"{key}\0{document['userId']}"
+            await self._connection.insert(HISTORY, [bson.encode(entry)])
+
+    # ----------------------------------------------------------------------------- afterwards
+    @property
+    def has_leftovers(self) -> bool:
+        """Whether :meth:`tidy` has something to do."""
+        return bool(self._copied)
+
+    async def tidy(self) -> None:
+        """Take copied records from the users' documents. To be called within
+        :meth:`Connection.calling`."""
+        copied, self._copied = self._copied, []
+        try:
+            await self._connection.update(
+                SUBSCRIPTIONS,
+                [
+                    {"q": {"_id": key, "version": version}, "u": {"$unset": {"pending": ""}}}
+                    for key, version in copied
+                ],
+            )
+        except BaseException:
+            self._copied += copied
+            raise
+
+    async def recover(self) -> None:
+        """Copy the records that a crash left behind. To be called within
+        :meth:`Connection.calling`."""
+        collection = self._connection.db[SUBSCRIPTIONS]
+        for document in await collection.find({"pending": {"$exists": True}}).to_list(None):
+            await self._copy(document, document["pending"])
+            self._copied.append((document["_id"], document["version"]))
+        await self.tidy()
+
+    # -------------------------------------------------------------------------------- reading
+    async def state(self, workspace_id: str, user_id: str) -> dict[str, bool]:
+        """See :meth:`SubscriptionStore.state`."""
+        with self._connection.calling():
+            return _choices(await self._document(own_id(workspace_id, user_id)))
+
+    async def scan(
+        self, workspace_id: str | None, *, after: str | None, limit: int
+    ) -> Page[SubscriptionState]:
+        """See :meth:`SubscriptionStore.scan_subscriptions`."""
+        condition = in_workspace(workspace_id)
+        last_key, last_group = _cursor(after) if after is not None else ("", "")
+        if after is not None:
+            condition = {**condition, "$gte": last_key}
+        found: list[SubscriptionState] = []
+        with self._connection.calling() as db:
+            cursor = db[SUBSCRIPTIONS].find({"_id": condition} if condition else {})
+            # One document more: the choices of the first may all be known.
+            documents, more = await gather_page(
+                cursor.sort([("_id", 1)]), limit + 1, lambda document: (document, 1000)
+            )
+        for document in documents:
+            for group, choice in _sorted(document):
+                if document["_id"] == last_key and group <= last_group:
+                    continue
+                if len(found) == limit:
+                    last = found[-1]
+                    place = own_id(last.workspace_id, last.user_id)
+                    return Page(found, _cursor_of(place, last.group_id))
+                found.append(
+                    SubscriptionState(
+                        workspace_id=document["workspaceId"],
+                        user_id=document["userId"],
+                        group_id=group,
+                        subscribed=choice["subscribed"],
+                        updated_at=int(choice["updatedAt"]),
+                    )
+                )
+        if more is None:
+            return Page(found, None)
+        groups = [group for group, _ in _sorted(more)]
+        return Page(found, _cursor_of(more["_id"], groups[-1] if groups else ""))
+
+    async def history(
+        self, workspace_id: str | None, user_id: str | None, *, after: str | None, limit: int
+    ) -> Page[SubscriptionRecord]:
+        """See :meth:`SubscriptionStore.history`."""
+        query: dict[str, Any] = {}
+        if workspace_id is not None:
+            query["workspaceId"] = workspace_id
+        if user_id is not None:
+            query["userId"] = user_id
+        seen = 0
+        if after is not None:
+            seq, count = _cursor(after)
+            query["_seq"] = {"$gte": ObjectId(seq)}
+            seen = int(count)
+        found: list[SubscriptionRecord] = []
+        with self._connection.calling() as db:
+            cursor = db[HISTORY].find(query).sort([("_seq", 1)])
+            documents, more = await gather_page(
+                cursor, limit + 1, lambda document: (document, 1000)
+            )
+        place = ("", 0)
+        for number, document in enumerate(documents):
+            records = document["records"]
+            skipped = seen if number == 0 and after is not None else 0
+            if after is not None and number == 0 and str(document["_seq"]) != _cursor(after)[0]:
+                skipped = 0
+            for index in range(skipped, len(records)):
+                if len(found) == limit:
+                    return Page(found, _cursor_of(place[0], str(place[1])))
+                found.append(_record(document, records[index]))
+                place = (str(document["_seq"]), index + 1)
+        if more is None:
+            return Page(found, None)
+        return Page(found, _cursor_of(str(more["_seq"]), str(len(more["records"]))))
+
+
+def _choices(document: Mapping[str, Any] | None) -> dict[str, bool]:
+    if not document:
+        return {}
+    return {group: choice["subscribed"] for group, choice in _sorted(document)}
+
+
+def _sorted(document: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
+    return sorted((unescape_key(key), choice) for key, choice in document["choices"].items())
+
+
+def _record(document: Mapping[str, Any], record: Mapping[str, Any]) -> SubscriptionRecord:
+    return SubscriptionRecord(
+        change_id=document["changeId"],
+        workspace_id=document["workspaceId"],
+        user_id=document["userId"],
+        group_id=record["groupId"],
+        before=record["before"],
+        after=record["after"],
+        at=int(document["at"]),
+        how=document["how"],
+    )
+
+
+def _cursor_of(place: str, within: str) -> str:
+    return orjson.dumps([place, within]).decode()
+
+
+def _cursor(after: str) -> tuple[str, str]:
+    """:raises ValueError: it is not a cursor."""
+    place, within = orjson.loads(after)
+    return str(place), str(within)
