@@ -31,9 +31,12 @@ from engage.worker import Worker, new_event_loop
 if TYPE_CHECKING:
     from engage.config import Config
 
-__all__ = ["Setup", "main", "receive_setup", "send_setup"]
+__all__ = ["BLOCKED", "Setup", "main", "receive_setup", "send_setup"]
 
 _log = logging.getLogger(__name__)
+#: Signals that the parent has blocked in a new child until it can take them.
+BLOCKED = {signal.SIGINT, signal.SIGTERM}
+
 _LENGTH = struct.Struct("!I")
 _PR_SET_PDEATHSIG = 1
 
@@ -117,6 +120,7 @@ async def _run(setup: Setup, sock: socket.socket, channel: socket.socket) -> int
         ready=lambda: writer.write(b"ready\n"),
     )
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, worker.stop)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, BLOCKED)
 
     async def obey() -> None:
         while line := await reader.readline():

@@ -78,6 +78,7 @@ class Listener:
         #: All that are open.
         self.connections: set[Connection] = set()
         self._servers: list[asyncio.Server] = []
+        self._sockets: list[socket.socket] = []
         self._sweeper: asyncio.TimerHandle | None = None
         self._second = 0
         self._date = ""
@@ -88,6 +89,7 @@ class Listener:
         self._servers.append(
             await loop.create_server(lambda: Connection(self), sock=sock, backlog=4096)
         )
+        self._sockets.append(sock)
         if self._sweeper is None:
             self._sweep()
 
@@ -98,6 +100,17 @@ class Listener:
     async def stop_accepting(self) -> None:
         """Close the listening sockets."""
         self.draining = True
+        loop = asyncio.get_running_loop()
+        for sock in self._sockets:
+            # Closing resets whoever the kernel has let in and nobody has accepted yet.
+            while True:
+                try:
+                    connection, _ = sock.accept()
+                except OSError:  # Usually BlockingIOError: that was the last.
+                    break
+                connection.setblocking(False)
+                await loop.connect_accepted_socket(lambda: Connection(self), connection)
+        self._sockets.clear()
         for server in self._servers:
             server.close()
         # What was accepted, or sent on a kept connection, before this is still read.

@@ -16,6 +16,7 @@ import dataclasses
 import json
 import logging
 import os
+import signal
 import socket
 import sys
 import time
@@ -23,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from engage import logs
 from engage.api import EngageError
-from engage.child import Setup, send_setup
+from engage.child import BLOCKED, Setup, send_setup
 from engage.exposition import forget_process, serve_shared_metrics
 from engage.listening import url_of
 from engage.worker import handle_signals
@@ -123,12 +124,18 @@ class Supervisor:
     async def _start(self, number: int) -> _Child:
         ours, theirs = socket.socketpair()
         with theirs:
-            process = await asyncio.create_subprocess_exec(
-                sys.executable,
-                *("-m", "engage.child", str(self._sock.fileno()), str(theirs.fileno())),
-                stdin=asyncio.subprocess.DEVNULL,
-                pass_fds=(self._sock.fileno(), theirs.fileno()),
-            )
+            # Blocked signals stay blocked in the child until it can take them: Ctrl-C, and a
+            # service manager's SIGTERM, go to all processes, also to those that just begin.
+            signal.pthread_sigmask(signal.SIG_BLOCK, BLOCKED)
+            try:
+                process = await asyncio.create_subprocess_exec(
+                    sys.executable,
+                    *("-m", "engage.child", str(self._sock.fileno()), str(theirs.fileno())),
+                    stdin=asyncio.subprocess.DEVNULL,
+                    pass_fds=(self._sock.fileno(), theirs.fileno()),
+                )
+            finally:
+                signal.pthread_sigmask(signal.SIG_UNBLOCK, BLOCKED)
         setup = Setup(self._config, number, self._secrets)
         # It waits for nothing else; a child that died meanwhile is noticed by whoever keeps it.
         with contextlib.suppress(OSError):
