@@ -9,8 +9,6 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import orjson
-
 from engage.api import (
     DeadLetter,
     DeadLetterStore,
@@ -33,6 +31,7 @@ from engage.auth import Authenticator, Principal
 from engage.config import DEFAULT_LIMITS, Limits, SubscriptionGroup, Workspace, WriteKey
 from engage.ingest import Ingest
 from engage.metrics import NullMetrics
+from engage.normalise import Arrival, normalise
 from engage.pipeline import Pipeline
 from engage.transforms import Transforms
 from engage.validate import Schemas
@@ -260,22 +259,17 @@ def make_core(
     return Core(pipeline, ingest, store, metrics, Principal(workspace, "website"))
 
 
-def event(message_id: str, body: bytes | None = None, **fields: Any) -> Event:
-    """:return: a track event with that id."""
-    document = {"type": "track", "messageId": message_id, "userId": "u", "event": "e"}
-    values: dict[str, Any] = {
-        "workspace_id": "acme",
-        "origin": "api",
-        "message_id": message_id,
-        "type": "track",
-        "user_id": "u",
-        "anonymous_id": None,
-        "name": "e",
-        "received_at": NOW,
-        "timestamp": NOW,
-        "body": orjson.dumps(document) if body is None else body,
-    }
-    return Event(**{**values, **fields})
+def event(message_id: str, body: bytes | None = None) -> Event:
+    """:return: a track event with that id.
+
+    :param body: instead of its own.
+    """
+    item = {"type": "track", "messageId": message_id, "userId": "u", "event": "e"}
+    arrival = Arrival(
+        workspace_id="acme", write_key_id="website", received_at=NOW, event_bytes=65536
+    )
+    made = normalise(item, "track", arrival)
+    return made if body is None else dataclasses.replace(made, body=body)
 
 
 async def turns(count: int = 5) -> None:

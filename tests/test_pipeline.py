@@ -1,0 +1,544 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The steps together: one event, a batch, a delivery."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import zlib
+from collections.abc import Sequence
+from typing import Any
+
+import orjson
+import pytest
+from support.core import NOW, Core, MemoryStore, make_core
+
+from engage.api import DROP, Event, StorageUnavailable
+from engage.errors import ApiError, error_body
+from engage.pipeline import ENVELOPE_BYTES
+from engage.results import BatchResult
+
+GOOD = {"type": "track", "userId": "u", "event": "e"}
+BAD = {"type": "track", "userId": "u", "messageId": "bad"}
+
+
+async def event(core: Core, item: Any, operation: str = "track", **options: Any) -> Any:
+    options.setdefault("principal", core.principal)
+    return await core.pipeline.event(operation, orjson.dumps(item), **options)
+
+
+async def batch(core: Core, items: Any, more: Any = None, **options: Any) -> BatchResult:
+    options.setdefault("principal", core.principal)
+    return await core.pipeline.batch(orjson.dumps({"batch": items, **(more or {})}), **options)
+
+
+async def refused(call: Any) -> ApiError:
+    with pytest.raises(ApiError) as caught:
+        await call
+    return caught.value
+
+
+# ------------------------------------------------------------------------------------- one event
+async def test_event() -> None:
+    core = make_core()
+    result = await event(core, {"userId": 7, "event": "e", "messageId": "m"})
+    assert orjson.loads(result.body()) == {"success": True, "messageId": "m"}
+    assert core.documents[0]["userId"] == "7"
+    assert core.documents[0]["type"] == "track"
+    assert core.metrics.events == {("track", "stored"): 1}
+
+
+async def test_a_repeat_is_a_success() -> None:
+    core = make_core()
+    for _ in range(2):
+        result = await event(core, {**GOOD, "messageId": "m\0é"})
+        assert orjson.loads(result.body())["messageId"] == "m\0é"
+    assert len(core.documents) == 1
+    assert core.letters == []
+    assert core.metrics.events == {("track", "stored"): 1, ("track", "duplicate"): 1}
+
+
+@pytest.mark.parametrize("with_stored", [True, False])
+async def test_another_event_under_a_known_id_is_kept(with_stored: bool) -> None:
+    core = make_core()
+    core.store.with_stored = with_stored
+    await event(core, {**GOOD, "messageId": "m"})
+    await event(core, {**GOOD, "messageId": "m", "properties": {"a": 1}})
+    assert len(core.documents) == 1
+    (letter,) = core.letters
+    assert (letter.reason, letter.message_id) == ("message_id_conflict", "m")
+    assert orjson.loads(letter.item)["properties"] == {"a": 1}
+    assert core.metrics.events["track", "conflict"] == 1
+
+
+@pytest.mark.parametrize(
+    ("encoding", "pack"), [("gzip", gzip.compress), ("deflate", zlib.compress)]
+)
+async def test_compressed(encoding: Any, pack: Any) -> None:
+    core = make_core()
+    raw = pack(orjson.dumps(GOOD))
+    await core.pipeline.event("track", raw, encoding, core.principal)
+    assert len(core.documents) == 1
+    error = await refused(core.pipeline.event("track", raw[:-2], encoding, core.principal))
+    assert error.code == "invalid_encoding"
+
+
+@pytest.mark.parametrize(
+    ("item", "pointer"),
+    [
+        ({"userId": "u"}, "/event"),
+        ({**GOOD, "type": "page"}, "/type"),
+        ({**GOOD, "type": ["track"]}, "/type"),
+        ({**GOOD, "userId": 1.0}, "/userId"),
+        ({**GOOD, "timestamp": "2026-02-30T00:00:00Z"}, "/timestamp"),
+        ([], ""),
+        (5, ""),
+        (None, ""),
+    ],
+)
+async def test_an_invalid_event_is_reported_and_kept(item: Any, pointer: str) -> None:
+    core = make_core()
+    error = await refused(event(core, item))
+    assert (error.status, error.code) == (400, "invalid_payload")
+    assert error.errors[0].pointer == pointer
+    assert core.documents == []
+    (letter,) = core.letters
+    assert (letter.reason, letter.write_key_id) == ("invalid_payload", "website")
+    assert orjson.loads(letter.item) == item
+    assert core.metrics.events == {("track", "invalid_payload"): 1}
+    # a retry makes no second letter, strict mode none at all
+    await refused(event(core, item))
+    assert len(core.letters) == 1
+    strict = make_core()
+    await refused(event(strict, item, strict=True))
+    assert strict.letters == []
+
+
+async def test_not_json_is_no_event() -> None:
+    core = make_core()
+    error = await refused(core.pipeline.event("track", b"{", principal=core.principal))
+    assert error.code == "invalid_json"
+    assert core.letters == []
+
+
+async def test_too_large() -> None:
+    core = make_core()
+    error = await refused(event(core, {**GOOD, "x": "y" * 65536}))
+    assert (error.status, error.code) == (413, "event_too_large")
+    (letter,) = core.letters
+    assert letter.truncated
+
+
+async def test_refused_by_the_storage() -> None:
+    core = make_core()
+    core.store.refuse["m"] = "a key is too long"
+    error = await refused(event(core, {**GOOD, "messageId": "m"}))
+    assert (error.status, error.code, error.message) == (400, "event_refused", "a key is too long")
+    assert core.letters[0].reason == "event_refused"
+
+
+async def test_unavailable() -> None:
+    core = make_core()
+
+    def down(*_: Any) -> None:
+        raise StorageUnavailable("no")
+
+    core.store.before = down
+    with pytest.raises(StorageUnavailable):
+        await event(core, GOOD)
+    # a dead letter that cannot be kept is no answer either
+    core.store.before_put = down
+    with pytest.raises(StorageUnavailable):
+        await event(core, BAD)
+
+
+async def test_key_in_the_body() -> None:
+    core = make_core()
+    await event(core, {**GOOD, "writeKey": "key-2"}, principal=None)
+    (document,) = core.documents
+    assert (document["workspaceId"], document["writeKeyId"]) == ("other", "app")
+    assert "writeKey" not in document
+    for item, code in (
+        (GOOD, "missing_write_key"),
+        ([], "missing_write_key"),
+        ({**GOOD, "writeKey": "x"}, "invalid_write_key"),
+        ({**GOOD, "writeKey": "key-0"}, "write_key_disabled"),
+        ({"writeKey": "x"}, "invalid_write_key"),  # the key comes before the schema
+    ):
+        assert (await refused(event(core, item, principal=None))).code == code
+    assert core.letters == []
+
+
+async def test_the_key_of_the_header_wins() -> None:
+    core = make_core()
+    await event(core, {**GOOD, "writeKey": "key-2"})
+    assert core.documents[0]["workspaceId"] == "acme"
+    await refused(event(core, {**BAD, "writeKey": "key-2"}))
+    assert b"writeKey" not in core.letters[0].item
+
+
+@pytest.mark.parametrize("encoding", ["identity", "gzip"])
+async def test_without_a_key_in_front_a_body_must_be_small(encoding: Any) -> None:
+    core = make_core(event_bytes=5_000_000)
+    for size, taken in ((2**20 - 100, True), (2**20, False)):
+        raw = orjson.dumps({**GOOD, "writeKey": "key-1", "x": "y" * size})
+        raw = gzip.compress(raw) if encoding == "gzip" else raw
+        await core.pipeline.event("track", raw, encoding, core.principal)
+        call = core.pipeline.event("track", raw, encoding, None)
+        if taken:
+            await call
+        else:
+            assert (await refused(call)).code == "body_too_large"
+
+
+async def test_idempotency_key() -> None:
+    core = make_core()
+    first = await event(core, GOOD, idempotency_key="k")
+    second = await event(core, GOOD, idempotency_key="k")
+    assert first.message_id == second.message_id
+    assert len(core.documents) == 1
+
+
+# -------------------------------------------------------------------------------------- transforms
+async def test_transforms() -> None:
+    def step(document: dict[str, Any]) -> Any:
+        if document["event"] == "drop":
+            return DROP
+        if document["event"] == "fail":
+            raise ValueError
+        return {**document, "seen": True}
+
+    core = make_core(transforms=[("step", step)])
+    await event(core, {**GOOD, "messageId": "m"})
+    dropped = await event(core, {**GOOD, "event": "drop", "messageId": "d"})
+    assert dropped.message_id == "d"
+    error = await refused(event(core, {**GOOD, "event": "fail"}))
+    assert (error.status, error.code) == (400, "transform_failed")
+    assert [document["seen"] for document in core.documents] == [True]
+    assert [letter.reason for letter in core.letters] == ["transform_failed"]
+    result = await batch(
+        core, [{**GOOD, "event": name} for name in ("e", "drop", "fail", "e", "drop")]
+    )
+    assert (result.accepted, len(result.rejected)) == (4, 1)
+    assert core.metrics.events["track", "dropped"] == 3
+    # a repeat is compared with what was stored, transformed like it
+    await event(core, {**GOOD, "messageId": "m"})
+    assert core.metrics.events["track", "conflict"] == 0
+
+
+# ------------------------------------------------------------------------------------------- batch
+async def test_batch() -> None:
+    core = make_core()
+    items = [
+        {**GOOD, "messageId": "a"},
+        BAD,
+        5,
+        {**GOOD, "messageId": "a"},
+        {**GOOD, "type": "identify", "messageId": "b"},
+        {**GOOD, "type": "Track"},
+        {**GOOD, "type": {}},
+        {"userId": "u"},
+    ]
+    result = await batch(core, items)
+    answer = orjson.loads(result.body())
+    assert answer == {
+        "success": True,
+        "accepted": 2,
+        "duplicates": 1,
+        "rejected": [
+            {
+                "index": 1,
+                "messageId": "bad",
+                "code": "invalid_payload",
+                "message": "event: is required",
+                "errors": [{"pointer": "/event", "message": "is required"}],
+            },
+            *[
+                {
+                    "index": index,
+                    "messageId": None,
+                    "code": "invalid_payload",
+                    "message": message if pointer == "" else f"type: {message}",
+                    "errors": [{"pointer": pointer, "message": message}],
+                }
+                for index, pointer, message in (
+                    (2, "", "must be an object, not 5"),
+                    (5, "/type", TYPES + ', not "Track"'),
+                    (6, "/type", TYPES),
+                    (7, "/type", "is required"),
+                )
+            ],
+        ],
+    }
+    assert [document["messageId"] for document in core.documents] == ["a", "b"]
+    assert len(core.letters) == 5
+    assert core.metrics.events == {
+        ("track", "stored"): 1,
+        ("identify", "stored"): 1,
+        ("track", "duplicate"): 1,
+        ("track", "invalid_payload"): 1,
+        ("other", "invalid_payload"): 4,
+    }
+
+
+TYPES = "must be one of identify, track, page, screen, group, alias"
+
+
+async def test_empty_batch() -> None:
+    core = make_core()
+    result = await batch(core, [])
+    assert orjson.loads(result.body()) == {
+        "success": True,
+        "accepted": 0,
+        "duplicates": 0,
+        "rejected": [],
+    }
+    assert core.store.writes == []
+
+
+async def test_of_two_with_one_id_the_earlier_wins() -> None:
+    core = make_core()
+    items = [{**GOOD, "messageId": "a", "properties": {"n": n}} for n in range(3)]
+    result = await batch(core, items)
+    assert (result.accepted, result.duplicates) == (1, 2)
+    assert core.documents[0]["properties"] == {"n": 0}
+    assert [letter.reason for letter in core.letters] == ["message_id_conflict"] * 2
+
+
+@pytest.mark.parametrize(
+    ("items", "code"),
+    [
+        ([BAD, 5], "invalid_payload"),
+        ([{**GOOD, "x": "y" * 70_000}], "invalid_payload"),
+        ([{**GOOD, "messageId": "no"}], "event_refused"),
+        ([{**GOOD, "messageId": "no"}, BAD], "invalid_payload"),
+    ],
+)
+async def test_all_items_invalid(items: list[Any], code: str) -> None:
+    core = make_core()
+    core.store.refuse["no"] = "never"
+    error = await refused(batch(core, items))
+    assert (error.status, error.code) == (400, code)
+    assert error.errors[0].pointer.startswith("/batch/0")
+    assert len(core.letters) == len(items)
+    assert core.documents == []
+
+
+async def test_an_answer_has_at_most_20_details() -> None:
+    core = make_core()
+    items = [GOOD] + [{"type": "track", "event": ""}] * 50
+    answer = orjson.loads((await batch(core, items)).body())
+    assert len(answer["rejected"]) == 50
+    assert sum(len(item.get("errors", ())) for item in answer["rejected"]) == 20
+    assert all(item["code"] and item["message"] for item in answer["rejected"])
+    assert "errors" not in answer["rejected"][-1]
+    error = await refused(batch(core, items[1:]))
+    assert len(orjson.loads(error_body(error, None))["errors"]) == 20
+
+
+async def test_strict() -> None:
+    core = make_core()
+    error = await refused(batch(core, [GOOD, BAD, {**GOOD, "x": "y" * 70_000}], strict=True))
+    assert (error.status, error.code) == (400, "invalid_payload")
+    assert [problem.pointer for problem in error.errors] == ["/batch/1/event", "/batch/2"]
+    assert core.store.writes == []
+    assert core.letters == []
+    result = await batch(core, [GOOD, GOOD], strict=True)
+    assert result.accepted == 2
+
+
+@pytest.mark.parametrize(
+    ("more", "pointer"),
+    [
+        ({"batch": None}, "/batch"),
+        ({"batch": {}}, "/batch"),
+        ({"batch": [], "context": "x"}, "/context"),
+    ],
+)
+async def test_wrong_envelope(more: Any, pointer: str) -> None:
+    core = make_core()
+    error = await refused(batch(core, [], more))
+    assert (error.status, error.code) == (400, "invalid_payload")
+    assert error.errors[0].pointer == pointer
+
+
+async def test_batch_missing_or_no_object() -> None:
+    core = make_core()
+    for raw, pointer in ((b"{}", "/batch"), (b"[]", ""), (b"null", "")):
+        error = await refused(core.pipeline.batch(raw, principal=core.principal))
+        assert (error.code, error.errors[0].pointer) == ("invalid_payload", pointer)
+
+
+async def test_number_of_items() -> None:
+    core = make_core(batch_events=3)
+    assert (await batch(core, [GOOD] * 3)).accepted == 3
+    error = await refused(batch(core, [GOOD] * 4))
+    assert (error.status, error.code) == (413, "batch_too_large")
+    assert "limits.batch_events" in error.message
+    assert make_core().pipeline._limits.batch_events == 2500
+
+
+async def test_2500_items() -> None:
+    core = make_core()
+    assert (await batch(core, [GOOD] * 2500)).accepted == 2500
+    assert (await refused(batch(core, [GOOD] * 2501))).code == "batch_too_large"
+
+
+async def test_envelope() -> None:
+    core = make_core()
+    await batch(
+        core,
+        [{**GOOD, "context": {"a": 1}, "timestamp": "2026-01-01T00:00:00Z"}],
+        {
+            "context": {"a": 0, "b": 2},
+            "integrations": {"All": True},
+            "sentAt": "2026-01-01T00:00:10Z",
+            "writeKey": "whatever",
+            "timestamp": "2026-01-01T00:00:10Z",
+        },
+    )
+    (document,) = core.documents
+    assert document["context"] == {"a": 1, "b": 2}
+    assert document["integrations"] == {"All": True}
+    assert document["timestamp"] == "2026-11-21T09:29:50.000Z"
+    assert "writeKey" not in document
+
+
+@pytest.mark.parametrize("sent_at", [5, "yesterday", "2026-02-30T00:00:00Z", "20260101", {}, ""])
+async def test_an_unparsable_time_of_the_envelope_is_ignored(sent_at: Any) -> None:
+    core = make_core()
+    await batch(core, [{**GOOD, "timestamp": "2026-01-01T00:00:00Z"}], {"sentAt": sent_at})
+    (document,) = core.documents
+    assert document["timestamp"] == "2026-01-01T00:00:00.000Z"
+    assert "sentAt" not in document
+
+
+async def test_size_of_the_envelope() -> None:
+    core = make_core()
+    room = ENVELOPE_BYTES - len(b'{"x":""}') - len(b"{}")
+    await batch(core, [GOOD], {"context": {"x": "y" * room}})
+    error = await refused(batch(core, [GOOD], {"context": {"x": "y" * (room + 1)}}))
+    assert (error.status, error.code) == (413, "batch_too_large")
+    half = {"x": "y" * (room // 2 + 10)}
+    error = await refused(batch(core, [GOOD], {"context": half, "integrations": half}))
+    assert error.code == "batch_too_large"
+
+
+async def test_the_envelope_may_make_an_item_too_large() -> None:
+    core = make_core()
+    items = [{**GOOD, "x": "y" * 40_000}, GOOD]
+    result = await batch(core, items, {"context": {"z": "y" * 30_000}})
+    assert result.accepted == 1
+    assert result.rejected[0].error.code == "event_too_large"
+
+
+async def test_the_whole_batch_is_measured_as_stored() -> None:
+    core = make_core(decompressed_bytes=100_000)
+    big = {**GOOD, "x": "y" * 20_000}
+    assert (await batch(core, [big] * 4)).accepted == 4
+    context = {"context": {"z": "y" * 20_000}}
+    error = await refused(batch(core, [GOOD] * 5, context))
+    assert (error.status, error.code) == (413, "batch_too_large")
+    assert "limits.decompressed_bytes" in error.message
+    assert len(core.documents) == 4
+
+
+async def test_key_in_the_envelope() -> None:
+    core = make_core()
+    await batch(core, [GOOD], {"writeKey": "key-2"}, principal=None)
+    assert core.documents[0]["workspaceId"] == "other"
+    # an item's own counts for nothing
+    error = await refused(batch(core, [{**GOOD, "writeKey": "key-1"}], principal=None))
+    assert error.code == "missing_write_key"
+    assert (await refused(core.pipeline.batch(b"[]"))).code == "missing_write_key"
+
+
+async def test_idempotency_key_and_places() -> None:
+    core = make_core()
+    first = await batch(core, [GOOD, BAD, GOOD], idempotency_key="k")
+    assert (first.accepted, first.duplicates) == (2, 0)
+    second = await batch(core, [GOOD, BAD, GOOD], idempotency_key="k")
+    assert (second.accepted, second.duplicates) == (0, 2)
+
+
+async def test_batch_and_dead_letters_are_one_acknowledgement() -> None:
+    core = make_core()
+
+    def down() -> None:
+        raise StorageUnavailable("no")
+
+    core.store.before_put = down
+    with pytest.raises(StorageUnavailable):
+        await batch(core, [{**GOOD, "messageId": "a"}, BAD])
+    core.store.before_put = None
+    again = await batch(core, [{**GOOD, "messageId": "a"}, BAD])
+    assert (again.accepted, again.duplicates, len(again.rejected)) == (0, 1, 1)
+
+
+async def test_requests_at_once_share_a_write() -> None:
+    core = make_core()
+    await asyncio.gather(*[event(core, {**GOOD, "messageId": str(n)}) for n in range(50)])
+    assert len(core.store.writes) == 1
+    assert len(core.documents) == 50
+
+
+# ---------------------------------------------------------------------------------------- delivery
+async def deliver(core: Core, documents: Sequence[Any], **options: Any) -> Any:
+    return await core.pipeline.deliver("acme", "stripe", documents, **options)
+
+
+async def test_delivery() -> None:
+    core = make_core()
+    time = "2020-01-01T00:00:00Z"
+    documents = [
+        {**GOOD, "messageId": "a", "timestamp": time, "sentAt": "2020-01-01T00:00:05Z"},
+        {**GOOD, "messageId": "a", "timestamp": time, "sentAt": "2020-01-01T00:00:05Z"},
+        {**BAD, "x": "y" * 50_000},
+        {**GOOD, "messageId": "b", "x": "y" * 100_000},
+    ]
+    result = await deliver(core, documents, headers=[("A", "b")])
+    assert (result.accepted, result.duplicates) == (2, 1)
+    assert [rejected.index for rejected in result.rejected] == [2]
+    stored: list[Event] = list(core.store.events.values())
+    assert [event.identity for event in stored] == [
+        ("acme", "stripe", "a"),
+        ("acme", "stripe", "b"),
+    ]
+    document = stored[0].document()
+    assert document["source"] == "webhook:stripe"
+    assert document["timestamp"] == "2020-01-01T00:00:00.000Z"
+    assert "writeKeyId" not in document
+    assert stored[0].received_at == NOW
+    (letter,) = core.letters
+    assert (letter.origin, letter.write_key_id, letter.truncated) == ("stripe", None, False)
+    assert list(letter.headers) == [("A", "b")]
+    assert len(letter.item) > 50_000
+
+
+async def test_a_large_delivery_is_several_writes() -> None:
+    core = make_core(webhook_event_bytes=1000, decompressed_bytes=10_000)
+    documents: list[Any] = [{**GOOD, "messageId": str(n)} for n in range(1200)]
+    documents[1100]["x"] = "y" * 1000
+    result = await deliver(core, documents, letters=False)
+    assert (result.accepted, [r.index for r in result.rejected]) == (1199, [1100])
+    assert "limits.webhook_event_bytes" in result.rejected[0].error.message
+    assert len(core.store.writes) == 3
+    assert core.letters == []
+
+
+async def test_a_public_key_cannot_take_the_ids_of_deliveries() -> None:
+    core = make_core()
+    await event(core, {**GOOD, "messageId": "a", "source": "webhook:stripe"})
+    result = await deliver(core, [{**GOOD, "messageId": "a"}])
+    assert result.accepted == 1
+
+
+async def test_delivery_without_storage() -> None:
+    store = MemoryStore()
+
+    def down(events: Any) -> None:
+        raise StorageUnavailable("no")
+
+    store.before = down
+    with pytest.raises(StorageUnavailable):
+        await deliver(make_core(store), [GOOD])
