@@ -226,13 +226,14 @@ class Pipeline:
             taken = await self._store_items(part, arrival, offset=start)
             accepted += taken.accepted
             duplicates += taken.duplicates
-            if letters:
-                await self._ingest.put_dead_letters(
-                    [
-                        letter_of(item, error, arrival, max_item=None, headers=headers)
-                        for item, error in taken.letters
-                    ]
-                )
+            # A conflict is no refusal: the caller does not hear of it.
+            await self._ingest.put_dead_letters(
+                [
+                    letter_of(item, error, arrival, max_item=None, headers=headers)
+                    for item, error in taken.letters
+                    if letters or error.status == 200
+                ]
+            )
             rejected += taken.rejected
         return Delivered(accepted, duplicates, rejected)
 

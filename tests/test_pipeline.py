@@ -526,6 +526,14 @@ async def test_a_large_delivery_is_several_writes() -> None:
     assert core.letters == []
 
 
+async def test_a_conflict_of_a_delivery_is_kept_in_any_case() -> None:
+    core = make_core()
+    documents = [{**GOOD, "messageId": "a", "properties": {"n": n}} for n in (1, 2)]
+    result = await deliver(core, [*documents, BAD], letters=False)
+    assert (result.accepted, result.duplicates, len(result.rejected)) == (1, 1, 1)
+    assert [letter.reason for letter in core.letters] == ["message_id_conflict"]
+
+
 async def test_a_public_key_cannot_take_the_ids_of_deliveries() -> None:
     core = make_core()
     await event(core, {**GOOD, "messageId": "a", "source": "webhook:stripe"})
