@@ -2,81 +2,32 @@
 from __future__ import annotations
 
 import base64
-import datetime
 import json
 
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec, padding, rsa
-from cryptography.x509.oid import NameOID
+from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jsonschema import ValidationError
+from support.sns import (
+    CERTIFICATE_URL,
+    ELSEWHERE,
+    HOST,
+    OTHER_KEY,
+    SIGNED,
+    TOPIC,
+    certificate,
+    confirmation,
+    notification,
+    sign,
+    signed,
+)
 from support.webhooks import NOW, make, registered, request
 
 from engage.api import ConfigError, PayloadInvalid, SignatureMismatch
 from engage.testing.providers import ProviderConformance
 
-REGION = "eu-west-1"
-TOPIC = f"arn:aws:sns:{REGION}:123456789012:ses-events"
-HOST = f"https://sns.{REGION}.amazonaws.com"
-CERTIFICATE_URL = f"{HOST}/SimpleNotificationService-0123456789abcdef.pem"
-SIGNED = {
-    "Notification": ("Message", "MessageId", "Subject", "Timestamp", "TopicArn", "Type"),
-    "SubscriptionConfirmation": (
-        *("Message", "MessageId", "SubscribeURL", "Timestamp", "Token", "TopicArn", "Type"),
-    ),
-}
-SIGNED["UnsubscribeConfirmation"] = SIGNED["SubscriptionConfirmation"]
-
-KEY = rsa.generate_private_key(public_exponent=65537, key_size=2048)
-
-
-def certificate(key=KEY, *, days=(-1, 1)):
-    """:return: a self-signed certificate in PEM, valid around the clock of the requests."""
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "sns.amazonaws.com")])
-    now = datetime.datetime.fromtimestamp(NOW, datetime.UTC)
-    since, until = (now + datetime.timedelta(days=day) for day in days)
-    builder = x509.CertificateBuilder(name, name, key.public_key(), 1, since, until)
-    return builder.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
-
-
-PEM = certificate()
-
-
-def notification(message, **changes):
-    text = message if isinstance(message, str) else json.dumps(message)
-    return {
-        "Type": "Notification",
-        "MessageId": "22b80b92-fdea-4c2c-8f9d-bdfb0c7bf324",
-        "TopicArn": TOPIC,
-        "Message": text,
-        "Timestamp": "2023-11-14T22:13:20.000Z",
-        "SignatureVersion": "2",
-        "SigningCertURL": CERTIFICATE_URL,
-        **changes,
-    }
-
-
-def confirmation(kind="SubscriptionConfirmation", **changes):
-    token = changes.get("Token", "2336412f37f")
-    url = f"{HOST}/?Action=ConfirmSubscription&TopicArn={TOPIC}&Token={token}"
-    return {**notification("You have chosen …"), "Type": kind, "Token": token} | {
-        "SubscribeURL": url,
-        **changes,
-    }
-
-
-def sign(envelope, key=KEY):
-    fields = [name for name in SIGNED[envelope["Type"]] if name in envelope]
-    text = "".join(f"{name}\n{envelope[name]}\n" for name in fields)
-    digest = hashes.SHA1() if envelope["SignatureVersion"] == "1" else hashes.SHA256()
-    return key.sign(text.encode(), padding.PKCS1v15(), digest)
-
-
-def signed(envelope, key=KEY):
-    return envelope | {"Signature": base64.b64encode(sign(envelope, key)).decode()}
+PEM = certificate(now=NOW)
 
 
 def delivery(envelope, headers=()):
@@ -106,7 +57,7 @@ def test_both_versions_verify_with_the_fetched_certificate(ses, version, changes
 
 
 def test_a_pinned_certificate_needs_no_call():
-    other = certificate(rsa.generate_private_key(public_exponent=65537, key_size=2048))
+    other = certificate(OTHER_KEY, now=NOW)
     pinned = [other.decode(), PEM.decode()]
     ses = make("amazon-ses", {"allowed_topic_arns": [TOPIC], "signing_cert_pem": pinned})
     assert ses.needs(delivery(signed(notification(OPEN)))) is None
@@ -123,9 +74,11 @@ def test_require_v2_refuses_sha1():
 @pytest.mark.parametrize("pem", ["", "not a certificate", "ec", "small"])
 def test_a_pinned_certificate_must_be_one(pem):
     if pem == "ec":
-        pem = certificate(ec.generate_private_key(ec.SECP256R1())).decode()
+        pem = certificate(now=NOW, key=ec.generate_private_key(ec.SECP256R1())).decode()
     elif pem == "small":
-        pem = certificate(rsa.generate_private_key(public_exponent=65537, key_size=1024)).decode()
+        pem = certificate(
+            now=NOW, key=rsa.generate_private_key(public_exponent=65537, key_size=1024)
+        ).decode()
     with pytest.raises(ConfigError, match="signing_cert_pem"):
         make_loosely({"allowed_topic_arns": [TOPIC], "signing_cert_pem": pem})
 
@@ -146,10 +99,10 @@ def test_the_allow_list_is_required_and_of_topics(topics):
 
 
 CERTIFICATES = {
-    "another key": certificate(rsa.generate_private_key(public_exponent=65537, key_size=2048)),
-    "expired": certificate(days=(-2, -1)),
-    "not yet valid": certificate(days=(1, 2)),
-    "elliptic": certificate(ec.generate_private_key(ec.SECP256R1())),
+    "another key": certificate(OTHER_KEY, now=NOW),
+    "expired": certificate(now=NOW, days=(-2, -1)),
+    "not yet valid": certificate(now=NOW, days=(1, 2)),
+    "elliptic": certificate(now=NOW, key=ec.generate_private_key(ec.SECP256R1())),
     "not a certificate": b"<html>",
     "nothing": b"",
 }
@@ -166,39 +119,6 @@ def test_without_the_fetched_certificate_nothing_verifies(ses):
         ses.verify(delivery(signed(notification(OPEN))), None)
 
 
-ELSEWHERE = [
-    "http://sns.eu-west-1.amazonaws.com/SimpleNotificationService-0a.pem",
-    "https://evil.example/SimpleNotificationService-0a.pem",
-    "https://sns.s3.amazonaws.com/SimpleNotificationService-0a.pem",
-    "https://sns.s3-us-west-2.amazonaws.com/SimpleNotificationService-0a.pem",
-    "https://sns.eu-west-1.s3.amazonaws.com/SimpleNotificationService-0a.pem",
-    "https://sns.us-east-1.amazonaws.com/SimpleNotificationService-0a.pem",  # not the topic's
-    "https://SNS.EU-WEST-1.AMAZONAWS.COM/SimpleNotificationService-0a.pem",
-    "https://sns.eu-west-1.amazonaws.com.evil.example/SimpleNotificationService-0a.pem",
-    "https://sns.eu-west-1.amazonaws.com./SimpleNotificationService-0a.pem",
-    "https://sns.eu-west-1.amazonaws.com:443/SimpleNotificationService-0a.pem",
-    "https://sns.eu-west-1.amazonaws.com:8443/SimpleNotificationService-0a.pem",
-    "https://sns.eu-west-1.amazonaws.com@evil.example/SimpleNotificationService-0a.pem",
-    "https://user:pass@sns.eu-west-1.amazonaws.com/SimpleNotificationService-0a.pem",
-    "https://evil.example\\@sns.eu-west-1.amazonaws.com/SimpleNotificationService-0a.pem",
-    "https://evil.example#@sns.eu-west-1.amazonaws.com/SimpleNotificationService-0a.pem",
-    "https://sns.eu-west-1.amazonaws.com\n/SimpleNotificationService-0a.pem",
-    "https://sns.eu-west-1.amazonaws.com/SimpleNotificationService-0a.pem\n",
-    " https://sns.eu-west-1.amazonaws.com/SimpleNotificationService-0a.pem",
-    "https:///sns.eu-west-1.amazonaws.com/SimpleNotificationService-0a.pem",
-    "https:sns.eu-west-1.amazonaws.com/SimpleNotificationService-0a.pem",
-    "//sns.eu-west-1.amazonaws.com/SimpleNotificationService-0a.pem",
-    "https://sns.eu-west-1.amazonaws。com/SimpleNotificationService-0a.pem",
-    "https://sns.eu-west-1%2eamazonaws.com/SimpleNotificationService-0a.pem",
-    "https://169.254.169.254/SimpleNotificationService-0a.pem",
-    "https://[::1]/SimpleNotificationService-0a.pem",
-    "https://localhost/SimpleNotificationService-0a.pem",
-    "file:///etc/passwd",
-    "",
-    None,
-    7,
-    ["https://sns.eu-west-1.amazonaws.com/SimpleNotificationService-0a.pem"],
-]
 NO_CERTIFICATES = [
     f"{HOST}/a.txt",
     f"{HOST}/a.pem",
@@ -210,7 +130,7 @@ NO_CERTIFICATES = [
 ]
 
 
-@pytest.mark.parametrize("url", ELSEWHERE + NO_CERTIFICATES)
+@pytest.mark.parametrize("url", [*ELSEWHERE, *NO_CERTIFICATES])
 def test_a_certificate_from_elsewhere_is_never_asked_for(ses, url):
     envelope = signed(notification(OPEN, SigningCertURL=url))
     with pytest.raises(SignatureMismatch):
