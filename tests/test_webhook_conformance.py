@@ -52,8 +52,8 @@ class TestStandardWebhooks(ProviderConformance):
 
 class TestResend(ProviderConformance):
     plugin = "engage_plugins.resend"
-    options = {"secret": whsec("one secret of enough bytes")}
-    other_options = {"secret": whsec("another of enough bytes..")}
+    options = {"secret": whsec("one secret of resend....")}
+    other_options = {"secret": whsec("another one of resend...")}
     body = json.dumps(
         {
             "type": "email.bounced",
