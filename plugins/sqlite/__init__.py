@@ -5,7 +5,7 @@
 ``store.py``        what the core talks to; asynchronous, holds no SQL
 ``lanes.py``        the threads in which SQLite is called
 ``engine.py``       the one writer: transactions, failure and recovery, the WAL
-``reading.py``      the reader: pages, lookups
+``reading.py``      the reader: lookups, scans  ``paging.py``  pages of a table
 ``events.py``       rows of events           ``profiles.py``  rows of users and groups
 ``choices.py``      rows of subscriptions    ``letters.py``   rows of dead letters
 ``connection.py``   opening the file; SQLite's errors in our words
@@ -21,14 +21,27 @@ from typing import Any
 
 import orjson
 
-from engage.api import EventStore, StorageContext, StorageFactory, hookimpl
+from engage.api import ConfigError, EventStore, StorageContext, StorageFactory, hookimpl
 
 __all__ = ["engage_register_storage"]
 
+#: The first that takes more than 999 values in a statement.
+_OLDEST = (3, 32, 0)
+
 
 def _make(options: Mapping[str, Any], context: StorageContext) -> EventStore:
+    """
+    :raises ConfigError: this Python has a SQLite that is too old.
+    """
+    import sqlite3
+
     from .store import SqliteStorage
 
+    if sqlite3.sqlite_version_info < _OLDEST:
+        needed = ".".join(map(str, _OLDEST))
+        raise ConfigError(
+            f"storage.sqlite: needs SQLite {needed}; this Python has {sqlite3.sqlite_version}"
+        )
     return SqliteStorage.from_options(options, context)
 
 

@@ -4,10 +4,12 @@
 from __future__ import annotations
 
 import sqlite3
+from typing import Any
 
 from engage.api import SubscriptionChange, SubscriptionRecord, SubscriptionState
 
 from .connection import insert, key_of
+from .paging import Window
 
 
 def apply(db: sqlite3.Connection, change: SubscriptionChange) -> bool:
@@ -74,23 +76,28 @@ def scan(
     db: sqlite3.Connection, workspace_id: str | None, after: int | None, limit: int
 ) -> tuple[list[SubscriptionState], int | None]:
     """See :meth:`SubscriptionStore.scan_subscriptions`."""
+    window = Window(db, "choices", "id", after)
     condition = "" if workspace_id is None else "AND +workspace = :workspace"
     rows = db.execute(
         "SELECT id, workspace, user_id, group_id, subscribed, updated_at FROM choices "
-        f"WHERE id > :after {condition} ORDER BY id LIMIT :limit",
-        {"after": after or 0, "workspace": workspace_id, "limit": limit},
-    ).fetchall()
-    found = [
+        f"WHERE id > :after AND id <= :last {condition} ORDER BY id",
+        {"after": window.after, "last": window.last, "workspace": workspace_id},
+    )
+    return window.page(rows, _state, limit)
+
+
+def _state(row: Any) -> tuple[SubscriptionState, int]:
+    _, workspace, user, group, subscribed, at = row
+    return (
         SubscriptionState(
             workspace_id=workspace,
             user_id=user,
             group_id=group,
             subscribed=bool(subscribed),
             updated_at=at,
-        )
-        for _, workspace, user, group, subscribed, at in rows
-    ]
-    return found, rows[-1][0] if len(rows) == limit else None
+        ),
+        len(user),
+    )
 
 
 def history(
@@ -101,6 +108,7 @@ def history(
     limit: int,
 ) -> tuple[list[SubscriptionRecord], int | None]:
     """See :meth:`SubscriptionStore.history`."""
+    window = Window(db, "history", "seq", after)
     conditions = ""
     if workspace_id is not None:
         conditions += " AND workspace = :workspace"
@@ -108,20 +116,24 @@ def history(
         conditions += " AND user_id = :user"
     rows = db.execute(
         "SELECT seq, change_id, workspace, user_id, group_id, before, after, at, how FROM history "
-        f"WHERE seq > :after {conditions} ORDER BY seq LIMIT :limit",
-        {"after": after or 0, "workspace": workspace_id, "user": user_id, "limit": limit},
-    ).fetchall()
-    found = [
+        f"WHERE seq > :after AND seq <= :last {conditions} ORDER BY seq",
+        {"after": window.after, "last": window.last, "workspace": workspace_id, "user": user_id},
+    )
+    return window.page(rows, _record, limit)
+
+
+def _record(row: Any) -> tuple[SubscriptionRecord, int]:
+    _, change, workspace, user, group, before, after, at, how = row
+    return (
         SubscriptionRecord(
             change_id=change,
             workspace_id=workspace,
             user_id=user,
             group_id=group,
             before=None if before is None else bool(before),
-            after=bool(then),
+            after=bool(after),
             at=at,
             how=how,
-        )
-        for _, change, workspace, user, group, before, then, at, how in rows
-    ]
-    return found, rows[-1][0] if len(rows) == limit else None
+        ),
+        len(user),
+    )

@@ -42,10 +42,6 @@ _MEANINGS: Final = {
 }
 
 
-class NotADatabase(StorageIncompatible, StorageUnavailable):
-    """The file holds something else. It refuses a start and, when it happens later, a request."""
-
-
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
     """All that the writer and the reader need to know; plain values."""
@@ -69,7 +65,7 @@ def unavailable(path: str, error: Exception) -> StorageUnavailable:
         return StorageUnavailable(f"{path}: {text}")
     code = primary_code(error)
     name = getattr(error, "sqlite_errorname", None) or type(error).__name__
-    kind = NotADatabase if code == sqlite3.SQLITE_NOTADB else StorageUnavailable
+    kind = tables.NotADatabase if code == sqlite3.SQLITE_NOTADB else StorageUnavailable
     return kind(f"{path}: {_MEANINGS.get(code, str(error))} ({name})")
 
 
@@ -182,6 +178,7 @@ class Session:
         if self._db is not None and standing == self._file:
             return self._db
         self.drop()
+        tables.look_at(self.settings.path)
         db = connect(self.settings, readonly=self._readonly)
         try:
             self.prepare(db)
@@ -220,6 +217,15 @@ def key_of(*parts: str) -> bytes:
         encoded = part.encode()
         digest.update(len(encoded).to_bytes(8, "big") + encoded)
     return digest.digest()
+
+
+def is_text(value: str) -> bool:
+    """:return: whether it can be stored: a lone surrogate is no character."""
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def insert(db: sqlite3.Connection, head: str, rows: Sequence[Sequence[Any]], tail: str = "") -> int:

@@ -27,6 +27,7 @@ from . import choices, events, letters, profiles, tables
 from .connection import (
     Session,
     Settings,
+    connect,
     file_identity,
     in_our_words,
     is_disk_error,
@@ -40,9 +41,11 @@ CHECKPOINT_BYTES: Final = 80 * 1024 * 1024
 #: Bytes of WAL from which readers are waited for, so that it can start anew.
 FORCED_CHECKPOINT_BYTES: Final = 256 * 1024 * 1024
 #: Bytes of the WAL file that are kept for reuse.
-_KEPT_BYTES: Final = 64 * 1024 * 1024
-#: Seconds between checkpoints that could not finish.
-_CHECKPOINT_PAUSE: Final = 1.0
+KEPT_BYTES: Final = 64 * 1024 * 1024
+#: Seconds that readers are waited for then; writers wait, too.
+FORCED_CHECKPOINT_WAIT: Final = 1.0
+#: Seconds between checkpoints: while a reader holds one up, trying at each write is of no use.
+CHECKPOINT_PAUSE: Final = 1.0
 
 
 class Engine(Session):
@@ -90,17 +93,21 @@ class Engine(Session):
             self._prove()
 
     def _create(self) -> None:
-        from .connection import connect
-
+        try:
+            tables.look_at(self.settings.path)
+        except StorageMissing:
+            pass
+        else:
+            if not os.path.exists(self.settings.path + "-journal"):
+                return
         db = connect(self.settings, readonly=False)
         try:
-            # Outside of WAL an empty file is made a store in one transaction, or not at all.
+            # Before WAL is turned on: the first page is then in the file itself, where it is looked
+            # at. The file becomes a store in one transaction, or not at all.
+            db.execute("BEGIN IMMEDIATE")
             if tables.is_empty(db):
-                self._tune(db)
-                db.execute("BEGIN IMMEDIATE")
-                if tables.is_empty(db):
-                    tables.create(db)
-                db.execute("COMMIT")
+                tables.create(db)
+            db.execute("COMMIT")
         finally:
             db.close()
 
@@ -121,7 +128,7 @@ class Engine(Session):
                 f"{self.settings.path}: this file system cannot hold a write-ahead log"
             )
         db.execute("PRAGMA wal_autocheckpoint = 0")
-        db.execute(f"PRAGMA journal_size_limit = {_KEPT_BYTES}")
+        db.execute(f"PRAGMA journal_size_limit = {KEPT_BYTES}")
 
     def _prove(self) -> None:
         if not self._proven or self._doubtful:
@@ -194,11 +201,14 @@ class Engine(Session):
         try:
             busy, frames, copied = self._db.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
             if (busy or copied < frames) and size >= FORCED_CHECKPOINT_BYTES:
-                self._db.execute("PRAGMA wal_checkpoint(RESTART)")
+                wait = int(self.settings.timeout * 750)
+                self._db.execute(f"PRAGMA busy_timeout = {int(FORCED_CHECKPOINT_WAIT * 1000)}")
+                self._db.execute("PRAGMA wal_checkpoint(RESTART)").fetchone()
+                self._db.execute(f"PRAGMA busy_timeout = {wait}")
         except sqlite3.Error as error:
             self._failed(error)
         # The file shrinks at the next commit, if no reader needs it.
-        self._next_checkpoint = time.monotonic() + _CHECKPOINT_PAUSE
+        self._next_checkpoint = time.monotonic() + CHECKPOINT_PAUSE
 
     # --------------------------------------------------------------------------- events
     def write(self, batch: Sequence[Event]) -> tuple[Sequence[Outcome], int]:

@@ -10,6 +10,7 @@ from typing import Any, Final
 from engage.api import Event, EventFilter, Outcome, Status, changes_of
 
 from .connection import insert, key_of, look_up
+from .paging import Window
 from .profiles import EncodedChange, encode
 
 #: SQLite's own limit of a value is 1 GB; no event comes near.
@@ -164,21 +165,14 @@ def find(db: sqlite3.Connection, workspace_id: str, origin: str, message_id: str
     return None if row is None else _event(row)
 
 
-#: Rows that one page looks at, and bytes that it holds, at most: a page is a short call, whatever
-#: few of them the filter lets through.
-_PAGE_ROWS: Final = 50_000
-_PAGE_BYTES: Final = 32 * 1024 * 1024
-
-
 def scan(
     db: sqlite3.Connection, wanted: EventFilter, after: int | None, limit: int
 ) -> tuple[list[Event], int | None]:
-    """See :meth:`EventStore.scan`; the cursor is the number of the last row that was looked at."""
-    (newest,) = db.execute("SELECT max(seq) FROM events").fetchone()
-    if after is None:
+    """See :meth:`EventStore.scan`."""
+    if after is None and wanted.since is not None:
         after = _before_first(db, wanted.since)
-    last = min(after + _PAGE_ROWS, newest or 0)
-    conditions, values = ["seq > ?", "seq <= ?"], [after, last]
+    window = Window(db, "events", "seq", after)
+    conditions, values = ["seq > ?", "seq <= ?"], [window.after, window.last]
     for condition, value in (
         ("workspace = ?", wanted.workspace_id),
         ("received_at >= ?", wanted.since),
@@ -190,33 +184,23 @@ def scan(
             conditions.append(f"+{condition}")
             values.append(value)
     rows = db.execute(
-        f"SELECT seq, {_COLUMNS} FROM events WHERE {' AND '.join(conditions)} ORDER BY seq LIMIT ?",
-        [*values, limit],
+        f"SELECT seq, {_COLUMNS} FROM events WHERE {' AND '.join(conditions)} ORDER BY seq", values
     )
-    found: list[Event] = []
-    size = 0
-    for seq, *row in rows:
-        found.append(_event(row))
-        size += len(row[-1])
-        if len(found) == limit or size > _PAGE_BYTES:
-            last = seq
-            break
-    return found, (last if newest is not None and last < newest else None)
+    return window.page(rows, lambda row: (_event(row[1:]), len(row[-1])), limit)
 
 
-def _before_first(db: sqlite3.Connection, since: int | None) -> int:
-    """:return: a number below all events received since then; expired ones leave a gap too."""
-    if since is None:
-        (first,) = db.execute("SELECT min(seq) FROM events").fetchone()
-    else:
-        first, count = db.execute(
-            "SELECT min(seq), count(*) FROM "
-            "(SELECT seq FROM events WHERE received_at >= ? LIMIT 1000000)",
-            (since,),
-        ).fetchone()
-        if count == 1_000_000:
-            return _before_first(db, None)
-    return 0 if first is None else first - 1
+def _before_first(db: sqlite3.Connection, since: int) -> int | None:
+    """:return: a number below all events received since then; ``None`` when it is long to find."""
+    first, count = db.execute(
+        "SELECT min(seq), count(*) FROM "
+        "(SELECT seq FROM events WHERE received_at >= ? LIMIT 1000000)",
+        (since,),
+    ).fetchone()
+    if count == 1_000_000:
+        return None
+    if first is None:
+        (first,) = db.execute("SELECT max(seq) + 1 FROM events").fetchone()
+    return None if first is None else int(first) - 1
 
 
 def _event(row: Sequence[Any]) -> Event:

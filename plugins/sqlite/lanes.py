@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import queue
 import threading
 import time
@@ -15,6 +16,8 @@ from engage.api import StorageUnavailable
 
 Answer = TypeVar("Answer")
 
+_log = logging.getLogger("engage.sqlite")
+
 
 class Lane:
     """A thread that makes calls in the order in which they were asked for.
@@ -24,14 +27,22 @@ class Lane:
     """
 
     def __init__(
-        self, name: str, *, timeout: float, after: Callable[[], None] | None = None
+        self,
+        name: str,
+        *,
+        timeout: float,
+        after: Callable[[], None] | None = None,
+        interrupt: Callable[[], None] | None = None,
     ) -> None:
         """
         :param timeout: seconds that a caller waits, its turn included.
         :param after: called in the thread after each call, when its answer is on its way.
+        :param interrupt: called to end a call that takes longer; without it, it goes on.
         """
         self._timeout = timeout
         self._after = after
+        self._interrupt = interrupt
+        self._current: _Call | None = None
         self._calls: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
         # A daemon: a disk that hangs must not keep the process from ending.
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
@@ -45,11 +56,14 @@ class Lane:
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Answer] = loop.create_future()
         deadline = time.monotonic() + self._timeout
-        self._calls.put(_Call(loop, future, function, arguments, deadline))
+        call = _Call(loop, future, function, arguments, deadline)
+        self._calls.put(call)
         try:
             async with asyncio.timeout(self._timeout):
                 return await future
         except TimeoutError:
+            if self._interrupt is not None and self._current is call:
+                self._interrupt()
             raise StorageUnavailable(f"no answer within {self._timeout:g} s") from None
 
     async def end(self, last: Callable[[], None]) -> None:
@@ -64,11 +78,15 @@ class Lane:
 
     def _run(self) -> None:
         while (call := self._calls.get()) is not None:
+            self._current = call
             call.make()
             # Or what it returned would live until the next call.
-            del call
+            self._current = call = None
             if self._after is not None:
-                self._after()
+                try:
+                    self._after()
+                except Exception:
+                    _log.exception("SQLite: the work between two calls failed")
 
 
 class _Call:

@@ -5,19 +5,19 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterable, Sequence
-from typing import Final
+from typing import Any, Final
 
 import orjson
 
 from engage.api import API_ORIGIN, DeadLetter, DeadLetterBudget
 
 from .connection import key_of, look_up
+from .paging import Window
 
 _COLUMNS: Final = (
     "id, workspace, origin, write_key_id, user_id, anonymous_id, message_id, reason, message, "
     "errors, item, truncated, headers, received_at"
 )
-_PAGE_BYTES: Final = 32 * 1024 * 1024
 
 
 def put(db: sqlite3.Connection, letters: Sequence[DeadLetter], budget: DeadLetterBudget) -> int:
@@ -78,36 +78,36 @@ def scan(
     db: sqlite3.Connection, workspace_id: str | None, after: int | None, limit: int
 ) -> tuple[list[DeadLetter], int | None]:
     """See :meth:`DeadLetterStore.scan_dead_letters`."""
+    window = Window(db, "letters", "seq", after)
     condition = "" if workspace_id is None else "AND +workspace = :workspace"
     rows = db.execute(
-        f"SELECT seq, {_COLUMNS} FROM letters WHERE seq > :after {condition} "
-        "ORDER BY seq LIMIT :limit",
-        {"after": after or 0, "workspace": workspace_id, "limit": limit},
+        f"SELECT seq, {_COLUMNS} FROM letters WHERE seq > :after AND seq <= :last {condition} "
+        "ORDER BY seq",
+        {"after": window.after, "last": window.last, "workspace": workspace_id},
     )
-    found, size = [], 0
-    for seq, *row in rows:
-        found.append(
-            DeadLetter(
-                id=row[0],
-                workspace_id=row[1],
-                origin=row[2],
-                write_key_id=row[3],
-                user_id=row[4],
-                anonymous_id=row[5],
-                message_id=row[6],
-                reason=row[7],
-                message=row[8],
-                errors=orjson.loads(row[9]),
-                item=row[10],
-                truncated=bool(row[11]),
-                headers=[(name, value) for name, value in orjson.loads(row[12])],
-                received_at=row[13],
-            )
-        )
-        size += len(row[10])
-        if len(found) == limit or size > _PAGE_BYTES:
-            return found, seq
-    return found, None
+    return window.page(rows, _letter, limit)
+
+
+def _letter(row: Any) -> tuple[DeadLetter, int]:
+    return (
+        DeadLetter(
+            id=row[1],
+            workspace_id=row[2],
+            origin=row[3],
+            write_key_id=row[4],
+            user_id=row[5],
+            anonymous_id=row[6],
+            message_id=row[7],
+            reason=row[8],
+            message=row[9],
+            errors=orjson.loads(row[10]),
+            item=row[11],
+            truncated=bool(row[12]),
+            headers=[(name, value) for name, value in orjson.loads(row[13])],
+            received_at=row[14],
+        ),
+        len(row[11]),
+    )
 
 
 def remove(db: sqlite3.Connection, workspace_id: str, ids: Sequence[str]) -> int:

@@ -15,20 +15,18 @@ from engage.api import (
     Event,
     EventFilter,
     GroupProfile,
-    StorageUnavailable,
     SubscriptionRecord,
     SubscriptionState,
     UserProfile,
 )
 
 from . import choices, events, letters
-from .connection import Session, Settings, in_our_words, primary_code
+from .connection import Session, Settings, in_our_words, is_text, primary_code
+from .paging import Window
 from .tables import GROUP, USER
 
 #: Most users that are found for one value.
 _MOST_USERS: Final = 100
-#: Bytes of traits in one page, at most.
-_PAGE_BYTES: Final = 16 * 1024 * 1024
 
 
 class Reader(Session):
@@ -48,9 +46,6 @@ class Reader(Session):
                 if primary_code(error) not in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
                     self.drop()
                 raise
-            except UnicodeEncodeError:
-                # A lone surrogate: nothing that is stored has such a name.
-                raise StorageUnavailable("unreachable") from None
             finally:
                 if self._db is not None and self._db.in_transaction:
                     self._db.execute("ROLLBACK")
@@ -71,6 +66,8 @@ class Reader(Session):
     # -------------------------------------------------------------------------- profiles
     def profile(self, workspace_id: str, user_id: str) -> UserProfile | None:
         """See :meth:`ProfileStore.profile`."""
+        if not is_text(user_id):
+            return None
         with self._snapshot() as db:
             row = db.execute(
                 "SELECT id, workspace, name, created_at, updated_at FROM profiles "
@@ -85,7 +82,7 @@ class Reader(Session):
         """See :meth:`ProfileStore.find_users`."""
         found = {}
         with self._snapshot() as db:
-            for value in values:
+            for value in filter(is_text, values):
                 users = db.execute(
                     "SELECT p.name FROM identifiers i CROSS JOIN profiles p ON p.id = i.profile "
                     "WHERE i.workspace = ? AND i.trait = ? AND i.value = ? "
@@ -100,29 +97,17 @@ class Reader(Session):
         self, workspace_id: str | None, after: int | None, limit: int
     ) -> tuple[list[UserProfile], int | None]:
         """See :meth:`ProfileStore.scan_users`."""
-        found, size = [], 0
         with self._snapshot() as db:
-            for row in _profiles(db, USER, workspace_id, after, limit):
-                found.append(_user(db, row[:5]))
-                size += row[5]
-                if len(found) == limit or size > _PAGE_BYTES:
-                    return found, row[0]
-        return found, None
+            window, rows = _profiles(db, USER, workspace_id, after)
+            return window.page(rows, lambda row: (_user(db, row[:5]), row[5]), limit)
 
     def scan_groups(
         self, workspace_id: str | None, after: int | None, limit: int
     ) -> tuple[list[GroupProfile], int | None]:
         """See :meth:`ProfileStore.scan_groups`."""
-        found, size = [], 0
         with self._snapshot() as db:
-            for row in _profiles(db, GROUP, workspace_id, after, limit):
-                found.append(
-                    GroupProfile(workspace_id=row[1], group_id=row[2], traits=_traits(db, row[0]))
-                )
-                size += row[5]
-                if len(found) == limit or size > _PAGE_BYTES:
-                    return found, row[0]
-        return found, None
+            window, rows = _profiles(db, GROUP, workspace_id, after)
+            return window.page(rows, lambda row: (_group(db, row), row[5]), limit)
 
     # ---------------------------------------------------- subscriptions and dead letters
     def state(self, workspace_id: str, user_id: str) -> dict[str, bool]:
@@ -153,15 +138,21 @@ class Reader(Session):
 
 
 def _profiles(
-    db: sqlite3.Connection, kind: int, workspace_id: str | None, after: int | None, limit: int
-) -> Iterator[Any]:
+    db: sqlite3.Connection, kind: int, workspace_id: str | None, after: int | None
+) -> tuple[Window, Iterator[Any]]:
+    window = Window(db, "profiles", "id", after)
     condition = "" if workspace_id is None else "AND +workspace = :workspace"
-    return db.execute(
-        "SELECT id, workspace, name, created_at, updated_at, trait_bytes FROM profiles "
-        f"WHERE id > :after AND kind = :kind AND created_at IS NOT NULL {condition} "
-        "ORDER BY id LIMIT :limit",
-        {"after": after or 0, "kind": kind, "workspace": workspace_id, "limit": limit},
+    rows = db.execute(
+        "SELECT id, workspace, name, created_at, updated_at, trait_bytes FROM profiles WHERE "
+        "id > :after AND id <= :last AND kind = :kind AND created_at IS NOT NULL "
+        f"{condition} ORDER BY id",
+        {"after": window.after, "last": window.last, "kind": kind, "workspace": workspace_id},
     )
+    return window, rows
+
+
+def _group(db: sqlite3.Connection, row: Sequence[Any]) -> GroupProfile:
+    return GroupProfile(workspace_id=row[1], group_id=row[2], traits=_traits(db, row[0]))
 
 
 def _user(db: sqlite3.Connection, row: Sequence[Any]) -> UserProfile:

@@ -77,7 +77,9 @@ class SqliteStorage(EventStore, ProfileStore, SubscriptionStore, DeadLetterStore
             await writing.end(self._engine.drop)
             raise
         self._writing = writing
-        self._reading = Lane("engage-sqlite-reader", timeout=timeout)
+        self._reading = Lane(
+            "engage-sqlite-reader", timeout=timeout, interrupt=self._reader.interrupt
+        )
 
     async def close(self) -> None:
         writing, self._writing = self._writing, None
@@ -107,12 +109,7 @@ class SqliteStorage(EventStore, ProfileStore, SubscriptionStore, DeadLetterStore
     async def _read(self, function: Callable[..., Item], *arguments: Any) -> Item:
         if self._reading is None:
             raise StorageUnavailable("the storage is not open")
-        try:
-            return await self._reading.call(function, *arguments)
-        except StorageUnavailable:
-            # It may be looking at a great deal still, and the next one waits behind it.
-            self._reader.interrupt()
-            raise
+        return await self._reading.call(function, *arguments)
 
     async def _page(
         self,
@@ -205,7 +202,6 @@ class SqliteStorage(EventStore, ProfileStore, SubscriptionStore, DeadLetterStore
 
 
 def _number(cursor: str) -> int:
-    try:
-        return int(cursor)
-    except ValueError:
-        raise ValueError("this cursor is not one that the SQLite storage made") from None
+    if not (cursor.isascii() and cursor.isdigit() and len(cursor) < 19):
+        raise ValueError("this cursor is not one that the SQLite storage made")
+    return int(cursor)

@@ -7,10 +7,11 @@ SQLite that stops at NUL is used on them.
 
 from __future__ import annotations
 
+import os
 import sqlite3
 from typing import Final
 
-from engage.api import StorageIncompatible, StorageMissing
+from engage.api import StorageIncompatible, StorageMissing, StorageUnavailable
 
 #: Version of what is written. It grows with every addition to the tables.
 VERSION: Final = 1
@@ -89,6 +90,31 @@ _TABLES: Final = (
 )
 
 
+class NotADatabase(StorageIncompatible, StorageUnavailable):
+    """The file holds something else. It refuses a start and, when it happens later, a request."""
+
+
+def look_at(path: str) -> None:
+    """See by its first bytes that a file is a store, before SQLite touches it: opening a file that
+    stands in a store's place, SQLite would take the store's -wal for a leftover and delete it.
+
+    :raises StorageMissing: it is empty.
+    :raises StorageIncompatible: it is something else.
+    :raises OSError: it cannot be read.
+    """
+    with open(path, "rb") as file:
+        start = file.read(100)
+    if not start:
+        raise StorageMissing(f"{path}: an empty file, there is no store in it")
+    if os.path.exists(path + "-journal"):
+        # Killed while the tables were made: SQLite rolls that back first.
+        return
+    if len(start) < 100 or not start.startswith(b"SQLite format 3\x00"):
+        raise NotADatabase(f"{path}: not a SQLite database")
+    if int.from_bytes(start[68:72], "big") != APPLICATION_ID:
+        raise StorageIncompatible(f"{path}: a SQLite database, but not one that engage made")
+
+
 def is_empty(db: sqlite3.Connection) -> bool:
     """:return: whether the file holds no table at all (a file of zero bytes, too)."""
     return db.execute("SELECT 1 FROM sqlite_master LIMIT 1").fetchone() is None
@@ -109,13 +135,10 @@ def verify(db: sqlite3.Connection, path: str) -> None:
     """See that the file is a store that this version can read.
 
     :raises StorageMissing: it is empty.
-    :raises StorageIncompatible: it is another application's, or made by a newer version.
+    :raises StorageIncompatible: it was made by a newer version.
     """
     if is_empty(db):
         raise StorageMissing(f"{path}: an empty file, there is no store in it")
-    (application,) = db.execute("PRAGMA application_id").fetchone()
-    if application != APPLICATION_ID:
-        raise StorageIncompatible(f"{path}: a SQLite database, but not one that engage made")
     found = dict(db.execute("SELECT name, value FROM store").fetchall())
     if found["min_reader"] > VERSION:
         raise StorageIncompatible(

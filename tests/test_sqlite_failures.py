@@ -1,0 +1,473 @@
+# SPDX-License-Identifier: Apache-2.0
+"""SQLite: what goes wrong with a file, each the real thing, and that it works again afterwards."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import resource
+import sqlite3
+import threading
+from collections.abc import Awaitable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engage.api import (
+    Event,
+    EventFilter,
+    Status,
+    StorageContext,
+    StorageIncompatible,
+    StorageMissing,
+    StorageUnavailable,
+)
+from engage.testing import event, identify
+from engage.testing.bench import eventually
+from engage.testing.making import TIME, ids, letter, store_all
+from engage_plugins.sqlite import engine, tables
+from engage_plugins.sqlite.store import SqliteStorage
+
+
+def make(tmp_path: Path, *, timeout: float = 30, **options: Any) -> SqliteStorage:
+    context = StorageContext(
+        base_dir=tmp_path, identifiers={"acme": ["email"]}, write_timeout=timeout
+    )
+    return SqliteStorage.from_options(options, context)
+
+
+def large(name: str) -> Event:
+    return event(name, properties={"text": "x" * 50_000})
+
+
+@contextlib.contextmanager
+def file_limit(size: int) -> Iterator[None]:
+    """No file of this process may grow beyond; for root, too."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+async def until_full(store: SqliteStorage) -> list[str]:
+    """Write until there is no more room; what was acknowledged."""
+    acknowledged: list[str] = []
+    failures = 0
+    for number in range(2000):
+        try:
+            await store_all(store, large(str(number)))
+            acknowledged.append(str(number))
+            failures = 0
+        except StorageUnavailable:
+            # A log that may not grow starts anew once it is copied: the first is not the last.
+            failures += 1
+            if failures == 5:
+                return acknowledged
+    raise AssertionError("it never became full")
+
+
+# ------------------------------------------------------------------------------------- start-up
+async def one_line(opening: Awaitable[None], kind: type[Exception]) -> str:
+    with pytest.raises(kind) as raised:
+        await opening
+    message = str(raised.value)
+    assert "\n" not in message
+    assert "engage.db" in message
+    return message
+
+
+async def test_no_store(tmp_path: Path) -> None:
+    store = make(tmp_path)
+    await one_line(store.open(create=False), StorageMissing)
+    assert os.listdir(tmp_path) == []
+    (tmp_path / "engage.db").touch()
+    await one_line(store.open(create=False), StorageMissing)
+    await store.open(create=True)
+    await store.close()
+
+
+async def test_no_folder(tmp_path: Path) -> None:
+    store = make(tmp_path, path="nowhere/engage.db")
+    await one_line(store.open(create=True), StorageUnavailable)
+
+
+async def test_a_folder(tmp_path: Path) -> None:
+    (tmp_path / "engage.db").mkdir()
+    for create in (True, False):
+        await one_line(make(tmp_path).open(create=create), StorageUnavailable)
+
+
+@pytest.mark.parametrize("content", [b"hello", b"\x00" * 5000, os.urandom(20_000)])
+async def test_not_a_database(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "engage.db").write_bytes(content)
+    for create in (True, False):
+        message = await one_line(make(tmp_path).open(create=create), StorageUnavailable)
+        assert "not a SQLite database" in message
+    assert (tmp_path / "engage.db").read_bytes() == content
+
+
+async def test_somebody_elses_database(tmp_path: Path) -> None:
+    with contextlib.closing(sqlite3.connect(tmp_path / "engage.db")) as db:
+        db.execute("CREATE TABLE events (seq INTEGER)")
+    before = (tmp_path / "engage.db").read_bytes()
+    store = make(tmp_path)
+    await one_line(store.open(create=True), StorageIncompatible)
+    assert (tmp_path / "engage.db").read_bytes() == before
+
+
+async def test_a_newer_store(tmp_path: Path) -> None:
+    store = make(tmp_path)
+    await store.open(create=True)
+    await store_all(store, event("m"))
+    await store.close()
+
+    def set_version(version: int, min_reader: int) -> None:
+        with contextlib.closing(sqlite3.connect(tmp_path / "engage.db")) as db:
+            db.execute("UPDATE store SET value = ? WHERE name = 'version'", (version,))
+            db.execute("UPDATE store SET value = ? WHERE name = 'min_reader'", (min_reader,))
+            db.commit()
+
+    set_version(tables.VERSION + 7, tables.VERSION + 1)
+    for create in (True, False):
+        message = await one_line(store.open(create=create), StorageIncompatible)
+        assert "newer version" in message
+    # Newer, but it says that we understand it.
+    set_version(tables.VERSION + 7, tables.VERSION)
+    await store.open(create=False)
+    assert await ids(store) == ["m"]
+    await store.close()
+
+
+async def test_the_disk_is_full_at_the_start(tmp_path: Path) -> None:
+    store = make(tmp_path)
+    with file_limit(8192):
+        await one_line(store.open(create=True), StorageUnavailable)
+    await store.open(create=True)
+    await store_all(store, event("m"))
+    await store.close()
+    again = make(tmp_path)
+    with file_limit(8192):
+        await one_line(again.open(create=True), StorageUnavailable)
+    with file_limit(33_000):
+        # Enough for the index of the log: reading needs no more.
+        await again.open(create=False)
+        assert await ids(again) == ["m"]
+        with pytest.raises(StorageUnavailable):
+            await again.write([large("n")])
+    await eventually(again.check, StorageUnavailable)
+    await again.close()
+
+
+async def test_opening_commits(tmp_path: Path) -> None:
+    """Frames that a killed process wrote but did not sync become durable before they are used."""
+
+    def opens() -> int:
+        with contextlib.closing(sqlite3.connect(tmp_path / "engage.db")) as db:
+            (value,) = db.execute("SELECT value FROM store WHERE name = 'opens'").fetchone()
+        return int(value)
+
+    store = make(tmp_path)
+    for expected in (1, 2):
+        await store.open(create=True)
+        assert opens() == expected
+        await store.close()
+    await store.open(create=False)
+    assert opens() == 2
+    await store_all(store, event("m"))
+    assert opens() == 3
+    await store_all(store, event("n"))
+    assert opens() == 3
+    await store.close()
+
+
+async def test_modes(tmp_path: Path) -> None:
+    """Events are personal data: nobody else reads them, whatever the umask."""
+    before = os.umask(0)
+    try:
+        store = make(tmp_path)
+        await store.open(create=True)
+        await store_all(store, event("m"))
+        names = sorted(os.listdir(tmp_path))
+        assert names == ["engage.db", "engage.db-shm", "engage.db-wal"]
+        for one in names:
+            assert os.stat(tmp_path / one).st_mode & 0o777 == 0o600
+        await store.close()
+    finally:
+        os.umask(before)
+
+
+# ------------------------------------------------------------------------------------- running
+async def test_files_may_not_grow(tmp_path: Path) -> None:
+    store = make(tmp_path)
+    await store.open(create=True)
+    with file_limit(2_000_000):
+        acknowledged = await until_full(store)
+        assert acknowledged
+        for _ in range(3):
+            # After an I/O error nothing is acknowledged, not even what is there already.
+            with pytest.raises(StorageUnavailable):
+                await store.write([large(str(len(acknowledged)))])
+        assert (await ids(store))[: len(acknowledged)] == acknowledged
+    await eventually(store.check, StorageUnavailable)
+    outcomes = await store.write([*(large(one) for one in acknowledged), large("after")])
+    assert {one.status for one in outcomes[:-1]} == {Status.DUPLICATE}
+    assert outcomes[-1].status is Status.STORED
+    await store.close()
+
+
+async def test_nothing_is_believed_after_an_io_error(tmp_path: Path) -> None:
+    """Until a checkpoint has read and synced all of it, which a reader can hold up."""
+    patient, store = make(tmp_path), make(tmp_path, timeout=1)
+    await patient.open(create=True)
+    await store_all(patient, event("before"))
+    await patient.close()
+    await eventually(lambda: store.open(create=True), StorageUnavailable)
+    with contextlib.closing(sqlite3.connect(tmp_path / "engage.db")) as reader:
+        reader.execute("BEGIN")
+        reader.execute("SELECT count(*) FROM events").fetchone()
+        with file_limit(500_000):
+            await until_full(store)
+        for one in ("before", "new"):
+            with pytest.raises(StorageUnavailable):
+                await store.write([event(one)])
+        reader.execute("ROLLBACK")
+    (outcome,) = await eventually(lambda: store.write([event("before")]), StorageUnavailable)
+    assert outcome.status is Status.DUPLICATE
+    assert os.stat(tmp_path / "engage.db-wal").st_size < 100_000
+    await store.close()
+
+
+async def test_max_bytes(tmp_path: Path) -> None:
+    store = make(tmp_path, max_bytes=2_000_000)
+    await store.open(create=True)
+    await store.put([letter("l")])
+    acknowledged = await until_full(store)
+    assert 10 < len(acknowledged) < 40
+    # Reading goes on, and expiring makes room.
+    assert await ids(store) == acknowledged
+    assert await store.expire(TIME + 1, limit=10, force=True) == 10
+    assert await store.remove("acme", ["l"]) == 1
+    await store_all(store, *(large(f"n{number}") for number in range(5)))
+    await store.close()
+
+
+async def test_min_free_bytes(tmp_path: Path) -> None:
+    store = make(tmp_path)
+    await store.open(create=True)
+    await store_all(store, *(event(str(number), at=number) for number in range(5)))
+    await store.close()
+    full = make(tmp_path, min_free_bytes=2**53 - 1)
+    await full.open(create=True)
+    for _ in range(2):
+        for call in (
+            full.check,
+            lambda: full.write([event("n")]),
+            lambda: full.put([letter("l")]),
+        ):
+            with pytest.raises(StorageUnavailable, match="min_free_bytes"):
+                await call()
+    assert len(await ids(full)) == 5
+    assert await full.expire(TIME + 3, limit=10) == 3
+    assert await ids(full) == ["3", "4"]
+    await full.close()
+
+
+async def test_locked_by_another(tmp_path: Path) -> None:
+    patient, store = make(tmp_path), make(tmp_path, timeout=1)
+    await patient.open(create=True)
+    await store_all(patient, event("before"))
+    await eventually(lambda: store.open(create=True), StorageUnavailable)
+    with contextlib.closing(sqlite3.connect(tmp_path / "engage.db", isolation_level=None)) as db:
+        db.execute("BEGIN IMMEDIATE")
+        for _ in range(2):
+            with pytest.raises(StorageUnavailable, match="locked"):
+                await store.write([event("during")])
+        assert await ids(patient) == ["before"]
+        with pytest.raises(StorageUnavailable, match="locked"):
+            await make(tmp_path, timeout=1).open(create=True)
+        db.execute("ROLLBACK")
+    await eventually(lambda: store.write([event("during")]), StorageUnavailable)
+    assert await ids(patient) == ["before", "during"]
+    await store.close()
+    await patient.close()
+
+
+async def test_a_short_lock_is_waited_for(tmp_path: Path) -> None:
+    store = make(tmp_path)
+    await store.open(create=True)
+    db = sqlite3.connect(tmp_path / "engage.db", isolation_level=None, check_same_thread=False)
+    with contextlib.closing(db):
+        db.execute("BEGIN IMMEDIATE")
+        writing = asyncio.ensure_future(store.write([event("m")]))
+        await asyncio.sleep(0.2)
+        assert not writing.done()
+        db.execute("COMMIT")
+        (outcome,) = await writing
+    assert outcome.status is Status.STORED
+    await store.close()
+
+
+@pytest.mark.parametrize("what", ["gone", "junk", "empty", "other"])
+async def test_the_file_is_replaced(tmp_path: Path, what: str) -> None:
+    """Writing on into a file that nobody can find again would be a silent loss."""
+    path, away = tmp_path / "engage.db", tmp_path / "away.db"
+    store = make(tmp_path)
+    await store.open(create=True)
+    await store_all(store, event("before"))
+    path.rename(away)
+    if what == "junk":
+        path.write_bytes(b"junk" * 5000)
+    elif what == "empty":
+        path.touch()
+    elif what == "other":
+        with contextlib.closing(sqlite3.connect(tmp_path / "other.db")) as db:
+            db.execute("CREATE TABLE t (x)")
+        (tmp_path / "other.db").rename(path)
+    for _ in range(2):
+        with pytest.raises(StorageUnavailable):
+            await store.write([event("during")])
+        with pytest.raises(StorageUnavailable):
+            await store.scan(EventFilter(), after=None, limit=1)
+    path.unlink(missing_ok=True)
+    away.rename(path)
+    await eventually(store.check, StorageUnavailable)
+    assert await ids(store) == ["before"]
+    await store.close()
+
+
+async def test_a_store_that_takes_too_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A disk that hangs: the caller is answered in time, and it works again when the disk does."""
+    store = make(tmp_path, timeout=0.5)
+    await eventually(lambda: store.open(create=True), StorageUnavailable)
+    free = threading.Event()
+    real = engine.Engine.write
+
+    def slow(self: engine.Engine, batch: Any) -> Any:
+        free.wait(60)
+        return real(self, batch)
+
+    monkeypatch.setattr(engine.Engine, "write", slow)
+    results = await asyncio.gather(
+        *(store.write([event(str(number))]) for number in range(3)), return_exceptions=True
+    )
+    assert [type(one) for one in results] == [StorageUnavailable] * 3
+    free.set()
+    await eventually(store.check, StorageUnavailable)
+    # The one that was under way went on; those that waited were not made.
+    assert await ids(store) == ["0"]
+    await store.close()
+
+
+async def test_a_read_that_takes_too_long_is_ended(tmp_path: Path) -> None:
+    store = make(tmp_path, timeout=0.5)
+    await eventually(lambda: store.open(create=True), StorageUnavailable)
+    endless = "WITH RECURSIVE n(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n) SELECT max(x) FROM n"
+
+    def read() -> None:
+        with store._reader._snapshot() as db:
+            db.execute(endless).fetchone()
+
+    with pytest.raises(StorageUnavailable):
+        await store._read(read)
+    assert await eventually(lambda: ids(store), StorageUnavailable) == []
+    await store.close()
+
+
+# ------------------------------------------------------------------------------------- the log
+async def test_the_log_stays_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine, "CHECKPOINT_BYTES", 400_000)
+    monkeypatch.setattr(engine, "FORCED_CHECKPOINT_BYTES", 1_200_000)
+    monkeypatch.setattr(engine, "CHECKPOINT_PAUSE", 0.0)
+    store = make(tmp_path)
+    await store.open(create=True)
+    most = 0
+    for number in range(100):
+        await store_all(store, large(str(number)))
+        most = max(most, os.stat(tmp_path / "engage.db-wal").st_size)
+    assert most < 1_200_000
+    assert len(await ids(store)) == 100
+    await store.close()
+
+
+async def test_a_reader_that_holds_up_the_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It grows while somebody reads an old state; writes go on, and it is short again later."""
+    monkeypatch.setattr(engine, "CHECKPOINT_BYTES", 400_000)
+    monkeypatch.setattr(engine, "FORCED_CHECKPOINT_BYTES", 1_000_000)
+    monkeypatch.setattr(engine, "CHECKPOINT_PAUSE", 0.0)
+    monkeypatch.setattr(engine, "FORCED_CHECKPOINT_WAIT", 0.01)
+    store = make(tmp_path)
+    await store.open(create=True)
+    log = tmp_path / "engage.db-wal"
+    with contextlib.closing(sqlite3.connect(tmp_path / "engage.db")) as reader:
+        reader.execute("BEGIN")
+        reader.execute("SELECT count(*) FROM events").fetchone()
+        for number in range(60):
+            await store_all(store, large(str(number)))
+        assert log.stat().st_size > 2_000_000
+        reader.execute("ROLLBACK")
+    monkeypatch.setattr(engine, "KEPT_BYTES", 100_000)
+    for number in range(60, 80):
+        await store_all(store, large(str(number)))
+    used = store.gauges()["wal_bytes"]
+    with contextlib.closing(sqlite3.connect(tmp_path / "engage.db")) as reader:
+        _, frames, _ = reader.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
+    assert frames * 4120 < 1_000_000 or used < 1_000_000
+    assert len(await ids(store)) == 80
+    await store.close()
+
+
+# ------------------------------------------------------------------------------------- look-ups
+async def test_an_identifier_that_is_declared_later(tmp_path: Path) -> None:
+    def with_traits(*traits: str) -> SqliteStorage:
+        context = StorageContext(base_dir=tmp_path, identifiers={"acme": traits})
+        return SqliteStorage.from_options({}, context)
+
+    store = with_traits("email")
+    await store.open(create=True)
+    await store_all(store, identify("1", "u", traits={"email": "a@b.c", "code": "X"}))
+    assert await store.find_users("acme", "code", ["X"]) == {}
+    await store.close()
+    store = with_traits("code")
+    await store.open(create=True)
+    assert await store.find_users("acme", "code", ["X"]) == {"X": ["u"]}
+    assert await store.find_users("acme", "email", ["a@b.c"]) == {}
+    await store_all(store, identify("2", "u", 1, traits={"email": "new@b.c"}))
+    await store.close()
+    store = with_traits("email", "code")
+    await store.open(create=True)
+    assert await store.find_users("acme", "email", ["a@b.c", "new@b.c"]) == {"new@b.c": ["u"]}
+    await store.close()
+
+
+async def test_cursors_of_others(tmp_path: Path) -> None:
+    store = make(tmp_path)
+    await store.open(create=True)
+    for cursor in ("", "x", "-1", "1.5", "9" * 30, "\x00", "٣"):
+        with pytest.raises(ValueError, match="cursor"):
+            await store.scan(EventFilter(), after=cursor, limit=1)
+    await store.close()
+
+
+async def test_pages_are_short_however_few_are_wanted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from engage_plugins.sqlite import paging
+
+    monkeypatch.setattr(paging, "_ROWS", 10)
+    store = make(tmp_path)
+    await store.open(create=True)
+    rare = [number in (3, 47) for number in range(60)]
+    await store_all(
+        store, *(event(str(n), user_id="rare" if r else "usual") for n, r in enumerate(rare))
+    )
+    page = await store.scan(EventFilter(user_id="rare"), after="5", limit=100)
+    assert list(page.items) == []
+    assert page.cursor == "15"
+    assert await ids(store, user_id="rare") == ["3", "47"]
+    await store.close()
