@@ -6,11 +6,13 @@ from __future__ import annotations
 import asyncio
 import base64
 import dataclasses
+import io
 import json
 import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -120,7 +122,7 @@ def send_aiohttp(wanted: Sequence[Request]) -> list[Answer]:
                 async with session.request(
                     request.method,
                     request.url,
-                    data=pieces(request.body) if request.chunked else request.body or None,
+                    data=pieces(request.body) if request.chunked else io.BytesIO(request.body),
                     headers=_headers(request),
                     expect100=request.headers.get("Expect") == "100-continue",
                 ) as answer:
@@ -138,24 +140,27 @@ def send_curl(wanted: Sequence[Request]) -> list[Answer]:
     curl = shutil.which("curl")
     assert curl, "curl is not installed: apt-get install curl"
     command: list[str | bytes] = [curl, "-s", "--max-time", "60"]
-    for number, request in enumerate(wanted):
-        if number:
-            command.append("--next")
-        command += ["-s", "-i", "--raw", "-w", "\n--end--", request.url]
-        if request.method == "HEAD":
-            command.append("-I")
-        else:
-            command += ["-X", request.method]
-        headers = dict(_headers(request))
-        if request.chunked:
-            headers["Transfer-Encoding"] = "chunked"
-        for name, value in headers.items():
-            command += ["-H", f"{name}: {value}"]
-        if request.body:
-            command += ["--data-binary", request.body]
-            if "Content-Type" not in headers:
-                command += ["-H", "Content-Type: application/json"]
-    done = subprocess.run(command, capture_output=True, timeout=120)
+    with tempfile.TemporaryDirectory() as folder:
+        for number, request in enumerate(wanted):
+            if number:
+                command.append("--next")
+            command += ["-s", "-i", "--raw", "-w", "\n--end--", request.url]
+            if request.method == "HEAD":
+                command.append("-I")
+            else:
+                command += ["-X", request.method]
+            headers = dict(_headers(request))
+            if request.chunked:
+                headers["Transfer-Encoding"] = "chunked"
+            for name, value in headers.items():
+                command += ["-H", f"{name}: {value}"]
+            if request.body:
+                file = Path(folder) / str(number)
+                file.write_bytes(request.body)
+                command += ["--data-binary", f"@{file}"]
+                if "Content-Type" not in headers:
+                    command += ["-H", "Content-Type: application/json"]
+        done = subprocess.run(command, capture_output=True, timeout=120)
     assert done.returncode == 0, (done.returncode, done.stderr)
     answers = []
     for text in done.stdout.split(b"\n--end--")[:-1]:

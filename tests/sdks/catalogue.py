@@ -142,7 +142,7 @@ SDKS = [
         module="rudderstack.analytics",
         options=_PYTHON,
         gzip="gzip",
-        library=("rudder-analytics-python", "2.1.9"),
+        library=("analytics-python", "2.1.9"),
         traits_in_context=True,
     ),
     Sdk(

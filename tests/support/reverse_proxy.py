@@ -36,7 +36,11 @@ class ReverseProxy:
                 connection = http.client.HTTPConnection(
                     address.hostname or "", address.port, timeout=30
                 )
-                headers = {k: v for k, v in self.headers.items() if k.lower() not in _HOP}
+                headers = {
+                    name: value
+                    for name, value in self.headers.items()
+                    if name.lower() not in {*_HOP, "content-length"}
+                }
                 headers["Content-Length"] = str(len(body))
                 status: int | None = None
                 try:

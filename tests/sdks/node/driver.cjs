@@ -41,6 +41,9 @@ async function drained(client) {
   } while (client.queue.length);
 }
 
+// At the end of everything that is under way: a flush does not always wait for what was sent before.
+process.on("exit", () => require("fs").writeSync(1, JSON.stringify({ errors })));
+
 (async () => {
   const { client, end } = await sdks[plan.sdk]();
   for (const { call, arguments: given } of plan.calls) {
@@ -50,7 +53,6 @@ async function drained(client) {
     client[call](message);
   }
   await end();
-  process.stdout.write(JSON.stringify({ errors }), () => process.exit(0));
 })().catch((error) => {
   console.error(error);
   process.exit(1);
