@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``python benchmarks/profiling.py``: the functions in which a server under load spends its time.
+
+The server runs in this process under cProfile, on the main thread; what SQLite does in threads of
+its own is not in the table. cProfile makes small functions look dearer than they are.
+"""
+
+from __future__ import annotations
+
+import argparse
+import cProfile
+import os
+import pstats
+import sys
+import tempfile
+import threading
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parent / "tests"))
+
+import load  # noqa: E402
+from support.server import KEY, Server, config_text, wait_for  # noqa: E402
+
+from engage.config import load as load_config  # noqa: E402
+from engage.registry import load_plugins  # noqa: E402
+from engage.server import serve  # noqa: E402
+
+
+def main() -> None:
+    """Print the heaviest functions."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--connections", type=int, default=32)
+    parser.add_argument("--events", type=int, default=1, help="of one request")
+    parser.add_argument("--seconds", type=float, default=5.0)
+    parser.add_argument("--lines", type=int, default=10)
+    arguments = parser.parse_args()
+    profile = cProfile.Profile()
+    with tempfile.TemporaryDirectory(prefix="engage-profile-") as folder:
+        server = Server(Path(folder), config_text())
+        log = server.log_path.open("w")
+        os.dup2(log.fileno(), 2)
+
+        def drive() -> None:
+            url = wait_for(server.listening, what="the server to listen")
+            path = "/v1/track" if arguments.events == 1 else "/v1/batch"
+            result = load.run(
+                load.tool(),
+                url + path,
+                KEY,
+                connections=arguments.connections,
+                size=arguments.events,
+                seconds=arguments.seconds,
+                name="m",
+            )
+            print(f"{result.requests_per_second:,.0f} requests/s while being watched")
+            os.kill(os.getpid(), 15)
+
+        threading.Thread(target=drive, daemon=True).start()
+        config = load_config(server.config)
+        registry = load_plugins()
+        profile.runcall(serve, config, registry)
+        log.close()
+    pstats.Stats(profile).strip_dirs().sort_stats("tottime").print_stats(arguments.lines)
+
+
+if __name__ == "__main__":
+    main()
