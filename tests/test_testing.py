@@ -1,0 +1,278 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The conformance suite notices: each storage here breaks one promise, and fails the test of it."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from _pytest.outcomes import Skipped
+
+from engage.api import (
+    DeadLetter,
+    Event,
+    EventStore,
+    Outcome,
+    Page,
+    Status,
+    StorageUnavailable,
+    SubscriptionChange,
+    UserProfile,
+)
+from engage.testing import StorageConformance, bench
+from engage_plugins.sqlite.store import SqliteStorage
+
+
+class Acknowledges(SqliteStorage):
+    """Says that it is stored, whatever became of it."""
+
+    async def write(self, events: Sequence[Event]) -> Sequence[Outcome]:
+        try:
+            return await super().write(events)
+        except StorageUnavailable:
+            return [Outcome(Status.STORED)] * len(events)
+
+
+class LastWins(SqliteStorage):
+    """Shows the newcomer where the stored event should be."""
+
+    async def write(self, events: Sequence[Event]) -> Sequence[Outcome]:
+        outcomes = await super().write(events)
+        return [
+            dataclasses.replace(outcome, stored=event.body) if outcome.stored else outcome
+            for event, outcome in zip(events, outcomes, strict=True)
+        ]
+
+
+class AllOrNothing(SqliteStorage):
+    """One that cannot be stored takes its neighbours along."""
+
+    async def write(self, events: Sequence[Event]) -> Sequence[Outcome]:
+        try:
+            for event in events:
+                event.message_id.encode()
+        except UnicodeEncodeError:
+            return [Outcome(Status.REFUSED, "no text")] * len(events)
+        return await super().write(events)
+
+
+class StopsAtNul(SqliteStorage):
+    """A key that ends at the first NUL, as a C string does."""
+
+    async def write(self, events: Sequence[Event]) -> Sequence[Outcome]:
+        cut = [dataclasses.replace(one, message_id=one.message_id.split("\0")[0]) for one in events]
+        return await super().write(cut)
+
+
+class ForgetsTheCursor(SqliteStorage):
+    """Skips what stood right behind the cursor."""
+
+    async def scan(self, filter: Any, *, after: str | None, limit: int) -> Page[Event]:
+        after = after if after is None else str(int(after) + 1)
+        return await super().scan(filter, after=after, limit=limit)
+
+
+class ByArrival(SqliteStorage):
+    """Whoever arrives last wins: a register without a clock."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._clock = 1_800_000_000_000
+
+    async def write(self, events: Sequence[Event]) -> Sequence[Outcome]:
+        later = []
+        for event in events:
+            self._clock += 1
+            later.append(dataclasses.replace(event, timestamp=self._clock))
+        return await super().write(later)
+
+
+class TiesTheOtherWay(SqliteStorage):
+    """At the same millisecond, the least id wins."""
+
+    async def write(self, events: Sequence[Event]) -> Sequence[Outcome]:
+        turned = []
+        for event in events:
+            name = "".join(chr(0x10000 + 0x7F - ord(one)) for one in event.message_id)
+            turned.append(dataclasses.replace(event, message_id=name))
+        return await super().write(turned)
+
+
+class AppliesTwice(SqliteStorage):
+    """The changes of a duplicate are applied, too."""
+
+    async def write(self, events: Sequence[Event]) -> Sequence[Outcome]:
+        outcomes = await super().write(events)
+        again = [
+            dataclasses.replace(event, message_id=f"{event.message_id}~", origin="again")
+            for event, outcome in zip(events, outcomes, strict=True)
+            if outcome.status is Status.DUPLICATE
+        ]
+        await super().write(again)
+        return outcomes
+
+
+class ForgetsIds(SqliteStorage):
+    """Every change of a subscription is a new one."""
+
+    _count = 0
+
+    async def apply(self, change: SubscriptionChange) -> Mapping[str, bool]:
+        self._count += 1
+        return await super().apply(dataclasses.replace(change, id=f"{change.id}{self._count}"))
+
+
+class OneBudget(SqliteStorage):
+    """Letters of the API and deliveries displace each other."""
+
+    async def put(self, letters: Sequence[DeadLetter]) -> int:
+        return await super().put([dataclasses.replace(one, origin="api") for one in letters])
+
+
+class YoungestFirst(SqliteStorage):
+    """Users in the wrong order."""
+
+    async def find_users(
+        self, workspace_id: str, trait: str, values: Sequence[str]
+    ) -> Mapping[str, Sequence[str]]:
+        found = await super().find_users(workspace_id, trait, values)
+        return {value: list(reversed(users)) for value, users in found.items()}
+
+
+class LosesNull(SqliteStorage):
+    """A trait that is null is as good as none."""
+
+    async def profile(self, workspace_id: str, user_id: str) -> UserProfile | None:
+        found = await super().profile(workspace_id, user_id)
+        if found is None:
+            return None
+        traits = {name: value for name, value in found.traits.items() if value is not None}
+        return dataclasses.replace(found, traits=traits)
+
+
+class SaysSomethingElse(SqliteStorage):
+    """Lets an error of its own through."""
+
+    async def check(self) -> None:
+        try:
+            await super().check()
+        except StorageUnavailable as error:
+            raise RuntimeError("driver") from error
+
+
+def suite(storage: type[SqliteStorage], monkeypatch: pytest.MonkeyPatch) -> StorageConformance:
+    """:return: the suite, about this storage."""
+
+    def register(register: Callable[..., None]) -> None:
+        def make(options: Mapping[str, Any], context: Any) -> EventStore:
+            return storage.from_options(options, context)
+
+        register("flawed", make, {})
+
+    module = ModuleType("flawed")
+    module.engage_register_storage = register  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "flawed", module)
+
+    class Suite(StorageConformance):
+        plugin = "flawed"
+
+        def options(self, tmp_path: Path) -> Mapping[str, Any]:
+            return {"path": str(tmp_path / "engage.db")}
+
+        def break_store(self, options: Mapping[str, Any]) -> None:
+            path = Path(options["path"])
+            path.rename(path.with_suffix(".away"))
+            path.mkdir()
+
+        def mend_store(self, options: Mapping[str, Any]) -> None:
+            path = Path(options["path"])
+            path.rmdir()
+            path.with_suffix(".away").rename(path)
+
+    return Suite()
+
+
+FLAWS = [
+    (Acknowledges, "test_nothing_is_acknowledged_while_it_is_broken"),
+    (Acknowledges, "test_broken_in_the_middle_of_writing"),
+    (SaysSomethingElse, "test_every_method_says_unavailable"),
+    (LastWins, "test_the_first_of_an_identity_stays"),
+    (LastWins, "test_repeats_within_one_write"),
+    (AllOrNothing, "test_one_that_cannot_be_stored_stands_alone"),
+    (StopsAtNul, "test_awkward_ids_are_all_different"),
+    (ForgetsTheCursor, "test_order_of_arrival"),
+    (ForgetsTheCursor, "test_nothing_is_missed_while_others_write"),
+    (ByArrival, "test_the_latest_value_of_each_trait"),
+    (ByArrival, "test_last_write_wins_in_every_order"),
+    (TiesTheOtherWay, "test_last_write_wins_in_every_order"),
+    (AppliesTwice, "test_a_retry_changes_nothing"),
+    (ForgetsIds, "test_an_id_is_applied_once"),
+    (OneBudget, "test_budget_of_letters"),
+    (YoungestFirst, "test_users_by_an_identifier"),
+    (LosesNull, "test_the_latest_value_of_each_trait"),
+]
+
+
+@pytest.mark.parametrize(("storage", "name"), FLAWS)
+def test_a_flaw_is_noticed(
+    storage: type[SqliteStorage], name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    test = getattr(suite(storage, monkeypatch), name)
+    with pytest.raises((AssertionError, RuntimeError, pytest.fail.Exception, ExceptionGroup)):
+        test(tmp_path)
+
+
+@pytest.mark.parametrize("name", sorted({name for _, name in FLAWS}))
+def test_the_same_tests_pass_without_a_flaw(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    getattr(suite(SqliteStorage, monkeypatch), name)(tmp_path)
+
+
+def test_what_a_storage_is_not_is_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Sink(EventStore):
+        """Only events."""
+
+        open = close = check = write = find = scan = expire = None  # type: ignore[assignment]
+
+    with bench.Bench(suite(SqliteStorage, monkeypatch), tmp_path) as one:
+        monkeypatch.setattr(one, "new", lambda **context: Sink())
+        from engage.api import DeadLetterStore, ProfileStore, SubscriptionStore
+
+        for interface in (ProfileStore, SubscriptionStore, DeadLetterStore):
+            with pytest.raises(Skipped):
+                one.run(one.open_as(interface))
+
+
+def test_what_a_server_cannot_do_is_skipped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = suite(SqliteStorage, monkeypatch)
+    monkeypatch.setattr(type(one), "can", lambda self, feature: False)
+    for name in ("test_killed_while_it_writes", "test_expire_the_oldest"):
+        with pytest.raises(Skipped):
+            getattr(one, name)(tmp_path)
+
+
+def test_eventually() -> None:
+    attempts = []
+
+    async def third_time() -> str:
+        attempts.append(1)
+        if len(attempts) < 3:
+            raise StorageUnavailable("not yet")
+        return "now"
+
+    assert asyncio.run(bench.eventually(third_time, StorageUnavailable)) == "now"
+
+    async def never() -> None:
+        raise StorageUnavailable("never")
+
+    with pytest.raises(StorageUnavailable):
+        asyncio.run(bench.eventually(never, StorageUnavailable, seconds=0.1))
