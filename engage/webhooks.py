@@ -16,7 +16,8 @@ options                                :func:`secrets` :func:`standard_webhook_k
 nothing signed but a password          :class:`StaticCredentialProvider`
 making events                          :func:`track` :func:`message_id` :func:`event_id`
                                        :func:`unix_time` :func:`iso_time` :func:`at`
-                                       :func:`merged` :func:`spread` :func:`user_id` :func:`text`
+                                       :func:`merged` :func:`spread` :func:`text`
+                                       :func:`user_id` :func:`own_user_id`
                                        :func:`email_recipient` :func:`phone_recipient`
 =====================================  ============================================================
 """
@@ -71,6 +72,7 @@ __all__ = [
     "one_header",
     "optional_header",
     "options_schema",
+    "own_user_id",
     "parse_json",
     "parse_object",
     "phone_recipient",
@@ -393,8 +395,8 @@ def event_id(*parts: str) -> str:
 
 
 def content_id(value: object) -> str:
-    """Make a message id of an element to which the provider gave none: of all that it holds, so that
-    the same element has the same id again.
+    """Make a message id of an element to which the provider gave none: of all that it holds, so
+    that the same element has the same id again.
 
     :param value: of decoded JSON.
     """
@@ -511,6 +513,19 @@ def user_id(*candidates: object) -> str | None:
         if found is not None and len(found) <= 512:
             return found
     return None
+
+
+def own_user_id(custom: object) -> tuple[str | None, tuple[str, ...]]:
+    """Find the user among a sender's own values (tags, metadata, custom arguments).
+
+    :return: what stands under ``userId``, else under ``user_id``; and the key that it was found
+        under, which has a field of its own then.
+    """
+    for key in ("userId", "user_id"):
+        found = user_id(custom.get(key)) if isinstance(custom, Mapping) else None
+        if found is not None:
+            return found, (key,)
+    return None, ()
 
 
 def email_recipient(*candidates: object) -> Recipient | None:

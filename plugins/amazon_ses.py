@@ -51,10 +51,10 @@ from engage.webhooks import (
     message_id,
     one_header,
     options_schema,
+    own_user_id,
     parse_object,
     text,
     track,
-    user_id,
 )
 
 #: Signed fields in the order in which they are signed.
@@ -333,7 +333,7 @@ def _translate(message: Mapping[str, Any], envelope: Mapping[str, Any]) -> Trans
         for name, values in _object(mail.get("tags")).items()
         if isinstance(values, list) and values
     }
-    user = user_id(tags.get("userId"))
+    user, taken = own_user_id(tags)
     addresses = _recipients(kind, details, mail)
     if user is not None:
         # The tags are those of the message: it went to one user, however many addresses that has.
@@ -347,7 +347,7 @@ def _translate(message: Mapping[str, Any], envelope: Mapping[str, Any]) -> Trans
             # Tags of SES's own, such as ses:source-ip, stay among the tags of the mail.
             {name: value for name, value in tags.items() if ":" not in name},
             {"sns": merged(envelope, without=_NOT_KEPT)},
-            without=["userId"] if user is not None else [],
+            without=taken,
         )
         document = track(
             _subscription(details) if kind == "Subscription" else _NAMES[kind],

@@ -126,6 +126,9 @@ def _document(name: str, event: Mapping[str, Any], person: object) -> dict[str, 
         used.add("alias")
         document["type"] = "alias"
         document["previousId"] = text(properties["alias"])
+        if _VISITOR.fullmatch(str(distinct)) and not _VISITOR.fullmatch(document["previousId"]):
+            # Some libraries name the visitor first, others the user.
+            document["userId"], document["previousId"] = document["previousId"], distinct
         document["properties"] = merged(properties, without=used)
     else:
         document["type"] = "track"

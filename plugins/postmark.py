@@ -25,11 +25,11 @@ from engage.webhooks import (
     iso_time,
     merged,
     options_schema,
+    own_user_id,
     parse_object,
     spread,
     text,
     track,
-    user_id,
 )
 
 #: Record type → the event's name, and where its time stands.
@@ -81,7 +81,7 @@ def _translate(kind: str, record: Mapping[str, Any]) -> TranslatedEvent:
         record.get("Email"),
         metadata.get("recipient") if isinstance(metadata, dict) else None,
     )
-    user = user_id(metadata.get("userId") if isinstance(metadata, dict) else None)
+    user, taken = own_user_id(metadata)
     document = track(
         name,
         # Two opens of one message differ in their time, two clicks at one time in their link.
@@ -105,7 +105,7 @@ def _translate(kind: str, record: Mapping[str, Any]) -> TranslatedEvent:
             ),
             metadata,
             "Metadata",
-            without=["userId"] if user else [],
+            without=taken,
         ),
     )
     return TranslatedEvent(document, recipient)

@@ -38,12 +38,12 @@ from engage.webhooks import (
     message_id,
     one_header,
     options_schema,
+    own_user_id,
     parse_json,
     secrets,
     text,
     track,
     unix_time,
-    user_id,
 )
 
 SIGNATURE: Final = "X-Twilio-Email-Event-Webhook-Signature"
@@ -145,10 +145,10 @@ def _public_key(encoded: str) -> ec.EllipticCurvePublicKey:
 
 def _translate(kind: str, item: Mapping[str, Any], index: int) -> TranslatedEvent:
     recipient = email_recipient(item.get("email"))
-    user = user_id(item.get("userId"))
+    user, taken = own_user_id(item)
     timestamp = unix_time(item.get("timestamp"))
     # What has a field of its own is left out, but only if the field could take it.
-    fields = {"event", *(["userId"] if user else ()), *(["timestamp"] if timestamp else ())}
+    fields = {"event", *taken, *(["timestamp"] if timestamp else ())}
     document = track(
         _NAMES[kind],
         message_id=message_id(item.get("sg_event_id")) or content_id(item),

@@ -252,6 +252,21 @@ def test_what_has_no_field_of_its_own_is_a_property(sendgrid):
         assert properties[field] == item[field]
 
 
+def test_the_user_is_a_custom_argument(sendgrid):
+    item = {"event": "open", "email": "a@b.c"}
+    for arguments, user, left in (
+        ({"userId": "u1"}, "u1", {}),
+        ({"user_id": 7}, "7", {}),
+        ({"userId": "u1", "user_id": "u2"}, "u1", {"user_id": "u2"}),
+        ({"userId": {"x": 1}}, None, {"userId": {"x": 1}}),
+        ({"userId": "u" * 513}, None, {"userId": "u" * 513}),
+    ):
+        [event] = translate(sendgrid, item | arguments).events
+        assert event.document.get("userId") == user
+        properties = event.document["properties"]
+        assert {key: properties[key] for key in arguments if key in properties} == left
+
+
 def test_without_an_id_the_same_element_has_the_same_id(sendgrid):
     one, two = {"event": "open", "email": "a@b.c"}, {"event": "open", "email": "b@b.c"}
     first, second, third = translate(sendgrid, one, two, one).events

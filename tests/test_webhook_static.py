@@ -388,6 +388,8 @@ def test_posthog_aliases(name):
         "user-1",
         "anon-1",
     )
+    swapped = posthog(name, {"alias": "user-1"}, distinct=VISITOR)
+    assert (swapped["userId"], swapped["previousId"]) == ("user-1", VISITOR)
     assert posthog(name, {})["type"] == "track"
 
 
