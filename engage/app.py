@@ -136,7 +136,8 @@ class App:
         self.deliveries: Deliveries = services["extra"]["deliveries"]
         self._ingest = ingest
         self._observers = observers
-        self._readiness = readiness
+        #: Whether it should be sent requests.
+        self.readiness = readiness
         self._fetcher = fetcher
         self._metrics = metrics
         self._draining = False
@@ -154,7 +155,7 @@ class App:
         """Open the storage. See :meth:`engage.api.EventStore.open`."""
         await self.store.open(create=create)
         # The first sign of life: who is asked right after the start can say yes.
-        await self._readiness.ready()
+        await self.readiness.ready()
 
     async def serve(self, sock: socket.socket) -> None:
         """Answer requests on a listening socket, from now on; it is closed by
@@ -195,7 +196,7 @@ class App:
         self.start_draining()
         if self._listener is not None:
             self._listener.close()
-        await self._readiness.close()
+        await self.readiness.close()
         await self._ingest.close()
         await self._observers.close()
         await self._fetcher.close()

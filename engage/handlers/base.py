@@ -201,7 +201,7 @@ class Handler(RequestHandler):
             self.send_error(error.status, exc_info=(ApiError, error, None))
         super().on_connection_close()
 
-    def options(self, *_: str) -> None:
+    def options(self, *_: str, **__: str) -> None:
         """Answer a preflight, or tell the methods."""
         headers = self.request.headers
         allowed = self.route.allowed

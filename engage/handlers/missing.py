@@ -20,7 +20,7 @@ class MissingHandler(Handler):
         """See :meth:`Handler.not_allowed`."""
         return ApiError("not_found", "there is nothing at this path")
 
-    def options(self, *_: str) -> None:
+    def options(self, *_: str, **__: str) -> None:
         """Answer ``OPTIONS *``, and preflights: only then may a page's script read the 404."""
         asks = "Access-Control-Request-Method" in self.request.headers
         if self.request.path != "*" and not asks:

@@ -3,20 +3,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import contextlib
 import functools
 import json
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from support.raw import Answer, RawClient, listening
 from support.server import KEY, config_text
 
-from engage.api import DeadLetter, DeadLetterStore, Event, EventFilter
+from engage.api import DeadLetter, DeadLetterStore, Event, EventFilter, EventStore
 from engage.app import App, build
-from engage.config import load
+from engage.config import Config, load
 from engage.metrics import Metrics
 from engage.registry import Registry, load_plugins
 
@@ -95,6 +96,48 @@ class Serving:
         return list(page.items)
 
 
+class Meddling:
+    """The installed plugins, with a storage of which some methods can be made to fail or wait."""
+
+    def __init__(self, meddle: Callable[[EventStore], None]) -> None:
+        self._meddle = meddle
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(registry(), name)
+
+    def make_storage(self, config: Config) -> EventStore:
+        """See :meth:`engage.registry.Registry.make_storage`."""
+        store = registry().make_storage(config)
+        self._meddle(store)
+        return store
+
+
+class Valve:
+    """Stands before methods of a storage; open at first."""
+
+    def __init__(self, *methods: str) -> None:
+        self.methods = methods
+        #: Raised by every call while it is set.
+        self.error: Exception | None = None
+        #: Every call waits for it.
+        self.gate = asyncio.Event()
+        self.gate.set()
+
+    def __call__(self, store: EventStore) -> None:
+        """Put it there."""
+        for name in self.methods:
+            setattr(store, name, self._wrap(getattr(store, name)))
+
+    def _wrap(self, method: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
+        async def wrapped(*args: Any, **kwargs: Any) -> Any:
+            await self.gate.wait()
+            if self.error is not None:
+                raise self.error
+            return await method(*args, **kwargs)
+
+        return wrapped
+
+
 @contextlib.asynccontextmanager
 async def serving(
     folder: Path,
@@ -103,11 +146,16 @@ async def serving(
     workspace: str = "",
     config_extra: str = "",
     metrics: Metrics | None = None,
+    meddle: Callable[[EventStore], None] | None = None,
 ) -> AsyncIterator[Serving]:
-    """Serve until the block ends. The parameters are those of ``start_server``."""
+    """Serve until the block ends. The texts are those of ``start_server``.
+
+    :param meddle: gets the storage before anybody else does.
+    """
     path = folder / "engage.toml"
     path.write_text(config_text(server=server, workspace=workspace, config_extra=config_extra))
-    app = build(load(path), registry(), metrics)
+    plugins: Any = registry() if meddle is None else Meddling(meddle)
+    app = build(load(path), plugins, metrics)
     await app.open()
     try:
         sock = listening()

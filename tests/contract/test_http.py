@@ -1,0 +1,538 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Everything of an answer but its success: paths, methods, CORS, ids, health, limits, the end."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.inprocess import BASIC, Serving, Valve, serving
+from support.server import KEY
+from support.waiting import eventually
+
+from engage.api import StorageUnavailable
+from engage.handlers.routes import ROUTES
+from engage.logs import ACCESS
+from engage.metrics import NullMetrics
+
+TRACK = "/api/public/apps/track"
+SUBSCRIPTIONS = "/api/public/subscription-management/user-subscriptions"
+BODY = {"userId": "u", "event": "E", "messageId": "m"}
+ORIGIN = {"Origin": "https://shop.example.com"}
+
+
+def concrete(path: str) -> str:
+    """:return: a path of the table with something in its braces."""
+    return re.sub(r"\{.*?\}", "stripe", path)
+
+
+# ----------------------------------------------------------------------------- paths and methods
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/",
+        "/v1",
+        "/v1/",
+        "/v1/track/",
+        "/v1/Track",
+        "//v1/track",
+        "/v1/../v1/track",
+        "/v1/%74rack",
+        "/v1/track%00",
+        "/api/public/apps/",
+        "/api/public/apps/delete",
+        "/api/public/webhooks",
+        "/api/public/webhooks/",
+        "/api/public/webhooks/a/b",
+        "/favicon.ico",
+        "/metrics",
+        "/x" * 1000,
+    ],
+)
+async def test_unknown_paths(tmp_path: Path, path: str) -> None:
+    """404 in the error shape, whatever the method, with a body or without."""
+    async with serving(tmp_path) as server, await server.connect() as client:
+        for method in ("GET", "POST", "PUT", "DELETE", "PATCH", "BREW", "PROPFIND", "OPTIONS"):
+            body = BODY if method in ("POST", "PUT") else None
+            answer = await server.send(path, body, method=method, client=client)
+            assert (answer.status, answer.json["code"]) == (404, "not_found")
+        answer = await server.send(path, method="HEAD", client=client)
+        assert (answer.status, answer.body) == (404, b"")
+
+
+async def test_wrong_methods(tmp_path: Path) -> None:
+    """405 with ``Allow`` on every route, for methods that HTTP knows and others."""
+    async with serving(tmp_path) as server, await server.connect() as client:
+        for route in ROUTES:
+            for method in ("GET", "POST", "PUT", "DELETE", "PATCH", "TRACE", "BREW", "M-SEARCH"):
+                if method in route.allowed:
+                    continue
+                path = concrete(route.path)
+                answer = await server.send(path, b"{}", method=method, client=client)
+                assert (path, answer.status) == (path, 405)
+                assert answer.json["code"] == "method_not_allowed"
+                assert answer.headers["allow"] == ", ".join(route.allowed)
+
+
+async def test_options_everywhere(tmp_path: Path) -> None:
+    """Every route, and the server as a whole."""
+    async with serving(tmp_path) as server, await server.connect() as client:
+        for route in ROUTES:
+            path = concrete(route.path)
+            answer = await server.send(path, method="OPTIONS", key=None, client=client)
+            assert (path, answer.status) == (path, 204)
+            assert answer.headers["allow"] == ", ".join(route.allowed)
+            assert "content-type" not in answer.headers
+        answer = await server.send("*", method="OPTIONS", key=None, client=client)
+        assert answer.status == 204
+        assert "POST" in answer.headers["allow"]
+
+
+@pytest.mark.parametrize("path", ["/healthz", "/readyz"])
+async def test_head(tmp_path: Path, path: str) -> None:
+    """As GET, without the body."""
+    async with serving(tmp_path) as server, await server.connect() as client:
+        got = await server.send(path, method="GET", key=None, client=client)
+        head = await server.send(path, method="HEAD", key=None, client=client)
+        assert (got.status, got.json) == (200, {"success": True})
+        assert (head.status, head.body) == (200, b"")
+        assert head.headers["content-length"] == got.headers["content-length"]
+        assert head.headers["cache-control"] == "no-store"
+
+
+# ------------------------------------------------------------------------------------------ CORS
+CREDENTIALS = [route for route in ROUTES if route.credentials]
+OTHERS = [route for route in ROUTES if not route.credentials]
+
+
+async def test_preflights(tmp_path: Path) -> None:
+    """Event routes echo origin and headers and allow credentials; others allow reading."""
+    asked = "authorization, content-type, anonymousid, x-retry-count, rsa-retry-attempt"
+    headers = {
+        **ORIGIN,
+        "Access-Control-Request-Method": "POST",
+        "Access-Control-Request-Headers": asked,
+    }
+    async with serving(tmp_path) as server, await server.connect() as client:
+        for route in ROUTES:
+            answer = await server.send(
+                concrete(route.path), method="OPTIONS", key=None, headers=headers, client=client
+            )
+            got = answer.headers
+            assert answer.status == 204
+            assert got["access-control-allow-headers"] == asked
+            assert set(route.methods) <= set(got["access-control-allow-methods"].split(", "))
+            assert int(got["access-control-max-age"]) > 0
+            assert "Origin" in got["vary"]
+            if route.credentials:
+                assert got["access-control-allow-origin"] == ORIGIN["Origin"]
+                assert got["access-control-allow-credentials"] == "true"
+            else:
+                assert got["access-control-allow-origin"] == "*"
+                assert "access-control-allow-credentials" not in got
+
+
+@pytest.mark.parametrize(
+    "asked", ["a" * 1025, "a b", "a,,b", "*, é", "x\ty", "authorization;q=1", ","]
+)
+async def test_preflights_that_ask_for_nonsense(tmp_path: Path, asked: str) -> None:
+    """What is not a short list of names is not echoed."""
+    headers = {**ORIGIN, "Access-Control-Request-Headers": asked}
+    async with serving(tmp_path) as server:
+        answer = await server.send(TRACK, method="OPTIONS", key=None, headers=headers)
+        assert answer.status == 204
+        assert answer.headers["access-control-allow-headers"] == "authorization, content-type"
+
+
+async def test_cors_on_answers(tmp_path: Path) -> None:
+    """On successes and on every error alike."""
+    async with serving(tmp_path) as server, await server.connect() as client:
+
+        async def ask(path: str, body: Any, **arguments: Any) -> Any:
+            headers = {**ORIGIN, **arguments.pop("headers", {})}
+            return await server.send(path, body, headers=headers, client=client, **arguments)
+
+        answers = [
+            (200, await ask(TRACK, BODY)),
+            (400, await ask(TRACK, b"not json")),
+            (401, await ask(TRACK, BODY, key=None)),
+            (405, await ask(TRACK, None, method="GET")),
+            (411, await ask(TRACK, None)),
+            (415, await ask(TRACK, BODY, headers={"Content-Encoding": "br"})),
+        ]
+        for status, answer in answers:
+            assert answer.status == status
+            assert answer.headers["access-control-allow-origin"] == ORIGIN["Origin"]
+            assert answer.headers["access-control-allow-credentials"] == "true"
+            assert answer.headers["access-control-expose-headers"] == "Retry-After, X-Request-Id"
+            assert answer.headers["vary"] == "Origin"
+        for answer in (
+            await ask("/nothing", None),
+            await ask("/healthz", None, method="GET"),
+            await ask(SUBSCRIPTIONS, b"{}", method="PUT"),
+        ):
+            assert answer.headers["access-control-allow-origin"] == "*"
+            assert "access-control-allow-credentials" not in answer.headers
+
+
+async def test_a_preflight_of_an_unknown_path(tmp_path: Path) -> None:
+    """It passes, so that the page's script gets to see the 404."""
+    headers = {**ORIGIN, "Access-Control-Request-Method": "POST"}
+    async with serving(tmp_path) as server:
+        answer = await server.send("/v2/track", method="OPTIONS", key=None, headers=headers)
+        assert (answer.status, answer.headers["access-control-allow-origin"]) == (204, "*")
+
+
+async def test_a_list_of_origins(tmp_path: Path) -> None:
+    """Only those are echoed, on event routes and elsewhere; caches are told."""
+    cors = '[cors]\norigins = ["https://shop.example.com"]\n'
+    async with serving(tmp_path, config_extra=cors) as server:
+        for path, credentials in ((TRACK, True), (SUBSCRIPTIONS, False)):
+            method = "POST" if credentials else "PUT"
+            for origin, allowed in (
+                ("https://shop.example.com", True),
+                ("https://shop.example.com.evil.com", False),
+                ("http://shop.example.com", False),
+                ("null", False),
+            ):
+                answer = await server.send(path, b"x", method=method, headers={"Origin": origin})
+                got = answer.headers.get("access-control-allow-origin")
+                assert got == (origin if allowed else None)
+                assert ("access-control-allow-credentials" in answer.headers) == (
+                    allowed and credentials
+                )
+                assert answer.headers["vary"] == "Origin"
+
+
+@pytest.mark.parametrize("origin", ["https://a, https://b", "x" * 600, "https://\xe9.example"])
+async def test_origins_that_are_none(tmp_path: Path, origin: str) -> None:
+    """Not echoed, and no crash."""
+    async with serving(tmp_path) as server:
+        answer = await server.send(TRACK, BODY, headers={"Origin": origin})
+        assert answer.status == 200
+        assert "access-control-allow-origin" not in answer.headers
+
+
+# ----------------------------------------------------------------------------------- request ids
+async def test_request_ids(tmp_path: Path) -> None:
+    """The client's own if it is one that can do no harm, else a fresh one; on everything."""
+    async with serving(tmp_path) as server, await server.connect() as client:
+
+        async def identity(given: str | None, path: str = TRACK) -> str:
+            headers = {} if given is None else {"X-Request-Id": given}
+            answer = await server.send(path, BODY, headers=headers, client=client)
+            assert answer.headers["x-content-type-options"] == "nosniff"
+            found: str = answer.headers["x-request-id"]
+            if answer.status >= 400:
+                assert answer.json["requestId"] == found
+            return found
+
+        for path in (TRACK, "/nothing"):
+            for own in ("abcdefgh", "A.b_c-1234", "x" * 64):
+                assert await identity(own, path) == own
+            for bad in ("short", "x" * 65, "with space 1", "umlaut\xe4\xe4\xe4", "a,b,c,d,e,f", ""):
+                assert re.fullmatch("[0-9a-f]{24}", await identity(bad, path))
+            assert await identity(None, path) != await identity(None, path)
+        headers = {"X-Request-Id": "abcdefgh", "x-request-id": "abcdefgh"}
+        answer = await server.send(TRACK, BODY, headers=headers, client=client)
+        assert answer.headers["x-request-id"] != "abcdefgh"
+
+
+# ------------------------------------------------------------------------------ trouble, crashes
+async def test_the_storage_is_down(tmp_path: Path) -> None:
+    """503 with a random ``Retry-After``; nothing acknowledged; then it works again."""
+    valve = Valve("write")
+    async with serving(tmp_path, meddle=valve) as server:
+        valve.error = StorageUnavailable("gone: /secret/path")
+        answers = [await server.track(messageId=f"m{number}") for number in range(12)]
+        waits = {int(answer.headers["retry-after"]) for answer in answers}
+        assert {answer.status for answer in answers} == {503}
+        assert {answer.json["code"] for answer in answers} == {"storage_unavailable"}
+        assert min(waits) >= 5
+        assert max(waits) <= 30
+        assert len(waits) > 1
+        assert "secret" not in answers[0].body.decode()
+        valve.error = None
+        assert (await server.track(messageId="m0")).status == 200
+        assert [event.message_id for event in await server.events()] == ["m0"]
+
+
+async def test_a_crash(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """500 in the same shape; the text of the exception is in the log, with the request's id."""
+
+    async def crash(*_: object, **__: object) -> None:
+        raise ZeroDivisionError("secret inside")
+
+    async with serving(tmp_path) as server, await server.connect() as client:
+        monkeypatch.setattr("engage.pipeline.Pipeline.event", crash)
+        path = f"{TRACK}?writeKey={KEY}"
+        answer = await server.send(path, BODY, headers=ORIGIN, client=client)
+        assert (answer.status, answer.json["code"]) == (500, "internal_error")
+        assert "secret" not in answer.body.decode()
+        assert answer.headers["access-control-allow-origin"] == ORIGIN["Origin"]
+        assert (await server.send("/healthz", method="GET", client=client)).status == 200
+    record = next(record for record in caplog.records if record.exc_info)
+    assert "ZeroDivisionError" in caplog.text
+    assert record.requestId == answer.json["requestId"]  # type: ignore[attr-defined]
+    assert KEY not in caplog.text
+
+
+async def test_too_much_in_flight(tmp_path: Path) -> None:
+    """Bodies held in memory are bounded: 503 ``overloaded`` with a short ``Retry-After``."""
+    valve = Valve("write")
+    limits = "[limits]\ninflight_bytes = 100000\nbody_bytes = 90000\n"
+    async with serving(tmp_path, config_extra=limits, meddle=valve) as server:
+        valve.gate.clear()
+        body = {**BODY, "properties": {"x": "y" * 60_000}}
+        first = asyncio.create_task(server.send(TRACK, body))
+        listener = server.app.listener
+        assert listener is not None
+        await eventually(lambda: listener.inflight > 60_000)
+        answer = await server.send(TRACK, {**body, "messageId": "n"})
+        assert (answer.status, answer.json["code"]) == (503, "overloaded")
+        assert 1 <= int(answer.headers["retry-after"]) <= 5
+        valve.gate.set()
+        assert (await first).status == 200
+        assert (await server.send(TRACK, {**body, "messageId": "n"})).status == 200
+        assert listener.inflight == 0
+
+
+async def test_too_many_connections(tmp_path: Path) -> None:
+    """The idle go first; who is busy stays, who comes then is told."""
+    async with serving(tmp_path, server="max_connections = 2\n") as server:
+        clients = [await server.connect() for _ in range(2)]
+        for client in clients:
+            await client.send(f"POST {TRACK} HTTP/1.1\r\n".encode())
+        listener = server.app.listener
+        assert listener is not None
+        await eventually(lambda: not any(one.idle for one in listener.connections))
+        answer = await server.track()
+        assert (answer.status, answer.json["code"]) == (503, "overloaded")
+        rest = f"Host: a\r\nAuthorization: {BASIC}\r\nContent-Length: 2\r\n\r\n{{}}".encode()
+        for client in clients:
+            await client.send(rest)
+            assert (await client.answer()).status == 400
+        assert (await server.track()).status == 200
+        for client in clients:
+            await client.__aexit__()
+
+
+async def test_an_idle_connection(tmp_path: Path) -> None:
+    """Closed after ``server.idle_timeout``."""
+    async with (
+        serving(tmp_path, server="idle_timeout = 1\n") as server,
+        await server.connect() as client,
+    ):
+        assert (await server.track(client)).status == 200
+        assert await client.closed()
+
+
+# ---------------------------------------------------------------------------- health and the end
+async def test_readiness(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No after ten seconds without a sign of life; alive it is all the time."""
+    valve = Valve("check")
+    async with serving(tmp_path, meddle=valve) as server:
+        now = 1000.0
+        monkeypatch.setattr(server.app.readiness, "_clock", lambda: now)
+        server.app.readiness.alive()
+
+        async def ready() -> int:
+            assert (await server.send("/healthz", method="GET", key=None)).status == 200
+            answer = await server.send("/readyz", method="GET", key=None)
+            if answer.status != 200:
+                assert answer.json["code"] == "storage_unavailable"
+                assert 5 <= int(answer.headers["retry-after"]) <= 30
+            return answer.status
+
+        valve.error = StorageUnavailable("gone")
+        assert await ready() == 200
+        now += 9.0
+        assert await ready() == 200
+        # Something was stored: that is a sign of life.
+        assert (await server.track()).status == 200
+        now += 9.0
+        assert await ready() == 200
+        now += 2.0
+        assert await ready() == 503
+        valve.error = None
+        assert await ready() == 200
+
+
+async def test_shutting_down(tmp_path: Path) -> None:
+    """``/readyz`` says so, answers close, what arrives is still taken; then nobody is."""
+    async with serving(tmp_path) as server, await server.connect() as client:
+        assert (await server.track(client, messageId="1")).status == 200
+        server.app.start_draining()
+        answer = await server.send("/readyz", method="GET", key=None)
+        assert (answer.status, answer.json["code"]) == (503, "shutting_down")
+        assert 1 <= int(answer.headers["retry-after"]) <= 5
+        assert (await server.send("/healthz", method="GET", key=None)).status == 200
+        answer = await server.track(client, messageId="2")
+        assert (answer.status, answer.headers["connection"]) == (200, "close")
+        assert await client.closed()
+        await server.app.stop_accepting()
+        with pytest.raises(ConnectionRefusedError):
+            await server.connect()
+        assert await server.app.drain(30.0)
+        assert len(await server.events()) == 2
+
+
+async def test_a_request_in_flight_is_answered(tmp_path: Path) -> None:
+    """Drained, not cut off."""
+    valve = Valve("write")
+    async with serving(tmp_path, meddle=valve) as server:
+        valve.gate.clear()
+        asking = asyncio.create_task(server.track())
+        listener = server.app.listener
+        assert listener is not None
+        await eventually(lambda: any(one.serving for one in listener.connections))
+        await server.app.stop_accepting()
+        draining = asyncio.create_task(server.app.drain(30.0))
+        await asyncio.sleep(0)
+        valve.gate.set()
+        answer = await asking
+        assert (answer.status, answer.headers["connection"]) == (200, "close")
+        assert await draining
+
+
+# ---------------------------------------------------------------------------- what is said of it
+class Counting(NullMetrics):
+    """Remembers the requests."""
+
+    def __init__(self) -> None:
+        self.requests: list[tuple[str, int]] = []
+
+    def request(self, route: str, status: int, seconds: float) -> None:
+        """See :meth:`engage.metrics.Metrics.request`."""
+        assert seconds >= 0
+        self.requests.append((route, status))
+
+
+async def test_the_log_and_the_metrics(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """One line and one count for each request: names from closed sets, no key, no payload."""
+    caplog.set_level(logging.INFO, ACCESS)
+    metrics = Counting()
+    async with serving(tmp_path, metrics=metrics) as server:
+        await server.send(f"/v1/t?writeKey={KEY}", {**BODY, "userId": "payload-inside"})
+        await server.send("/v1/b", {"batch": [BODY | {"type": "track"}, 5]})
+        await server.send(f"/{KEY}", method="BREW")
+        await server.send(TRACK, b"", key=None)
+        await server.send("/healthz", method="GET", key=None)
+        async with await server.connect() as client:
+            await client.send(b"\0 is not http")
+            assert (await client.answer()).status == 400
+    assert metrics.requests == [
+        ("track", 200),
+        ("batch", 200),
+        ("unknown", 404),
+        ("track", 400),
+        ("healthz", 200),
+        ("unknown", 400),
+    ]
+    lines: list[dict[str, Any]] = [
+        vars(record) for record in caplog.records if record.name == ACCESS
+    ]
+    shown = [
+        (line["method"], line["route"], line["status"], line.get("workspace"), line.get("code"))
+        for line in lines
+    ]
+    assert shown == [
+        ("POST", "track", 200, "acme", None),
+        ("POST", "batch", 200, "acme", None),
+        ("OTHER", "unknown", 404, None, "not_found"),
+        ("POST", "track", 400, None, "invalid_json"),
+        ("GET", "healthz", 200, None, None),
+    ]
+    assert lines[0]["writeKeyId"] == "website"
+    assert lines[1]["events"] == 2
+    for line in lines:
+        text = json.dumps({name: str(value) for name, value in line.items()})
+        assert KEY not in text
+        assert "payload-inside" not in text
+
+
+async def test_subscriptions(tmp_path: Path) -> None:
+    """Through HTTP: the vector's hash, no write key, the same 401 for whatever is wrong."""
+    from support.server import SECRET
+
+    from engage.subscriptions import subscription_hash
+
+    groups = """[[workspaces.subscription_groups]]
+id = "news"
+name = "News"
+channel = "email"
+type = "opt_in"
+"""
+    async with serving(tmp_path, config_extra=groups) as server:
+        await server.send("/v1/identify", {"userId": "u", "traits": {"email": "ann@example.com"}})
+        change: dict[str, Any] = {
+            "workspaceId": "acme",
+            "identifier": "ann@example.com",
+            "identifierKey": "email",
+            "hash": subscription_hash(
+                SECRET,
+                user_id="u",
+                workspace_id="acme",
+                identifier="ann@example.com",
+                identifier_key="email",
+            ),
+            "changes": {"news": True},
+        }
+
+        async def put(**changed: Any) -> Any:
+            return await server.send(SUBSCRIPTIONS, {**change, **changed}, method="PUT", key=None)
+
+        answer = await put()
+        assert (answer.status, answer.json) == (
+            200,
+            {"success": True, "subscriptions": {"news": True}},
+        )
+        wrong = [
+            await put(hash="0" * 64),
+            await put(workspaceId="other"),
+            await put(identifier="nobody@example.com"),
+            await put(identifierKey="phone"),
+        ]
+        assert {(one.status, one.json["code"]) for one in wrong} == {(401, "invalid_user_hash")}
+        assert len({one.json["message"] for one in wrong}) == 1
+        assert all("www-authenticate" not in one.headers for one in wrong)
+        answer = await put(changes={"news": True, "nothing": False})
+        assert (answer.status, answer.json["code"]) == (400, "unknown_subscription_group")
+        assert "nothing" in answer.json["message"]
+        answer = await put(changes={})
+        assert answer.status in (200, 400)
+
+
+def test_the_table() -> None:
+    """No path twice, names from a closed set."""
+    paths = [route.path for route in ROUTES]
+    assert len(paths) == len(set(paths))
+    assert all(re.fullmatch(r"[a-z-]+", route.name) for route in ROUTES)
+
+
+async def test_hangs_up_after_the_body(tmp_path: Path) -> None:
+    """The event is stored all the same."""
+    async with serving(tmp_path) as server:
+        async with await server.connect() as client:
+            await client.send(await _bytes(server))
+            client.writer.transport.abort()
+        await _stored(server)
+
+
+async def _bytes(server: Serving) -> bytes:
+    raw = json.dumps(BODY).encode()
+    head = f"POST {TRACK} HTTP/1.1\r\nHost: a\r\nAuthorization: {BASIC}\r\n"
+    return f"{head}Content-Length: {len(raw)}\r\n\r\n".encode() + raw
+
+
+async def _stored(server: Serving) -> None:
+    async with asyncio.timeout(30):
+        while not await server.events():  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
