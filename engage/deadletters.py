@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import orjson
 
-from engage.api import DeadLetter, Event
+from engage.api import API_ORIGIN, DeadLetter, Event
 from engage.errors import ApiError, Problem
 
 if TYPE_CHECKING:
@@ -36,6 +36,9 @@ _COMPARED: Final = (
     "properties",
     "originalTimestamp",
 )
+
+#: The same of a webhook delivery, whose recipient may have been identified since.
+_DELIVERED: Final = tuple(name for name in _COMPARED if name not in ("userId", "anonymousId"))
 
 #: Never kept, and never part of a letter's id: an SDK that sends an item again may change them.
 _VOLATILE: Final = ("writeKey", "sentAt")
@@ -99,9 +102,11 @@ def differences(event: Event, stored: bytes) -> list[str]:
     """
     old = orjson.loads(stored)
     new = event.document()
+    # A provider that delivers an event again need not find its recipient as unknown as before.
+    compared = _COMPARED if event.origin == API_ORIGIN else _DELIVERED
     return [
         name
-        for name in _COMPARED
+        for name in compared
         if (name in old or name in new) and _canonical(old.get(name)) != _canonical(new.get(name))
     ]
 

@@ -118,7 +118,8 @@ class Stripe(Provider):
             {"previous_attributes": data.get("previous_attributes")}
             if isinstance(data, dict)
             else None,
-            without=("id", "object", "type", "created", "data"),
+            # ``pending_webhooks`` is about the deliveries: it changes from one to the next.
+            without=("id", "object", "type", "created", "data", "pending_webhooks"),
         )
         if user is not None and is_customer and name in ("customer.created", "customer.updated"):
             # A trait that is null now was taken away: it is kept as null.
