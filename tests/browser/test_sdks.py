@@ -52,7 +52,7 @@ sdk.identify("u-1", {email: "a@b.co", n: 1});
 sdk.track("Order Completed", {revenue: 12.5, "a.b": [1, {c: null}], text: "ünï ✓"});
 sdk.page("Docs", "Home", {x: 1});
 sdk.group("g-1", {name: "Unit"});
-sdk.alias("u-2");
+sdk.alias("u-2", "u-1");
 """
 FIVE = (
     ("identify", None),
@@ -128,7 +128,8 @@ def test_every_call_arrives(engage: Any, browser: Browser, pages: Pages, kind: K
     assert by_type["track"]["userId"] == "u-1"
     properties = by_type["track"]["properties"]
     assert properties["revenue"] == 12.5
-    assert properties["a.b"] == [1, {"c": None}]
+    # RudderStack's SDK leaves out what is null.
+    assert properties["a.b"] == [1, {} if kind.bundle == "rudder" else {"c": None}]
     assert properties["text"] == "ünï ✓"
     assert by_type["page"]["properties"]["x"] == 1
     if "group" in by_type:

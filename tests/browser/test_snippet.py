@@ -161,8 +161,8 @@ def test_what_a_beacon_cannot_carry_is_sent_from_the_next_page(
     eventually(lambda: engage.export("events"), lambda e: len(e) == 1)
     with locked(engage):
         browser.run('engage.track("Kept");')
-        browser.run('location.href = "/two";')
         pages.pages["/two"] = "<!doctype html>"
+        browser.run('location.href = "/two";')
         eventually(lambda: browser.run("return location.pathname"), lambda p: p == "/two")
         assert "Kept" in browser.run('return localStorage.getItem("engage_queue")')
     visit(browser, pages, site(engage), "/three")

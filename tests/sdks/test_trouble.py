@@ -114,8 +114,9 @@ def test_killed_between_commit_and_answer(engage: Any, sdk: Sdk) -> None:
         restarted.set()
         sdk.finish(process)
         statuses = [status for *_, status in proxy.requests]
-    assert statuses[0] is None
-    # Two of the Node SDKs send the first event by itself.
-    assert statuses[1:] in ([[200], [200, 200]] if sdk.retries else [[]])
+    # Two of the Node SDKs send the first event by itself, and the others beside it.
+    lost_answers = statuses.count(None)
+    assert statuses == [None] * lost_answers + [200] * (len(statuses) - lost_answers)
+    assert len(statuses) <= (4 if sdk.retries else 1)
     assert sorted(e["properties"]["n"] for e in engage.export("events")) == list(range(4))
     assert engage.export("dead-letters") == []
