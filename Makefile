@@ -56,7 +56,8 @@ lint: $(VENV)/.test
 
 bench: $(VENV)/.test
 	@sh .ci/packages
-	$(BIN)/python -m benchmarks
+	$(BIN)/python benchmarks/run.py
+	$(BIN)/python benchmarks/webhooks.py
 
 clean:
 	rm -rf "$(VENV)" .cache build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis

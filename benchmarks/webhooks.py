@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a webhook delivery costs beside a track event, and how long a large one takes.
+
+The server runs in this process and is asked over a socket, one request after the other. The
+client's share of the CPU is in both figures and falls out of their difference. ECDSA (sendgrid) and
+RSA (amazon-ses) are arithmetic that nobody can leave out: they are reported, not judged.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
+
+from support.inprocess import BASIC, Serving, serving
+from support.raw import RawClient
+from support.senders import PUBLIC_URL, SENDERS, webhooks_table
+
+#: Milliseconds of CPU that a delivery may cost more than a track event.
+ADDED = 1.0
+#: Seconds in which a delivery of 1000 events is to be answered.
+LARGE = 1.0
+REPORTED_ONLY = ("amazon-ses", "sendgrid")
+
+Send = Callable[[int], Awaitable[None]]
+
+
+async def _cost(send: Send, rounds: int) -> float:
+    """:return: milliseconds of CPU of one call, the best of three series."""
+    for number in range(20):
+        await send(-1 - number)
+    best = float("inf")
+    for series in range(3):
+        start = time.process_time()
+        for number in range(rounds):
+            await send(series * rounds + number)
+        best = min(best, (time.process_time() - start) / rounds * 1000)
+    return best
+
+
+async def _post(client: RawClient, target: str, headers: dict[str, bytes], body: bytes) -> None:
+    head = [f"POST {target} HTTP/1.1".encode(), b"Host: localhost"]
+    head += [name.encode() + b": " + value for name, value in headers.items()]
+    head.append(b"Content-Length: %d" % len(body))
+    await client.send(b"\r\n".join([*head, b"", b""]) + body)
+    answer = await client.answer()
+    if answer.status != 200:
+        raise RuntimeError(f"{target}: {answer.status} {answer.body!r}")
+
+
+async def _large(server: Serving, count: int) -> float:
+    """:return: seconds until a delivery of SendGrid with so many events is answered."""
+    sender = SENDERS["sendgrid"]
+    [event] = json.loads(sender.payload)
+    items = [
+        event | {"sg_event_id": f"large-{number}", "email": f"user-{number}@example.com"}
+        for number in range(count)
+    ]
+    target = "/api/public/webhooks/sendgrid"
+    headers, body = sender.deliver(target, time.time(), payload=json.dumps(items).encode())
+    async with await server.connect() as client:
+        start = time.perf_counter()
+        await _post(client, target, dict(headers), body)
+        return time.perf_counter() - start
+
+
+async def _measure(rounds: int) -> bool:
+    public_url = f'public_url = "{PUBLIC_URL}"\n'
+    with tempfile.TemporaryDirectory(prefix="engage-bench-") as folder:
+        async with (
+            serving(Path(folder), server=public_url, config_extra=webhooks_table()) as server,
+            await server.connect() as client,
+        ):
+
+            async def track(number: int) -> None:
+                body = {"userId": "u", "event": "E", "messageId": f"t{number}"}
+                headers = {"Authorization": BASIC.encode()}
+                await _post(client, "/v1/track", headers, json.dumps(body).encode())
+
+            base = await _cost(track, rounds)
+            print(f"a track event: {base:.3f} ms of CPU, client included\n")
+            print("| provider | ms of CPU | more than track | |")
+            print("|---|---|---|---|")
+            good = True
+            for provider, sender in sorted(SENDERS.items()):
+                target = f"/api/public/webhooks/{provider}"
+                # Signed once: what the sender costs is not what is asked. Its events are stored the
+                # first time, and compared with what is stored every other time.
+                headers, body = sender.deliver(target, time.time())
+
+                async def deliver(
+                    number: int,
+                    target: str = target,
+                    headers: dict[str, bytes] = dict(headers),  # noqa: B006
+                    body: bytes = body,
+                ) -> None:
+                    await _post(client, target, headers, body)
+
+                cost = await _cost(deliver, rounds)
+                over = cost - base > ADDED and provider not in REPORTED_ONLY
+                good = good and not over
+                note = "ECDSA or RSA" if provider in REPORTED_ONLY else "too much" if over else ""
+                print(f"| {provider} | {cost:.3f} | {cost - base:+.3f} | {note} |", flush=True)
+            seconds = await _large(server, 1000)
+            print(f"\n1000 events of SendGrid in one delivery: {seconds:.3f} s")
+            return good and seconds <= LARGE
+
+
+def main() -> int:
+    """Measure and print; 1 if something is above its budget."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=200, help="deliveries of a series")
+    arguments = parser.parse_args()
+    return 0 if asyncio.run(_measure(arguments.rounds)) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
