@@ -3,12 +3,14 @@ from __future__ import annotations
 
 import base64
 import json
+import time
 
 import pytest
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, rsa, utils
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.inprocess import serving
 from support.webhooks import NOW, make, request
 
 from engage.api import ConfigError, PayloadInvalid, SignatureMismatch
@@ -272,3 +274,29 @@ def test_without_an_id_the_same_element_has_the_same_id(sendgrid):
     first, second, third = translate(sendgrid, one, two, one).events
     assert first.document["messageId"] == third.document["messageId"]
     assert first.document["messageId"] != second.document["messageId"]
+
+
+async def test_one_bad_element_costs_only_itself_on_the_way_to_the_store(tmp_path):
+    options = (
+        f'[workspaces.webhooks.sendgrid]\nverification_key = "{OPTIONS["verification_key"]}"\n'
+    )
+    good = {"event": "open", "email": "A@b.c", "sg_event_id": "e1"}
+    items = [7, good, {"event": "open"}, good | {"sg_event_id": "e2", "userId": "u1"}]
+    body = json.dumps(items).encode()
+    timestamp = str(int(time.time()))
+    headers = {
+        SIGNATURE: base64.b64encode(sign(body, timestamp)).decode(),
+        TIMESTAMP: timestamp,
+    }
+    async with serving(tmp_path, config_extra=options) as server:
+        for accepted in (2, 0):
+            answer = await server.send(
+                "/api/public/webhooks/sendgrid", body, key=None, headers=headers
+            )
+            assert (answer.status, answer.json["accepted"]) == (200, accepted)
+        events = [event.document() for event in await server.events()]
+        assert [event["messageId"] for event in events] == ["e1", "e2"]
+        assert [event.get("anonymousId") for event in events] == ["email:a@b.c", None]
+        [letter] = await server.dead_letters()
+        assert letter.item == body
+        assert [error["pointer"].split("/")[1] for error in letter.errors] == ["0", "2"]

@@ -8,6 +8,7 @@ import json
 
 import pytest
 from jsonschema import ValidationError
+from support.inprocess import serving
 from support.webhooks import make, request
 
 from engage.api import PayloadInvalid, SignatureMismatch, WebhookResult
@@ -642,3 +643,14 @@ def test_mixpanel_streams():
     assert two["properties"] == {"n": 1}
     assert three["timestamp"] == "2023-11-14T22:13:20.000Z"
     assert [rejected.index for rejected in translation.rejected] == [1]
+
+
+async def test_mixpanel_hears_its_own_answer_from_the_server(tmp_path):
+    extra = '[workspaces.webhooks.mixpanel]\nheader = "X-Secret"\nvalue = "s3cret"\n'
+    async with serving(tmp_path, config_extra=extra) as server:
+        url, headers = "/api/public/webhooks/mixpanel", {"X-Secret": "s3cret"}
+        for _ in range(2):
+            answer = await server.send(url, cohort("members"), key=None, headers=headers)
+            assert (answer.status, answer.json) == (200, {"action": "members", "status": "success"})
+        [event] = await server.events()
+        assert event.user_id == "u"
