@@ -1,0 +1,16 @@
+# SPDX-License-Identifier: Apache-2.0
+FROM python:3.13-slim AS build
+COPY . /source
+RUN python -m venv /engage && /engage/bin/pip install --no-cache-dir /source
+
+FROM python:3.13-slim
+COPY --from=build /engage /engage
+RUN useradd --system --create-home --home-dir /data engage
+USER engage
+WORKDIR /data
+VOLUME /data
+ENV PATH=/engage/bin:$PATH ENGAGE_CONFIG=/data/engage.toml PYTHONUNBUFFERED=1
+EXPOSE 8080
+# The config is yours: mount it at /data/engage.toml. SQLite keeps its file beside it.
+HEALTHCHECK CMD ["python", "-c", "import urllib.request; urllib.request.urlopen('http://127.0.0.1:8080/healthz', timeout=3)"]
+CMD ["engage", "serve", "--host", "0.0.0.0", "--port", "8080"]

@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The tables of docs/configuration.md, made of schemas/config.json.
+
+``python tests/support/config_page.py`` writes them anew; a test compares.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = ROOT / "docs/configuration.md"
+BEGIN = "<!-- made of schemas/config.json: python tests/support/config_page.py -->\n"
+END = "<!-- end -->\n"
+
+
+def tables() -> str:
+    """:return: the tables, in Markdown."""
+    schema = json.loads((ROOT / "schemas/config.json").read_text("utf-8"))
+    return "\n".join(_sections(schema, schema, ""))
+
+
+def page(text: str) -> str:
+    """:return: a page with its tables made anew."""
+    before, _, rest = text.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    return f"{before}{BEGIN}\n{tables()}\n{END}{after}"
+
+
+def _sections(root: Mapping[str, Any], schema: Mapping[str, Any], prefix: str) -> Iterator[str]:
+    for name, given in schema["properties"].items():
+        section = _resolved(root, given)
+        items = _resolved(root, section.get("items", {}))
+        path = f"{prefix}{name}"
+        if section.get("type") == "object" and "properties" in section:
+            yield from _table(root, f"[{path}]", section, section)
+            yield from _sections(root, section, f"{path}.")
+        elif "properties" in items:
+            yield from _table(root, f"[[{path}]]", section, items)
+            yield from _sections(root, items, f"{path}.")
+        elif not prefix:
+            yield f"### `[{path}.<name>]`\n\n{section['description']}\n"
+
+
+def _table(
+    root: Mapping[str, Any], title: str, section: Mapping[str, Any], table: Mapping[str, Any]
+) -> Iterator[str]:
+    rows = []
+    for key, given in table["properties"].items():
+        schema = _resolved(root, given)
+        if "properties" in schema or "properties" in _resolved(root, schema.get("items", {})):
+            continue  # a section of its own
+        required = key in table.get("required", ())
+        default = "required" if required else _default(key, schema)
+        rows.append(f"| `{key}` | {_type(root, schema)} | {default} | {schema['description']} |")
+    yield f"### `{title}`\n\n{section['description']}\n"
+    yield "| Key | Type | Default | |\n|---|---|---|---|\n" + "\n".join(rows) + "\n"
+
+
+def _resolved(root: Mapping[str, Any], schema: Mapping[str, Any]) -> dict[str, Any]:
+    reference = schema.get("$ref")
+    if reference is None:
+        return dict(schema)
+    return {**root["$defs"][reference.rpartition("/")[2]], **schema}
+
+
+def _type(root: Mapping[str, Any], schema: Mapping[str, Any]) -> str:
+    if "enum" in schema:
+        return " \\| ".join(f"`{choice}`" for choice in schema["enum"])
+    if "anyOf" in schema:
+        inner = [_type(root, _resolved(root, choice)) for choice in schema["anyOf"]]
+        return " or ".join(dict.fromkeys(inner))
+    return {"object": "table", "array": "list"}.get(schema["type"], schema["type"])
+
+
+def _default(key: str, schema: Mapping[str, Any]) -> str:
+    if "default" not in schema or schema["default"] in ({}, []):
+        return ""
+    value = schema["default"]
+    if key.endswith("_bytes"):
+        for unit, size in (("MiB", 1024 * 1024), ("KiB", 1024)):
+            if value % size == 0:
+                return f"{value} ({value // size} {unit})"
+    return f"`{json.dumps(value)}`" if not isinstance(value, (int, float)) else json.dumps(value)
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(PAGE.read_text("utf-8")), encoding="utf-8")
