@@ -92,6 +92,8 @@ class Gatherer(Generic[_Item, _Result]):
         self._items = 0
         self._bytes = 0
         self._task: asyncio.Task[None] | None = None
+        # Known from the first request on. Asking costs a system call (getpid) each time.
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._closed = False
         self._healthy = True
 
@@ -116,7 +118,9 @@ class Gatherer(Generic[_Item, _Result]):
             self._items + len(items) > self._max_items or self._bytes + size > self._max_bytes
         ):
             raise overloaded()
-        loop = asyncio.get_running_loop()
+        loop = self._loop
+        if loop is None:
+            loop = self._loop = asyncio.get_running_loop()
         future: asyncio.Future[Sequence[_Result]] = loop.create_future()
         self._waiting.append(_Request(items, size, loop.time() + self._timeout, future))
         self._items += len(items)
@@ -175,15 +179,13 @@ class Gatherer(Generic[_Item, _Result]):
         return group, size
 
     async def _write(self, group: list[_Request[_Item, _Result]]) -> None:
-        loop = asyncio.get_running_loop()
+        loop = self._loop
+        assert loop is not None
         started = loop.time()
         try:
             await self._attempt(group)
         except TimeoutError:
-            # All that arrived meanwhile waited for the same store.
-            _log.error("the storage did not answer within %.1f s", self._timeout)
-            self._fail(group + self._drop_waiting())
-            await self._recover()
+            await self._late(group, loop.time() - started)
         except StorageUnavailable as error:
             self._unavailable(error)
             if len(group) > 1 and loop.time() - started < _QUICK:
@@ -197,31 +199,47 @@ class Gatherer(Generic[_Item, _Result]):
             else:
                 self._fail(group)
 
+    async def _late(self, group: Sequence[_Request[_Item, _Result]], seconds: float) -> None:
+        """Give up requests whose time is over, after a call that took so many seconds."""
+        self._fail(group)
+        if seconds < self._timeout / 2:
+            return  # they had waited too long before: the store is slow, but it answers
+        _log.error("the storage did not answer within %.1f s", seconds)
+        # All that arrived meanwhile waits for the same store.
+        self._fail(self._drop_waiting())
+        await self._recover()
+
     async def _attempt(self, group: Sequence[_Request[_Item, _Result]]) -> None:
         """Write once and give everybody their results.
 
-        :raises TimeoutError: the oldest request's time is over.
+        :raises TimeoutError: the time of every request is over.
         """
-        loop = asyncio.get_running_loop()
+        loop = self._loop
+        assert loop is not None
         items = group[0].items
         if len(group) > 1:
             items = list(chain.from_iterable(request.items for request in group))
         started = loop.time()
-        remaining = group[0].deadline - started
-        if remaining <= 0:
+        if group[-1].deadline <= started:
             self._failed()
             raise TimeoutError
         call = asyncio.ensure_future(self._call(items))
         try:
-            await asyncio.wait((call,), timeout=remaining)
+            # In order of arrival, so of their deadlines: each is answered in its own time, and the
+            # call may go on for those that came later.
+            for request in group:
+                await asyncio.wait((call,), timeout=max(request.deadline - loop.time(), 0))
+                if call.done():
+                    break
+                self._fail((request,))
+            else:
+                self._failed()
+                raise TimeoutError
         finally:
             if not call.done():
                 # Not awaited: what does not end in time may not heed this either.
                 call.cancel()
                 call.add_done_callback(_forget)
-        if not call.done():
-            self._failed()
-            raise TimeoutError
         try:
             results = call.result()
             if len(results) != len(items):
@@ -249,14 +267,16 @@ class Gatherer(Generic[_Item, _Result]):
 
         Two in a row for which the storage is unavailable: it is down, nobody else has to try.
         """
+        loop = self._loop
+        assert loop is not None
         in_a_row = 0
         for index, request in enumerate(group):
+            started = loop.time()
             try:
                 await self._attempt((request,))
                 in_a_row = 0
             except TimeoutError:
-                self._fail([*group[index:], *self._drop_waiting()])
-                await self._recover()
+                await self._late(group[index:], loop.time() - started)
                 return
             except StorageUnavailable as error:
                 self._fail((request,))

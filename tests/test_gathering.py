@@ -16,6 +16,23 @@ from engage.errors import ApiError
 from engage.gathering import Gatherer
 
 
+class StoppedClock:
+    """An event loop whose time goes on only when a test says so."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.now = 0.0
+        self._loop = loop
+
+    def time(self) -> float:
+        return self.now
+
+    def create_future(self) -> asyncio.Future[Any]:
+        return self._loop.create_future()
+
+    def create_task(self, coroutine: Any) -> asyncio.Task[Any]:
+        return self._loop.create_task(coroutine)
+
+
 class Sink:
     """What a gatherer calls."""
 
@@ -50,6 +67,19 @@ class Sink:
 
     def submit(self, *items: Any, size: int = 1) -> asyncio.Task[Sequence[str]]:
         return asyncio.ensure_future(self.gatherer.submit(items, size))
+
+    def hold_each(self, calls: int) -> list[asyncio.Event]:
+        """:return: one for each of the next calls; set it to let that call go on."""
+        gates = [asyncio.Event() for _ in range(calls)]
+        waiting = iter(gates)
+        self.before = lambda items: next(waiting).wait()
+        return gates
+
+    def stop_the_clock(self) -> StoppedClock:
+        """:return: what the gatherer takes for the time from now on."""
+        clock = StoppedClock(asyncio.get_running_loop())
+        self.gatherer._loop = clock  # type: ignore[assignment]
+        return clock
 
     def hold(self) -> asyncio.Event:
         """:return: set it to let the calls go on."""
@@ -188,6 +218,7 @@ async def test_one_that_makes_the_storage_unavailable_fails_alone() -> None:
             raise StorageUnavailable("unknown code")
 
     sink.before = poisoned
+    sink.stop_the_clock()
     results = await asyncio.gather(*map(sink.submit, ["poison", "a", "b"]), return_exceptions=True)
     assert [type(result) for result in results] == [StorageUnavailable, list, list]
 
@@ -199,6 +230,7 @@ async def test_unavailable_is_not_tried_for_everybody() -> None:
         raise StorageUnavailable("no connection")
 
     sink.before = down
+    sink.stop_the_clock()  # it fails quickly
     requests = [sink.submit(number) for number in range(50)]
     results = await asyncio.gather(*requests, return_exceptions=True)
     assert {type(result) for result in results} == {StorageUnavailable}
@@ -210,17 +242,84 @@ async def test_unavailable_is_not_tried_for_everybody() -> None:
 
 async def test_too_late_is_unavailable_for_all_and_the_store_opened_anew() -> None:
     sink = Sink(timeout=0.2)
-    sink.hold()
-    first = sink.submit("a")
-    await turns()
-    later = [sink.submit("b"), sink.submit("c")]
-    results = await asyncio.gather(first, *later, return_exceptions=True)
-    assert {type(result) for result in results} == {StorageUnavailable}
+    clock = sink.stop_the_clock()
+    later: list[asyncio.Task[Sequence[str]]] = []
+
+    def hang(items: Sequence[Any]) -> Any:
+        later.extend(map(sink.submit, "bc"))
+        clock.now = 0.2
+        return asyncio.Event().wait()
+
+    sink.before = hang
+    with pytest.raises(StorageUnavailable):
+        await sink.submit("a")
+    results = await asyncio.gather(*later, return_exceptions=True)
+    assert [type(result) for result in results] == [StorageUnavailable] * 2
     assert sink.calls == [["a"]]
+    await sink.gatherer.drain()
     assert sink.recovered == 1
     assert sink.gatherer.items == 0
     sink.before = lambda items: None
     assert await sink.submit("d") == ["<d>"]
+
+
+async def test_each_is_answered_in_its_own_time() -> None:
+    """A slow store is not a dead one: what came later still gets its result."""
+    sink = Sink(timeout=30)
+    clock = sink.stop_the_clock()
+    gates = sink.hold_each(2)
+    first = sink.submit("a")
+    await turns()
+    early = sink.submit("b")
+    await turns()
+    clock.now = 29
+    late = sink.submit("c")
+    await turns()
+    clock.now = 29.9
+    gates[0].set()
+    assert await first == ["<a>"]
+    with pytest.raises(StorageUnavailable):
+        await early
+    assert sink.calls == [["a"], ["b", "c"]]
+    assert not late.done()
+    gates[1].set()
+    assert await late == ["<c>"]
+    assert sink.recovered == 0
+
+
+async def test_what_waited_too_long_is_no_reason_to_open_the_store_anew() -> None:
+    sink = Sink(timeout=30)
+    clock = sink.stop_the_clock()
+    gates = sink.hold_each(2)
+    first = sink.submit("a")
+    await turns()
+    waited = sink.submit("b")
+    await turns()
+    clock.now = 29.9
+    gates[0].set()
+    assert await first == ["<a>"]
+    with pytest.raises(StorageUnavailable):
+        await waited
+    assert sink.calls == [["a"], ["b"]]
+    assert sink.recovered == 0
+    sink.before = lambda items: None
+    assert await sink.submit("c") == ["<c>"]
+
+
+async def test_nothing_is_tried_for_whom_it_is_too_late() -> None:
+    sink = Sink(timeout=30)
+    clock = sink.stop_the_clock()
+    gates = sink.hold_each(1)
+    first = sink.submit("a")
+    await turns()
+    waited = sink.submit("b")
+    await turns()
+    clock.now = 31
+    gates[0].set()
+    await first
+    with pytest.raises(StorageUnavailable):
+        await waited
+    assert sink.calls == [["a"]]
 
 
 async def test_a_call_that_does_not_heed_its_cancellation() -> None:
@@ -239,6 +338,7 @@ async def test_a_call_that_does_not_heed_its_cancellation() -> None:
     with pytest.raises(StorageUnavailable):
         await sink.submit("a")
     sink.before = lambda items: None
+    sink.gatherer._timeout = 30
     assert await sink.submit("b") == ["<b>"]
     gate.set()
     await turns()
@@ -257,18 +357,20 @@ async def test_a_storage_that_cancels_itself_is_unavailable() -> None:
 
 async def test_poison_while_the_storage_hangs() -> None:
     """Isolation keeps to the time of the requests too."""
-    sink = Sink(timeout=0.3)
-    gate = asyncio.Event()
+    sink = Sink(timeout=0.2)
+    clock = sink.stop_the_clock()
 
     def broken(items: Sequence[Any]) -> Any:
         if len(items) > 1:
             raise ValueError("poison")
-        return gate.wait()
+        clock.now = 0.2
+        return asyncio.Event().wait()
 
     sink.before = broken
     results = await asyncio.gather(*map(sink.submit, "abc"), return_exceptions=True)
     assert {type(result) for result in results} == {StorageUnavailable}
     assert sink.calls == [["a", "b", "c"], ["a"]]
+    await sink.gatherer.drain()
     assert sink.recovered == 1
     assert sink.gatherer.items == 0
 

@@ -125,6 +125,7 @@ async def test_a_store_that_does_not_answer_is_opened_anew() -> None:
     assert (store.closed, store.opened) == (1, 1)
     assert metrics.errors == 1
     store.before = None
+    ingest._events._timeout = 30
     assert (await ingest.write([event("a")]))[0].status is Status.STORED
 
 
@@ -142,6 +143,7 @@ async def test_a_store_that_cannot_even_be_opened() -> None:
     with pytest.raises(StorageUnavailable):
         await ingest.write([event("a")])
     store.before = None
+    ingest._events._timeout = 30
     assert (await ingest.write([event("a")]))[0].status is Status.STORED
 
 
