@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import json
+
+from support.static import StaticConformance, translate
+
+
+class TestAmplitude(StaticConformance):
+    plugin = "engage_plugins.amplitude"
+    body = json.dumps(
+        {
+            "user_id": "u",
+            "device_id": "d",
+            "event_type": "[Amplitude] Page Viewed",
+            "event_time": "2022-10-24 20:07:32.123000",
+            "uuid": "e",
+            "event_properties": {"[Amplitude] Page Title": "A"},
+            "user_properties": {"email": "a@example.com"},
+        }
+    ).encode()
+
+
+def amplitude(**event):
+    return translate("amplitude", {"uuid": "u-1", **event}).events[0].document
+
+
+def test_amplitude_events():
+    document = amplitude(
+        event_type="click",
+        user_id=None,
+        device_id="d-1",
+        event_time="2022-10-24 20:07:32.123000",
+        event_properties={"platform": "mine"},
+        user_properties={"plan": "pro"},
+        platform="iOS",
+        ip_address="1.2.3.4",
+    )
+    assert document == {
+        "type": "track",
+        "event": "click",
+        "anonymousId": "d-1",
+        "messageId": "u-1",
+        "timestamp": "2022-10-24T20:07:32.123Z",
+        "context": {"ip": "1.2.3.4"},
+        "properties": {
+            "platform": "mine",
+            "amplitude": {"platform": "iOS", "user_properties": {"plan": "pro"}},
+        },
+    }
+
+
+def test_amplitude_page_views():
+    document = amplitude(
+        event_type="[Amplitude] Page Viewed",
+        user_id=7,
+        event_properties={
+            "[Amplitude] Page URL": "https://example.com/a",
+            "[Amplitude] Page Path": "/a",
+            "[Amplitude] Page Title": "A",
+        },
+    )
+    assert (document["type"], document["name"], document["userId"]) == ("page", "A", "7")
+    assert document["properties"]["url"] == "https://example.com/a"
+    assert document["properties"]["path"] == "/a"
+
+
+def test_amplitude_without_an_id_is_somebody_of_amplitudes():
+    assert amplitude(event_type="x", amplitude_id=12)["anonymousId"] == "amplitude:12"
+
+
+def test_amplitude_keeps_a_time_that_is_none():
+    document = amplitude(event_type="x", user_id="u", event_time="soon")
+    assert "timestamp" not in document
+    assert document["properties"]["amplitude"] == {"event_time": "soon"}

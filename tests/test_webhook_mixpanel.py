@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import json
+
+import pytest
+from support.inprocess import serving
+from support.static import HEADER, BasicConformance, StaticConformance, translate
+from support.webhooks import make, request
+
+from engage.api import PayloadInvalid, WebhookResult
+
+
+def cohort(action="add_members", **member):
+    parameters = {
+        "mixpanel_project_id": "1",
+        "mixpanel_cohort_id": "2",
+        "mixpanel_cohort_name": "Power",
+        "mixpanel_session_id": "s",
+        "page_info": {"total_pages": 1, "page_count": 1},
+        "members": [{"email": "a@b.c", "mixpanel_distinct_id": "u", "first_name": "A"} | member],
+    }
+    return {"action": action, "parameters": parameters}
+
+
+class TestMixpanelCohort(BasicConformance):
+    plugin = "engage_plugins.mixpanel"
+    body = json.dumps(cohort()).encode()
+
+
+class TestMixpanelStream(StaticConformance):
+    plugin = "engage_plugins.mixpanel"
+    body = json.dumps(
+        [{"event": "x", "properties": {"distinct_id": "u", "time": 1700000000, "$insert_id": "i"}}]
+    ).encode()
+
+
+@pytest.mark.parametrize(
+    ("action", "name"),
+    [
+        ("members", "Cohort Entered"),
+        ("add_members", "Cohort Entered"),
+        ("remove_members", "Cohort Exited"),
+    ],
+)
+def test_mixpanel_cohorts(action, name):
+    [event] = translate("mixpanel", cohort(action)).events
+    assert event.document["event"] == name
+    assert event.document["userId"] == "u"
+    assert "timestamp" not in event.document
+    assert event.document["properties"] == {
+        "email": "a@b.c",
+        "first_name": "A",
+        "mixpanel_project_id": "1",
+        "mixpanel_cohort_id": "2",
+        "mixpanel_cohort_name": "Power",
+        "mixpanel_session_id": "s",
+    }
+
+
+def test_mixpanel_members_without_a_user():
+    [event] = translate("mixpanel", cohort(mixpanel_distinct_id="$device:d1")).events
+    assert event.document["anonymousId"] == "d1"
+    [event] = translate("mixpanel", cohort(mixpanel_distinct_id=None)).events
+    assert event.recipient.value == "a@b.c"
+    translation = translate("mixpanel", cohort(mixpanel_distinct_id=None, email=None))
+    assert [rejected.index for rejected in translation.rejected] == [0]
+
+
+def test_mixpanel_page_again_is_the_same_and_another_session_is_not():
+    first, again = cohort(), cohort()
+    other = cohort()
+    other["parameters"]["mixpanel_session_id"] = "t"
+    ids = [
+        translate("mixpanel", payload).events[0].document["messageId"]
+        for payload in (first, again, other, cohort("remove_members"))
+    ]
+    assert ids[0] == ids[1]
+    assert len(set(ids)) == 3
+
+
+def test_mixpanel_wants_an_answer_of_its_own():
+    made = make("mixpanel", HEADER)
+    result = WebhookResult(accepted=1, ignored=0)
+    reply = made.reply(request(json.dumps(cohort("members"))), result)
+    assert json.loads(reply.body) == {"action": "members", "status": "success"}
+    for body in ("[]", "{}", '{"action":"new"}', '{"action":7}', "{"):
+        assert made.reply(request(body), result) is None
+
+
+@pytest.mark.parametrize("payload", [{"action": "new"}, {"action": "members"}, {"action": ["x"]}])
+def test_mixpanel_action_without_members_is_a_dead_letter(payload):
+    with pytest.raises(PayloadInvalid):
+        translate("mixpanel", payload)
+
+
+def test_mixpanel_streams():
+    items = [
+        {
+            "event": "Signed Up",
+            "properties": {
+                "distinct_id": "u",
+                "$device_id": "d",
+                "time": 1_700_000_000,
+                "$insert_id": "i-1",
+                "plan": "pro",
+            },
+        },
+        7,
+        {"event_name": "Viewed", "distinct_id": "$device:d", "time": "1700000000123", "n": 1},
+        {"event": "Dated", "properties": {"$user_id": "u", "time": "2023-11-14T22:13:20"}},
+    ]
+    translation = translate("mixpanel", items)
+    one, two, three = (event.document for event in translation.events)
+    assert one == {
+        "type": "track",
+        "event": "Signed Up",
+        "userId": "u",
+        "anonymousId": "d",
+        "messageId": "i-1",
+        "timestamp": "2023-11-14T22:13:20.000Z",
+        "properties": {"plan": "pro"},
+    }
+    assert (two["anonymousId"], two["timestamp"]) == ("d", "2023-11-14T22:13:20.123Z")
+    assert two["properties"] == {"n": 1}
+    assert three["timestamp"] == "2023-11-14T22:13:20.000Z"
+    assert [rejected.index for rejected in translation.rejected] == [1]
+
+
+async def test_mixpanel_hears_its_own_answer_from_the_server(tmp_path):
+    extra = '[workspaces.webhooks.mixpanel]\nheader = "X-Secret"\nvalue = "s3cret"\n'
+    async with serving(tmp_path, config_extra=extra) as server:
+        url, headers = "/api/public/webhooks/mixpanel", {"X-Secret": "s3cret"}
+        for _ in range(2):
+            answer = await server.send(url, cohort("members"), key=None, headers=headers)
+            assert (answer.status, answer.json) == (200, {"action": "members", "status": "success"})
+        [event] = await server.events()
+        assert event.user_id == "u"

@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import json
+
+from support.static import HEADER, StaticConformance, translate
+
+
+class TestMParticle(StaticConformance):
+    plugin = "engage_plugins.mparticle"
+    body = json.dumps(
+        {
+            "mpid": "600",
+            "message_id": "b",
+            "environment": "production",
+            "user_identities": {"customer_id": "u", "email": "a@example.com"},
+            "user_attributes": {"$FirstName": "Milo"},
+            "events": [
+                {
+                    "event_type": "custom_event",
+                    "data": {"event_name": "x", "timestamp_unixtime_ms": "1402521613976"},
+                },
+                {
+                    "event_type": "commerce_event",
+                    "data": {"product_action": {"action": "purchase"}, "event_id": 1},
+                },
+                {"event_type": "screen_view", "data": {"screen_name": "Home"}},
+            ],
+        }
+    ).encode()
+
+
+def test_mparticle_commerce():
+    events = [
+        {"event_type": "commerce_event", "data": {"product_action": {"action": "purchase"}}},
+        {"event_type": "commerce_event", "data": {"promotion_action": {"action": "view"}}},
+        {"event_type": "commerce_event", "data": {"product_impressions": [{}]}},
+        {"event_type": "commerce_event", "data": {"product_action": {"action": "new"}}},
+    ]
+    translation = translate("mparticle", {"mpid": 600, "message_id": "b", "events": events})
+    assert [event.document["event"] for event in translation.events] == [
+        "Order Completed",
+        "Promotion Viewed",
+        "Product List Viewed",
+        "new",
+    ]
+    first = translation.events[0].document
+    assert first["userId"] == "600"
+    assert first["properties"] == {"product_action": {"action": "purchase"}}
+    assert first["context"] == {"mparticle": {"mpid": 600}}
+
+
+def test_mparticle_ignores_what_nobody_did_and_rejects_what_is_no_event():
+    events = [
+        {"event_type": "session_start", "data": {}},
+        {"event_type": "application_state_transition", "data": {}},
+        {"event_type": "custom_event", "data": {"event_name": "x"}},
+        {"event_type": "custom_event"},
+        7,
+    ]
+    translation = translate("mparticle", {"mpid": "600", "events": events})
+    assert translation.ignored == 2
+    assert [event.index for event in translation.events] == [2]
+    assert [rejected.index for rejected in translation.rejected] == [3, 4]
+
+
+def test_mparticle_development_is_left_out_unless_wanted():
+    batch = {
+        "environment": "development",
+        "mpid": "0",
+        "user_identities": {"email": "a@b.c", "mobile_number": "+1"},
+        "user_attributes": {"$Mobile": "+2", "$City": "Bonn", "plan": "pro"},
+        "events": [],
+        "timestamp_unixtime_ms": 1_402_521_613_976,
+    }
+    assert translate("mparticle", batch).ignored == 1
+    [event] = translate("mparticle", batch, HEADER | {"development": True}).events
+    assert event.document["type"] == "identify"
+    assert event.document["timestamp"] == "2014-06-11T21:20:13.976Z"
+    assert event.document["traits"] == {
+        "email": "a@b.c",
+        "phone": "+1",
+        "city": "Bonn",
+        "plan": "pro",
+    }
+    assert "userId" not in event.document
+    assert event.recipient.value == "a@b.c"

@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import json
+
+import pytest
+from support.static import BasicConformance, translate
+
+
+class TestPostmark(BasicConformance):
+    plugin = "engage_plugins.postmark"
+    body = json.dumps(
+        {
+            "RecordType": "Bounce",
+            "ID": 692560173,
+            "Type": "HardBounce",
+            "MessageID": "883953f4",
+            "Email": "a@example.com",
+            "BouncedAt": "2019-11-05T16:33:54.9070259Z",
+            "Metadata": {"userId": "u1", "plan": "pro"},
+        }
+    ).encode()
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "bounce"),
+    [
+        ("HardBounce", "Email Bounced", "hard"),
+        ("BadEmailAddress", "Email Bounced", "hard"),
+        ("SoftBounce", "Email Bounced", "soft"),
+        ("Transient", "Email Bounced", "soft"),
+        ("AutoResponder", "Email Bounced", "other"),
+        ("SpamNotification", "Email Marked as Spam", None),
+        ("Unsubscribe", "Email Unsubscribed", None),
+        ("Subscribe", "Email Resubscribed", None),
+    ],
+)
+def test_postmark_tells_bounces_apart(kind, name, bounce):
+    record = {"RecordType": "Bounce", "Type": kind, "Email": "a@b.c", "ID": 692560173}
+    [event] = translate("postmark", record).events
+    assert event.document["event"] == name
+    assert event.document["properties"].get("bounceType") == bounce
+    assert event.recipient.value == "a@b.c"
+
+
+@pytest.mark.parametrize(
+    ("suppress", "name"), [(True, "Email Unsubscribed"), (False, "Email Resubscribed")]
+)
+def test_postmark_changes_of_subscription(suppress, name):
+    record = {
+        "RecordType": "SubscriptionChange",
+        "Recipient": "a@b.c",
+        "SuppressSending": suppress,
+        "ChangedAt": "2020-02-01T10:53:34.416071Z",
+    }
+    [event] = translate("postmark", record).events
+    assert event.document["event"] == name
+    assert event.document["timestamp"] == "2020-02-01T10:53:34.416Z"
+
+
+def test_postmark_tells_two_clicks_apart_and_a_redelivery_not():
+    click = {
+        "RecordType": "Click",
+        "MessageID": "m",
+        "Recipient": "a@b.c",
+        "ReceivedAt": "2019-11-05T16:33:54.9070259Z",
+        "OriginalLink": "https://a",
+    }
+    others = [click, click | {"OriginalLink": "https://b"}, click | {"ReceivedAt": "2019-11-06"}]
+    ids = [translate("postmark", one).events[0].document["messageId"] for one in others]
+    assert len(set(ids)) == 3
+    assert translate("postmark", click).events[0].document["messageId"] == ids[0]
+
+
+def test_postmark_ignores_other_records():
+    assert translate("postmark", {"RecordType": "Inbound"}).ignored == 1

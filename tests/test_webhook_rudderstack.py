@@ -1,0 +1,43 @@
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import json
+
+from support.static import StaticConformance, translate
+
+
+class TestRudderStack(StaticConformance):
+    plugin = "engage_plugins.rudderstack"
+    body = json.dumps(
+        [
+            {
+                "type": "track",
+                "event": "x",
+                "userId": "u",
+                "messageId": "m",
+                "channel": "web",
+                "context": {"ip": "1.2.3.4"},
+                "timestamp": "2024-01-01T00:00:00.000Z",
+            },
+            {"type": "identify", "anonymousId": "a", "traits": {"email": "a@example.com"}},
+        ]
+    ).encode()
+
+
+def test_rudderstack_may_send_lists():
+    good = {"type": "TRACK", "event": "x", "userId": "u", "messageId": "1", "request_ip": "1.2.3.4"}
+    items = [good, {"type": "delete", "userId": "u"}, 7, {"event": "x"}]
+    for payload in (items, {"batch": items}):
+        translation = translate("rudderstack", payload)
+        [event] = translation.events
+        assert event.document["type"] == "track"
+        assert event.document["context"] == {"request_ip": "1.2.3.4", "ip": "1.2.3.4"}
+        assert translation.ignored == 1
+        assert [rejected.index for rejected in translation.rejected] == [2, 3]
+
+
+def test_rudderstack_without_its_own_time_or_id():
+    item = {"type": "page", "userId": "u", "originalTimestamp": "2024-01-01T00:00:00.000Z"}
+    first, second = (translate("rudderstack", item).events[0].document for _ in range(2))
+    assert first["timestamp"] == "2024-01-01T00:00:00.000Z"
+    assert first["messageId"] == second["messageId"]
