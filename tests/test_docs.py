@@ -11,9 +11,11 @@ from typing import Any
 
 import click
 import pytest
+from click.testing import CliRunner
 from support import config_page
 
 from engage import hookspecs
+from engage.cli import main
 from engage.config import config_schema, load
 from engage.registry import load_plugins
 
@@ -122,6 +124,22 @@ def test_hook_engage_register_commands() -> None:
     group = click.Group("engage")
     example("engage_register_commands")(cli=group)
     assert list(group.commands) == ["hello"]
+
+
+# ---------------------------------------------------------------------------------------- README
+def test_the_readme_has_the_snippet() -> None:
+    (snippet,) = blocks((ROOT / "docs/snippet.md").read_text("utf-8"), "html")
+    assert snippet in blocks((ROOT / "README.md").read_text("utf-8"), "html")
+
+
+def test_the_readme_has_the_curl_line_that_init_prints(tmp_path: Path) -> None:
+    printed = CliRunner().invoke(main, ["init", str(tmp_path)]).stdout
+    readme = (ROOT / "README.md").read_text("utf-8")
+    line = re.compile(r"curl -u [0-9a-f]{32}: .*/api/public/apps/track$", re.MULTILINE)
+    shown, made = line.findall(readme), line.findall(printed)
+    assert len(shown) == len(made) == 1
+    key = re.compile(r"[0-9a-f]{32}")
+    assert key.sub("", shown[0]) == key.sub("", made[0])
 
 
 # ----------------------------------------------------------------------------------------- links
