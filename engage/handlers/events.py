@@ -25,12 +25,12 @@ class _WritingHandler(Handler):
     def check(self) -> None:
         """Refuse by encoding, then length, then key: all before the body is decoded."""
         request = self.request
-        headers = request.headers
-        self.encoding = check_encoding(headers.get("Content-Encoding"))
+        self.encoding = check_encoding(self.header("Content-Encoding"))
         self.check_length()
         keys = request.query_arguments.get("writeKey", ()) if request.query else ()
         self.principal = self.services.authenticator.header_or_query(
-            headers.get_list("Authorization"), [key.decode("utf-8", "replace") for key in keys]
+            request.headers.get_list("Authorization"),
+            [key.decode("utf-8", "replace") for key in keys],
         )
         if self.principal is None and self.body_limit[0] > KEYLESS_BYTES:
             self.body_limit = (KEYLESS_BYTES, "without a write key in the header or the query")
@@ -40,12 +40,11 @@ class _WritingHandler(Handler):
     @property
     def arguments(self) -> dict[str, Any]:
         """What the pipeline wants to know beside the body."""
-        headers = self.request.headers
         return {
             "encoding": self.encoding,
             "principal": self.principal,
-            "idempotency_key": headers.get("Idempotency-Key"),
-            "strict": headers.get("X-Strict-Mode") == "1",
+            "idempotency_key": self.header("Idempotency-Key"),
+            "strict": self.header("X-Strict-Mode") == "1",
         }
 
 

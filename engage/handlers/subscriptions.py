@@ -23,7 +23,7 @@ class SubscriptionsHandler(Handler):
 
     def check(self) -> None:
         """Refuse by encoding, then length."""
-        self.encoding = check_encoding(self.request.headers.get("Content-Encoding"))
+        self.encoding = check_encoding(self.header("Content-Encoding"))
         self.check_length()
 
     async def put(self) -> None:
