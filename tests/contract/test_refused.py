@@ -196,6 +196,8 @@ async def test_bad_ids(tmp_path: Path, name: str) -> None:
     }
     async with serving(tmp_path) as server:
         for field, (operation, body) in bodies.items():
+            if (field, name) == ("anonymousId", "empty"):
+                continue  # as absent, like an empty userId: SDKs send it; the other id is there
             raw = json.dumps(body).replace('"?"', BAD_IDS[name]).encode()
             answer = await refused(server, f"/v1/{operation}", raw, 400, "invalid_payload")
             # An empty id may as well be said to be none at all.
