@@ -65,19 +65,17 @@ def froms() -> list[str]:
     return [arguments for name, arguments in instructions() if name == "FROM"]
 
 
-@pytest.mark.parametrize(
-    "command",
-    [
+def test_the_commands_are_commands_of_engage() -> None:
+    commands = [
         json.loads(dict(instructions())["CMD"]),
         compose()["services"]["engage"]["command"],
-    ],
-)
-def test_the_commands_are_commands_of_engage(command: list[str]) -> None:
-    assert command[:2] == ["engage", "serve"]
-    result = CliRunner().invoke(main, [*command[1:], "--config", "/nowhere/engage.toml"])
-    # Wrong usage would be 2: only the config is not there.
-    assert result.exit_code == 1
-    assert "there is no such file" in result.stderr
+    ]
+    for command in commands:
+        assert command[:2] == ["engage", "serve"]
+        result = CliRunner().invoke(main, [*command[1:], "--config", "/nowhere/engage.toml"])
+        # Wrong usage would be 2: only the config is not there.
+        assert result.exit_code == 1
+        assert "there is no such file" in result.stderr
 
 
 def test_compose_fits_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
