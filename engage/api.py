@@ -827,6 +827,9 @@ class Provider(abc.ABC):
 
     #: What the scheme signs.
     signing: Signing
+    #: What an operator sets at the provider, for ``engage webhook-url``: where the URL goes, which
+    #: events to choose, where the secret is found. Plain text.
+    setup: str = ""
     #: Regular expressions; the core fetches only from hosts that match one of them as a whole.
     hosts: Sequence[str] = ()
 

@@ -46,10 +46,12 @@ if TYPE_CHECKING:
     from engage.metrics import Metrics
     from engage.pipeline import Pipeline
 
-__all__ = ["Deliveries", "Incoming", "redacted", "shared_credentials"]
+__all__ = ["UNTRANSLATED", "Deliveries", "Incoming", "redacted", "translated"]
 
 _log = logging.getLogger(__name__)
 
+#: Reason of a dead letter that holds a whole delivery.
+UNTRANSLATED: Final = "untranslated"
 REDACTED: Final = "[redacted]"
 #: Of a dead letter: the path and query of its request, under the name that HTTP/2 gives them.
 PATH_HEADER: Final = ":path"
@@ -81,7 +83,6 @@ class Deliveries:
     :param providers: provider → workspace id → the provider with that workspace's options.
     :param public_url: under which the providers reach this server, without a slash at the end.
     :param timeout: seconds that a call of the storage may take.
-    :raises ConfigError: two workspaces share a credential.
     """
 
     def __init__(
@@ -98,8 +99,6 @@ class Deliveries:
         fetcher: Fetcher,
         timeout: float = 8.0,
     ) -> None:
-        for problem in shared_credentials(providers):
-            raise ConfigError(problem)
         self._known = frozenset(known)
         self._providers = providers
         self._public_url = public_url or ""
@@ -304,8 +303,12 @@ class Deliveries:
         provider = self._providers.get(letter.origin, {}).get(letter.workspace_id)
         headers = [(name, value) for name, value in letter.headers if name != PATH_HEADER]
         targets = [value for name, value in letter.headers if name == PATH_HEADER]
-        if provider is None or letter.truncated or not targets:
-            raise ConfigError(f"dead letter {letter.id}: no delivery of an enabled provider")
+        if letter.reason != UNTRANSLATED or letter.truncated or not targets:
+            raise ConfigError(f"dead letter {letter.id} is no delivery")
+        if provider is None:
+            raise ConfigError(
+                f"dead letter {letter.id}: workspace {letter.workspace_id} has no {letter.origin}"
+            )
         encodings = [value for name, value in headers if name.lower() == "content-encoding"]
         incoming = Incoming(
             provider=letter.origin,
@@ -356,23 +359,6 @@ def redacted(headers: Sequence[tuple[str, str]], provider: Provider) -> list[tup
     ]
 
 
-def shared_credentials(providers: Mapping[str, Mapping[str, Provider]]) -> list[str]:
-    """:return: for each credential of one workspace that another has too, a sentence that names
-    both. A delivery to one of them would verify in the other."""
-    seen: dict[bytes, tuple[str, str]] = {}
-    problems = []
-    for name, enabled in providers.items():
-        for workspace, provider in enabled.items():
-            for credential in provider.credentials():
-                other, where = seen.setdefault(credential, (workspace, name))
-                if other != workspace:
-                    problems.append(
-                        f"workspaces {other!r} ({where}) and {workspace!r} ({name}) have the same"
-                        " webhook secret: a delivery to one would verify in the other"
-                    )
-    return problems
-
-
 def _probed(provider: Provider, request: WebhookRequest) -> Reply | None:
     try:
         return provider.probe(request)
@@ -410,7 +396,7 @@ def _letter(
         user_id=None,
         anonymous_id=None,
         message_id=None,
-        reason="untranslated",
+        reason=UNTRANSLATED,
         message=str(problems[0]),
         errors=[problem.as_dict() for problem in problems[:MAX_ERRORS]],
         item=incoming.body,
@@ -422,5 +408,5 @@ def _letter(
 
 def _outcome(result: WebhookResult) -> str:
     if result.rejected:
-        return "untranslated"
+        return UNTRANSLATED
     return "accepted" if result.accepted or result.duplicates else "ignored"

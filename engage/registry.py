@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     from engage.config import Config
 
-__all__ = ["Plugin", "PluginError", "Registered", "Registry", "load_plugins"]
+__all__ = ["Plugin", "PluginError", "Registered", "Registry", "load_plugins", "shared_credentials"]
 
 Made = TypeVar("Made")
 
@@ -139,7 +139,7 @@ class Registry:
         for workspace, use in _webhook_uses(config):
             context = ProviderContext(workspace_id=workspace, public_url=config.server.public_url)
             made.setdefault(use.name, {})[workspace] = self._make(config, use, context)
-        for problem in self._shared_secrets(config):
+        for problem in (*self._shared_secrets(config), *shared_credentials(made)):
             raise ConfigError(f"{config.path}: {problem}")
         return made
 
@@ -209,6 +209,23 @@ class Registry:
                 if other != workspace:
                     found.append(f"{where}: the same secret as {first}, of another workspace")
         return found
+
+
+def shared_credentials(providers: Mapping[str, Mapping[str, Provider]]) -> list[str]:
+    """:return: for each credential of one workspace that another has too, a sentence that names
+    both. A delivery to one of them would verify in the other."""
+    seen: dict[bytes, tuple[str, str]] = {}
+    problems = []
+    for name, enabled in providers.items():
+        for workspace, provider in enabled.items():
+            for credential in provider.credentials():
+                other, where = seen.setdefault(credential, (workspace, name))
+                if other != workspace:
+                    problems.append(
+                        f"workspaces {other!r} ({where}) and {workspace!r} ({name}) have the same"
+                        " webhook secret: a delivery to one would verify in the other"
+                    )
+    return problems
 
 
 def _uses(config: Config) -> Iterator[_Use]:

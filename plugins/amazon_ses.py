@@ -112,6 +112,15 @@ class _Envelope:
 class AmazonSes(Provider):
     """SES events of the allowed topics."""
 
+    setup = (
+        "SNS: subscribe this URL (protocol HTTPS, raw message delivery off) to a topic, "
+        "and put the\n"
+        "topic's ARN into allowed_topic_arns. SES: add the topic as an event destination "
+        "of the configuration\n"
+        "set. The subscription is confirmed by itself unless auto_confirm is off.\n"
+        "Send e-mails with the tag userId, and their events belong to that user."
+    )
+
     # A label that is a region: "sns.s3-us-west-2" would be somebody's bucket. What is fetched must
     # besides be of the region of the topic.
     hosts = (_HOST,)

@@ -49,6 +49,13 @@ _FIELDS: Final = frozenset(
 class Amplitude(StaticCredentialProvider):
     """One event a delivery, in the form of Amplitude's export."""
 
+    setup = (
+        "Amplitude > Data > Destinations > Webhook: paste the URL, leave the payload as "
+        "it is.\n"
+        "Nothing is signed: add a header with a long random value there (options header, "
+        "value)."
+    )
+
     def translate(self, request: WebhookRequest) -> Translation:
         """``$identify`` becomes identify, a page view page, everything else track."""
         event = parse_object(request.body)

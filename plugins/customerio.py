@@ -63,6 +63,13 @@ NAMES: Final = {"subject": "emailSubject", "failure_message": "reason", "event_t
 class CustomerIo(Provider):
     """Deliveries of one reporting webhook."""
 
+    setup = (
+        "Customer.io > Data & Integrations > Integrations > Reporting Webhooks: paste "
+        "the URL as the\n"
+        "webhook endpoint and choose the events.\n"
+        "Copy the webhook signing key into the option signing_key."
+    )
+
     signing = Signing(
         signature="x-cio-signature",
         body=True,

@@ -57,6 +57,13 @@ BOUNCES: Final = {"hard_bounce": "hard", "soft_bounce": "soft"}
 class Mailchimp(Provider):
     """Deliveries of one Mandrill webhook."""
 
+    setup = (
+        "Mandrill > Settings > Webhooks > Add a Webhook: paste the URL exactly (it is "
+        "signed) and choose\n"
+        "the events. Copy the webhook's key into the option webhook_key.\n"
+        "Send e-mails with the metadata userId, and their events belong to that user."
+    )
+
     signing = Signing(
         signature="x-mandrill-signature", encoding="base64", body=True, url=True, form=True
     )

@@ -55,6 +55,12 @@ _SECONDS: Final = 100_000_000_000
 class Mixpanel(StaticCredentialProvider):
     """A page of a cohort's members, or a list of events."""
 
+    setup = (
+        "Mixpanel > Integrations > Webhooks (cohort sync): paste the URL, with basic "
+        "authentication\n"
+        "(options basic_user, basic_password). Nothing is signed."
+    )
+
     def translate(self, request: WebhookRequest) -> Translation:
         """One track event for each member or event."""
         payload = parse_json(request.body)

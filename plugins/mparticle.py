@@ -66,6 +66,12 @@ _BATCH_FIELDS: Final = frozenset(
 class MParticle(StaticCredentialProvider):
     """A batch a delivery: who it is, and what they did."""
 
+    setup = (
+        "mParticle > Setup > Outputs > Webhook: paste the URL as POST URL.\n"
+        "Nothing is signed: set its authorization header to a long random value (option "
+        "value)."
+    )
+
     def __init__(self, options: Mapping[str, Any], context: ProviderContext) -> None:
         super().__init__(options, context)
         self._development = bool(options.get("development", False))

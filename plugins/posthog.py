@@ -49,6 +49,13 @@ _PAGE: Final = {
 class PostHog(StaticCredentialProvider):
     """One event a delivery: the default body, ``{"event": {event}, "person": {person}}``."""
 
+    setup = (
+        "PostHog > Data pipelines > Destinations > HTTP Webhook: paste the URL, leave "
+        "the body as it is.\n"
+        "Nothing is signed: add a header with a long random value there (options header, "
+        "value)."
+    )
+
     def translate(self, request: WebhookRequest) -> Translation:
         """Autocaptured events become page, screen, identify, group or alias; others track."""
         payload = parse_object(request.body)

@@ -57,6 +57,14 @@ _SOFT: Final = frozenset(
 class Postmark(StaticCredentialProvider):
     """One record a delivery."""
 
+    setup = (
+        "Postmark > Server > Message stream > Webhooks > Add webhook: paste the URL, "
+        "choose the events.\n"
+        "Nothing is signed: set HTTP authentication (basic_user, basic_password) or a "
+        "header of your own\n"
+        "(header, value) there and here. Send e-mails with the metadata userId."
+    )
+
     def translate(self, request: WebhookRequest) -> Translation:
         """One track event."""
         record = parse_object(request.body)

@@ -52,6 +52,12 @@ BOUNCES: Final = {"permanent": "hard", "transient": "soft"}
 class Resend(Provider):
     """Deliveries of one Resend webhook."""
 
+    setup = (
+        "Resend > Webhooks > Add Webhook: paste the URL and choose the events email.*.\n"
+        "Copy the webhook's signing secret (whsec_...) into the option secret.\n"
+        "Send e-mails with the tag userId, and their events belong to that user."
+    )
+
     signing = Signing(
         signature="svix-signature",
         signature_pattern=r"v1,(?P<signature>[^ ]*)",

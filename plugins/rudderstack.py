@@ -38,6 +38,12 @@ _CONTEXT: Final = ("channel", "rudderId", "request_ip")
 class RudderStack(StaticCredentialProvider):
     """One event a delivery, or a list of them (HTTP Webhook with batching)."""
 
+    setup = (
+        "RudderStack > Destinations > Webhook: paste the URL, method POST.\n"
+        "Nothing is signed: add a header with a long random value there (options header, "
+        "value)."
+    )
+
     def translate(self, request: WebhookRequest) -> Translation:
         """The events as they are."""
         payload = parse_json(request.body)

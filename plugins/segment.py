@@ -46,6 +46,13 @@ _TOKENS: Final = re.compile(rb'"(?:[^"\\]|\\.)*"|[\[\]{}]', re.DOTALL)
 class Segment(Provider):
     """Deliveries of one Segment destination."""
 
+    setup = (
+        "Segment > Destinations > Webhooks (Actions): paste the URL as the webhook URL.\n"
+        "Set its shared secret to the option secret.\n"
+        "Leave batching off: of a batch only the first event is signed (see the option "
+        "allow_batch)."
+    )
+
     signing = Signing(signature="x-signature", body=True)
 
     def __init__(self, options: Mapping[str, Any], context: ProviderContext) -> None:

@@ -70,6 +70,14 @@ _NAMES: Final[Mapping[str, str]] = {
 class SendGrid(Provider):
     """Signed batches of delivery and engagement events."""
 
+    setup = (
+        "SendGrid > Settings > Mail Settings > Event Webhook: paste the URL, choose the "
+        "events, and switch\n"
+        "the signature on. Copy the verification key into the option verification_key.\n"
+        "Send e-mails with the custom argument userId, and their events belong to that "
+        "user."
+    )
+
     signing = Signing(
         signature=SIGNATURE,
         encoding="base64",

@@ -59,6 +59,14 @@ TRAITS: Final = {
 class Shopify(Provider):
     """Deliveries of the webhooks of one app."""
 
+    setup = (
+        "Shopify > Settings > Notifications > Webhooks, or the app's webhook "
+        "subscriptions: paste the URL,\n"
+        "format JSON, for customers/*, orders/* and checkouts/*.\n"
+        "The app's client secret (or what that page shows as signing secret) is the "
+        "option client_secret."
+    )
+
     signing = Signing(signature="x-shopify-hmac-sha256", encoding="base64", body=True)
 
     def __init__(self, options: Mapping[str, Any], context: ProviderContext) -> None:

@@ -40,6 +40,13 @@ from engage.webhooks import (
 class StandardWebhooks(Provider):
     """Deliveries of any sender that follows the specification."""
 
+    setup = (
+        "At the sender: add a webhook endpoint with this URL and choose its events.\n"
+        "Copy the endpoint's signing secret (whsec_ and base64) into the option secret.\n"
+        "Where the user's id stands in a payload is the option user_id (data.userId, "
+        "data.user_id, data.id)."
+    )
+
     signing = Signing(
         signature="webhook-signature",
         signature_pattern=r"v1,(?P<signature>[^ ]*)",

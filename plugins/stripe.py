@@ -46,6 +46,13 @@ USER_KEYS = ("userId", "user_id")
 class Stripe(Provider):
     """Deliveries to one endpoint of a Stripe account."""
 
+    setup = (
+        "Stripe > Developers > Webhooks > Add destination: paste the URL and choose the "
+        "events.\n"
+        "Copy the endpoint's signing secret (whsec_...) into the option secret.\n"
+        "Set metadata.userId on customers, or their events belong to the customer's id."
+    )
+
     signing = Signing(
         signature="stripe-signature",
         signature_pattern=r"v1=(?P<signature>[^,]*)",

@@ -59,6 +59,14 @@ QUERY_FIELDS: Final = ("userId", "user_id", "workspaceId", "bodySHA256")
 class Twilio(Provider):
     """Status callbacks of one Twilio account."""
 
+    setup = (
+        "Give the URL as StatusCallback of each message, with the user's id in its query "
+        "(&userId=...),\n"
+        "or as the status callback of the messaging service. It is signed: send it "
+        "exactly so.\n"
+        "The account's auth token is the option auth_token."
+    )
+
     signing = Signing(
         signature="x-twilio-signature", encoding="base64", body=True, url=True, form=True
     )

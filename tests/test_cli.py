@@ -29,7 +29,10 @@ from engage.cli.common import safe
 from engage.config import Config, load
 from engage.testing.making import event, identify, letter
 
-COMMANDS = ["check", "copy", "export", "init", "plugins", "serve"]
+COMMANDS = [
+    *("check", "copy", "export", "init", "plugins", "serve"),
+    *("webhook-retry", "webhook-test", "webhook-url"),
+]
 
 
 def run(*arguments: object) -> Result:
@@ -317,7 +320,7 @@ GREETER = """
 def test_a_plugin_brings_a_command(tmp_path: Path) -> None:
     folder = distribution(tmp_path, "greet", {"engage_greet": GREETER.format(name="greet")})
     assert process("greet", path=[folder]).stdout == "hello\n"
-    assert "  greet    Say hello." in process("--help", path=[folder]).stdout
+    assert re.search("  greet +Say hello[.]", process("--help", path=[folder]).stdout)
     assert "command\tgreet\tengage_greet\tgreet 1.0" in process("plugins", path=[folder]).stdout
 
 

@@ -25,8 +25,9 @@ from engage.api import (
 )
 from engage.app import build
 from engage.config import load
-from engage.deliveries import PATH_HEADER, REDACTED, redacted, shared_credentials
+from engage.deliveries import PATH_HEADER, REDACTED, redacted
 from engage.metrics import NullMetrics
+from engage.registry import shared_credentials
 
 KEY = "mandrill-key"
 SECRET = "segment-secret"

@@ -240,8 +240,12 @@ def test_a_storage_that_cannot_do_what_is_configured(
 
 
 def test_makes_each_provider_for_each_workspace(config: Any) -> None:
-    def make(options: Mapping[str, Any], context: Any) -> tuple[Any, ...]:
-        return (options["secret"], context.workspace_id, context.public_url)
+    class Made(tuple[Any, ...]):
+        def credentials(self) -> list[bytes]:
+            return [self[0].encode()]
+
+    def make(options: Mapping[str, Any], context: Any) -> Made:
+        return Made((options["secret"], context.workspace_id, context.public_url))
 
     installed = registry(webhook={"w": make})
     chosen = config(

@@ -16,6 +16,7 @@ from engage.cli.export import export
 from engage.cli.init import init
 from engage.cli.plugins import plugins
 from engage.cli.serve import serve
+from engage.cli.webhooks import webhook_retry, webhook_test, webhook_url
 
 __all__ = ["main"]
 
@@ -61,5 +62,16 @@ def main(ctx: click.Context) -> None:
     ctx.obj = None
 
 
-for _command in (check, copy, export, init, plugins, serve):
+_COMMANDS = (
+    check,
+    copy,
+    export,
+    init,
+    plugins,
+    serve,
+    webhook_retry,
+    webhook_test,
+    webhook_url,
+)
+for _command in _COMMANDS:
     main.add_command(_command)
