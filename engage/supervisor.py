@@ -54,7 +54,6 @@ class _Child:
     writer: asyncio.StreamWriter
     #: True: it answers requests. A string: why it cannot. False: it died before it said either.
     started: asyncio.Future[bool | str]
-    since: float
     talk: asyncio.Task[None] | None = None
 
 
@@ -141,8 +140,8 @@ class Supervisor:
         with contextlib.suppress(OSError):
             await asyncio.to_thread(send_setup, ours, setup)
         reader, writer = await asyncio.open_connection(sock=ours)
-        loop = asyncio.get_running_loop()
-        child = _Child(number, process, writer, loop.create_future(), loop.time())
+        started = asyncio.get_running_loop().create_future()
+        child = _Child(number, process, writer, started)
         child.talk = asyncio.create_task(_listen_to(child, reader))
         self._children.add(child)
         return child
@@ -151,38 +150,50 @@ class Supervisor:
         """Have a worker ``number`` until the drain."""
         early = 0
         while True:
-            if child is None:
-                child = await self._start(number)
-            status = await child.process.wait()
-            self._children.discard(child)
-            child.writer.close()
-            forget_process(child.process.pid)
-            if self._stopping.is_set():
-                self._failed |= status != 0
-                return
+            started = time.monotonic()
+            try:
+                if child is None:
+                    child = await self._start(number)
+                if not await self._lives(child):
+                    return
+            except OSError as error:  # No process, no memory, no file descriptor.
+                _log.error("worker %d cannot be started: %s", number, error)
             now = time.monotonic()
             self._deaths.append(now)
-            lived = asyncio.get_running_loop().time() - child.since
-            reason = child.started.result() if child.started.done() else False
-            _log.error(
-                "worker %d died with status %d%s",
-                number,
-                status,
-                f": {reason}" if isinstance(reason, str) else "",
-                extra={"pid": child.process.pid},
-            )
             if len(self._deaths) == MAX_DEATHS and now - self._deaths[0] < DEATHS_SECONDS:
                 _log.error("%d workers died within %d s: giving up", MAX_DEATHS, DEATHS_SECONDS)
                 self._failed = True
                 self._stopping.set()
                 return
-            early = 0 if lived > DEATHS_SECONDS else early + 1
+            early = 0 if now - started > DEATHS_SECONDS else early + 1
             pause = min(PAUSE * 2 ** max(early - 1, 0), MAX_PAUSE)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(pause):
                     await self._stopping.wait()
                     return
             child = None
+
+    async def _lives(self, child: _Child) -> bool:
+        """Wait until a worker is gone.
+
+        :return: whether it is missed: no drain has begun.
+        """
+        status = await child.process.wait()
+        self._children.discard(child)
+        child.writer.close()
+        forget_process(child.process.pid)
+        if self._stopping.is_set():
+            self._failed |= status != 0
+            return False
+        reason = child.started.result() if child.started.done() else False
+        _log.error(
+            "worker %d died with status %d%s",
+            child.number,
+            status,
+            f": {reason}" if isinstance(reason, str) else "",
+            extra={"pid": child.process.pid},
+        )
+        return True
 
     def _on_signal(self) -> None:
         if self._stopping.is_set():

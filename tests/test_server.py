@@ -28,6 +28,9 @@ from support.server import (
     wait_for,
 )
 
+from engage.config import Config, StorageConfig, Workspace, WriteKey
+from engage.server import secrets_of
+
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 
 EVENT = json.dumps({"userId": "u", "event": "Tested", "messageId": "slow"}).encode()
@@ -200,6 +203,22 @@ def test_a_metrics_port_that_is_taken(tmp_path: Path, workers: int) -> None:
         message = _cannot_start(Server(tmp_path, config))
     assert f"cannot listen on 127.0.0.1:{port}" in message
     assert "server.metrics_port" in message
+
+
+def test_all_secrets_of_the_config_are_known_to_the_log() -> None:
+    workspace = Workspace(
+        id="acme",
+        name="Acme",
+        subscription_secrets=("subscription-1", "subscription-2"),
+        write_keys=(WriteKey(id="website", key="the-write-key"),),
+        webhooks={"some": {"signing_key": ["signing-key-1", "signing-key-2"], "region": "eu"}},
+    )
+    storage = StorageConfig(options={"url": "scheme://user:pass@word@host/engage"})
+    config = Config(path=Path(), base_dir=Path(), workspaces=(workspace,), storage=storage)
+    assert set(secrets_of(config)) == {
+        *("subscription-1", "subscription-2", "the-write-key", "signing-key-1", "signing-key-2"),
+        "pass@word",
+    }
 
 
 # ----------------------------------------------------------------------------------------- workers

@@ -9,6 +9,7 @@ import json
 import queue
 import random
 import threading
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -157,6 +158,10 @@ def send_all(address: tuple[str, int], requests: Iterable[Request], connections:
         try:
             while (request := todo.get()) is not None:
                 acknowledged, answer = _send(connection, request)
+                end = time.monotonic() + DEADLINE
+                while answer.startswith("503") and time.monotonic() < end:
+                    time.sleep(0.2)  # A disk that stalls, on a busy machine.
+                    acknowledged, answer = _send(connection, request)
                 if not acknowledged:
                     failures.append(answer)
         except (OSError, http.client.HTTPException) as error:
