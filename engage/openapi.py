@@ -15,6 +15,7 @@ from typing import Any, Final
 import engage
 from engage.errors import STATUS
 from engage.operations import OPERATIONS, Operation, Parameter
+from engage.validate import EVENT_TYPES
 
 __all__ = ["describe", "load_schemas"]
 
@@ -104,7 +105,15 @@ def _component(name: str, schema: Mapping[str, Any]) -> dict[str, Any]:
     component: dict[str, Any] = rewrite(schema)
     component.pop("$id", None)
     component.pop("$schema", None)
+    if name == "payloads-batch":
+        component["properties"]["batch"]["items"] = {"anyOf": [_item(k) for k in EVENT_TYPES]}
     return component
+
+
+def _item(kind: str) -> dict[str, Any]:
+    """What an item of a batch is. The envelope's own schema does not say it: items stand alone."""
+    typed = {"properties": {"type": {"const": kind}}, "required": ["type"]}
+    return {"allOf": [{"$ref": f"#/components/schemas/payloads-{kind}"}, typed]}
 
 
 def _target(reference: str, name: str, folder: str) -> str:
@@ -147,13 +156,8 @@ def _operation(
                 }
             },
         }
-    security: Mapping[str, list[dict[str, list[str]]]] = {
-        "body": [{"writeKey": []}, {"writeKeyInQuery": []}],
-        "query": [{"writeKeyInQuery": []}],
-        "query-or-header": [{"writeKey": []}, {"writeKeyInQuery": []}],
-    }
     if operation.key:
-        described["security"] = security[operation.key]
+        described["security"] = [{"writeKey": []}, {"writeKeyInQuery": []}]
     return described
 
 

@@ -43,9 +43,8 @@ class Operation:
     success: str
     #: Codes of the errors that it may answer with, beside those that every operation has.
     errors: Sequence[str] = ()
-    #: Where the write key may stand: ``header``, ``body`` (then the header is optional), ``query``
-    #: or nothing.
-    key: str = ""
+    #: Whether a write key is needed: in the header, the query or (events) the body.
+    key: bool = False
     parameters: Sequence[Parameter] = ()
 
 
@@ -53,21 +52,14 @@ _IDEMPOTENCY_KEY: Final = Parameter(
     name="Idempotency-Key",
     place="header",
     description="Makes the message ids of events that have none: the same key, the same ids.",
-    schema={"type": "string", "pattern": "^[A-Za-z0-9._:-]+$", "minLength": 1, "maxLength": 256},
+    schema={"type": "string"},
 )
 _STRICT: Final = Parameter(
     name="X-Strict-Mode",
     place="header",
     description="1: one invalid item, and nothing of the batch is stored (400).",
-    schema={"type": "string", "enum": ["1"]},
+    schema={"type": "string"},
 )
-_ENCODING: Final = Parameter(
-    name="Content-Encoding",
-    place="header",
-    description="How the body is compressed: gzip or deflate.",
-    schema={"type": "string", "enum": ["identity"]},
-)
-
 #: What may be wrong with any request that has a body.
 _BODY_ERRORS: Final = (
     "invalid_json",
@@ -102,7 +94,7 @@ def _event(kind: str, letter: str, summary: str, description: str) -> Operation:
         request=kind,
         success="event",
         errors=_EVENT_ERRORS,
-        key="body",
+        key=True,
         parameters=(_IDEMPOTENCY_KEY,),
     )
 
@@ -124,7 +116,7 @@ OPERATIONS: Final[Sequence[Operation]] = (
         request="batch",
         success="batch",
         errors=(*_EVENT_ERRORS, "batch_too_large"),
-        key="body",
+        key=True,
         parameters=(_IDEMPOTENCY_KEY, _STRICT),
     ),
     Operation(
@@ -137,7 +129,7 @@ OPERATIONS: Final[Sequence[Operation]] = (
         request="batch",
         success="batch",
         errors=(*_EVENT_ERRORS, "batch_too_large"),
-        key="query",
+        key=True,
     ),
     Operation(
         id="subscriptions",
@@ -209,7 +201,7 @@ OPERATIONS: Final[Sequence[Operation]] = (
         tag="Clients",
         success="source-config",
         errors=_KEY_ERRORS,
-        key="query-or-header",
+        key=True,
     ),
     Operation(
         id="snippet",

@@ -13,6 +13,8 @@ import pytest
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
+HERE = Path(__file__).parent
+
 #: How many requests of each kind schemathesis makes for an operation.
 EXAMPLES = int(os.environ.get("ENGAGE_SCHEMATHESIS_EXAMPLES", "20"))
 
@@ -22,13 +24,19 @@ def test_schemathesis(engage: Any, tmp_path: Path) -> None:
     program = Path(sys.executable).with_name("schemathesis")
     done = subprocess.run(
         [
-            *(program, "run", f"{engage.url}/openapi.json"),
+            *(program, "--config-file", HERE / "schemathesis.toml"),
+            *("run", f"{engage.url}/openapi.json"),
             *("--url", engage.url, "--auth", f"{engage.key}:", "--mode", "all"),
             *("--phases", "examples,coverage,fuzzing", "--max-examples", str(EXAMPLES)),
-            *("--seed", "1", "--generation-database", "none", "--no-color"),
+            *("--generation-deterministic", "--no-color"),
             *("--request-timeout", "30", "--suppress-health-check", "all"),
         ],
         cwd=tmp_path,
+        env={
+            **os.environ,
+            "PYTHONPATH": str(HERE),
+            "SCHEMATHESIS_HOOKS": "schemathesis_hooks",
+        },
         capture_output=True,
         text=True,
         timeout=560,

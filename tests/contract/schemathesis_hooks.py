@@ -1,0 +1,38 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What JSON Schema cannot say of "any JSON" and engage refuses: see docs/http.md, "Decoding"."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import schemathesis
+
+_TIMES = ("timestamp", "originalTimestamp", "sentAt")
+_IDS = ("userId", "anonymousId", "groupId", "previousId")
+
+
+@schemathesis.hook
+def map_body(context: Any, body: Any) -> Any:
+    """Keep integers within 64 bits, ids from being 1.0 (an integer to JSON Schema), days real."""
+    return _fit(body)
+
+
+def _fit(value: Any) -> Any:
+    if isinstance(value, dict):
+        fitted = {name: _fit(inner) for name, inner in value.items()}
+        for name in _IDS:
+            if isinstance(fitted.get(name), float):
+                fitted[name] = _fit(int(fitted[name]))
+        for name in _TIMES:
+            if isinstance(fitted.get(name), str):
+                fitted[name] = re.sub(
+                    r"^[0-9]{4}(-[0-9]{2})-(29|30|31)", r"2000\1-28", fitted[name]
+                )
+                fitted[name] = re.sub(r"^(0000|0001|9999)-", "2000-", fitted[name])
+        return fitted
+    if isinstance(value, list):
+        return [_fit(inner) for inner in value]
+    if isinstance(value, int) and not isinstance(value, bool):
+        return max(-(2**63), min(2**63 - 1, value))
+    return value
