@@ -12,9 +12,13 @@ from typing import Final
 
 __all__ = ["BadChunkError", "ChunkedBody"]
 
-#: A size line without its CRLF: at most 4 GiB, extensions without control characters.
-_SIZE_LINE: Final = re.compile(rb"([0-9A-Fa-f]{1,8})(?:;[\t\x20-\x7e\x80-\xff]*)?", re.DOTALL)
-_TRAILER: Final = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+:[\t\x20-\x7e\x80-\xff]*", re.DOTALL)
+_TOKEN: Final = rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+"
+_QUOTED: Final = rb'"(?:[\t !#-\[\]-~]|\\[\t -~])*"'
+#: A size line without its CRLF: at most 4 GiB, and extensions.
+_SIZE_LINE: Final = re.compile(
+    rb"([0-9A-Fa-f]{1,8})(?:;" + _TOKEN + rb"(?:=(?:" + _TOKEN + rb"|" + _QUOTED + rb"))?)*"
+)
+_TRAILER: Final = re.compile(_TOKEN + rb":[\t\x20-\x7e\x80-\xff]*")
 
 #: Longest size line or trailer, and all trailers together.
 _LINE_BYTES: Final = 1024

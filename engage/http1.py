@@ -3,18 +3,15 @@
 
 Tornado's routing and handlers are kept whole; only its own parser, most of the cost of a small
 request, is replaced. A :class:`Connection` cuts heads and bodies out of what a client sends: heads
-are taken apart by httptools, bodies by their length or by :mod:`engage.chunked`. Each request and
-its answer is an :class:`engage.exchange.Exchange`, the ``HTTPConnection`` that Tornado writes to.
+are taken apart by :mod:`engage.heads`, bodies by their length or by :mod:`engage.chunked`. Each
+request and its answer is an :class:`engage.exchange.Exchange`, the ``HTTPConnection`` that Tornado
+writes to.
 
 Requests of one connection are handled one after the other; what a client pipelines waits unread.
 Everything is bounded before it is parsed: heads in bytes and in number, bodies in bytes and in
 memory (:class:`engage.listener.Listener`), each state in time. A request that is refused before its
 body has arrived is answered at once, and the body is read and thrown away, so that the client gets
-the answer rather than a reset.
-
-What is not HTTP, or could be read in two ways (request smuggling), gets a bare 400, and the
-connection is closed: two lengths, a length and chunks, white space before a colon, a bare LF, a
-folded header.
+the answer rather than a reset. What is not HTTP gets a bare 400, and the connection is closed.
 """
 
 from __future__ import annotations
@@ -22,15 +19,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-import re
 from typing import TYPE_CHECKING, Final, cast
 
-import httptools
 from tornado import httputil
 
 from engage import refusals
 from engage.chunked import BadChunkError, ChunkedBody
 from engage.exchange import Exchange, Failure
+from engage.heads import MAX_HEADERS, BadRequestError, Head, TooManyHeadersError, check_beginning
 
 if TYPE_CHECKING:
     from engage.errors import ApiError
@@ -40,8 +36,6 @@ __all__ = ["Connection"]
 
 _log = logging.getLogger(__name__)
 
-#: A header costs a call of Python, however short it is.
-MAX_HEADERS: Final = 100
 #: What is thrown away of a refused body, so that the client gets its answer.
 THROWN_BYTES: Final = 20 * 1024 * 1024
 THROWN_SECONDS: Final = 5.0
@@ -50,9 +44,6 @@ HANDLER_SECONDS: Final = 120.0
 #: So much may wait in memory behind the request that is being handled.
 _AHEAD_BYTES: Final = 65536
 
-_VERSIONS: Final = {b" HTTP/1.1": "HTTP/1.1", b" HTTP/1.0": "HTTP/1.0"}
-_TOKEN: Final = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,32}")
-
 # What is read next.
 _HEAD = 0  #: a request's head, or nothing yet
 _BODY = 1  #: the body of a request that was not answered
@@ -60,39 +51,6 @@ _BUSY = 2  #: nothing: a handler has the request
 _REST = 3  #: the rest of a body whose request is answered
 _LINGER = 4  #: whatever comes until the client has our last answer
 _CLOSED = 5
-
-
-class _BadRequestError(Exception):
-    """Not HTTP, or not only one thing."""
-
-
-class _Head:
-    """What httptools calls while it takes a head apart."""
-
-    __slots__ = ("complete", "count", "headers", "target")
-
-    def __init__(self) -> None:
-        self.target = ""
-        self.headers = httputil.HTTPHeaders()
-        self.count = 0
-        self.complete = False
-
-    def on_url(self, url: bytes) -> None:
-        self.target += url.decode("latin-1")
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        self.count += 1
-        if self.count > MAX_HEADERS:
-            raise _BadRequestError
-        key = name.decode("latin-1")
-        # llhttp has checked the characters; assigning skips Tornado's check of the same.
-        if key in self.headers:
-            self.headers.add(key, value.decode("latin-1").strip(" \t"))
-        else:
-            self.headers[key] = value.decode("latin-1").strip(" \t")
-
-    def on_headers_complete(self) -> None:
-        self.complete = True
 
 
 class Connection(asyncio.Protocol):
@@ -156,9 +114,7 @@ class Connection(asyncio.Protocol):
             return
         self._buffer += data
         if state == _BUSY:
-            if len(self._buffer) > _AHEAD_BYTES and not self._paused:
-                self._paused = True
-                self._transport.pause_reading()
+            self._pace()
         elif state != _CLOSED:
             self._advance()
 
@@ -238,12 +194,8 @@ class Connection(asyncio.Protocol):
                         break
                 else:
                     break
-        except (
-            _BadRequestError,
-            BadChunkError,
-            httputil.HTTPInputError,
-            httptools.HttpParserError,
-        ):
+            self._pace()
+        except (BadRequestError, BadChunkError, httputil.HTTPInputError):
             if self._state == _REST:
                 self.close()  # It has its answer.
                 return
@@ -251,6 +203,16 @@ class Connection(asyncio.Protocol):
             self._refuse(None)
             if unread and delegate is not None:
                 delegate.on_connection_close()
+
+    def _pace(self) -> None:
+        """Read on only if what has been read is not enough."""
+        if self._state == _BUSY:
+            if len(self._buffer) > _AHEAD_BYTES and not self._paused:
+                self._paused = True
+                self._transport.pause_reading()
+        elif self._paused and self._state != _CLOSED:
+            self._paused = False
+            self._transport.resume_reading()
 
     def _read_head(self) -> bool:
         buffer = self._buffer
@@ -263,7 +225,7 @@ class Connection(asyncio.Protocol):
             return False
         if not self._searched:
             if buffer[0] <= 0x20:
-                raise _BadRequestError
+                raise BadRequestError
             self.deadline = self._loop.time() + self.listener.bounds.request_timeout
             if self._crowded:
                 self._refuse(refusals.crowded())
@@ -275,10 +237,10 @@ class Connection(asyncio.Protocol):
             self._refuse(refusals.headers_too_large(self.listener.bounds.header_bytes))
             return False
         if end < 4:
-            _check_beginning(buffer, self._searched)
+            check_beginning(buffer, self._searched)
             self._searched = len(buffer)
             if self._half_closed:
-                raise _BadRequestError
+                raise BadRequestError
             return False
         self._searched = 0
         raw = bytes(buffer[:end])
@@ -288,35 +250,20 @@ class Connection(asyncio.Protocol):
 
     def _begin(self, raw: bytes) -> None:
         """Hand a complete head to Tornado."""
-        line = raw.find(b"\r\n")
-        version = _VERSIONS.get(raw[line - 9 : line])
-        if version is None:
-            raise _BadRequestError
-        method, head = _parse(raw)
-        if head.count > MAX_HEADERS:
+        try:
+            head = Head(raw)
+        except TooManyHeadersError:
             self._refuse(refusals.too_many_headers(MAX_HEADERS))
             return
-        headers = head.headers
-        self._length = 0
-        self._chunks = None
-        if "Transfer-Encoding" in headers:
-            if version == "HTTP/1.0" or headers["Transfer-Encoding"].lower() != "chunked":
-                raise _BadRequestError
-            self._chunks = ChunkedBody()
-        elif "Content-Length" in headers:
-            self._length = int(headers["Content-Length"])  # llhttp let only digits through.
-        keep_alive = version == "HTTP/1.1"
-        if "Connection" in headers:
-            options = {option.strip().lower() for option in headers["Connection"].split(",")}
-            keep_alive = "close" not in options and (keep_alive or "keep-alive" in options)
-        exchange = Exchange(self, version, method, keep_alive=keep_alive)
-        if "Expect" in headers and version == "HTTP/1.1":
-            exchange.expects_continue = headers["Expect"].lower() == "100-continue"
+        self._length = head.length
+        self._chunks = ChunkedBody() if head.chunked else None
+        exchange = Exchange(self, head.version, head.method, keep_alive=head.keep_alive)
+        exchange.expects_continue = head.expects_continue
         self._exchange = exchange
         self._thrown = 0
-        start_line = httputil.RequestStartLine(method, _origin_form(head.target), version)
+        start_line = httputil.RequestStartLine(head.method, head.target, head.version)
         delegate = self.listener.application.start_request(self, exchange)
-        prepared = delegate.headers_received(start_line, headers)
+        prepared = delegate.headers_received(start_line, head.headers)
         self._delegate = delegate
         self._state = _BODY
         if exchange.expects_continue and prepared is not None and not self._buffer:
@@ -359,7 +306,8 @@ class Connection(asyncio.Protocol):
             body = bytes(self._chunked)
             self._chunked.clear()
             self._chunks = None
-        if not self._hold(len(body)):
+        # What follows is held as well, while the handler works.
+        if not self._hold(len(body) + len(buffer)):
             return False
         self._state = _BUSY
         self.deadline = self._loop.time() + HANDLER_SECONDS
@@ -465,7 +413,7 @@ class Connection(asyncio.Protocol):
             return
         else:
             self._next()
-        if self._buffer or self._half_closed or self._state == _REST:
+        if self._buffer or self._half_closed or self._paused or self._state == _REST:
             self._loop.call_soon(self._advance)
 
     def _next(self) -> None:
@@ -477,9 +425,6 @@ class Connection(asyncio.Protocol):
         self.deadline = self._loop.time() + (
             bounds.request_timeout if self._slow_reader else bounds.idle_timeout
         )
-        if self._paused:
-            self._paused = False
-            self._transport.resume_reading()
 
     def _refuse(self, error: ApiError | None) -> None:
         """Answer without a handler, and close.
@@ -504,63 +449,7 @@ class Connection(asyncio.Protocol):
             self.close()
             return
         self._state = _LINGER
+        self._pace()
         self.deadline = self._loop.time() + THROWN_SECONDS
         if self._transport.can_write_eof():
             self._transport.write_eof()
-
-
-def _parse(raw: bytes) -> tuple[str, _Head]:
-    """Take a complete head apart.
-
-    :return: the method and the rest; incomplete when there were too many headers.
-    """
-    head = _Head()
-    parser = httptools.HttpRequestParser(head)
-    method: bytes | None = None
-    try:
-        parser.feed_data(raw)
-    except httptools.HttpParserUpgrade:
-        pass  # Nobody has to follow an Upgrade; the request stands as it is.
-    except httptools.HttpParserInvalidMethodError:
-        # llhttp has a list of methods. Others are the business of the routes: 404, or 405.
-        method, _, rest = raw.partition(b" ")
-        if _TOKEN.fullmatch(method) is None:
-            raise
-        head = _Head()
-        parser = httptools.HttpRequestParser(head)
-        parser.feed_data(b"GET " + rest)
-    except httptools.HttpParserCallbackError:
-        if head.count <= MAX_HEADERS:
-            raise
-        return "", head
-    if not head.complete:
-        raise _BadRequestError
-    return (method or parser.get_method()).decode("latin-1"), head
-
-
-def _origin_form(target: str) -> str:
-    """:return: path and query, also of the absolute form that is sent to proxies."""
-    if target.startswith("/") or target == "*":
-        return target
-    scheme, separator, rest = target.partition("://")
-    if not separator or scheme.lower() not in ("http", "https"):
-        return target  # No route is like that.
-    slash = rest.find("/")
-    query = rest.find("?")
-    if query >= 0 and (slash < 0 or query < slash):
-        return "/" + rest[query:]
-    return rest[slash:] if slash >= 0 else "/"
-
-
-def _check_beginning(buffer: bytearray, searched: int) -> None:
-    """See early that something will never become a head: a TLS handshake, lines ended by LF.
-
-    :raises _BadRequestError: it will not.
-    """
-    if not searched and _TOKEN.match(buffer) is None:
-        raise _BadRequestError
-    at = buffer.find(b"\n", searched)
-    while at >= 0:
-        if not at or buffer[at - 1] != 0x0D:
-            raise _BadRequestError
-        at = buffer.find(b"\n", at + 1)

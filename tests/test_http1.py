@@ -5,19 +5,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any
 
-import httptools
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from support.raw import Answer, RawClient, listening, request
 from support.waiting import eventually
 from tornado.web import Application, RequestHandler, stream_request_body
 
-from engage.chunked import BadChunkError, ChunkedBody
 from engage.exchange import Failure
 from engage.listener import Bounds, Listener
 from engage.metrics import NullMetrics
@@ -614,70 +609,31 @@ async def test_draining_has_an_end() -> None:
         assert await client.closed()
 
 
-# ---------------------------------------------------------------------------------------- chunks
-class _Reference:
-    """llhttp's idea of a body."""
-
-    def __init__(self) -> None:
-        self.body = b""
-        self.complete = False
-
-    def on_body(self, data: bytes) -> None:
-        self.body += data
-
-    def on_message_complete(self) -> None:
-        self.complete = True
-
-
-def _decode(data: bytes, cuts: list[int]) -> tuple[bytes, bool, bytes] | None:
-    """:return: what was decoded, whether it was complete, what remains; ``None``: refused."""
-    chunks, buffer, into = ChunkedBody(), bytearray(), bytearray()
-    complete = False
-    edges = [0, *sorted(cut for cut in cuts if cut < len(data)), len(data)]
-    try:
-        for start, end in itertools.pairwise(edges):
-            buffer += data[start:end]
-            if not complete:
-                complete = chunks.take(buffer, into)
-    except BadChunkError:
-        return None
-    return bytes(into), complete, bytes(buffer)
-
-
-@given(
-    st.lists(st.binary(min_size=1, max_size=40), max_size=8),
-    st.binary(max_size=20),
-    st.lists(st.integers(0, 400), max_size=10),
-    st.booleans(),
+@pytest.mark.parametrize(
+    "test",
+    [
+        test_answers_and_keeps_the_connection,
+        test_a_pipeline_waits_for_a_slow_handler_within_bounds,
+        test_expect_100_continue,
+        test_a_client_that_says_no_more_is_answered,
+        test_who_hangs_up_does_not_cancel,
+        test_a_body_shorter_than_its_length,
+        test_a_refused_body_is_skipped,
+        test_bodies_in_memory_are_bounded,
+        test_too_many_connections,
+        test_a_client_that_never_reads,
+        test_draining,
+        test_draining_has_an_end,
+    ],
 )
-def test_chunks_survive(parts: list[bytes], rest: bytes, cuts: list[int], upper: bool) -> None:
-    """Whatever was sent in chunks comes out, wherever it was cut; what follows is untouched."""
-    data = b"".join(
-        (b"%X;ext=1\r\n%b\r\n" if upper else b"%x\r\n%b\r\n") % (len(part), part) for part in parts
-    )
-    data += b"0\r\n\r\n" + rest
-    assert _decode(data, cuts) == (b"".join(parts), True, rest)
+def test_with_uvloop(test: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    """The loop that the server runs on has transports of its own."""
+    uvloop = pytest.importorskip("uvloop", reason="there is none for Windows")
+    uvloop.run(test())
 
 
-@given(
-    st.lists(
-        st.sampled_from(
-            [b"\r\n", b"\n", b"\r", b"0", b"1", b"a", b"3", b";", b" ", b"abc", b"x: y"]
-        ),
-        max_size=14,
-    ),
-    st.lists(st.integers(0, 40), max_size=4),
-)
-def test_no_laxer_than_the_parser(pieces: list[bytes], cuts: list[int]) -> None:
-    """What we take as a complete body, llhttp takes too, and as the same bytes."""
-    data = b"".join(pieces)
-    ours = _decode(data, cuts)
-    assert ours == _decode(data, [])
-    if ours is None or not ours[1]:
-        return
-    reference = _Reference()
-    parser = httptools.HttpRequestParser(reference)
-    parser.feed_data(POST + b"Transfer-Encoding: chunked\r\n\r\n")
-    parser.feed_data(data[: len(data) - len(ours[2])])
-    assert reference.complete
-    assert reference.body == ours[0]
+@pytest.mark.parametrize("size", [100_001, 3_000_000])
+def test_a_body_too_long_with_uvloop(size: int) -> None:
+    """Likewise."""
+    uvloop = pytest.importorskip("uvloop", reason="there is none for Windows")
+    uvloop.run(test_a_body_too_long(size))
