@@ -8,9 +8,14 @@ from urllib.parse import urlsplit
 
 import pytest
 import test_webhook_amazon_ses
+import test_webhook_amplitude
 import test_webhook_conformance
+import test_webhook_mixpanel
+import test_webhook_mparticle
+import test_webhook_posthog
+import test_webhook_postmark
+import test_webhook_rudderstack
 import test_webhook_sendgrid
-import test_webhook_static
 from support.hooks import PUBLIC_URL, deliver, public, workspace
 from support.inprocess import serving
 from support.webhooks import NOW, assert_matches, request_of
@@ -20,9 +25,14 @@ from engage.api import WebhookRequest
 
 MODULES = (
     test_webhook_amazon_ses,
+    test_webhook_amplitude,
     test_webhook_conformance,
+    test_webhook_mixpanel,
+    test_webhook_mparticle,
+    test_webhook_posthog,
+    test_webhook_postmark,
+    test_webhook_rudderstack,
     test_webhook_sendgrid,
-    test_webhook_static,
 )
 CASES = {
     f"{case.plugin.rpartition('.')[2]}-{name.removeprefix('Test')}": case
