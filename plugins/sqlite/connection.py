@@ -56,6 +56,8 @@ class Settings:
     limits: ProfileLimits
     budget: DeadLetterBudget
     identifiers: Mapping[str, Sequence[str]]
+    #: ``thread``, ``process`` or ``auto``.
+    writer: str = "auto"
 
 
 def unavailable(path: str, error: Exception) -> StorageUnavailable:

@@ -140,6 +140,10 @@ class Engine(Session):
         with in_our_words(self.settings.path), self._transaction() as db:
             db.execute("UPDATE store SET value = value + 1 WHERE name = 'opens'")
 
+    def doubt(self) -> None:
+        """Acknowledge nothing until a checkpoint: somebody else may have seen an I/O error."""
+        self._doubtful = True
+
     # --------------------------------------------------------------------- transactions
     @contextlib.contextmanager
     def _transaction(self, *, needs_space: bool = True) -> Iterator[sqlite3.Connection]:

@@ -32,6 +32,7 @@ from .connection import Settings
 from .engine import Engine
 from .lanes import Lane
 from .reading import Reader
+from .writing import Writer
 
 Item = TypeVar("Item")
 
@@ -44,9 +45,8 @@ class SqliteStorage(EventStore, ProfileStore, SubscriptionStore, DeadLetterStore
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._engine = Engine(settings)
+        self._writer = Writer(settings)
         self._reader = Reader(settings)
-        self._writing: Lane | None = None
         self._reading: Lane | None = None
         self.dropped_changes = 0
 
@@ -62,35 +62,30 @@ class SqliteStorage(EventStore, ProfileStore, SubscriptionStore, DeadLetterStore
                 limits=context.profile_limits,
                 budget=context.dead_letter_budget,
                 identifiers={name: tuple(traits) for name, traits in context.identifiers.items()},
+                writer=options.get("writer", "auto"),
             )
         )
 
     # ------------------------------------------------------------------------------ life
     async def open(self, *, create: bool) -> None:
-        if self._writing is not None:
+        if self._reading is not None:
             return
-        timeout = self._settings.timeout
-        writing = Lane("engage-sqlite-writer", timeout=timeout, after=self._engine.maintain)
-        try:
-            await writing.call(self._engine.open, create)
-        except BaseException:
-            await writing.end(self._engine.drop)
-            raise
-        self._writing = writing
+        await self._writer.open(create)
         self._reading = Lane(
-            "engage-sqlite-reader", timeout=timeout, interrupt=self._reader.interrupt
+            "engage-sqlite-reader",
+            timeout=self._settings.timeout,
+            interrupt=self._reader.interrupt,
         )
 
     async def close(self) -> None:
-        writing, self._writing = self._writing, None
         reading, self._reading = self._reading, None
         if reading is not None:
-            await reading.end(self._reader.drop)
-        if writing is not None:
-            await writing.end(self._engine.drop)
+            reader, self._reader = self._reader, Reader(self._settings)
+            await reading.end(reader.drop)
+        await self._writer.close()
 
     async def check(self) -> None:
-        await self._write(self._engine.check)
+        await self._writer.call(Engine.check)
 
     def gauges(self) -> Mapping[str, float]:
         path = self._settings.path
@@ -100,11 +95,6 @@ class SqliteStorage(EventStore, ProfileStore, SubscriptionStore, DeadLetterStore
             found["database_bytes"] = os.stat(path).st_size
             found["wal_bytes"] = os.stat(path + "-wal").st_size
         return found
-
-    async def _write(self, function: Callable[..., Item], *arguments: Any) -> Item:
-        if self._writing is None:
-            raise StorageUnavailable("the storage is not open")
-        return await self._writing.call(function, *arguments)
 
     async def _read(self, function: Callable[..., Item], *arguments: Any) -> Item:
         if self._reading is None:
@@ -124,7 +114,7 @@ class SqliteStorage(EventStore, ProfileStore, SubscriptionStore, DeadLetterStore
 
     # ---------------------------------------------------------------------------- events
     async def write(self, events: Sequence[Event]) -> Sequence[Outcome]:
-        outcomes, dropped = await self._write(self._engine.write, events)
+        outcomes, dropped = await self._writer.write(events)
         self.dropped_changes += dropped
         return outcomes
 
@@ -141,7 +131,7 @@ class SqliteStorage(EventStore, ProfileStore, SubscriptionStore, DeadLetterStore
         return await self._page(self._reader.scan, filter, after=after, limit=limit)
 
     async def expire(self, before: int, *, limit: int, force: bool = False) -> int:
-        return await self._write(self._engine.expire, before, limit, force)
+        return await self._writer.call(Engine.expire, before, limit, force)
 
     # -------------------------------------------------------------------------- profiles
     async def profile(self, workspace_id: str, user_id: str) -> UserProfile | None:
@@ -164,7 +154,7 @@ class SqliteStorage(EventStore, ProfileStore, SubscriptionStore, DeadLetterStore
 
     # --------------------------------------------------------------------- subscriptions
     async def apply(self, change: SubscriptionChange) -> Mapping[str, bool]:
-        return await self._write(self._engine.apply, change)
+        return await self._writer.call(Engine.apply, change)
 
     async def state(self, workspace_id: str, user_id: str) -> Mapping[str, bool]:
         return await self._read(self._reader.state, workspace_id, user_id)
@@ -185,7 +175,7 @@ class SqliteStorage(EventStore, ProfileStore, SubscriptionStore, DeadLetterStore
 
     # ---------------------------------------------------------------------- dead letters
     async def put(self, letters: Sequence[DeadLetter]) -> int:
-        return await self._write(self._engine.put, letters)
+        return await self._writer.call(Engine.put, letters)
 
     async def scan_dead_letters(
         self, workspace_id: str | None, *, after: str | None, limit: int
@@ -195,10 +185,10 @@ class SqliteStorage(EventStore, ProfileStore, SubscriptionStore, DeadLetterStore
         )
 
     async def remove(self, workspace_id: str, ids: Sequence[str]) -> int:
-        return await self._write(self._engine.remove, workspace_id, ids)
+        return await self._writer.call(Engine.remove, workspace_id, ids)
 
     async def expire_dead_letters(self, before: int, *, limit: int) -> int:
-        return await self._write(self._engine.expire_letters, before, limit)
+        return await self._writer.call(Engine.expire_letters, before, limit)
 
 
 def _number(cursor: str) -> int:
