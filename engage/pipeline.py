@@ -7,6 +7,7 @@ result is returned only when everything in it is durable, the dead letters too.
 
 from __future__ import annotations
 
+import asyncio
 import collections
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
@@ -44,6 +45,9 @@ ANONYMOUS_BYTES: Final = 1024 * 1024
 ENVELOPE_BYTES: Final = 32 * 1024
 #: Events of one write of a delivery.
 DELIVERY_EVENTS: Final = 500
+#: After so many invalid items others get their turn: a report takes a thousand times as long as
+#: the look that finds an item valid.
+_BREATH: Final = 50
 
 
 class Pipeline:
@@ -347,6 +351,8 @@ class Pipeline:
                         continue
             except ApiError as error:
                 taken.reject(index, item, error, counts)
+                if len(taken.rejected) % _BREATH == 0:
+                    await asyncio.sleep(0)
                 continue
             assert event is not None
             size += len(event.body)

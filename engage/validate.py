@@ -20,6 +20,7 @@ import jsonschema_rs
 import orjson
 import referencing
 from jsonschema.exceptions import ValidationError
+from referencing.jsonschema import DRAFT202012
 
 from engage.errors import MAX_ERRORS, Problem, quote
 
@@ -34,6 +35,21 @@ _EXAMINED: Final = 5 * MAX_ERRORS
 _IDS: Final = frozenset({"/userId", "/anonymousId"})
 
 
+def _pattern(
+    validator: Any, pattern: str, instance: Any, schema: Mapping[str, Any]
+) -> Iterator[ValidationError]:
+    # What is too long is refused for that: a megabyte of blanks need not be searched as well.
+    if isinstance(instance, str) and len(instance) > schema.get("maxLength", len(instance)):
+        return iter(())
+    return _search(validator, pattern, instance, schema) or iter(())
+
+
+_search: Final = jsonschema.Draft202012Validator.VALIDATORS["pattern"]
+_Reporter: Final[type[jsonschema.protocols.Validator]] = jsonschema.validators.extend(  # type: ignore[no-untyped-call]
+    jsonschema.Draft202012Validator, {"pattern": _pattern}
+)
+
+
 class Schemas:
     """The payload schemas, compiled once.
 
@@ -44,15 +60,19 @@ class Schemas:
     def __init__(self, documents: Mapping[str, Mapping[str, Any]]) -> None:
         pairs = [(str(schema["$id"]), schema) for schema in documents.values()]
         fast = jsonschema_rs.Registry([(uri, dict(schema)) for uri, schema in pairs])
-        exact: referencing.Registry[Any] = referencing.Registry().with_contents(pairs)
+        # Without its ``$schema``, or a document that is referred to is read by the plain reporter.
+        plain = {uri: {k: v for k, v in schema.items() if k != "$schema"} for uri, schema in pairs}
+        exact: referencing.Registry[Any] = referencing.Registry().with_contents(
+            plain.items(), default_specification=DRAFT202012
+        )
         self._documents: Final = dict(documents)
         self._validators: Final[dict[str, Callable[[Any], bool]]] = {}
-        self._reporters: Final[dict[str, jsonschema.Draft202012Validator]] = {}
+        self._reporters: Final[dict[str, jsonschema.protocols.Validator]] = {}
         for kind, schema in documents.items():
             self._validators[kind] = jsonschema_rs.Draft202012Validator(
                 dict(schema), registry=fast
             ).is_valid
-            self._reporters[kind] = jsonschema.Draft202012Validator(dict(schema), registry=exact)
+            self._reporters[kind] = _Reporter(plain[str(schema["$id"])], registry=exact)
 
     @classmethod
     def load(cls) -> Schemas:

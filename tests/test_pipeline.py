@@ -336,6 +336,24 @@ async def test_an_answer_has_at_most_20_details() -> None:
     assert len(orjson.loads(error_body(error, None))["errors"]) == 20
 
 
+async def test_others_get_their_turn_while_a_bad_batch_is_reported() -> None:
+    core = make_core()
+    turns = 0
+
+    async def count() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    other = asyncio.ensure_future(count())
+    before_write: list[int] = []
+    core.store.before_put = lambda: before_write.append(turns)
+    await refused(batch(core, [5] * 1000))
+    other.cancel()
+    assert before_write[0] >= 20
+
+
 async def test_strict() -> None:
     core = make_core()
     error = await refused(batch(core, [GOOD, BAD, {**GOOD, "x": "y" * 70_000}], strict=True))

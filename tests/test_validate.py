@@ -107,6 +107,13 @@ def test_long_values_and_names_are_cut() -> None:
     assert len(pointer) < 120
 
 
+def test_what_is_too_long_is_not_searched() -> None:
+    """20 MiB of blanks would take seconds."""
+    pointer, message = only("track", {"userId": " " * 20_000_000, "event": "e"})
+    assert (pointer, message) == ("/userId", "too long (20000000 characters, at most 512)")
+    assert "blank" in only("track", {"userId": " " * 512, "event": "e"})[1]
+
+
 def test_at_most_so_many() -> None:
     changes = dict.fromkeys(map(str, range(1000)), 5)
     value = {"workspaceId": "w", "identifier": "i", "identifierKey": "k", "hash": "h"}
