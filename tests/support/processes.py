@@ -22,3 +22,11 @@ def children(pid: int) -> set[int]:
     except (FileNotFoundError, ProcessLookupError):
         return set()
     return {child for child in map(int, text.split()) if alive(child)}
+
+
+def descendants(pid: int) -> set[int]:
+    """Ids of the living processes that ``pid`` started, and of those that these started …"""
+    found = children(pid)
+    for child in tuple(found):
+        found |= descendants(child)
+    return found
