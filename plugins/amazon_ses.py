@@ -87,8 +87,8 @@ _HOST: Final = r"sns\.[a-z]{2,}(?:-[a-z]+)+-[0-9]{1,2}\.amazonaws\.com(?:\.cn)?"
 _CERTIFICATE_PATH: Final = re.compile(r"/SimpleNotificationService-[0-9A-Fa-f]{1,64}\.pem")
 _ARN: Final = re.compile(r"arn:[a-z-]+:sns:([a-z0-9-]+):[0-9]{12}:[A-Za-z0-9_.-]+")
 #: The line breaks between fields are not escaped when they are signed, so a field that may hold one
-#: could take over a part of its neighbour. Only ``Message`` may.
-_ONE_LINE: Final = re.compile(r"[^\x00-\x1f\x7f\u0085\u2028\u2029]*")
+#: could take over a part of its neighbour. Only ``Message`` may. SNS's own are below 1 KiB.
+_ONE_LINE: Final = re.compile(r"[^\x00-\x1f\x7f\u0085\u2028\u2029]{0,4096}")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -204,7 +204,7 @@ class AmazonSes(Provider):
             if not isinstance(value, str):
                 raise SignatureMismatch(f"{name} is missing")
             if name != "Message" and _ONE_LINE.fullmatch(value) is None:
-                raise SignatureMismatch(f"{name} has more than one line")
+                raise SignatureMismatch(f"{name} is too long, or more than one line")
             fields[name] = value
         topic = fields["TopicArn"]
         if topic not in self._topics:

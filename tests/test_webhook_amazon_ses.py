@@ -208,6 +208,7 @@ def test_fields_cannot_take_over_their_neighbours(ses):
         {"Timestamp": {}},
         {"Message": {"eventType": "Open"}},
         {"Subject": 3},
+        {"Subject": "x" * 4097},
     ],
 )
 def test_what_is_missing_or_of_another_kind_does_not_verify(ses, changes):
