@@ -5,15 +5,20 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
+import re
 from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from support.raw import Answer, RawClient, listening, request
 from support.waiting import eventually
 from tornado.web import Application, RequestHandler, stream_request_body
 
 from engage.exchange import Failure
+from engage.http1 import Connection
 from engage.listener import Bounds, Listener
 from engage.metrics import NullMetrics
 
@@ -637,3 +642,100 @@ def test_a_body_too_long_with_uvloop(size: int) -> None:
     """Likewise."""
     uvloop = pytest.importorskip("uvloop", reason="there is none for Windows")
     uvloop.run(test_a_body_too_long(size))
+
+
+class _Wire(asyncio.Transport):
+    """A transport that only remembers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sent = b""
+        self.closing = False
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        """See :class:`asyncio.WriteTransport`."""
+        assert not self.closing
+        self.sent += bytes(data)
+
+    def can_write_eof(self) -> bool:
+        """See :class:`asyncio.WriteTransport`."""
+        return True
+
+    def write_eof(self) -> None:
+        """See :class:`asyncio.WriteTransport`."""
+
+    def close(self) -> None:
+        """See :class:`asyncio.BaseTransport`."""
+        self.closing = True
+
+    abort = close
+
+    def pause_reading(self) -> None:
+        """See :class:`asyncio.ReadTransport`."""
+
+    resume_reading = pause_reading
+
+
+_PIECES = [
+    request(b"abc"),
+    request(b"3\r\nabc\r\n0\r\n\r\n", length=False, headers={"Transfer-Encoding": "chunked"}),
+    request(None, method="GET"),
+    request(None, method="HEAD"),
+    request(b"x", headers={"X-Refuse": "1"}),
+    request(b"x", headers={"Expect": "100-continue"}),
+    request(b"x", headers={"Connection": "close"}),
+    request(b"x" * 3000),
+    b"\r\n",
+]
+
+
+@given(
+    st.lists(st.sampled_from(_PIECES), min_size=1, max_size=6),
+    st.lists(st.tuples(st.integers(0, 4000), st.integers(0, 3), st.binary(max_size=3)), max_size=3),
+    st.lists(st.integers(0, 4000), max_size=12),
+    st.booleans(),
+)
+@settings(max_examples=150, deadline=None)
+def test_whatever_comes(
+    pieces: list[bytes],
+    changes: list[tuple[int, int, bytes]],
+    cuts: list[int],
+    hangs_up: bool,
+) -> None:
+    """Requests, some broken, cut anywhere: no exception, only answers, and all is let go."""
+    data = b"".join(pieces)
+    for at, cut, noise in changes:
+        data = data[:at] + noise + data[at + cut :]
+
+    async def feed() -> tuple[bytes, Listener]:
+        application = Application([(r"/echo.*|\*", Echo)], seen=[], log_function=lambda _: None)
+        bounds = Bounds(**BOUNDS | {"header_bytes": 500, "body_bytes": 2000})
+        listener = Listener(application, bounds, NullMetrics())
+        connection, wire = Connection(listener), _Wire()
+        connection.connection_made(wire)
+        edges = sorted({0, len(data), *(cut for cut in cuts if cut < len(data))})
+        for start, end in itertools.pairwise(edges):
+            if wire.closing:
+                break
+            connection.data_received(data[start:end])
+            await asyncio.sleep(0)
+        if not wire.closing and not hangs_up:
+            connection.eof_received()
+        for _ in range(60):
+            await asyncio.sleep(0)
+        connection.connection_lost(None)
+        for _ in range(3):
+            await asyncio.sleep(0)
+        return wire.sent, listener
+
+    sent, listener = asyncio.run(feed())
+    assert listener.inflight == 0
+    assert not listener.connections
+    while sent:
+        head, separator, sent = sent.partition(b"\r\n\r\n")
+        assert separator
+        assert head.startswith(b"HTTP/1.1 ")
+        length = re.search(rb"content-length: (\d+)", head, re.IGNORECASE)
+        # The answer to a HEAD has a length and no body; what follows it begins another answer.
+        if length is not None and not sent.startswith(b"HTTP/1.1 "):
+            sent = sent[int(length[1]) :]
