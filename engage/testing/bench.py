@@ -41,7 +41,8 @@ class Subject:
 
         Asked for: ``atomic-updates`` (several connections change one user), ``durable`` (what was
         acknowledged survives the end of every process), ``break`` (:meth:`break_store` works),
-        ``expire`` (events are expired by :meth:`~engage.api.EventStore.expire`, not by the server).
+        ``expire`` (events are expired by :meth:`~engage.api.EventStore.expire`, not by the server),
+        ``nested-arrays`` (a list directly within a list is stored).
         """
         return True
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import random
+from typing import Any
 
 import orjson
 import pytest
@@ -36,6 +37,13 @@ VALUES = {
     },
     "like a date": "2025-01-01T00:00:00.000Z",
 }
+
+
+def _values(bench: Bench) -> dict[str, Any]:
+    values = dict(VALUES)
+    if not bench.subject.can("nested-arrays"):
+        del values["list in a list"]
+    return values
 
 
 class EventTests:
@@ -84,6 +92,7 @@ class EventTests:
     @on_store
     async def test_an_event_comes_back_as_it_was(self, bench: Bench) -> None:
         store = await bench.open()
+        values = _values(bench)
         for type_ in ("track", "page", "screen", "identify", "group", "alias"):
             written = event(
                 type_,
@@ -94,8 +103,8 @@ class EventTests:
                 received=9,
                 groupId="g",
                 previousId="p",
-                properties=VALUES,
-                context={"traits": VALUES},
+                properties=values,
+                context={"traits": values},
             )
             await store_all(store, written)
             found = await store.find(*written.identity)
@@ -104,7 +113,8 @@ class EventTests:
 
     @on_store
     async def test_it_comes_back_after_the_store_was_closed(self, bench: Bench) -> None:
-        written = [event(str(number), at=number, properties=VALUES) for number in range(20)]
+        values = _values(bench)
+        written = [event(str(number), at=number, properties=values) for number in range(20)]
         store = await bench.open()
         await store_all(store, *written)
         await store.close()

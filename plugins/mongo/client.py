@@ -56,8 +56,10 @@ _RAW: Final = CODEC.with_options(document_class=RawBSONDocument)
 #: Statements and bytes of one update command; servers take at least these.
 _STATEMENTS: Final = 1000
 _COMMAND_BYTES: Final = 16 * 1024 * 1024
-#: Attempts at statements that lost a race of two upserts.
-_ATTEMPTS: Final = 6
+#: Races of two upserts that one command may lose.
+_RACES: Final = 100
+#: Seconds within which a server must be found.
+_SELECTION: Final = 3.0
 #: Seconds between two attempts to reach a server whose answer was lost.
 _PAUSE: Final = 0.05
 
@@ -112,10 +114,8 @@ class Connection:
                 f"storage.mongo.url: {self.weaknesses[0]} (remove the option, or set "
                 "storage.mongo.allow_weak_acknowledgement = true)"
             )
-        try:
-            self.timeout = float(self._given["timeoutms"]) / 1000 or timeout
-        except (KeyError, ValueError):
-            self.timeout = timeout
+        self.timeout = self._seconds("timeoutms", timeout)
+        self._selection = self._seconds("serverselectiontimeoutms", _SELECTION)
         if not url.startswith("mongodb+srv://"):
             try:
                 found = pymongo.uri_parser.parse_uri(url, warn=False)
@@ -134,6 +134,12 @@ class Connection:
         #: The database; set by :meth:`connect`.
         self.db: Any = None
 
+    def _seconds(self, option: str, default: float) -> float:
+        try:
+            return float(self._given[option]) / 1000 or default
+        except (KeyError, ValueError):
+            return default
+
     def connect(self) -> None:
         """Make the client. Talks to nobody yet.
 
@@ -143,7 +149,7 @@ class Connection:
             return
         defaults: dict[str, Any] = {
             "appname": "engage",
-            "serverSelectionTimeoutMS": 3000,
+            "serverSelectionTimeoutMS": int(self._selection * 1000),
             "timeoutMS": int(self.timeout * 1000),
             "retryWrites": True,
             "w": "majority",
@@ -184,8 +190,14 @@ class Connection:
         """
         if self.db is None:
             raise StorageUnavailable("the storage is not open")
+        if seconds is None:
+            seconds = self.timeout
+            if not self._client.topology_description.has_writable_server():
+                # The driver looks for a server until the whole time is over, once there is a limit
+                # for all of a call.
+                seconds = min(seconds, self._selection)
         try:
-            with pymongo.timeout(self.timeout if seconds is None else seconds):
+            with pymongo.timeout(seconds):
                 yield self.db
         except PyMongoError as error:
             raise self.unavailable(error) from _scrubbed(error)
@@ -213,20 +225,22 @@ class Connection:
         codes = [0] * len(statements)
         for start, part in _parts(statements):
             todo = list(range(start, start + len(part)))
-            for attempt in range(_ATTEMPTS):
+            races = 0
+            while todo:
                 reply = await self._command(collection, [part[index - start] for index in todo])
-                again = []
-                for failure in reply.get("writeErrors", ()):
+                failures = reply.get("writeErrors", ())
+                if not failures:
+                    break
+                for failure in failures:
                     index, code = todo[failure["index"]], failure["code"]
-                    if code == DUPLICATE and attempt < _ATTEMPTS - 1:
-                        again.append(index)
-                    elif code in PERMANENT:
+                    if code in PERMANENT:
                         codes[index] = code
+                    elif code == DUPLICATE and races < _RACES:
+                        races += 1
                     else:
                         raise OperationFailure("an update failed", code)
-                todo = again
-                if not todo:
-                    break
+                # All others once more: not every server goes on after the first that failed.
+                todo = [index for index in todo if not codes[index]]
         return codes
 
     async def _command(self, collection: str, updates: list[Any]) -> Mapping[str, Any]:

@@ -13,8 +13,8 @@ storage adds begins with ``_``:
 ==========  ================================================================================
 
 Keys that MongoDB cannot hold or address are percent-encoded: ``.`` is ``%2E``, a leading ``$``
-``%24``, NUL ``%00``, ``%`` itself ``%25``, the empty key ``%``, and ``_`` at the beginning of a
-field of the event ``%5F``.
+``%24``, NUL ``%00``, ``%`` itself ``%25``, space at an end ``%20`` (some servers trim paths), the
+empty key ``%``, and ``_`` at the beginning of a field of the event ``%5F``.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ import time
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
+from urllib.parse import unquote
 
 import bson
 import orjson
@@ -39,7 +40,8 @@ from engage.api import Event
 MOST_BYTES: Final = 16 * 1024 * 1024
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
-_ODD: Final = re.compile(r"[.%\x00]|^\$|^(?![\s\S])")
+#: What is escaped within a key.
+_ODD: Final = re.compile(r"[.%\x00]|^\$|^\s+|\s+(?![\s\S])")
 #: Keys that need no escape, so that each is looked at once. Bounded.
 _PLAIN_KEYS: Final[set[str]] = set()
 _MOST_PLAIN: Final = 10_000
@@ -52,21 +54,18 @@ class UnstorableError(Exception):
 # ---------------------------------------------------------------------------------------- keys, ids
 def escape_key(key: str) -> str:
     """:return: ``key`` as MongoDB can hold and address it; reversible."""
-    if not key:
-        return "%"
-    key = key.replace("%", "%25").replace(".", "%2E").replace("\0", "%00")
-    return "%24" + key[1:] if key[0] == "$" else key
+    return _ODD.sub(_percent, key) if key else "%"
+
+
+def _percent(match: re.Match[str]) -> str:
+    return "".join(f"%{byte:02X}" for byte in match[0].encode())
 
 
 def unescape_key(key: str) -> str:
     """Undo :func:`escape_key`."""
     if "%" not in key:
         return key
-    if key == "%":
-        return ""
-    for code, character in (("%2E", "."), ("%00", "\0"), ("%24", "$"), ("%5F", "_")):
-        key = key.replace(code, character)
-    return key.replace("%25", "%")
+    return "" if key == "%" else unquote(key)
 
 
 def _is_odd(value: Any) -> bool:
@@ -74,7 +73,7 @@ def _is_odd(value: Any) -> bool:
     if type(value) is dict:
         for key, inner in value.items():
             if key not in _PLAIN_KEYS:
-                if _ODD.search(key) is not None:
+                if not key or _ODD.search(key) is not None:
                     return True
                 if len(_PLAIN_KEYS) < _MOST_PLAIN and len(key) <= 64:
                     _PLAIN_KEYS.add(key)

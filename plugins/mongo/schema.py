@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from bson.datetime_ms import DatetimeMS
-from pymongo.errors import AutoReconnect, DuplicateKeyError, OperationFailure, PyMongoError
+from pymongo.errors import DuplicateKeyError, OperationFailure, PyMongoError
 
 from engage.api import StorageIncompatible, StorageMissing, StorageUnavailable
 
@@ -71,9 +71,11 @@ SAFE_SHARD_KEYS: Final[Mapping[str, frozenset[str]]] = {
     DEAD_LETTERS: frozenset({"_id", "workspaceId"}),
 }
 
-#: Codes of ``createIndexes``.
-_INDEX_NOT_FOUND: Final = 27
+_NAMESPACE_NOT_FOUND: Final = 26
+#: Codes of ``createIndexes``: the same name or keys with other options.
 _CONFLICTS: Final = frozenset({85, 86})
+#: Attempts at the indexes of a collection.
+_ATTEMPTS: Final = 5
 #: Seconds that the building of an index on a collection that is already large may take.
 _LONG: Final = 6 * 3600.0
 _LARGE: Final = 50_000
@@ -157,19 +159,37 @@ class Schema:
             task.add_done_callback(_report)
 
     async def _indexes(self) -> None:
-        wanted: dict[str, list[tuple[Mapping[str, int], Mapping[str, Any]]]] = {
-            name: list(indexes) for name, indexes in INDEXES.items()
-        }
-        wanted[USERS] = [(identifier_index(trait), {}) for trait in self._traits]
-        for collection, indexes in wanted.items():
-            if indexes:
-                seconds = await self._patience(collection)
-                with self._connection.calling(seconds=seconds) as db:
-                    await _create(db, collection, indexes)
-        for collection, days in self._days.items():
-            seconds = await self._patience(collection)
-            with self._connection.calling(seconds=seconds) as db:
-                await _expire_after(db, collection, days)
+        for collection in SAFE_SHARD_KEYS:
+            wanted = list(INDEXES.get(collection, ()))
+            if collection == USERS:
+                wanted += [(identifier_index(trait), {}) for trait in self._traits]
+            for attempt in range(_ATTEMPTS):
+                try:
+                    await self._make_indexes(collection, wanted)
+                except StorageUnavailable:
+                    # Several processes at once may meet each other's half-made collection.
+                    if attempt == _ATTEMPTS - 1:
+                        raise
+                    await asyncio.sleep(0.1 * (attempt + 1))
+                else:
+                    break
+
+    async def _make_indexes(
+        self, collection: str, wanted: Iterable[tuple[Mapping[str, int], Mapping[str, Any]]]
+    ) -> None:
+        seconds = await self._patience(collection)
+        with self._connection.calling(seconds=seconds) as db:
+            there = await _existing(db, collection)
+            missing = [
+                {"key": dict(keys), "name": index_name(keys), **options}
+                for keys, options in wanted
+                if tuple(keys.items()) not in there
+            ]
+            if missing:
+                await _create(db, collection, missing)
+            if collection in self._days:
+                ttl = there.get(tuple(_RECEIVED.items()))
+                await _expire_after(db, collection, self._days[collection], ttl)
 
     async def _patience(self, collection: str) -> float | None:
         with self._connection.calling() as db:
@@ -221,54 +241,56 @@ def _compatible(document: Mapping[str, Any], name: str) -> None:
         )
 
 
-async def _create(
-    db: Any, collection: str, indexes: Iterable[tuple[Mapping[str, int], Mapping[str, Any]]]
+async def _existing(
+    db: Any, collection: str
+) -> dict[tuple[tuple[str, Any], ...], Mapping[str, Any]]:
+    """:return: keys of an index → the index."""
+    try:
+        reply = await db.command({"listIndexes": collection})
+    except OperationFailure as error:
+        if error.code == _NAMESPACE_NOT_FOUND:
+            return {}
+        raise
+    # 64 indexes are the most there can be; the first batch of a reply holds 101.
+    return {tuple(index["key"].items()): index for index in reply["cursor"]["firstBatch"]}
+
+
+async def _create(db: Any, collection: str, indexes: list[dict[str, Any]]) -> None:
+    try:
+        await db.command({"createIndexes": collection, "indexes": indexes})
+    except OperationFailure as error:
+        if error.code not in _CONFLICTS:
+            raise
+        # The operator has one of that name with options of his own: his to decide.
+        log.warning("an index of %s exists with other options; it is left", collection)
+
+
+async def _expire_after(
+    db: Any, collection: str, days: int | None, there: Mapping[str, Any] | None
 ) -> None:
-    command = {
-        "createIndexes": collection,
-        "indexes": [
-            {"key": dict(keys), "name": index_name(keys), **options} for keys, options in indexes
-        ],
-    }
-    for attempt in range(5):
-        try:
-            await db.command(command)
-        except AutoReconnect:
-            if attempt == 4:
-                raise
-        except OperationFailure as error:
-            if error.code in _CONFLICTS:
-                # The operator has one of these fields with options of his own: his to decide.
-                log.warning("an index of %s exists with other options; it is left", collection)
-                return
-            # Several processes at once may meet each other's half-made collection.
-            if attempt == 4:
-                raise
-        else:
-            return
-        await asyncio.sleep(0.1 * (attempt + 1))
+    """Let the server expire documents, if it can; without ``days``, see that it does not.
 
-
-async def _expire_after(db: Any, collection: str, days: int | None) -> None:
-    """Let the server expire documents, if it can; without ``days``, see that it does not."""
+    :param there: the index that may do so already.
+    """
     name = index_name(_RECEIVED)
     if days is None:
-        # Not there: nothing to do, whatever the server calls that.
-        with contextlib.suppress(OperationFailure):
-            await db.command({"dropIndexes": collection, "index": name})
+        if there is not None and "expireAfterSeconds" in there:
+            with contextlib.suppress(OperationFailure):
+                await db.command({"dropIndexes": collection, "index": there["name"]})
         return
     seconds = days * _DAY
-    index = {"key": _RECEIVED, "name": name, "expireAfterSeconds": seconds}
+    if there is not None:
+        if there.get("expireAfterSeconds") != seconds:
+            change = {"keyPattern": dict(_RECEIVED), "expireAfterSeconds": seconds}
+            await db.command({"collMod": collection, "index": change})
+        return
+    index = {"key": dict(_RECEIVED), "name": name, "expireAfterSeconds": seconds}
     try:
         await db.command({"createIndexes": collection, "indexes": [index]})
     except OperationFailure as error:
-        if error.code not in _CONFLICTS:
-            log.info(
-                "%s: no TTL index here (code %s); expired in the background", collection, error.code
-            )
-            return
-        change = {"keyPattern": _RECEIVED, "expireAfterSeconds": seconds}
-        await db.command({"collMod": collection, "index": change})
+        log.info(
+            "%s: no TTL index here (code %s); expired in the background", collection, error.code
+        )
 
 
 def _report(task: asyncio.Task[None]) -> None:
