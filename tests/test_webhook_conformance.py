@@ -1,5 +1,4 @@
 # SPDX-License-Identifier: Apache-2.0
-# ruff: noqa: RUF012
 """The conformance suite on the providers that come with engage.
 
 Each ``sign`` is written from the provider's documentation, not with the provider's code.
@@ -35,7 +34,7 @@ def standard(prefix, body, options, timestamp):
     signed = f"msg_1.{timestamp}.".encode() + body
     return {
         f"{prefix}-id": "msg_1",
-        f"{prefix}-timestamp": timestamp.encode().decode("latin-1"),
+        f"{prefix}-timestamp": timestamp,
         f"{prefix}-signature": "v1," + base64_hmac(base64.b64decode(secret), signed),
     }
 
@@ -131,7 +130,7 @@ class TestCustomerIo(ProviderConformance):
     def sign(self, body, options, timestamp):
         signed = b"v0:" + timestamp.encode() + b":" + body
         return {
-            "X-CIO-Timestamp": timestamp.encode().decode("latin-1"),
+            "X-CIO-Timestamp": timestamp,
             "X-CIO-Signature": hex_hmac(options["signing_key"], signed),
         }
 
@@ -162,8 +161,7 @@ class TestStripe(ProviderConformance):
 
     def sign(self, body, options, timestamp):
         signature = hex_hmac(options["secret"], timestamp.encode() + b"." + body)
-        shown = timestamp.encode().decode("latin-1")
-        return {"Stripe-Signature": f"t={shown},v1={signature},v0={'0' * 64}"}
+        return {"Stripe-Signature": f"t={timestamp},v1={signature},v0={'0' * 64}"}
 
 
 class TestShopify(ProviderConformance):

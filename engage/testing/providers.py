@@ -111,10 +111,10 @@ class ProviderConformance:
 
     def delivery(self, body: bytes, options: Mapping[str, Any], timestamp: str) -> WebhookRequest:
         """:return: a genuine delivery; to be overridden where the signature is in the body."""
-        headers = {**self.headers, **self.sign(body, options, timestamp)}
-        return WebhookRequest(
-            method="POST", headers=list(headers.items()), body=body, url=self.url, now=self.now
-        )
+        signed = {**self.headers, **self.sign(body, options, timestamp)}
+        # Headers travel as bytes, and are read as Latin-1.
+        headers = [(name, value.encode().decode("latin-1")) for name, value in signed.items()]
+        return WebhookRequest(method="POST", headers=headers, body=body, url=self.url, now=self.now)
 
     def signed_parts(self, request: WebhookRequest) -> Iterator[Part]:
         """Yield what the scheme signs; to be overridden where that is a part of the body."""
