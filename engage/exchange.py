@@ -103,7 +103,7 @@ class Exchange(httputil.HTTPConnection):
             lines.append(connection.listener.date())
         lines += [f"{name}: {value}\r\n" for name, value in headers.get_all()]
         lines.append("\r\n")
-        head = "".join(lines).encode("latin-1")
+        head = "".join(lines).encode("latin-1", "replace")
         connection.send(self, head + self._frame(chunk) if chunk else head)
         return connection.listener.done
 

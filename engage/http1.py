@@ -92,7 +92,9 @@ class Connection(asyncio.Protocol):
         peer = transport.get_extra_info("peername")
         self.remote_ip = peer[0] if isinstance(peer, tuple) else None
         self.deadline = self._loop.time() + self.listener.bounds.idle_timeout
-        self._crowded = not self.listener.admit(self)
+        if not self.listener.admit(self):
+            self._crowded = True
+            self.deadline = self._loop.time() + THROWN_SECONDS
 
     def connection_lost(self, exc: Exception | None) -> None:
         """See :class:`asyncio.BaseProtocol`. What a handler is doing goes on."""
@@ -143,7 +145,7 @@ class Connection(asyncio.Protocol):
     @property
     def idle(self) -> bool:
         """Whether the client waits for nothing and has not begun to ask."""
-        return self._state == _HEAD and not self._buffer
+        return self._state == _HEAD and not self._buffer and not self._crowded
 
     @property
     def serving(self) -> bool:
@@ -154,7 +156,7 @@ class Connection(asyncio.Protocol):
         """Close once everything written is sent."""
         if self._state != _CLOSED:
             self._state = _CLOSED
-            self.deadline = self._loop.time() + THROWN_SECONDS
+            self._last_deadline()
             self._transport.close()
 
     def abort(self) -> None:
@@ -409,7 +411,10 @@ class Connection(asyncio.Protocol):
             self._state = _REST
             self.deadline = self._loop.time() + THROWN_SECONDS
         elif exchange.closes:
-            self.close()
+            if self._buffer:
+                self._linger()
+            else:
+                self.close()
             return
         else:
             self._next()
@@ -433,8 +438,11 @@ class Connection(asyncio.Protocol):
         """
         if self._state == _CLOSED:
             return
-        self.listener.refused(error)
-        self._transport.write(refusals.BARE_400 if error is None else refusals.refusal(error))
+        identity = refusals.request_id()
+        self.listener.refused(error, identity)
+        self._transport.write(
+            refusals.BARE_400 if error is None else refusals.refusal(error, identity)
+        )
         self._exchange = None
         self._delegate = None
         self._linger()
@@ -450,6 +458,11 @@ class Connection(asyncio.Protocol):
             return
         self._state = _LINGER
         self._pace()
-        self.deadline = self._loop.time() + THROWN_SECONDS
+        self._last_deadline()
         if self._transport.can_write_eof():
             self._transport.write_eof()
+
+    def _last_deadline(self) -> None:
+        """How long the client may take to read our last answer."""
+        slow = self.listener.bounds.request_timeout if self._slow_reader else 0.0
+        self.deadline = self._loop.time() + max(slow, THROWN_SECONDS)

@@ -10,6 +10,7 @@ import time
 from email.utils import formatdate
 from typing import TYPE_CHECKING, Final
 
+from engage import logs
 from engage.http1 import Connection
 
 if TYPE_CHECKING:
@@ -169,9 +170,21 @@ class Listener:
         """Count a connection out."""
         self.connections.discard(connection)
 
-    def refused(self, error: ApiError | None) -> None:
-        """Count an answer that no handler gave."""
-        self._metrics.request("unknown", 400 if error is None else error.status, 0.0)
+    def refused(self, error: ApiError | None, request_id: str) -> None:
+        """Count and log an answer that no handler gave.
+
+        :param error: ``None``: what came was not HTTP.
+        """
+        status = 400 if error is None else error.status
+        self._metrics.request("unknown", status, 0.0)
+        logs.log_request(
+            request_id=request_id,
+            method="OTHER",
+            route="unknown",
+            status=status,
+            seconds=0.0,
+            code="invalid_request" if error is None else error.code,
+        )
 
     def date(self) -> str:
         """:return: the header ``Date``, made once a second."""

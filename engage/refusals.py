@@ -28,9 +28,11 @@ def request_id() -> str:
     return f"{random.getrandbits(96):024x}"
 
 
-def refusal(error: ApiError) -> bytes:
-    """:return: a whole answer, head and body."""
-    identity = request_id()
+def refusal(error: ApiError, identity: str) -> bytes:
+    """:return: a whole answer, head and body.
+
+    :param identity: the request's id.
+    """
     body = error_body(error, identity)
     headers = {
         "Content-Type": "application/json; charset=utf-8",

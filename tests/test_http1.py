@@ -604,6 +604,20 @@ async def test_draining() -> None:
         assert await draining
 
 
+async def test_draining_and_a_pipeline() -> None:
+    """What was not begun is not answered, but the answer before it arrives, and no reset."""
+    async with running() as server, await RawClient.connect(server.port) as client:
+        gate = server.settings["gate"] = asyncio.Event()
+        await client.send(request(b"one") + request(b"two" * 20_000) * 20)
+        await eventually(lambda: any(one.serving for one in server.listener.connections))
+        server.listener.start_draining()
+        gate.set()
+        answer = await client.answer()
+        assert (answer.body, answer.headers["connection"]) == (b"one", "close")
+        assert await client.closed()
+        assert server.seen == [b"one"]
+
+
 async def test_draining_has_an_end() -> None:
     """What takes too long is cut off, and that is said."""
     async with running() as server, await RawClient.connect(server.port) as client:

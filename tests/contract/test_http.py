@@ -449,6 +449,7 @@ async def test_the_log_and_the_metrics(tmp_path: Path, caplog: pytest.LogCapture
         ("OTHER", "unknown", 404, None, "not_found"),
         ("POST", "track", 400, None, "invalid_json"),
         ("GET", "healthz", 200, None, None),
+        ("OTHER", "unknown", 400, None, "invalid_request"),
     ]
     assert lines[0]["writeKeyId"] == "website"
     assert lines[1]["events"] == 2
