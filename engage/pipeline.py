@@ -128,7 +128,7 @@ class Pipeline:
                 raise
             if transformed is None:
                 self._metrics.event(operation, "dropped")
-                return Result(message_id)
+                return Result(message_id, principal)
             event = transformed
         outcome = (await self._ingest.write((event,)))[0]
         if outcome.status is Status.STORED:
@@ -143,7 +143,7 @@ class Pipeline:
             refusal = _refused(outcome)
             await self._ingest.put_dead_letters([letter_of(item, refusal, arrival)])
             raise refusal
-        return Result(event.message_id)
+        return Result(event.message_id, principal)
 
     async def batch(
         self,
@@ -174,7 +174,7 @@ class Pipeline:
                 f" at most {self._limits.batch_events} (limits.batch_events)",
             )
         arrival = self._arrival(principal, idempotency_key, self._envelope(body, len(raw)))
-        return await self._take(items, arrival, strict=strict)
+        return await self._take(items, arrival, principal, strict=strict)
 
     async def subscriptions(
         self, raw: bytes, encoding: Encoding = "identity"
@@ -308,7 +308,9 @@ class Pipeline:
             raise from_problems(self._schemas.problems(kind, item))
         return normalise(item, kind, arrival, index)
 
-    async def _take(self, items: Sequence[Any], arrival: Arrival, *, strict: bool) -> BatchResult:
+    async def _take(
+        self, items: Sequence[Any], arrival: Arrival, principal: Principal, *, strict: bool
+    ) -> BatchResult:
         taken = await self._store_items(
             items, arrival, strict=strict, total_bytes=self._limits.decompressed_bytes
         )
@@ -317,7 +319,7 @@ class Pipeline:
         )
         if taken.rejected and len(taken.rejected) == len(items):
             raise all_invalid(taken.rejected)
-        return BatchResult(taken.accepted, taken.duplicates, taken.rejected)
+        return BatchResult(taken.accepted, taken.duplicates, taken.rejected, principal)
 
     async def _store_items(
         self,

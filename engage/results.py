@@ -5,11 +5,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import orjson
 
 from engage.errors import MAX_ERRORS, STATUS, ApiError, Problem
+
+if TYPE_CHECKING:
+    from engage.auth import Principal
 
 __all__ = ["BatchResult", "Delivered", "Rejected", "Result", "all_invalid", "not_strict"]
 
@@ -19,6 +22,8 @@ class Result:
     """A single event was stored, was stored before, or was dropped by a transform."""
 
     message_id: str
+    #: Who wrote; for the log.
+    principal: Principal | None = None
 
     def body(self) -> bytes:
         """:return: the JSON answer."""
@@ -43,6 +48,8 @@ class BatchResult:
     accepted: int
     duplicates: int
     rejected: Sequence[Rejected] = ()
+    #: Who wrote; for the log.
+    principal: Principal | None = None
 
     def body(self) -> bytes:
         """:return: the JSON answer; it has at most :data:`MAX_ERRORS` details in all."""

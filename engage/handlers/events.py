@@ -54,6 +54,7 @@ class EventHandler(_WritingHandler):
     async def post(self) -> None:
         """Store it, then answer."""
         result = await self.services.pipeline.event(self.route.name, self.body, **self.arguments)
+        self.principal = result.principal
         self.answer(result.body())
 
 
@@ -63,5 +64,6 @@ class BatchHandler(_WritingHandler):
     async def post(self) -> None:
         """Store the valid ones, then answer."""
         result = await self.services.pipeline.batch(self.body, **self.arguments)
+        self.principal = result.principal
         self.event_count = result.accepted + result.duplicates + len(result.rejected)
         self.answer(result.body())

@@ -423,6 +423,7 @@ async def test_the_log_and_the_metrics(tmp_path: Path, caplog: pytest.LogCapture
         await server.send(f"/v1/t?writeKey={KEY}", {**BODY, "userId": "payload-inside"})
         await server.send("/v1/b", {"batch": [BODY | {"type": "track"}, 5]})
         await server.send(f"/{KEY}", method="BREW")
+        await server.send(TRACK, BODY | {"writeKey": KEY}, key=None)
         await server.send(TRACK, b"", key=None)
         await server.send("/healthz", method="GET", key=None)
         async with await server.connect() as client:
@@ -432,6 +433,7 @@ async def test_the_log_and_the_metrics(tmp_path: Path, caplog: pytest.LogCapture
         ("track", 200),
         ("batch", 200),
         ("unknown", 404),
+        ("track", 200),
         ("track", 400),
         ("healthz", 200),
         ("unknown", 400),
@@ -447,6 +449,7 @@ async def test_the_log_and_the_metrics(tmp_path: Path, caplog: pytest.LogCapture
         ("POST", "track", 200, "acme", None),
         ("POST", "batch", 200, "acme", None),
         ("OTHER", "unknown", 404, None, "not_found"),
+        ("POST", "track", 200, "acme", None),
         ("POST", "track", 400, None, "invalid_json"),
         ("GET", "healthz", 200, None, None),
         ("OTHER", "unknown", 400, None, "invalid_request"),
