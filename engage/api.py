@@ -119,7 +119,7 @@ class StorageError(EngageError):
 
 
 class StorageUnavailable(StorageError):
-    """The storage cannot answer now; the same call may succeed later. The driver's error is the cause."""
+    """The storage cannot answer now; the same call may succeed later. The cause is the driver's."""
 
 
 class StorageMissing(StorageError):
@@ -127,7 +127,7 @@ class StorageMissing(StorageError):
 
 
 class StorageIncompatible(StorageError):
-    """The store was made by a newer version (its ``min_reader`` is above ours), or is not a store."""
+    """The store was made by a newer version (``min_reader`` is above ours), or is not a store."""
 
 
 class WebhookError(EngageError):
@@ -380,8 +380,8 @@ class EventStore(abc.ABC):
 
         Idempotent by :attr:`Event.identity`, across processes and hosts, by a unique key in the
         store; of two with one identity in ``events`` the earlier is stored. The changes
-        (:func:`changes_of`) of a newly stored event are applied before this returns, if the store is
-        a :class:`ProfileStore`; those of a refused event or a duplicate never (but the *stored*
+        (:func:`changes_of`) of a newly stored event are applied before this returns, if the store
+        is a :class:`ProfileStore`; those of a refused event or a duplicate never (but the *stored*
         event's changes are completed if a crash had cut them off). After any exception the whole
         batch may be written again. It is not all or nothing.
 
@@ -394,7 +394,7 @@ class EventStore(abc.ABC):
         """:return: the event that is stored under this identity."""
 
     @abc.abstractmethod
-    async def scan(self, filter: EventFilter, *, after: str | None, limit: int) -> Page[Event]:
+    async def scan(self, wanted: EventFilter, *, after: str | None, limit: int) -> Page[Event]:
         """Read events in order of arrival (those of one write in their order).
 
         Every event acknowledged before the first page was asked for is returned exactly once. The
@@ -415,9 +415,9 @@ class EventStore(abc.ABC):
         """
 
     def gauges(self) -> Mapping[str, float]:
-        """Numbers of the storage's own for the metrics; asked every few seconds, cheap, never raises.
+        """Numbers of the storage's own for the metrics; asked often, cheap, never raises.
 
-        :return: name → value, for instance ``{"wal_bytes": 4096, "free_bytes": 1e9}``. Names are few,
+        :return: name → value, such as ``{"wal_bytes": 4096, "free_bytes": 1e9}``. Names are few,
             constant, ``[a-z_]+`` and end in their unit; ``engage_storage_`` is put before them.
         """
         return {}
@@ -537,7 +537,7 @@ class SubscriptionStore(abc.ABC):
     async def apply(self, change: SubscriptionChange) -> Mapping[str, bool]:
         """Apply the choices and their audit records as one durable, atomic, idempotent write.
 
-        Makes the user exist (as a :class:`Seen` at ``change.at`` would) if the store keeps profiles.
+        Makes the user exist (as a :class:`Seen` at ``change.at``) if the store keeps profiles.
         A choice that already holds writes nothing.
 
         :return: all choices of that user, after the change.
@@ -631,7 +631,7 @@ class ProfileLimits:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class DeadLetterBudget:
-    """Budgets per workspace; those of the API and of verified deliveries never displace each other."""
+    """Budgets per workspace; the API's and the verified deliveries' never displace each other."""
 
     api_count: int = 10_000
     api_bytes: int = 64 * 1024 * 1024
@@ -652,7 +652,7 @@ class StorageContext:
     #: Seconds: no call may take longer, it raises :class:`StorageUnavailable` then.
     write_timeout: float = 8.0
     #: Days after which the core expires events (by ``received_at``) and dead letters; ``None``:
-    #: never. A storage whose server expires by itself may use it, and then returns 0 from ``expire``.
+    #: never. A storage whose server expires by itself may use it; its ``expire`` returns 0 then.
     events_days: int | None = None
     dead_letters_days: int | None = 14
 

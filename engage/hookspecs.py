@@ -43,7 +43,7 @@ def engage_register_webhook(
     """Bring a webhook provider, reached at ``/api/public/webhooks/<name>``.
 
     :param register: ``register(name, factory, options_schema)``; ``[workspaces.webhooks.<name>]``
-        are the options, validated before ``factory`` gets them, once for each workspace that has it.
+        are the options, validated before ``factory`` gets them, once for each such workspace.
     """
 
 
@@ -71,6 +71,6 @@ def engage_register_observer(
 def engage_register_commands(cli: click.Group) -> None:
     """Add subcommands to ``engage``.
 
-    :param cli: the command group; ``cli.command()`` as usual in click. A name that exists already is
-        an error.
+    :param cli: the command group; ``cli.command()`` as usual in click. A name that exists already
+        is an error.
     """

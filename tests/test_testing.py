@@ -73,9 +73,9 @@ class StopsAtNul(SqliteStorage):
 class ForgetsTheCursor(SqliteStorage):
     """Skips what stood right behind the cursor."""
 
-    async def scan(self, filter: Any, *, after: str | None, limit: int) -> Page[Event]:
+    async def scan(self, wanted: Any, *, after: str | None, limit: int) -> Page[Event]:
         after = after if after is None else str(int(after) + 1)
-        return await super().scan(filter, after=after, limit=limit)
+        return await super().scan(wanted, after=after, limit=limit)
 
 
 class ByArrival(SqliteStorage):

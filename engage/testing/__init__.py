@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""PUBLIC: the conformance suites that any storage or webhook provider must pass. They need pytest and hypothesis
-(``pip install engage-server[testing]``) and no pytest plugin.
+"""PUBLIC: the conformance suites that any storage or webhook provider must pass.
+
+They need pytest and hypothesis (``pip install engage-server[testing]``) and no pytest plugin.
 
 A storage is shown to keep its promises by a class of a few lines::
 
@@ -17,7 +18,7 @@ A storage is shown to keep its promises by a class of a few lines::
 
 ``options`` gives a store of its own to each test. ``break_store`` makes the real thing fail (stop
 the server, put a folder in the file's place) and ``mend_store`` lets it work again; without them
-the tests of failure fail. What a storage is not (a :class:`~engage.api.ProfileStore`, …) is skipped.
+the tests of failure fail. What a storage is not (a :class:`~engage.api.ProfileStore` …) is skipped.
 
 For a webhook provider see :class:`ProviderConformance` (:mod:`engage.testing.providers`).
 """

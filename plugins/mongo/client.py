@@ -130,6 +130,7 @@ class Connection:
         else:
             host = url.removeprefix("mongodb+srv://").partition("?")[0]
             self.name = "mongodb+srv://" + host.rpartition("@")[2]
+        self.make_client = make_client
         self._client: Any = None
         #: The database; set by :meth:`connect`.
         self.db: Any = None
@@ -161,7 +162,7 @@ class Connection:
             name: value for name, value in defaults.items() if name.lower() not in self._given
         }
         try:
-            client = make_client(self._url, **defaults)
+            client = self.make_client(self._url, **defaults)
             database = client.get_default_database(DEFAULT_DATABASE)
         except (ConfigurationError, InvalidName, OSError) as error:
             raise StorageUnavailable(

@@ -308,13 +308,13 @@ class MongoStorage(EventStore, ProfileStore, SubscriptionStore, DeadLetterStore)
 
     async def scan(
         self,
-        filter: EventFilter,  # noqa: A002  (the interface's name)
+        wanted: EventFilter,
         *,
         after: str | None,
         limit: int,
     ) -> Page[Event]:
         await self._ready()
-        return await self._events.scan(filter, after=after, limit=limit)
+        return await self._events.scan(wanted, after=after, limit=limit)
 
     async def expire(self, before: int, *, limit: int, force: bool = False) -> int:
         await self._ready()

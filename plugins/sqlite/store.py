@@ -123,12 +123,12 @@ class SqliteStorage(EventStore, ProfileStore, SubscriptionStore, DeadLetterStore
 
     async def scan(
         self,
-        filter: EventFilter,  # noqa: A002  (the interface's name)
+        wanted: EventFilter,
         *,
         after: str | None,
         limit: int,
     ) -> Page[Event]:
-        return await self._page(self._reader.scan, filter, after=after, limit=limit)
+        return await self._page(self._reader.scan, wanted, after=after, limit=limit)
 
     async def expire(self, before: int, *, limit: int, force: bool = False) -> int:
         return await self._writer.call(Engine.expire, before, limit, force)

@@ -43,11 +43,11 @@ class LedgerStore(api.EventStore):
         found = await self.run(lambda db: select(db, IDENTITY, workspace_id, origin, message_id))
         return found[0][1] if found else None
 
-    async def scan(self, filter, *, after, limit):
-        where, values = "number > ? AND received_at >= ?", [int(after or 0), filter.since or 0]
+    async def scan(self, wanted, *, after, limit):
+        where, values = "number > ? AND received_at >= ?", [int(after or 0), wanted.since or 0]
         for column in ("workspace_id", "type", "user_id"):
-            if (wanted := getattr(filter, column)) is not None:
-                where, values = f"{where} AND {column} = ?", [*values, wanted]
+            if (value := getattr(wanted, column)) is not None:
+                where, values = f"{where} AND {column} = ?", [*values, value]
         where = f"{where} ORDER BY number LIMIT ?"
         found = await self.run(lambda db: select(db, where, *values, limit))
         more = len(found) == limit

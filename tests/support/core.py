@@ -139,7 +139,7 @@ class MemoryStore(EventStore, ProfileStore, SubscriptionStore, DeadLetterStore):
     async def find(self, workspace_id: str, origin: str, message_id: str) -> Event | None:
         return self.events.get((workspace_id, origin, message_id))
 
-    async def scan(self, filter: EventFilter, *, after: str | None, limit: int) -> Page[Event]:
+    async def scan(self, wanted: EventFilter, *, after: str | None, limit: int) -> Page[Event]:
         return Page(list(self.events.values()), None)
 
     async def expire(self, before: int, *, limit: int, force: bool = False) -> int:

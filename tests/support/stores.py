@@ -85,7 +85,7 @@ class Sink(EventStore):
                 return event
         return None
 
-    async def scan(self, filter: EventFilter, *, after: str | None, limit: int) -> Page[Event]:
+    async def scan(self, wanted: EventFilter, *, after: str | None, limit: int) -> Page[Event]:
         """Pages of all of them; the filter is for others to test."""
         start = int(after or 0)
         items = self.events[start : start + limit]
