@@ -36,6 +36,7 @@ LAYERS = (
     "ingest",
     "pipeline",
     "deliveries",
+    "recorded",
     # HTTP.
     "cors chunked refusals openapi readiness",
     "exchange",

@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""PUBLIC: what several webhook providers share.
+
+Everything is pure. What verifies raises :class:`~engage.api.SignatureMismatch`, what translates
+raises :class:`~engage.api.PayloadInvalid`; neither message holds a value of the delivery.
+
+=====================================  ============================================================
+reading a request                      :func:`one_header` :func:`optional_header`
+                                       :func:`form_fields` :func:`form_bytes`
+                                       :func:`parse_json` :func:`parse_object`
+decoding a signature                   :func:`decode_hex` :func:`decode_base64`
+checking it                            :func:`check_hmac` :func:`check_secret`
+                                       :func:`check_timestamp` :func:`check_standard_webhook`
+options                                :func:`secrets` :func:`standard_webhook_key`
+                                       :func:`public_url` :func:`options_schema`
+nothing signed but a password          :class:`StaticCredentialProvider`
+making events                          :func:`track` :func:`message_id` :func:`event_id`
+                                       :func:`unix_time` :func:`iso_time` :func:`at`
+                                       :func:`merged` :func:`spread` :func:`text`
+                                       :func:`user_id` :func:`own_user_id`
+                                       :func:`email_recipient` :func:`phone_recipient`
+=====================================  ============================================================
+"""
+
+from __future__ import annotations
+
+from engage.webhooks.credentials import StaticCredentialProvider
+from engage.webhooks.events import (
+    at,
+    content_id,
+    email_recipient,
+    event_id,
+    iso_time,
+    merged,
+    message_id,
+    own_user_id,
+    phone_recipient,
+    spread,
+    text,
+    track,
+    unix_time,
+    user_id,
+)
+from engage.webhooks.options import (
+    options_schema,
+    public_url,
+    secrets,
+    signed_url,
+    standard_webhook_key,
+)
+from engage.webhooks.reading import (
+    form_bytes,
+    form_fields,
+    one_header,
+    optional_header,
+    parse_json,
+    parse_object,
+)
+from engage.webhooks.signatures import (
+    check_hmac,
+    check_secret,
+    check_standard_webhook,
+    check_timestamp,
+    decode_base64,
+    decode_hex,
+)
+
+__all__ = [
+    "StaticCredentialProvider",
+    "at",
+    "check_hmac",
+    "check_secret",
+    "check_standard_webhook",
+    "check_timestamp",
+    "content_id",
+    "decode_base64",
+    "decode_hex",
+    "email_recipient",
+    "event_id",
+    "form_bytes",
+    "form_fields",
+    "iso_time",
+    "merged",
+    "message_id",
+    "one_header",
+    "optional_header",
+    "options_schema",
+    "own_user_id",
+    "parse_json",
+    "parse_object",
+    "phone_recipient",
+    "public_url",
+    "secrets",
+    "signed_url",
+    "spread",
+    "standard_webhook_key",
+    "text",
+    "track",
+    "unix_time",
+    "user_id",
+]

@@ -1,0 +1,227 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Making events: ids, times, users, recipients, properties."""
+
+from __future__ import annotations
+
+import datetime
+import email.utils
+import uuid
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+import orjson
+
+from engage.api import Recipient, identifier_value
+
+__all__ = [
+    "at",
+    "content_id",
+    "email_recipient",
+    "event_id",
+    "iso_time",
+    "merged",
+    "message_id",
+    "own_user_id",
+    "phone_recipient",
+    "spread",
+    "text",
+    "track",
+    "unix_time",
+    "user_id",
+]
+
+_EPOCH: Final = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
+_NAMESPACE: Final = uuid.UUID("6f1d8a3e-3c0a-5a83-9a41-0f5b1c8f6f0e")
+
+
+def event_id(*parts: str) -> str:
+    """Make a message id of what tells one event from every other of this provider.
+
+    :param parts: such as the kind, the message and the time. Different parts, different ids.
+    :return: a UUIDv5, the same whenever the parts are.
+    """
+    return str(uuid.uuid5(_NAMESPACE, "".join(f"{len(part)}:{part}" for part in parts)))
+
+
+def content_id(value: object) -> str:
+    """Make a message id of an element to which the provider gave none: of all that it holds, so
+    that the same element has the same id again.
+
+    :param value: of decoded JSON.
+    """
+    return event_id(orjson.dumps(value, option=orjson.OPT_SORT_KEYS).decode())
+
+
+def message_id(*candidates: object) -> str | None:
+    """:return: the first candidate that can be a message id as it stands: an integer's digits, or a
+    string of at most 256 characters that is not blank."""
+    for candidate in candidates:
+        found = text(candidate)
+        if found is not None and len(found) <= 256:
+            return found
+    return None
+
+
+def unix_time(seconds: object) -> str | None:
+    """:return: RFC 3339 UTC with milliseconds of seconds since 1970 (a number, or digits with an
+    optional fraction as a string); ``None`` for anything else or outside the years 1970 to 9999."""
+    if isinstance(seconds, str):
+        try:
+            seconds = float(seconds) if seconds.isascii() and seconds[:1].isdigit() else None
+        except ValueError:
+            return None
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float):
+        return None
+    if not 0 <= seconds < 253_402_300_800:
+        return None
+    return _rfc3339(round(seconds * 1000))
+
+
+def iso_time(value: object) -> str | None:
+    """Read a date and time of ISO 8601, any number of digits of a second; UTC if it names no zone.
+
+    :return: RFC 3339 UTC with milliseconds; ``None`` for what is not one, or outside the years 1970
+        to 9999.
+    """
+    if not isinstance(value, str) or len(value) > 64 or not value.isascii():
+        return None
+    try:
+        moment = datetime.datetime.fromisoformat(value.strip())
+        if moment.tzinfo is None:
+            moment = moment.replace(tzinfo=datetime.UTC)
+        millis = (moment - _EPOCH) // datetime.timedelta(milliseconds=1)
+    except (ValueError, OverflowError):
+        return None
+    return _rfc3339(millis) if 0 <= millis < 253_402_300_800_000 else None
+
+
+def _rfc3339(millis: int) -> str:
+    moment = _EPOCH + datetime.timedelta(milliseconds=millis)
+    return f"{moment:%Y-%m-%dT%H:%M:%S}.{millis % 1000:03d}Z"
+
+
+def at(value: object, path: str) -> object:
+    """:return: what stands at a dotted path of keys; ``None`` if there is nothing."""
+    for key in path.split("."):
+        value = value.get(key) if isinstance(value, Mapping) else None
+    return value
+
+
+def merged(*layers: object, without: Iterable[str] = ()) -> dict[str, Any]:
+    """Merge objects into one: of two with the same key the earlier layer wins.
+
+    :param layers: anything but an object, and values that are ``None``, are left out.
+    :param without: keys that have a field of their own.
+    """
+    left_out = frozenset(without)
+    result: dict[str, Any] = {}
+    for layer in layers:
+        if isinstance(layer, Mapping):
+            for key, value in layer.items():
+                if value is not None and key not in left_out:
+                    result.setdefault(key, value)
+    return result
+
+
+def spread(
+    properties: Mapping[str, Any], custom: object, key: str, *, without: Iterable[str] = ()
+) -> dict[str, Any]:
+    """Lay a sender's own values (tags, metadata, custom arguments) beside a provider's properties.
+
+    :param custom: an object; anything else is kept as it is under ``key``, unless empty.
+    :param key: where all of ``custom`` is kept as well, should one of its names be taken by another
+        value.
+    :param without: keys of ``custom`` that have a field of their own.
+    """
+    result = dict(properties)
+    if not isinstance(custom, Mapping):
+        if custom:
+            result[key] = custom
+        return result
+    own = merged(custom, without=without)
+    if any(name in result and result[name] != value for name, value in own.items()):
+        result[key] = dict(custom)
+    for name, value in own.items():
+        result.setdefault(name, value)
+    return result
+
+
+def text(value: object) -> str | None:
+    """:return: a string that is not blank, or an integer's digits; ``None`` for anything else."""
+    if isinstance(value, bool):
+        return None
+    if isinstance(value, int):
+        return str(value)
+    return value if isinstance(value, str) and value.strip() else None
+
+
+def user_id(*candidates: object) -> str | None:
+    """:return: the first candidate that can be a user id (1 to 512 characters, not blank)."""
+    for candidate in candidates:
+        found = text(candidate)
+        if found is not None and len(found) <= 512:
+            return found
+    return None
+
+
+def own_user_id(custom: object) -> tuple[str | None, tuple[str, ...]]:
+    """Find the user among a sender's own values (tags, metadata, custom arguments).
+
+    :return: what stands under ``userId``, else under ``user_id``; and the key that it was found
+        under, which has a field of its own then.
+    """
+    for key in ("userId", "user_id"):
+        found = user_id(custom.get(key)) if isinstance(custom, Mapping) else None
+        if found is not None:
+            return found, (key,)
+    return None, ()
+
+
+def email_recipient(*candidates: object) -> Recipient | None:
+    """:return: the first candidate that is an address (``Name <address>`` is one too)."""
+    for candidate in candidates:
+        if not isinstance(candidate, str) or len(candidate) > 2048:
+            continue
+        address = candidate
+        if "<" in candidate:
+            address = email.utils.parseaddr(candidate)[1]
+        if "@" in address and identifier_value("email", address) is not None:
+            return Recipient("email", address.strip())
+    return None
+
+
+def phone_recipient(*candidates: object) -> Recipient | None:
+    """:return: the first candidate that is a phone number (``whatsapp:+1…`` is one too)."""
+    for candidate in candidates:
+        if isinstance(candidate, str):
+            number = candidate.rpartition(":")[2]
+            if identifier_value("phone", number) is not None:
+                return Recipient("phone", number)
+    return None
+
+
+def track(
+    name: str,
+    *,
+    message_id: str,
+    timestamp: str | None,
+    user: str | None = None,
+    properties: Mapping[str, Any] | None = None,
+    context: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """Make the document of a track event; what is ``None`` is left out.
+
+    :param name: the event's name.
+    :param message_id: the provider's id of this very event.
+    :param timestamp: RFC 3339; ``None``: when it arrived.
+    :param user: the user's id, if the provider gave one.
+    """
+    document: dict[str, Any] = {"type": "track", "event": name, "messageId": message_id}
+    if user is not None:
+        document["userId"] = user
+    if timestamp is not None:
+        document["timestamp"] = timestamp
+    document["properties"] = dict(properties or {})
+    if context is not None:
+        document["context"] = dict(context)
+    return document
