@@ -78,6 +78,7 @@ def test_a_long_item_is_cut_within_no_character() -> None:
     assert letter.truncated
     assert MAX_ITEM - 3 < len(letter.item) <= MAX_ITEM
     letter.item.decode()
+    letter_of({"ab": "é" * MAX_ITEM}, ERROR, arrival()).item.decode()
     # … and two that differ only after the cut are two
     assert letter_of({"a": "é" * MAX_ITEM + "x"}, ERROR, arrival()).id != letter.id
     whole = letter_of(item, ERROR, arrival(), max_item=None)

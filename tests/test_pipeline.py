@@ -11,9 +11,10 @@ from typing import Any
 
 import orjson
 import pytest
-from support.core import NOW, Core, MemoryStore, make_core
+from support.core import NOW, OTHER, Core, MemoryStore, make_core
 
 from engage.api import DROP, Event, StorageUnavailable
+from engage.auth import Principal
 from engage.errors import ApiError, error_body
 from engage.pipeline import ENVELOPE_BYTES
 from engage.results import BatchResult
@@ -167,6 +168,25 @@ async def test_key_in_the_body() -> None:
     ):
         assert (await refused(event(core, item, principal=None))).code == code
     assert core.letters == []
+
+
+async def test_requests_of_one_millisecond_are_not_mixed_up() -> None:
+    core = make_core()
+    ours, theirs = core.principal, Principal(OTHER, "app")
+    for principal in (ours, theirs, ours):
+        await event(core, GOOD, principal=principal)
+    await event(core, GOOD, idempotency_key="k")
+    await batch(core, [GOOD], {"context": {"a": 1}})
+    await event(core, GOOD)
+    assert [(d["workspaceId"], d["writeKeyId"], d.get("context")) for d in core.documents] == [
+        ("acme", "website", None),
+        ("other", "app", None),
+        ("acme", "website", None),
+        ("acme", "website", None),
+        ("acme", "website", {"a": 1}),
+        ("acme", "website", None),
+    ]
+    assert len({document["messageId"] for document in core.documents}) == 6
 
 
 async def test_the_key_of_the_header_wins() -> None:

@@ -159,6 +159,15 @@ async def test_one_answer_for_every_wrong_credential(
     assert digests >= 1
 
 
+async def test_an_identifier_that_is_not_declared_is_not_even_looked_up() -> None:
+    store = MemoryStore()
+    store.users["acme", "name", "Ada"] = ["u-1"]
+    for more in ({}, {"userId": "u-1"}):
+        error = await refused(store, body(identifierKey="name", identifier="Ada", **more))
+        assert error.status == 401
+    assert store.asked == []
+
+
 async def test_an_upper_case_hash_is_none() -> None:
     value = body()
     value["hash"] = value["hash"].upper()
