@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from support import mongo
 from support.server import SQLITE, Server, start_server
 from tornado.ioloop import IOLoop
 
@@ -17,6 +18,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--rounds", type=int, default=5, help="how often tests/test_durability.py kills the server"
     )
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say what the servers of the MongoDB tests could not show."""
+    mongo.summary(terminalreporter)
 
 
 @pytest.fixture(autouse=True)

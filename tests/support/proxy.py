@@ -1,0 +1,211 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A TCP proxy between engage and a MongoDB server that misbehaves on demand.
+
+It runs in threads of its own and understands just enough of the wire protocol (OP_MSG) to know
+which command passes, to answer it in the server's place, and to cut a reply in the middle.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import socket
+import struct
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final
+
+import bson
+
+#: What to do with a command: the name and the command → ``None`` (pass it on), :data:`CUT`,
+#: :data:`SILENCE`, :data:`CLOSE` or the reply to give instead.
+Rule = Callable[[str, Mapping[str, Any]], "str | Mapping[str, Any] | None"]
+
+#: Pass the command on, and close the connection in the middle of the server's reply.
+CUT: Final = "cut"
+#: Do not pass it on, and never answer.
+SILENCE: Final = "silence"
+#: Close the connection instead of passing it on.
+CLOSE: Final = "close"
+#: Pass it on, and close the connection instead of giving the reply.
+LOSE_REPLY: Final = "lose reply"
+
+#: A reply that says: another member is the primary now.
+NOT_PRIMARY: Final = {"ok": 0.0, "errmsg": "not primary", "code": 10107}
+
+_HEADER: Final = struct.Struct("<iiii")
+_OP_MSG: Final = 2013
+_numbers = itertools.count(1)
+
+
+class Proxy:
+    """Listens on a free port of 127.0.0.1. As a context manager it ends by itself.
+
+    :param target: host and port of the server.
+    """
+
+    def __init__(self, target: tuple[str, int]) -> None:
+        self.target = target
+        #: Asked for each command; set it to misbehave.
+        self.rule: Rule | None = None
+        #: Names of the commands that were seen, in their order.
+        self.seen: list[str] = []
+        self._listener: socket.socket | None = None
+        self._connections: set[socket.socket] = set()
+        self._lock = threading.Lock()
+        self.port = 0
+        self.up()
+
+    def __enter__(self) -> Proxy:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.down()
+
+    def url(self, database: str, options: str = "") -> str:
+        """:return: a connection string that goes through here."""
+        # Directly: members of a replica set would name themselves. Polling: one reply a message.
+        joined = "&".join(
+            filter(None, ("directConnection=true&serverMonitoringMode=poll", options))
+        )
+        return f"mongodb://127.0.0.1:{self.port}/{database}?{joined}"
+
+    def up(self) -> None:
+        """Accept connections (again, on the same port)."""
+        if self._listener is not None:
+            return
+        listener = socket.socket()
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(("127.0.0.1", self.port))
+        listener.listen(64)
+        self.port = listener.getsockname()[1]
+        self._listener = listener
+        threading.Thread(target=self._accept, args=(listener,), daemon=True).start()
+
+    def down(self) -> None:
+        """Refuse connections and cut those that are there."""
+        listener, self._listener = self._listener, None
+        if listener is not None:
+            # Closing alone does not wake the thread that accepts.
+            with contextlib.suppress(OSError):
+                listener.shutdown(socket.SHUT_RDWR)
+            listener.close()
+        self.cut()
+
+    def cut(self) -> None:
+        """Close all connections; new ones are accepted."""
+        with self._lock:
+            connections = list(self._connections)
+        for connection in connections:
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+
+    # ------------------------------------------------------------------------------ threads
+    def _accept(self, listener: socket.socket) -> None:
+        while True:
+            try:
+                client, _ = listener.accept()
+            except OSError:
+                return
+            threading.Thread(target=self._serve, args=(client,), daemon=True).start()
+
+    def _serve(self, client: socket.socket) -> None:
+        with contextlib.suppress(OSError), client, socket.create_connection(self.target) as server:
+            for connection in (client, server):
+                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            with self._lock:
+                self._connections |= {client, server}
+            try:
+                while self._exchange(client, server):
+                    pass
+            finally:
+                with self._lock:
+                    self._connections -= {client, server}
+
+    def _exchange(self, client: socket.socket, server: socket.socket) -> bool:
+        """Pass one message on, and what the server replies.
+
+        :return: whether the connection goes on.
+        """
+        message = _read(client)
+        if message is None:
+            return False
+        name, command = _command(message)
+        if name:
+            self.seen.append(name)
+        action = self.rule(name, command) if self.rule is not None and name else None
+        if action == CLOSE:
+            return False
+        if action == SILENCE:
+            # Until the client has had enough.
+            while client.recv(65536):
+                pass
+            return False
+        if isinstance(action, Mapping):
+            client.sendall(_reply(message, action))
+            return True
+        server.sendall(message)
+        if name and _wants_no_reply(message):
+            return True
+        reply = _read(server)
+        if reply is None or action == LOSE_REPLY:
+            return False
+        if action == CUT:
+            client.sendall(reply[: len(reply) // 2])
+            return False
+        client.sendall(reply)
+        return True
+
+
+def _read(connection: socket.socket) -> bytes | None:
+    """:return: one message of the wire protocol; ``None`` at the end."""
+    header = _exactly(connection, _HEADER.size)
+    if header is None:
+        return None
+    rest = _exactly(connection, _HEADER.unpack(header)[0] - _HEADER.size)
+    return None if rest is None else header + rest
+
+
+def _exactly(connection: socket.socket, count: int) -> bytes | None:
+    parts = []
+    while count:
+        part = connection.recv(min(count, 1 << 20))
+        if not part:
+            return None
+        parts.append(part)
+        count -= len(part)
+    return b"".join(parts)
+
+
+def _command(message: bytes) -> tuple[str, Mapping[str, Any]]:
+    """:return: name and body of a command; its bulk documents are under their identifier."""
+    if _HEADER.unpack_from(message)[3] != _OP_MSG:
+        return "", {}
+    command: dict[str, Any] = {}
+    for kind, section in _sections(message):
+        if kind == 0:
+            command = {**bson.decode(section), **command}
+        else:
+            name, _, documents = section[4:].partition(b"\0")
+            command[name.decode()] = bson.decode_all(documents)
+    return next(iter(command), ""), command
+
+
+def _sections(message: bytes) -> Iterator[tuple[int, bytes]]:
+    place = _HEADER.size + 4
+    while place < len(message):
+        kind = message[place]
+        (size,) = struct.unpack_from("<i", message, place + 1)
+        yield kind, message[place + 1 : place + 1 + size]
+        place += 1 + size
+
+
+def _wants_no_reply(message: bytes) -> bool:
+    (flags,) = struct.unpack_from("<I", message, _HEADER.size)
+    return bool(flags & 2)
+
+
+def _reply(message: bytes, document: Mapping[str, Any]) -> bytes:
+    request = _HEADER.unpack_from(message)[1]
+    body = struct.pack("<I", 0) + b"\0" + bson.encode(document)
+    return _HEADER.pack(_HEADER.size + len(body), next(_numbers), request, _OP_MSG) + body
