@@ -45,6 +45,7 @@ def serve(config: Config, registry: Registry) -> int:
     """
     logs.configure(config.logging.level, config.logging.format, secrets=secrets_of(config))
     try:
+        _allow_connections(config.server.max_connections)
         sock = listen(config.server.host, config.server.port)
         try:
             if config.server.workers == 1:
@@ -60,6 +61,32 @@ def serve(config: Config, registry: Registry) -> int:
         return 1
     finally:
         logs.flush()
+
+
+def _allow_connections(count: int) -> None:
+    """Raise this process's limit of open files, and its children's, to what connections need."""
+    if sys.platform == "win32":
+        return
+    import resource
+
+    # Beside the connections: those that are told that there are too many, the store, the log.
+    wanted = count + 512
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    unlimited = resource.RLIM_INFINITY
+    if soft == unlimited or soft >= wanted:
+        return
+    possible = wanted if hard == unlimited else min(wanted, hard)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (possible, hard))
+    except (OSError, ValueError):  # macOS has a lower limit that it does not tell.
+        possible = soft
+    if possible < wanted:
+        _log.warning(
+            "server.max_connections is %d, but the system allows only %d open files"
+            " (ulimit -n, LimitNOFILE)",
+            count,
+            possible,
+        )
 
 
 def _supervise(config: Config, sock: socket.socket) -> int:

@@ -130,7 +130,8 @@ class Worker:
         _log.info("draining")
         app.start_draining()
         # The load balancer sees /readyz fail and sends nobody new; whoever still comes is answered.
-        await asyncio.sleep(min(server.shutdown_delay, server.shutdown_grace))
+        patience = max(server.shutdown_grace - CLOSE_SECONDS, 0)
+        await asyncio.sleep(min(server.shutdown_delay, patience))
         await app.stop_accepting()
         left = deadline - CLOSE_SECONDS - time.monotonic()
         if not await app.drain(max(left, 0.1)):

@@ -8,6 +8,7 @@ import contextlib
 import json
 import os
 import re
+import resource
 import signal
 import socket
 import sys
@@ -219,6 +220,33 @@ def test_all_secrets_of_the_config_are_known_to_the_log() -> None:
         *("subscription-1", "subscription-2", "the-write-key", "signing-key-1", "signing-key-2"),
         "pass@word",
     }
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_connections_are_not_bounded_by_the_usual_limit_of_open_files(
+    tmp_path: Path, workers: int
+) -> None:
+    def few_files() -> None:
+        hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        resource.setrlimit(resource.RLIMIT_NOFILE, (128, hard))
+
+    with (
+        start_server(tmp_path, workers=workers, preexec=few_files) as server,
+        contextlib.ExitStack() as stack,
+    ):
+        # Of two workers at least one has more than 128 of them.
+        for _ in range(150 * workers):
+            stack.enter_context(_connected(server)).sendall(b"POST /v1/track HTTP/1.1\r\n")
+        assert server.track("one more").status_code == 200
+
+
+def test_a_system_that_allows_too_few_files_is_named(tmp_path: Path) -> None:
+    def few_files() -> None:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (128, 128))
+
+    with start_server(tmp_path, preexec=few_files) as server:
+        warning = next(line for line in server.lines() if line["level"] == "warning")
+        assert "max_connections is 2048, but the system allows only 128" in warning["message"]
 
 
 # ----------------------------------------------------------------------------------------- workers
