@@ -8,6 +8,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import engage_schemas
 import jsonschema
 import pytest
 from openapi_spec_validator import validate
@@ -18,7 +19,8 @@ from engage.handlers.routes import ROUTES
 from engage.openapi import describe, load_schemas
 from engage.operations import OPERATIONS
 
-ROOT = Path(__file__).resolve().parents[1]
+#: As installed.
+SCHEMAS = Path(engage_schemas.__file__).parent
 
 
 @pytest.fixture(scope="module")
@@ -45,9 +47,9 @@ def test_every_route_is_described(document: dict[str, Any]) -> None:
 
 def test_every_schema_is_in_it(document: dict[str, Any]) -> None:
     packaged = {
-        str(path.relative_to(ROOT / "schemas").with_suffix("")).replace("/", "-")
+        str(path.relative_to(SCHEMAS).with_suffix("")).replace("/", "-")
         for folder in ("payloads", "answers")
-        for path in (ROOT / "schemas" / folder).glob("*.json")
+        for path in (SCHEMAS / folder).glob("*.json")
     }
     assert set(document["components"]["schemas"]) == packaged | {"error"}
 
