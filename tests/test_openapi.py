@@ -8,11 +8,11 @@ import re
 from pathlib import Path
 from typing import Any
 
-import engage_schemas
 import jsonschema
 import pytest
 from openapi_spec_validator import validate
 
+import engage_schemas
 from engage.errors import STATUS
 from engage.handlers import files
 from engage.handlers.routes import ROUTES
