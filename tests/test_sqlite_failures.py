@@ -8,6 +8,8 @@ import contextlib
 import os
 import resource
 import sqlite3
+import subprocess
+import sys
 import threading
 from collections.abc import Awaitable, Iterator
 from pathlib import Path
@@ -308,6 +310,35 @@ async def test_a_short_lock_is_waited_for(tmp_path: Path) -> None:
         db.execute("COMMIT")
         (outcome,) = await writing
     assert outcome.status is Status.STORED
+    await store.close()
+
+
+async def test_another_process_comes_and_goes(tmp_path: Path) -> None:
+    """It must see that we are there: who believes to be the last deletes the log on leaving."""
+    store, second = make(tmp_path), make(tmp_path)
+    await store.open(create=True)
+    await store_all(store, event("a"))
+    assert await ids(store) == ["a"]
+    await second.open(create=True)
+    assert await ids(second) == ["a"]
+    await second.close()
+    script = (
+        "import sqlite3, sys; db = sqlite3.connect(sys.argv[1]);"
+        "print(db.execute('SELECT count(*) FROM events').fetchone()[0]); db.close()"
+    )
+
+    async def count() -> int:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-c", script, tmp_path / "engage.db", stdout=subprocess.PIPE
+        )
+        output, _ = await process.communicate()
+        return int(output)
+
+    assert await count() == 1
+    log = os.stat(tmp_path / "engage.db-wal")
+    await store_all(store, event("b"))
+    assert await count() == 2
+    assert os.stat(tmp_path / "engage.db-wal").st_ino == log.st_ino
     await store.close()
 
 

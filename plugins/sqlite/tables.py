@@ -7,8 +7,10 @@ SQLite that stops at NUL is used on them.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sqlite3
+from pathlib import Path
 from typing import Final
 
 from engage.api import StorageIncompatible, StorageMissing, StorageUnavailable
@@ -95,23 +97,35 @@ class NotADatabase(StorageIncompatible, StorageUnavailable):
 
 
 def look_at(path: str) -> None:
-    """See by its first bytes that a file is a store, before SQLite touches it: opening a file that
-    stands in a store's place, SQLite would take the store's -wal for a leftover and delete it.
+    """See that a file is a store before it is opened: SQLite would take the -wal of the store
+    that stood there for a leftover of this file, and delete it.
+
+    It is SQLite that looks ("immutable": the file alone, no locks), because closing a file that we
+    opened ourselves would take away the locks of every connection that this process has to it.
 
     :raises StorageMissing: it is empty.
     :raises StorageIncompatible: it is something else.
-    :raises OSError: it cannot be read.
+    :raises OSError: it is gone.
+    :raises sqlite3.Error: it cannot be read.
     """
-    with open(path, "rb") as file:
-        start = file.read(100)
-    if not start:
+    if os.stat(path).st_size == 0:
         raise StorageMissing(f"{path}: an empty file, there is no store in it")
     if os.path.exists(path + "-journal"):
         # Killed while the tables were made: SQLite rolls that back first.
         return
-    if len(start) < 100 or not start.startswith(b"SQLite format 3\x00"):
-        raise NotADatabase(f"{path}: not a SQLite database")
-    if int.from_bytes(start[68:72], "big") != APPLICATION_ID:
+    uri = Path(path).absolute().as_uri() + "?mode=ro&immutable=1"
+    with contextlib.closing(sqlite3.connect(uri, uri=True)) as db:
+        try:
+            _recognise(db, path)
+        except sqlite3.DatabaseError as error:
+            # Without its log, a file in the middle of a checkpoint looks damaged.
+            if error.sqlite_errorcode != sqlite3.SQLITE_CORRUPT:
+                raise
+
+
+def _recognise(db: sqlite3.Connection, path: str) -> None:
+    (application,) = db.execute("PRAGMA application_id").fetchone()
+    if application != APPLICATION_ID:
         raise StorageIncompatible(f"{path}: a SQLite database, but not one that engage made")
 
 
@@ -135,10 +149,11 @@ def verify(db: sqlite3.Connection, path: str) -> None:
     """See that the file is a store that this version can read.
 
     :raises StorageMissing: it is empty.
-    :raises StorageIncompatible: it was made by a newer version.
+    :raises StorageIncompatible: it is something else, or was made by a newer version.
     """
     if is_empty(db):
         raise StorageMissing(f"{path}: an empty file, there is no store in it")
+    _recognise(db, path)
     found = dict(db.execute("SELECT name, value FROM store").fetchall())
     if found["min_reader"] > VERSION:
         raise StorageIncompatible(
