@@ -97,7 +97,8 @@ def _unescaped(value: Any) -> Any:
         return {unescape_key(key): _unescaped(inner) for key, inner in value.items()}
     if isinstance(value, list):
         return [_unescaped(inner) for inner in value]
-    return value
+    # Not the driver's own class for 64 bits.
+    return int(value) if isinstance(value, bson.Int64) else value
 
 
 def escape(value: Any) -> Any:
