@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import hmac
+import json
+
+import pytest
+from support.webhooks import NOW, make, request
+
+from engage.api import PayloadInvalid, SignatureMismatch
+
+KEY = {"signing_key": "key"}
+
+
+def translate(kind, metric, **data):
+    payload = {
+        "object_type": kind,
+        "metric": metric,
+        "event_id": "01E",
+        "timestamp": 1585250305,
+        "data": {"customer_id": "7", **data},
+    }
+    return make("customerio", KEY).translate(request(json.dumps(payload)))
+
+
+@pytest.mark.parametrize(
+    ("kind", "metric", "name"),
+    [
+        ("email", "sent", "Email Sent"),
+        ("email", "delivered", "Email Delivered"),
+        ("email", "opened", "Email Opened"),
+        ("email", "clicked", "Email Link Clicked"),
+        ("email", "bounced", "Email Bounced"),
+        ("email", "deferred", "Email Delayed"),
+        ("email", "spammed", "Email Marked as Spam"),
+        ("email", "unsubscribed", "Email Unsubscribed"),
+        ("sms", "failed", "SMS Failed"),
+        ("sms", "clicked", "SMS Link Clicked"),
+        ("push", "opened", "Push Opened"),
+        ("slack", "sent", "Slack Message Sent"),
+        ("webhook", "attempted", "Webhook Message Attempted"),
+        ("customer", "subscribed", "Customer Subscribed"),
+        ("carrier_pigeon", "got_lost", "Carrier Pigeon Got Lost"),
+    ],
+)
+def test_names(kind, metric, name):
+    [event] = translate(kind, metric).events
+    assert event.document["event"] == name
+
+
+def test_fields():
+    [event] = translate(
+        "email",
+        "clicked",
+        identifiers={"id": "9", "email": "a@b.c", "cio_id": "c1"},
+        delivery_id="d",
+        subject="Hi",
+        href="https://example.com",
+        link_id=3,
+        failure_message="no",
+        trigger_event_id=None,
+    ).events
+    assert event.document == {
+        "type": "track",
+        "event": "Email Link Clicked",
+        "messageId": "01E",
+        "userId": "9",
+        "timestamp": "2020-03-26T19:18:25.000Z",
+        "properties": {
+            "eventId": "01E",
+            "link": {"url": "https://example.com", "id": 3},
+            "deliveryId": "d",
+            "emailSubject": "Hi",
+            "reason": "no",
+        },
+        "context": {"traits": {"email": "a@b.c", "cioId": "c1"}},
+    }
+
+
+def test_without_an_id_the_recipient_decides():
+    [mail] = translate("email", "sent", customer_id=None, recipient="A@b.c").events
+    assert mail.recipient is not None
+    assert (mail.recipient.trait, mail.recipient.value) == ("email", "A@b.c")
+    [sms] = translate("sms", "sent", customer_id="", recipient="+15551234567").events
+    assert sms.recipient is not None
+    assert sms.recipient.trait == "phone"
+    assert translate("push", "sent", customer_id=None, recipient="token").ignored == 1
+
+
+@pytest.mark.parametrize("changes", [{"data": []}, {"metric": None}, {"object_type": {}}])
+def test_what_is_missing_is_not_understood(changes):
+    payload = {"object_type": "email", "metric": "sent", "data": {}, **changes}
+    with pytest.raises(PayloadInvalid):
+        make("customerio", KEY).translate(request(json.dumps(payload)))
+
+
+def test_the_window_can_be_switched_off():
+    signature = hmac.new(b"key", b"v0:1:{}", "sha256").hexdigest()
+    old = request("{}", {"X-CIO-Timestamp": "1", "X-CIO-Signature": signature}, now=NOW)
+    make("customerio", {**KEY, "tolerance": 0}).verify(old, None)
+    with pytest.raises(SignatureMismatch):
+        make("customerio", KEY).verify(old, None)

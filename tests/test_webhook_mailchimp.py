@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import base64
+import hmac
+import json
+from urllib.parse import quote_plus
+
+import pytest
+from support.webhooks import make, request
+
+from engage.api import PayloadInvalid, SignatureMismatch
+
+KEY = {"webhook_key": "key"}
+
+
+def body(*items):
+    return f"mandrill_events={quote_plus(json.dumps(items))}"
+
+
+def translate(*items):
+    return make("mailchimp", KEY).translate(request(body(*items)))
+
+
+def item(kind="click", **fields):
+    message = {"email": "A@b.c", "subject": "Hi", "ts": 1, **fields.pop("msg", {})}
+    return {"event": kind, "_id": "m1", "ts": 1461095246, "msg": message, **fields}
+
+
+def ids(*items):
+    return [event.document["messageId"] for event in translate(*items).events]
+
+
+def test_what_has_no_field_stays_among_the_properties():
+    [event] = translate(item(url="u", location={"city": "X"}, msg={"metadata": {"a": 1}})).events
+    assert event.document == {
+        "type": "track",
+        "event": "Email Link Clicked",
+        "messageId": event.document["messageId"],
+        "timestamp": "2016-04-19T19:47:26.000Z",
+        "properties": {
+            "email": "A@b.c",
+            "sentTs": 1,
+            "_id": "m1",
+            "url": "u",
+            "location": {"city": "X"},
+            "subject": "Hi",
+            "a": 1,
+        },
+    }
+
+
+def test_two_clicks_are_two_and_a_redelivery_is_one():
+    assert ids(item(url="a")) == ids(item(url="a", location={"later": "enriched"}))
+    different = [
+        item(url="a"),
+        item(url="b"),
+        item(url="a", ip="1.2.3.4"),
+        item("open", url="a"),
+        item(url="a") | {"ts": 1461095247},
+        item(url="a") | {"_id": "m2"},
+    ]
+    assert len(set(ids(*different))) == len(different)
+
+
+def test_empty_metadata_of_php_is_a_list():
+    [event] = translate(item(msg={"metadata": []})).events
+    assert "metadata" not in event.document["properties"]
+
+
+def test_a_bad_element_costs_only_itself():
+    translation = translate(
+        item(), 7, {"event": "open"}, {"event": "inbound", "msg": {}}, item("x")
+    )
+    assert len(translation.events) == 1
+    assert [rejected.index for rejected in translation.rejected] == [1, 2]
+    assert translation.ignored == 2
+
+
+@pytest.mark.parametrize("form", ["", "x=1", "mandrill_events=", "mandrill_events=%7B%7D"])
+def test_without_a_list_it_is_not_understood(form):
+    with pytest.raises(PayloadInvalid):
+        make("mailchimp", KEY).translate(request(form))
+
+
+def test_an_empty_list_is_a_probe_whoever_sends_it():
+    assert make("mailchimp", KEY).probe(request("mandrill_events=%5B%5D")) is not None
+    assert make("mailchimp", KEY).probe(request("mandrill_events=%5B%5D&x=1")) is None
+    assert make("mailchimp", KEY).probe(request(body(item()))) is None
+
+
+def test_the_registered_url_may_be_another():
+    def signed(url):
+        text = f"{url}mandrill_events[1]"
+        return base64.b64encode(hmac.new(b"key", text.encode(), "sha1").digest()).decode()
+
+    def verify(public_url, url, target=""):
+        delivery = request(
+            "mandrill_events=%5B1%5D",
+            {"X-Mandrill-Signature": signed(url)},
+            url=f"https://inner.example/x{target}",
+        )
+        make("mailchimp", {**KEY, "public_url": public_url}).verify(delivery, None)
+
+    verify("https://outer.example/y", "https://outer.example/y")
+    verify("https://outer.example/y", "https://outer.example/y?a=1", "?a=1")
+    verify("https://outer.example/y?b=2", "https://outer.example/y?b=2", "?a=1")
+    with pytest.raises(SignatureMismatch):
+        verify("https://outer.example/y", "https://inner.example/x")

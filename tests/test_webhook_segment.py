@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import json
+
+import pytest
+from support.webhooks import make, request
+
+from engage.api import NothingSigned, PayloadInvalid, SignatureMismatch
+from engage_plugins.segment import MAX_ELEMENT, first_element
+
+EVENT = {"type": "track", "event": "E", "userId": "u", "messageId": "m"}
+
+
+def translate(payload):
+    return make("segment", {"secret": "x"}).translate(request(json.dumps(payload)))
+
+
+@pytest.mark.parametrize(
+    "element",
+    [
+        b"{}",
+        b'{"a":1}',
+        b'{"a":"}]"}',
+        b'{"a":"\\"}"}',
+        b'{"a":"\\\\"}',
+        b'{"a":[1,{"b":[]}]}',
+        '{"a":"\u2028 é 🚀"}'.encode(),
+        b'{"n":1e+21,"z":-0.0}',
+        b'{"a": 1 , "b" : [ ] }',
+    ],
+)
+def test_the_first_element_is_cut_out_as_it_stands(element):
+    assert first_element(b"[" + element + b"]") == element
+    assert first_element(b"[" + element + b',{"x":1}]') == element
+    assert first_element(b" [" + element + b",") == element  # the rest is not looked at
+
+
+@pytest.mark.parametrize("array", [b"[]", b"[ ]", b" [\n]"])
+def test_an_empty_array_has_nothing_that_could_be_signed(array):
+    with pytest.raises(NothingSigned):
+        first_element(array)
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        b"[",
+        b"[1]",
+        b'["{"]',
+        b"[[]]",
+        b"[null,{}]",
+        b'[{"a":1',
+        b'[{"a":"',
+        b"[ {}]",  # the sender prints no space there
+        b"[" + b'{"a":' * 100_000,
+        b'[{"a":"' + b"x" * MAX_ELEMENT + b'"}]',
+    ],
+)
+def test_what_has_no_first_element_does_not_verify(array):
+    with pytest.raises(SignatureMismatch):
+        first_element(array)
+
+
+def test_events_stay_as_they_are():
+    full = {**EVENT, "context": {"ip": "1.2.3.4"}, "extra": [1], "sentAt": "2024-01-01T00:00:00Z"}
+    assert translate(full).events[0].document == full
+
+
+def test_types_are_read_in_any_case_and_others_ignored():
+    translation = translate([{**EVENT, "type": "Track"}, {**EVENT, "type": "delete"}, EVENT])
+    assert [event.document["type"] for event in translation.events] == ["track", "track"]
+    assert [event.index for event in translation.events] == [0, 2]
+    assert translation.ignored == 1
+
+
+def test_an_event_without_an_id_has_that_of_its_content():
+    bare = {key: value for key, value in EVENT.items() if key != "messageId"}
+    ids = [translate(bare).events[0].document["messageId"] for _ in range(2)]
+    assert ids[0] == ids[1]
+    other = translate({**bare, "userId": "v"}).events[0].document["messageId"]
+    assert other != ids[0]
+
+
+def test_a_bad_element_costs_only_itself():
+    translation = translate([EVENT, 7, {"event": "no type"}, EVENT])
+    assert len(translation.events) == 2
+    assert [rejected.index for rejected in translation.rejected] == [1, 2]
+
+
+def test_nothing_but_bad_elements_is_not_understood():
+    with pytest.raises(PayloadInvalid):
+        translate([1, 2])

@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import json
+
+import pytest
+from support.webhooks import make, request
+
+from engage.api import PayloadInvalid
+
+SECRET = {"client_secret": "x"}
+ORDER = {"id": 1, "created_at": "2024-01-01T00:00:00Z", "customer": {"id": 2}}
+
+
+def translate(topic, body, **headers):
+    sent = {"X-Shopify-Topic": topic, "X-Shopify-Webhook-Id": "w1", **headers}
+    return make("shopify", SECRET).translate(request(json.dumps(body), sent))
+
+
+@pytest.mark.parametrize(
+    ("topic", "name"),
+    [
+        ("orders/create", "Order Created"),
+        ("orders/updated", "Order Updated"),
+        ("orders/cancelled", "Order Cancelled"),
+        ("orders/paid", "Order Paid"),
+        ("orders/partially_fulfilled", "Order Partially Fulfilled"),
+        ("checkouts/create", "Checkout Started Webhook"),
+        ("checkouts/update", "Checkout Updated"),
+        ("draft_orders/create", "Draft Order Created"),
+        ("customers/data_request", "Customer Data Requested"),
+        ("customers/redact", "Customer Redaction Requested"),
+    ],
+)
+def test_names(topic, name):
+    [event] = translate(topic, ORDER).events
+    assert event.document["event"] == name
+    assert event.document["userId"] == "2"
+    assert event.document["messageId"] == "w1"
+
+
+def test_a_customer_is_identified():
+    body = {
+        "id": 706405506930370084,
+        "email": "bob@biller.com",
+        "first_name": "Bob",
+        "note": None,
+        "default_address": {"id": 706405506930370084, "city": "Ottawa"},
+        "updated_at": "2024-01-02T00:00:00-05:00",
+    }
+    headers = {"X-Shopify-Shop-Domain": "demo.myshopify.com"}
+    [event] = translate("customers/update", body, **headers).events
+    assert event.document == {
+        "type": "identify",
+        "messageId": "w1",
+        "userId": "706405506930370084",
+        "timestamp": "2024-01-02T05:00:00.000Z",
+        "traits": {
+            "email": "bob@biller.com",
+            "firstName": "Bob",
+            "note": None,
+            "default_address": {"id": "706405506930370084", "city": "Ottawa"},
+            "updated_at": "2024-01-02T00:00:00-05:00",
+        },
+        "context": {"shop": "demo.myshopify.com", "topic": "customers/update"},
+    }
+
+
+@pytest.mark.parametrize("body", [ORDER, {"id": 1, "line_items": []}])
+def test_a_body_that_does_not_fit_its_topic_is_not_understood(body):
+    # The topic is not signed: an order must not become a user.
+    with pytest.raises(PayloadInvalid):
+        translate("customers/create", body)
+
+
+def test_ids_become_strings_wherever_they_stand():
+    body = {**ORDER, "line_items": [{"id": 3, "product_id": 4, "quantity": 5}], "tag_ids": [6]}
+    [event] = translate("orders/create", body).events
+    properties = event.document["properties"]
+    assert properties["orderId"] == "1"
+    assert properties["line_items"] == [{"id": "3", "product_id": "4", "quantity": 5}]
+    assert properties["tag_ids"] == ["6"]
+
+
+@pytest.mark.parametrize(
+    ("body", "trait", "value"),
+    [
+        ({"id": 1, "email": "a@b.c", "phone": "+1"}, "email", "a@b.c"),
+        ({"id": 1, "contact_email": "a@b.c"}, "email", "a@b.c"),
+        ({"id": 1, "phone": "+15551234567"}, "phone", "+15551234567"),
+    ],
+)
+def test_a_guest_is_known_by_the_address(body, trait, value):
+    [event] = translate("orders/create", body).events
+    assert event.recipient is not None
+    assert (event.recipient.trait, event.recipient.value) == (trait, value)
+
+
+def test_what_concerns_no_customer_is_ignored():
+    assert translate("products/update", {"id": 1, "title": "T"}).ignored == 1
+    assert translate("shop/redact", {"shop_id": 1}).ignored == 1
+
+
+def test_the_time_of_an_event():
+    times = {"cancelled_at": "2024-03-01T00:00:00Z", "updated_at": "2024-02-01T00:00:00Z"}
+
+    def time(topic, body, **headers):
+        return translate(topic, body, **headers).events[0].document["timestamp"]
+
+    assert time("orders/cancelled", ORDER | times) == "2024-03-01T00:00:00.000Z"
+    assert time("orders/updated", ORDER | times) == "2024-02-01T00:00:00.000Z"
+    triggered = {"X-Shopify-Triggered-At": "2024-04-01T00:00:00.5Z"}
+    assert time("orders/edited", ORDER, **triggered) == "2024-04-01T00:00:00.500Z"
+    assert time("orders/edited", ORDER) == "2024-01-01T00:00:00.000Z"
+
+
+@pytest.mark.parametrize("topic", ["", "orders"])
+def test_without_a_topic_it_is_not_understood(topic):
+    with pytest.raises(PayloadInvalid):
+        translate(topic, ORDER)

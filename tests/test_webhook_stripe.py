@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import hmac
+import json
+
+import pytest
+from support.webhooks import NOW, make, request
+
+from engage.api import PayloadInvalid
+
+SECRET = {"secret": "whsec_x"}
+
+
+def translate(kind, thing, **fields):
+    payload = {
+        "id": "evt_1",
+        "object": "event",
+        "created": 1492774577,
+        "type": kind,
+        "data": {"object": thing, **fields.pop("data", {})},
+        **fields,
+    }
+    return make("stripe", SECRET).translate(request(json.dumps(payload)))
+
+
+@pytest.mark.parametrize(
+    ("thing", "user"),
+    [
+        ({"metadata": {"userId": "u"}, "client_reference_id": "r", "customer": "c"}, "u"),
+        ({"metadata": {"user_id": 7}, "customer": "c"}, "7"),
+        ({"metadata": {}, "client_reference_id": "r", "customer": "c"}, "r"),
+        ({"customer": "c"}, "c"),
+        ({"customer": {"id": "c", "object": "customer"}}, "c"),
+        ({"object": "customer", "id": "c"}, "c"),
+    ],
+)
+def test_whose_event_it_is(thing, user):
+    [event] = translate("x.y", thing).events
+    assert event.document["userId"] == user
+
+
+@pytest.mark.parametrize(
+    "thing",
+    [
+        {"customer_email": "a@b.c"},
+        {"receipt_email": "a@b.c"},
+        {"customer_details": {"email": "a@b.c"}},
+        {"billing_details": {"email": "a@b.c"}},
+    ],
+)
+def test_without_a_customer_the_address_decides(thing):
+    [event] = translate("charge.succeeded", thing).events
+    assert "userId" not in event.document
+    assert event.recipient is not None
+    assert event.recipient.value == "a@b.c"
+
+
+def test_what_concerns_nobody_is_ignored():
+    assert translate("payout.paid", {"id": "po_1", "object": "payout"}).ignored == 1
+    thin = {"id": "evt", "object": "v2.core.event", "type": "v1.billing.meter.no_meter_found"}
+    assert make("stripe", SECRET).translate(request(json.dumps(thin))).ignored == 1
+
+
+def test_a_customer_is_identified_with_what_was_taken_away():
+    thing = {
+        "id": "cus_1",
+        "object": "customer",
+        "email": "a@b.c",
+        "phone": None,
+        "metadata": {"userId": "u", "plan": "pro"},
+    }
+    [event] = translate("customer.updated", thing, livemode=True).events
+    assert event.document == {
+        "type": "identify",
+        "messageId": "evt_1",
+        "userId": "u",
+        "timestamp": "2017-04-21T11:36:17.000Z",
+        "traits": {"email": "a@b.c", "phone": None, "stripeCustomerId": "cus_1", "plan": "pro"},
+        "properties": {"stripeEvent": {"livemode": True}},
+    }
+    [deleted] = translate("customer.deleted", thing).events
+    assert deleted.document["type"] == "track"
+
+
+def test_what_is_said_of_the_event_is_kept_apart_from_the_thing():
+    [event] = translate(
+        "invoice.paid",
+        {"id": "in_1", "customer": "c", "livemode": True},
+        data={"previous_attributes": {"paid": False}},
+        pending_webhooks=3,
+        api_version="2024-06-20",
+    ).events
+    assert event.document["properties"] == {
+        "id": "in_1",
+        "customer": "c",
+        "livemode": True,
+        "stripeEvent": {"api_version": "2024-06-20", "previous_attributes": {"paid": False}},
+    }
+
+
+def test_without_a_type_it_is_not_understood():
+    with pytest.raises(PayloadInvalid):
+        translate(None, {})
+
+
+def test_an_odd_signature_beside_a_good_one_does_no_harm():
+    now = str(int(NOW))
+    good = hmac.new(b"whsec_x", f"{now}.{{}}".encode(), "sha256").hexdigest()
+    header = {"Stripe-Signature": f"t={now}, v1=xyz ,v1={good},v0=1"}
+    make("stripe", SECRET).verify(request("{}", header), None)
