@@ -42,6 +42,10 @@ KINDS: Final[Mapping[Kind, frozenset[str]]] = {
 }
 
 _PAGE: Final = 500
+#: Plain characters in JSON, but line ends to Unicode: readers that split lines by it must not err.
+_LINE_ENDS: Final = tuple(
+    (character.encode(), f"\\u{ord(character):04x}".encode()) for character in "\x85\u2028\u2029"
+)
 _EPOCH: Final = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 
 Item = TypeVar("Item")
@@ -63,7 +67,7 @@ class Selection:
 class Record:
     """One line of an export."""
 
-    #: Compact UTF-8 JSON of an object.
+    #: Compact UTF-8 JSON of an object: one line, whatever is taken for a line end.
     json: bytes
     #: When it arrived or was changed, milliseconds since 1970 UTC; 0 where that is unknown.
     at: int
@@ -149,7 +153,10 @@ def _capable(store: EventStore, interface: type[Item], what: str) -> Item:
 
 def _record(document: Mapping[str, Any], at: int) -> Record:
     # Sorted, as a storage need not keep the order of keys.
-    return Record(orjson.dumps(document, option=orjson.OPT_SORT_KEYS), at)
+    line = orjson.dumps(document, option=orjson.OPT_SORT_KEYS)
+    for character, escaped in _LINE_ENDS:
+        line = line.replace(character, escaped)
+    return Record(line, at)
 
 
 def _event(event: Event) -> Record:

@@ -84,6 +84,15 @@ async def test_the_order_of_keys_does_not_tell_the_storage() -> None:
     )
 
 
+async def test_a_record_is_one_line_to_everybody() -> None:
+    text = "a\x85b\u2028c\u2029d\n\r\x0b\x0c\x1c\x1d\x1e"
+    sink = Sink()
+    await sink.write([event("m", user_id=text)])
+    (record,) = [record async for record in export(sink, "events", Selection())]
+    assert len(record.json.decode().splitlines()) == 1
+    assert json.loads(record.json)["userId"] == text
+
+
 async def test_users(tmp_path: Path) -> None:
     async with filled(config_file(tmp_path)) as store:
         ann = {
