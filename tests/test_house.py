@@ -38,7 +38,7 @@ LAYERS = (
     "deliveries",
     "recorded",
     # HTTP.
-    "cors chunked refusals openapi readiness",
+    "cors chunked heads refusals openapi readiness",
     "exchange",
     "http1",
     "listener",

@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The composition; what it serves is tested in ``contract/``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.inprocess import Meddling, Serving, registry, serving
+from support.raw import listening
+from support.server import config_text
+from support.waiting import eventually
+
+from engage.api import DROP, ConfigError, Event, StorageUnavailable
+from engage.app import build
+from engage.config import Config, load
+
+
+def configured(folder: Path, **arguments: str) -> Config:
+    """:return: the config of ``start_server``."""
+    path = folder / "engage.toml"
+    path.write_text(config_text(**arguments))
+    return load(path)
+
+
+class Plugged(Meddling):
+    """The installed plugins, an observer and a transform."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda store: None)
+        self.told: list[str] = []
+
+    async def observe(self, events: Sequence[Event]) -> None:
+        """See :data:`engage.api.Observer`."""
+        self.told += [event.message_id for event in events]
+
+    def make_observers(self, config: Config) -> Any:
+        """See :meth:`engage.registry.Registry.make_observers`."""
+        return [("teller", self.observe)]
+
+    def make_transforms(self, config: Config) -> Any:
+        """See :meth:`engage.registry.Registry.make_transforms`."""
+        return [("dropper", lambda event: DROP if event["event"] == "secret" else event)]
+
+
+async def test_open_serve_close(tmp_path: Path) -> None:
+    """On as many sockets as are given; closed twice, or never opened: no matter."""
+    app = build(configured(tmp_path), registry())
+    await app.close()
+    app = build(configured(tmp_path), registry())
+    await app.open()
+    socks = [listening(), listening()]
+    ports = [sock.getsockname()[1] for sock in socks]
+    for sock in socks:
+        await app.serve(sock)
+    for port in ports:
+        answer = await Serving(app, port).track(messageId=f"m{port}")
+        assert answer.status == 200
+    await app.stop_accepting()
+    assert await app.drain(30.0)
+    await app.close()
+    await app.close()
+    for port in ports:
+        with pytest.raises(ConnectionRefusedError):
+            await Serving(app, port).connect()
+
+
+async def test_transforms_and_observers(tmp_path: Path) -> None:
+    """They are wired: one drops, the other is told of what is durable, and only once."""
+    plugins = Plugged()
+    app = build(configured(tmp_path), plugins)  # type: ignore[arg-type]
+    await app.open()
+    sock = listening()
+    await app.serve(sock)
+    server = Serving(app, sock.getsockname()[1])
+    try:
+        for message_id, name in (("a", "shown"), ("b", "secret"), ("a", "shown")):
+            assert (await server.track(messageId=message_id, event=name)).status == 200
+        await eventually(lambda: plugins.told == ["a"])
+        assert [event.message_id for event in await server.events()] == ["a"]
+    finally:
+        await app.close()
+    assert plugins.told == ["a"]
+
+
+async def test_a_storage_that_is_not_there_yet(tmp_path: Path) -> None:
+    """The server starts, is not ready, refuses with 503, and recovers by itself."""
+    down: list[Exception] = [StorageUnavailable("not yet")]
+
+    def meddle(store: Any) -> None:
+        for name in ("check", "write"):
+            method = getattr(store, name)
+
+            async def wrapped(*args: Any, method: Any = method) -> Any:
+                if down:
+                    raise down[0]
+                return await method(*args)
+
+            setattr(store, name, wrapped)
+
+    async with serving(tmp_path, meddle=meddle) as server:
+        answer = await server.send("/readyz", method="GET")
+        assert (answer.status, answer.json["code"]) == (503, "storage_unavailable")
+        assert (await server.track(messageId="m")).status == 503
+        down.clear()
+        assert (await server.track(messageId="m")).status == 200
+        assert (await server.send("/readyz", method="GET")).status == 200
+
+
+def test_what_the_storage_cannot_do(tmp_path: Path) -> None:
+    """Said when the server is built, not by a failing request."""
+    config = configured(tmp_path, storage='[storage]\nbackend = "nothing-like-it"\n')
+    with pytest.raises(ConfigError, match="nothing-like-it"):
+        build(config, registry())
