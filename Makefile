@@ -39,6 +39,7 @@ $(VENV)/.test: pyproject.toml
 
 test: $(VENV)/.test
 	@sh .ci/packages
+	@$(BIN)/python tests/support/prepare.py
 	$(PYTEST) -m "not sdk and not browser"
 	$(PYTEST) -m "sdk and not browser" $(NONE_IS_FINE)
 
@@ -47,6 +48,7 @@ test-fast: $(VENV)/.test
 
 test-browser: $(VENV)/.test
 	@sh .ci/packages chromium
+	@$(BIN)/python tests/support/prepare.py browser
 	$(PYTEST) -m browser $(NONE_IS_FINE)
 
 lint: $(VENV)/.test
