@@ -35,6 +35,8 @@ from .connection import (
     primary_code,
 )
 
+#: Seconds between two looks at a lock that another process has.
+LOCK_PAUSE: Final = 0.0005
 #: Bytes of WAL from which it is copied into the database, without waiting for anybody. Long: random
 #: keys dirty a page each, and a page that changed often is then copied once.
 CHECKPOINT_BYTES: Final = 80 * 1024 * 1024
@@ -117,6 +119,8 @@ class Engine(Session):
         self._tune(db)
         self._profiles.forget()
         self._profiles.index(db)
+        # From here on nothing waits for a lock but _begin.
+        db.execute("PRAGMA busy_timeout = 0")
 
     def _tune(self, db: sqlite3.Connection) -> None:
         if self.settings.max_bytes:
@@ -154,7 +158,7 @@ class Engine(Session):
             db = self.connection()
             if self._doubtful:
                 self._trust_again(db)
-            db.execute("BEGIN IMMEDIATE")
+            self._begin(db)
             if not self._proven:
                 db.execute("UPDATE store SET value = value + 1 WHERE name = 'opens'")
             yield db
@@ -163,6 +167,20 @@ class Engine(Session):
         except BaseException as error:
             self._failed(error)
             raise
+
+    def _begin(self, db: sqlite3.Connection) -> None:
+        """Wait for the one write lock. SQLite itself would sleep longer each time, up to 100 ms:
+        under load whoever writes next door takes the lock again meanwhile, for seconds.
+        """
+        deadline = time.monotonic() + self.settings.timeout * 0.75
+        while True:
+            try:
+                db.execute("BEGIN IMMEDIATE")
+                return
+            except sqlite3.OperationalError as error:
+                if primary_code(error) != sqlite3.SQLITE_BUSY or time.monotonic() > deadline:
+                    raise
+            time.sleep(LOCK_PAUSE)
 
     def _failed(self, error: BaseException) -> None:
         """Roll back. After anything but a lock, the next call starts with a new connection."""
@@ -176,8 +194,7 @@ class Engine(Session):
             self.drop()
 
     def _trust_again(self, db: sqlite3.Connection) -> None:
-        busy, _, _ = db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
-        if busy:
+        if not self._checkpoint(db, "TRUNCATE", self.settings.timeout / 4):
             raise StorageUnavailable(
                 f"{self.settings.path}: waiting for a checkpoint after an error of the disk"
             )
@@ -203,16 +220,20 @@ class Engine(Session):
         if size < CHECKPOINT_BYTES or time.monotonic() < self._next_checkpoint or self._db is None:
             return
         try:
-            busy, frames, copied = self._db.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
-            if (busy or copied < frames) and size >= FORCED_CHECKPOINT_BYTES:
-                wait = int(self.settings.timeout * 750)
-                self._db.execute(f"PRAGMA busy_timeout = {int(FORCED_CHECKPOINT_WAIT * 1000)}")
-                self._db.execute("PRAGMA wal_checkpoint(RESTART)").fetchone()
-                self._db.execute(f"PRAGMA busy_timeout = {wait}")
+            done = self._checkpoint(self._db, "PASSIVE", 0)
+            if not done and size >= FORCED_CHECKPOINT_BYTES:
+                self._checkpoint(self._db, "RESTART", FORCED_CHECKPOINT_WAIT)
         except sqlite3.Error as error:
             self._failed(error)
         # The file shrinks at the next commit, if no reader needs it.
         self._next_checkpoint = time.monotonic() + CHECKPOINT_PAUSE
+
+    def _checkpoint(self, db: sqlite3.Connection, mode: str, wait: float) -> bool:
+        """:return: whether all of the WAL is now in the database, synced."""
+        db.execute(f"PRAGMA busy_timeout = {int(wait * 1000)}")
+        busy, frames, copied = db.execute(f"PRAGMA wal_checkpoint({mode})").fetchone()
+        db.execute("PRAGMA busy_timeout = 0")
+        return not busy and bool(copied == frames)
 
     # --------------------------------------------------------------------------- events
     def write(self, batch: Sequence[Event]) -> tuple[Sequence[Outcome], int]:
