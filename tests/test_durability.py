@@ -13,15 +13,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.server import Server, start_server
+from support.server import SQLITE, Server, start_server
 from support.traffic import Sender, Traffic, expected_groups, expected_users, send_all
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(0)
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize(
+    ("workers", "writer"), [(1, "thread"), (1, "process"), (2, "auto")], ids=str
+)
 def test_nothing_acknowledged_is_lost_and_nothing_is_there_twice(
-    tmp_path: Path, pytestconfig: pytest.Config, workers: int
+    tmp_path: Path, pytestconfig: pytest.Config, workers: int, writer: str
 ) -> None:
     rounds: int = pytestconfig.getoption("--rounds")
     seed = random.randrange(10**6)
@@ -29,7 +31,8 @@ def test_nothing_acknowledged_is_lost_and_nothing_is_there_twice(
     chance = random.Random(seed)
     stored: Counter[str] = Counter()
     sent: set[str] = set()
-    with start_server(tmp_path, workers=workers) as server:
+    storage = f'{SQLITE}writer = "{writer}"\n'
+    with start_server(tmp_path, workers=workers, storage=storage) as server:
         for number in range(rounds):
             sender = Sender(("127.0.0.1", server.port), Traffic(seed * 1000 + number))
             sender.start()

@@ -64,6 +64,17 @@ def _answer(sock: socket.socket) -> tuple[int, str, bytes]:
     return int(head.split()[1]), head.decode("latin-1").lower(), body
 
 
+def _is_free(port: int) -> bool:
+    with socket.socket() as sock:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            sock.bind(("127.0.0.1", port))
+            sock.listen()
+        except OSError:
+            return False
+    return True
+
+
 def _said(server: Server, message: str) -> None:
     wait_for(lambda: any(line["message"] == message for line in server.lines()), what=message)
 
@@ -291,7 +302,8 @@ def test_ten_deaths_in_a_minute_end_the_server(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_no_orphan_keeps_the_port_or_the_file(tmp_path: Path, workers: int) -> None:
-    with start_server(tmp_path, workers=workers) as server:
+    storage = f'{SQLITE}writer = "process"\n'
+    with start_server(tmp_path, workers=workers, storage=storage) as server:
         assert server.process is not None
         parent = server.process.pid
         if workers > 1:
@@ -299,14 +311,13 @@ def test_no_orphan_keeps_the_port_or_the_file(tmp_path: Path, workers: int) -> N
         assert server.track("before").status_code == 200
         # Of one worker too: a storage may have processes of its own.
         family = descendants(parent)
+        assert len(family) > (0 if workers == 1 else workers)
         port = server.port
         server.signal(signal.SIGKILL)
         assert server.wait() == -signal.SIGKILL
         wait_for(lambda: not any(map(alive, family)), what="the orphans to end")
-        with socket.socket() as sock:
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            sock.bind(("127.0.0.1", port))
-            sock.listen()
+        # A process of several threads is a zombie before the last of them lets go of its files.
+        wait_for(lambda: _is_free(port), what="the port")
         server.start()
         assert server.track("after").status_code == 200
         assert [event["messageId"] for event in server.export()] == ["before", "after"]

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
 
@@ -17,11 +18,12 @@ def alive(pid: int) -> bool:
 
 def children(pid: int) -> set[int]:
     """Ids of the living processes that ``pid`` started."""
-    try:
-        text = Path(f"/proc/{pid}/task/{pid}/children").read_text()
-    except (FileNotFoundError, ProcessLookupError):
-        return set()
-    return {child for child in map(int, text.split()) if alive(child)}
+    found: set[int] = set()
+    # A child belongs to the thread that started it.
+    for thread in Path(f"/proc/{pid}/task").glob("*/children"):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            found.update(map(int, thread.read_text().split()))
+    return {child for child in found if alive(child)}
 
 
 def descendants(pid: int) -> set[int]:
