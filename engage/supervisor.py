@@ -144,12 +144,14 @@ class Supervisor:
         child = _Child(number, process, writer, started)
         child.talk = asyncio.create_task(_listen_to(child, reader))
         self._children.add(child)
+        if self._stopping.is_set():  # Since when, nobody told this one.
+            writer.write(b"drain\n")
         return child
 
     async def _keep(self, number: int, child: _Child | None = None) -> None:
         """Have a worker ``number`` until the drain."""
         early = 0
-        while True:
+        while child is not None or not self._stopping.is_set():
             started = time.monotonic()
             try:
                 if child is None:
