@@ -83,13 +83,17 @@ class RawClient:
             body = await self.reader.readexactly(int(headers["content-length"]))
             return Answer(status, headers, body)
 
-    async def closed(self) -> bool:
-        """:return: whether the server closed, with nothing more to say; a reset counts."""
+    async def closed(self, *, reset: bool = True) -> bool:
+        """Wait for the end.
+
+        :param reset: whether a reset will do as well.
+        :return: whether the server closed, with nothing more to say.
+        """
         async with asyncio.timeout(DEADLINE):
             try:
                 return await self.reader.read(1) == b""
             except ConnectionError:
-                return True
+                return reset
 
 
 def request(
