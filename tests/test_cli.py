@@ -213,6 +213,15 @@ def test_init_elsewhere_and_two_keys_differ(tmp_path: Path) -> None:
     assert load(named)
 
 
+def test_init_says_how_to_call_a_program_that_is_not_on_the_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", [str(tmp_path / ".venv/bin/engage")])
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert "\n  .venv/bin/engage serve\n" in run("init").stdout
+
+
 def test_init_overwrites_nothing(tmp_path: Path) -> None:
     path = tmp_path / "engage.toml"
     path.write_text("mine")

@@ -7,6 +7,8 @@ import asyncio
 import os
 import secrets
 import shlex
+import shutil
+import sys
 from pathlib import Path
 from typing import Final
 
@@ -44,11 +46,11 @@ _PORT: Final = 8080
 
 @click.command(epilog="\b\nExample:\n  engage init /srv/engage")
 @click.argument(
-    "folder", metavar="[DIR]", default=".", type=click.Path(file_okay=False, path_type=Path)
+    "folder", metavar="[DIR]", required=False, type=click.Path(file_okay=False, path_type=Path)
 )
 @config_option
 @click.pass_context
-def init(ctx: click.Context, folder: Path, config_path: Path) -> None:
+def init(ctx: click.Context, folder: Path | None, config_path: Path) -> None:
     """Write a config with a fresh write key, and SQLite.
 
     It has one workspace; nothing is ever overwritten.
@@ -56,7 +58,7 @@ def init(ctx: click.Context, folder: Path, config_path: Path) -> None:
     DIR is the folder for it, the current one by default; it is made if there is none.
     """
     registry = registry_of(ctx)
-    path = folder / config_path
+    path = config_path if folder is None else folder / config_path.name
     key = secrets.token_hex(16)
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
@@ -67,15 +69,24 @@ def init(ctx: click.Context, folder: Path, config_path: Path) -> None:
     with os.fdopen(descriptor, "w", encoding="utf-8", newline="\n") as file:
         file.write(_TEMPLATE.format(port=_PORT, key=key))
     asyncio.run(_create_store(registry, path))
+    engage = _program()
     where = "" if path == Path("engage.toml") else f" --config {shlex.quote(str(path))}"
-    click.echo(f"Wrote {path}. Start the server:\n\n  engage serve{where}\n")
+    click.echo(f"Wrote {path}. Start the server:\n\n  {engage} serve{where}\n")
     click.echo("and send it an event:\n")
     click.echo(
         f"  curl -u {key}: -H 'Content-Type: application/json'"
         f' -d \'{{"userId": "ann", "event": "Signed Up"}}\''
         f" http://127.0.0.1:{_PORT}/api/public/apps/track\n"
     )
-    click.echo(f"See what came in:\n\n  engage export events{where}")
+    click.echo(f"See what came in:\n\n  {engage} export events{where}")
+
+
+def _program() -> str:
+    """How this program is called: by its path while its environment is not the active one."""
+    called = Path(sys.argv[0])
+    if called.name != "engage" or shutil.which("engage"):
+        return "engage"
+    return shlex.quote(os.path.relpath(called))
 
 
 async def _create_store(registry: Registry, path: Path) -> None:
