@@ -10,9 +10,12 @@ import hmac
 import json
 from urllib.parse import quote_plus
 
+import httpx
 import pytest
+from click.testing import CliRunner
 from support.hooks import PUBLIC_URL, deliver, public, toml, workspace
 from support.inprocess import registry, serving
+from support.server import start_server
 from support.webhooks import make, request
 
 from engage.api import (
@@ -24,6 +27,7 @@ from engage.api import (
     Translation,
 )
 from engage.app import build
+from engage.cli import main
 from engage.config import load
 from engage.deliveries import PATH_HEADER, REDACTED, redacted
 from engage.metrics import NullMetrics
@@ -122,6 +126,36 @@ async def test_a_user_who_is_identified_later_has_what_comes_then(tmp_path):
         assert before["anonymousId"] == "email:a@example.com"
         assert after["userId"] == "u1"
         assert not await server.dead_letters()
+
+
+@pytest.mark.slow
+def test_a_user_who_is_identified_by_another_process(tmp_path):
+    store = f'[storage]\nbackend = "sqlite"\n[storage.sqlite]\npath = "{tmp_path / "both.db"}"\n'
+    folders = [tmp_path / "one", tmp_path / "two"]
+    for folder in folders:
+        folder.mkdir()
+    with (
+        start_server(folders[0], storage=store, **MANDRILL) as receiver,
+        start_server(folders[1], storage=store, **MANDRILL) as other,
+    ):
+        owners = []
+        for number in (1, 2):
+            sent = mandrill(item(number))
+            url = receiver.url + "/api/public/webhooks/mailchimp"
+            answer = httpx.post(url, content=sent.body, headers=dict(sent.headers), timeout=60)
+            assert answer.status_code == 200
+            if number == 1:
+                identity = {"userId": "u1", "traits": {"email": "a@example.com"}}
+                identified = httpx.post(
+                    f"{other.url}/v1/identify", json=identity, auth=(other.key, ""), timeout=60
+                )
+                assert identified.status_code == 200
+        result = CliRunner().invoke(main, ["export", "events", "--config", str(receiver.config)])
+        for line in result.stdout.splitlines():
+            event = json.loads(line)
+            if event["type"] == "track":
+                owners.append(event.get("userId") or event["anonymousId"])
+        assert owners == ["email:a@example.com", "u1"]
 
 
 async def test_a_phone_number_finds_its_user(tmp_path):
