@@ -25,7 +25,7 @@ _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 _LARGEST: Final = 64 * 1024
 
 
-class _Unresolved(Exception):  # noqa: N818 - a message on its way, not an error of its own
+class _Unresolved(Exception):
     pass
 
 
