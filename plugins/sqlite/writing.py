@@ -18,8 +18,8 @@ from .process import AVAILABLE, WriterGoneError, WriterProcess
 
 Answer = TypeVar("Answer")
 
-#: From so many writes in one second, or so many events in some of them, a process of its own pays:
-#: measured, it takes a quarter of the work of single events off the worker, half of that of batches.
+#: From so many writes in one second, or events in some of them, a process of its own pays:
+#: measured, it takes a quarter of the work of single events off the worker, half that of batches.
 BUSY: Final = 150
 BUSY_EVENTS: Final = 3000
 BUSY_SOME: Final = 10
