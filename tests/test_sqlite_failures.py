@@ -1,208 +1,34 @@
 # SPDX-License-Identifier: Apache-2.0
-"""SQLite: what goes wrong with a file, each the real thing, and that it works again afterwards."""
+"""SQLite: what goes wrong while it runs, the real thing, and that it works again afterwards."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import os
-import resource
 import sqlite3
 import subprocess
 import sys
 import threading
-from collections.abc import Awaitable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support.sqlite import file_limit, large, make, until_full
 
 from engage.api import (
-    Event,
     EventFilter,
     Status,
     StorageContext,
-    StorageIncompatible,
-    StorageMissing,
     StorageUnavailable,
 )
 from engage.testing import event, identify
 from engage.testing.bench import eventually
 from engage.testing.making import TIME, ids, letter, store_all
-from engage_plugins.sqlite import engine, tables
+from engage_plugins.sqlite import engine, paging
 from engage_plugins.sqlite.store import SqliteStorage
 
 
-def make(tmp_path: Path, *, timeout: float = 30, **options: Any) -> SqliteStorage:
-    context = StorageContext(
-        base_dir=tmp_path, identifiers={"acme": ["email"]}, write_timeout=timeout
-    )
-    return SqliteStorage.from_options(options, context)
-
-
-def large(name: str) -> Event:
-    return event(name, properties={"text": "x" * 50_000})
-
-
-@contextlib.contextmanager
-def file_limit(size: int) -> Iterator[None]:
-    """No file of this process may grow beyond; for root, too."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-
-
-async def until_full(store: SqliteStorage) -> list[str]:
-    """Write until there is no more room; what was acknowledged."""
-    acknowledged: list[str] = []
-    failures = 0
-    for number in range(2000):
-        try:
-            await store_all(store, large(str(number)))
-            acknowledged.append(str(number))
-            failures = 0
-        except StorageUnavailable:
-            # A log that may not grow starts anew once it is copied: the first is not the last.
-            failures += 1
-            if failures == 5:
-                return acknowledged
-    raise AssertionError("it never became full")
-
-
-# ------------------------------------------------------------------------------------- start-up
-async def one_line(opening: Awaitable[None], kind: type[Exception]) -> str:
-    with pytest.raises(kind) as raised:
-        await opening
-    message = str(raised.value)
-    assert "\n" not in message
-    assert "engage.db" in message
-    return message
-
-
-async def test_no_store(tmp_path: Path) -> None:
-    store = make(tmp_path)
-    await one_line(store.open(create=False), StorageMissing)
-    assert os.listdir(tmp_path) == []
-    (tmp_path / "engage.db").touch()
-    await one_line(store.open(create=False), StorageMissing)
-    await store.open(create=True)
-    await store.close()
-
-
-async def test_no_folder(tmp_path: Path) -> None:
-    store = make(tmp_path, path="nowhere/engage.db")
-    await one_line(store.open(create=True), StorageUnavailable)
-
-
-async def test_a_folder(tmp_path: Path) -> None:
-    (tmp_path / "engage.db").mkdir()
-    for create in (True, False):
-        await one_line(make(tmp_path).open(create=create), StorageUnavailable)
-
-
-@pytest.mark.parametrize("content", [b"hello", b"\x00" * 5000, os.urandom(20_000)])
-async def test_not_a_database(tmp_path: Path, content: bytes) -> None:
-    (tmp_path / "engage.db").write_bytes(content)
-    for create in (True, False):
-        message = await one_line(make(tmp_path).open(create=create), StorageUnavailable)
-        assert "not a SQLite database" in message
-    assert (tmp_path / "engage.db").read_bytes() == content
-
-
-async def test_somebody_elses_database(tmp_path: Path) -> None:
-    with contextlib.closing(sqlite3.connect(tmp_path / "engage.db")) as db:
-        db.execute("CREATE TABLE events (seq INTEGER)")
-    before = (tmp_path / "engage.db").read_bytes()
-    store = make(tmp_path)
-    await one_line(store.open(create=True), StorageIncompatible)
-    assert (tmp_path / "engage.db").read_bytes() == before
-
-
-async def test_a_newer_store(tmp_path: Path) -> None:
-    store = make(tmp_path)
-    await store.open(create=True)
-    await store_all(store, event("m"))
-    await store.close()
-
-    def set_version(version: int, min_reader: int) -> None:
-        with contextlib.closing(sqlite3.connect(tmp_path / "engage.db")) as db:
-            db.execute("UPDATE store SET value = ? WHERE name = 'version'", (version,))
-            db.execute("UPDATE store SET value = ? WHERE name = 'min_reader'", (min_reader,))
-            db.commit()
-
-    set_version(tables.VERSION + 7, tables.VERSION + 1)
-    for create in (True, False):
-        message = await one_line(store.open(create=create), StorageIncompatible)
-        assert "newer version" in message
-    # Newer, but it says that we understand it.
-    set_version(tables.VERSION + 7, tables.VERSION)
-    await store.open(create=False)
-    assert await ids(store) == ["m"]
-    await store.close()
-
-
-async def test_the_disk_is_full_at_the_start(tmp_path: Path) -> None:
-    store = make(tmp_path)
-    with file_limit(8192):
-        await one_line(store.open(create=True), StorageUnavailable)
-    await store.open(create=True)
-    await store_all(store, event("m"))
-    await store.close()
-    again = make(tmp_path)
-    with file_limit(8192):
-        await one_line(again.open(create=True), StorageUnavailable)
-    with file_limit(33_000):
-        # Enough for the index of the log: reading needs no more.
-        await again.open(create=False)
-        assert await ids(again) == ["m"]
-        with pytest.raises(StorageUnavailable):
-            await again.write([large("n")])
-    await eventually(again.check, StorageUnavailable)
-    await again.close()
-
-
-async def test_opening_commits(tmp_path: Path) -> None:
-    """Frames that a killed process wrote but did not sync become durable before they are used."""
-
-    def opens() -> int:
-        with contextlib.closing(sqlite3.connect(tmp_path / "engage.db")) as db:
-            (value,) = db.execute("SELECT value FROM store WHERE name = 'opens'").fetchone()
-        return int(value)
-
-    store = make(tmp_path)
-    for expected in (1, 2):
-        await store.open(create=True)
-        assert opens() == expected
-        await store.close()
-    await store.open(create=False)
-    assert opens() == 2
-    await store_all(store, event("m"))
-    assert opens() == 3
-    await store_all(store, event("n"))
-    assert opens() == 3
-    await store.close()
-
-
-async def test_modes(tmp_path: Path) -> None:
-    """Events are personal data: nobody else reads them, whatever the umask."""
-    before = os.umask(0)
-    try:
-        store = make(tmp_path)
-        await store.open(create=True)
-        await store_all(store, event("m"))
-        names = sorted(os.listdir(tmp_path))
-        assert names == ["engage.db", "engage.db-shm", "engage.db-wal"]
-        for one in names:
-            assert os.stat(tmp_path / one).st_mode & 0o777 == 0o600
-        await store.close()
-    finally:
-        os.umask(before)
-
-
-# ------------------------------------------------------------------------------------- running
 async def test_files_may_not_grow(tmp_path: Path) -> None:
     store = make(tmp_path)
     await store.open(create=True)
@@ -488,8 +314,6 @@ async def test_cursors_of_others(tmp_path: Path) -> None:
 async def test_pages_are_short_however_few_are_wanted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from engage_plugins.sqlite import paging
-
     monkeypatch.setattr(paging, "_ROWS", 10)
     store = make(tmp_path)
     await store.open(create=True)
