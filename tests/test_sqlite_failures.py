@@ -302,6 +302,24 @@ async def test_an_identifier_that_is_declared_later(tmp_path: Path) -> None:
     await store.close()
 
 
+async def test_a_letter_that_is_no_text(tmp_path: Path) -> None:
+    """That may be why the event was refused."""
+    store = make(tmp_path)
+    await store.open(create=True)
+    odd = letter(
+        "l",
+        user_id="u\ud800",
+        message="\udfff",
+        errors=[{"pointer": "/\ud800", "message": "x"}],
+        headers=[("a", "\ud800")],
+    )
+    assert await store.put([odd, letter("m")]) == 0
+    (first, second) = (await store.scan_dead_letters(None, after=None, limit=9)).items
+    assert (first.user_id, first.message, first.headers) == ("u?", "?", [("a", "?")])
+    assert second.id == "m"
+    await store.close()
+
+
 async def test_cursors_of_others(tmp_path: Path) -> None:
     store = make(tmp_path)
     await store.open(create=True)

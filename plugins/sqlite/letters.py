@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sqlite3
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
@@ -11,7 +12,7 @@ import orjson
 
 from engage.api import API_ORIGIN, DeadLetter, DeadLetterBudget
 
-from .connection import key_of, look_up
+from .connection import is_text, key_of, look_up
 from .paging import Window
 
 _COLUMNS: Final = (
@@ -29,7 +30,7 @@ def put(db: sqlite3.Connection, letters: Sequence[DeadLetter], budget: DeadLette
         )
     }
     dropped = 0
-    for letter in letters:
+    for letter in map(_as_text, letters):
         key = key_of(letter.workspace_id, letter.id)
         if db.execute("SELECT 1 FROM letters WHERE key = ?", (key,)).fetchone():
             continue
@@ -72,6 +73,25 @@ def put(db: sqlite3.Connection, letters: Sequence[DeadLetter], budget: DeadLette
         [(workspace, api, *total) for (workspace, api), total in totals.items()],
     )
     return dropped
+
+
+def _as_text(letter: DeadLetter) -> DeadLetter:
+    """A lone surrogate may be why it was refused; it must not keep the letter from being kept."""
+    values: dict[str, Any] = {}
+    for field in dataclasses.fields(letter):
+        value = getattr(letter, field.name)
+        if isinstance(value, str):
+            values[field.name] = _text(value)
+    return dataclasses.replace(
+        letter,
+        **values,
+        errors=[{name: _text(text) for name, text in error.items()} for error in letter.errors],
+        headers=[(_text(name), _text(value)) for name, value in letter.headers],
+    )
+
+
+def _text(value: str) -> str:
+    return value if is_text(value) else value.encode(errors="replace").decode()
 
 
 def scan(
