@@ -47,6 +47,8 @@ _NOTHING: Final[Mapping[str, Any]] = {}
 _OPTIONAL: Final = (
     "userId",
     "anonymousId",
+    "groupId",
+    "previousId",
     "context",
     "integrations",
     "traits",
@@ -124,15 +126,15 @@ def normalise(item: Mapping[str, Any], kind: str, arrival: Arrival, index: int =
     _drop_nulls(document)
     user_id = _id(document, "userId")
     anonymous_id = _id(document, "anonymousId")
+    if "groupId" in document:
+        _id(document, "groupId")
+    if "previousId" in document:
+        _id(document, "previousId")
     name: str | None
     if kind == "track":
         name = document["event"]
     else:
         name = document.get("name") if kind == "page" or kind == "screen" else None
-        if kind == "group":
-            _id(document, "groupId")
-        elif kind == "alias":
-            _id(document, "previousId")
     envelope = arrival.envelope
     if envelope is not None:
         _merge(document, "context", envelope.context)

@@ -106,6 +106,9 @@ def test_null_is_absent() -> None:
         "context",
         "integrations",
         "properties",
+        "traits",
+        "groupId",
+        "previousId",
         "timestamp",
         "originalTimestamp",
         "sentAt",
@@ -127,18 +130,21 @@ def test_integer_ids_become_strings(number: int) -> None:
     assert document["userId"] == document["anonymousId"] == document["previousId"] == str(number)
     group = make("group", {"userId": "u", "groupId": number})
     assert group.document()["groupId"] == str(number)
+    elsewhere = track(groupId=number, previousId=number).document()
+    assert elsewhere["groupId"] == elsewhere["previousId"] == str(number)
 
 
 @pytest.mark.parametrize("field", ["userId", "anonymousId", "groupId", "previousId"])
 def test_float_ids_are_refused(field: str) -> None:
     """JSON Schema takes 1.0 for an integer."""
-    kind = {"groupId": "group", "previousId": "alias"}.get(field, "track")
+    own = {"groupId": "group", "previousId": "alias"}.get(field, "track")
     item = {"userId": "u", "anonymousId": "a", "event": "e", field: 1.0}
-    assert SCHEMAS.is_valid(kind, item)
-    with pytest.raises(ApiError) as caught:
-        normalise(item, kind, arrival())
-    assert caught.value.code == "invalid_payload"
-    assert caught.value.errors[0].pointer == f"/{field}"
+    for kind in (own, "track"):
+        assert SCHEMAS.is_valid(kind, item)
+        with pytest.raises(ApiError) as caught:
+            normalise(item, kind, arrival())
+        assert caught.value.code == "invalid_payload"
+        assert caught.value.errors[0].pointer == f"/{field}"
 
 
 def test_empty_id_is_absent() -> None:

@@ -148,6 +148,26 @@ COUNTER_EXAMPLES: list[tuple[str, Any]] = [
     *[("payloads/common.json", {"userId": value}) for value in (1.5, True, [], {}, " ", "\t\n")],
     *[("payloads/common.json", {"anonymousId": value}) for value in ("\u00a0", "\ufeff\u2003")],
     ("payloads/common.json", {"userId": "u" * 513}),
+    # On every type of event, whether it has a use for them or not.
+    *[
+        (f"payloads/{kind}.json", {**TRACK, field: value})
+        for kind in ("common", "identify", "track", "page", "screen")
+        for field, values in {
+            "traits": (1, "x", [], True),
+            "properties": (1, "x", [], False),
+            "groupId": (1.5, True, [], {}, " ", "g" * 513),
+            "previousId": (1.5, True, [], {}, " ", "p" * 513),
+        }.items()
+        for value in values
+    ],
+    *[
+        ("payloads/group.json", {"userId": ID, "groupId": ID, field: value})
+        for field, value in (("properties", 1), ("traits", 1), ("previousId", []))
+    ],
+    *[
+        ("payloads/alias.json", {"userId": ID, "previousId": ID, field: value})
+        for field, value in (("properties", 1), ("traits", 1), ("groupId", []))
+    ],
     *[
         ("payloads/common.json", {"userId": ID, field: value})
         for field in ("timestamp", "originalTimestamp", "sentAt")
