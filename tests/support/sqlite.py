@@ -46,7 +46,9 @@ async def until_full(store: SqliteStorage) -> list[str]:
             await store_all(store, large(str(number)))
             acknowledged.append(str(number))
             failures = 0
-        except StorageUnavailable:
+        except StorageUnavailable as error:
+            if "no answer within" in str(error):
+                continue
             # A log that may not grow starts anew once it is copied: the first is not the last.
             failures += 1
             if failures == 5:
