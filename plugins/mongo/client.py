@@ -86,12 +86,11 @@ def weaknesses(url: str) -> list[str]:
             f"w={w[:80]}: engage answers 200 before a majority of the replica set has the event; "
             "a failover may lose it"
         )
-    found += [
-        f"{name}={given[name][:80]}: engage answers 200 before the event is in the journal; a "
-        "power cut may lose it"
-        for name in ("journal", "j")
-        if given.get(name, "true").lower() != "true"
-    ]
+    if given.get("journal", "true").lower() != "true":
+        found.append(
+            f"journal={given['journal'][:80]}: engage answers 200 before the event is in the "
+            "journal; a power cut may lose it"
+        )
     return found
 
 
@@ -156,8 +155,6 @@ class Connection:
             "w": "majority",
             "journal": True,
         }
-        if "j" in self._given:
-            del defaults["journal"]
         defaults = {
             name: value for name, value in defaults.items() if name.lower() not in self._given
         }

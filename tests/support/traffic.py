@@ -99,6 +99,7 @@ class Sender:
 
     def __post_init__(self) -> None:
         self._lock = threading.Lock()
+        self._stopping = False
         self._threads = [
             threading.Thread(target=self._run, daemon=True) for _ in range(self.connections)
         ]
@@ -117,9 +118,14 @@ class Sender:
             thread.join(DEADLINE)
             assert not thread.is_alive(), "a connection waits although the server is gone"
 
+    def stop(self) -> None:
+        """End after the requests under way, with a server that lives on."""
+        self._stopping = True
+        self.join()
+
     def _run(self) -> None:
         connection = http.client.HTTPConnection(*self.address, timeout=DEADLINE)
-        while True:
+        while not self._stopping:
             with self._lock:
                 request = self.traffic.request()
             try:
@@ -133,6 +139,7 @@ class Sender:
                 (self.acknowledged if acknowledged else self.unanswered).append(request)
                 if not acknowledged and not answer.startswith("503"):
                     self.wrong.append(answer)
+        connection.close()
 
 
 def _send(connection: http.client.HTTPConnection, request: Request) -> tuple[bool, str]:
