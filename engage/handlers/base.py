@@ -167,7 +167,8 @@ class Handler(RequestHandler):
         else:
             self.set_header("Content-Type", content_type)
         self._common_headers(headers)
-        self.finish(body)
+        # Even an empty one is a body to Tornado, which refuses to send it with a 304.
+        self.finish(body or None)
 
     # -------------------------------------------------------------------------- called by Tornado
     def initialize(self, *, route: Route, services: Services) -> None:

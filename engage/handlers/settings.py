@@ -90,7 +90,7 @@ class SourceConfigHandler(Handler):
             orjson.dumps({"source": source, "updatedAt": STARTED}),
             headers={
                 "Cache-Control": f"private, max-age={MAX_AGE}",
-                "Vary": "Authorization, Origin",
+                "Vary": "Authorization",
             },
         )
 

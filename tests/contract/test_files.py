@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What browsers fetch before they send: script, description, page, and the settings of the SDKs."""
+
+from __future__ import annotations
+
+import gzip
+from pathlib import Path
+from urllib.parse import quote
+
+import pytest
+from support.inprocess import BASIC, serving
+from support.server import KEY
+
+FILES = ("/engage.js", "/openapi.json", "/docs")
+ORIGINS = '[cors]\norigins = ["https://shop.example.com"]\n'
+#: A key may have any character; in a path each is escaped.
+ODD = "odd/key+=_-%25&<>?#"
+ODD_KEY = f'[[workspaces.write_keys]]\nid = "odd"\nkey = "{ODD}"\n'
+OLD_KEY = '[[workspaces.write_keys]]\nid = "old"\nkey = "old-key"\ndisabled = true\n'
+
+
+@pytest.mark.parametrize("origins", ["", ORIGINS], ids=["any origin", "a list of origins"])
+@pytest.mark.parametrize("path", FILES)
+async def test_who_has_it_is_not_sent_it_again(tmp_path: Path, path: str, origins: str) -> None:
+    async with serving(tmp_path, config_extra=origins) as server, await server.connect() as client:
+        plain = await server.send(path, method="GET", key=None, client=client)
+        assert plain.status == 200
+        assert "content-encoding" not in plain.headers
+        zipped = await server.send(
+            path, method="GET", key=None, client=client, headers={"Accept-Encoding": "br, gzip"}
+        )
+        assert zipped.headers["content-encoding"] == "gzip"
+        assert gzip.decompress(zipped.body) == plain.body
+        assert zipped.headers["etag"] != plain.headers["etag"]
+        etag = plain.headers["etag"]
+        for known in (etag, f"W/{etag}", "*", f'"other", {etag}'):
+            for method in ("GET", "HEAD"):
+                again = await server.send(
+                    path, method=method, key=None, client=client, headers={"If-None-Match": known}
+                )
+                assert (known, again.status) == (known, 304)
+                assert again.headers["etag"] == etag
+                assert again.headers["cache-control"] == plain.headers["cache-control"]
+                assert again.headers["vary"] == plain.headers["vary"]
+        for unknown in ('"other"', etag.strip('"'), zipped.headers["etag"], ""):
+            again = await server.send(
+                path, method="GET", key=None, client=client, headers={"If-None-Match": unknown}
+            )
+            assert (unknown, again.status, again.body) == (unknown, 200, plain.body)
+
+
+@pytest.mark.parametrize("accept", ["", "gzip;q=0", "*;q=0.0", "br", "identity"])
+async def test_who_cannot_read_gzip_gets_none(tmp_path: Path, accept: str) -> None:
+    async with serving(tmp_path) as server:
+        answer = await server.send(
+            "/engage.js", method="GET", key=None, headers={"Accept-Encoding": accept}
+        )
+        assert "content-encoding" not in answer.headers
+
+
+@pytest.mark.parametrize("path", [*FILES, f"/v1/projects/{KEY}/settings", "/sourceConfig"])
+async def test_head(tmp_path: Path, path: str) -> None:
+    """As GET, without the body."""
+    async with serving(tmp_path) as server, await server.connect() as client:
+        got = await server.send(path, method="GET", client=client)
+        head = await server.send(path, method="HEAD", client=client)
+        assert (got.status, head.status) == (200, 200)
+        unequal = {"x-request-id", "date"}
+        assert {k: v for k, v in head.headers.items() if k not in unequal} == {
+            k: v for k, v in got.headers.items() if k not in unequal
+        }
+
+
+async def test_settings_by_key(tmp_path: Path) -> None:
+    """Of known keys only, and however they are escaped."""
+    public = 'public_url = "https://events.example.com/in/"'
+    async with (
+        serving(tmp_path, server=public, config_extra=ODD_KEY + OLD_KEY) as server,
+        await server.connect() as client,
+    ):
+        for key in (KEY, ODD):
+            path = f"/v1/projects/{quote(key, safe='')}/settings"
+            answer = await server.send(path, method="GET", key=None, client=client)
+            assert answer.json["integrations"]["Segment.io"] == {
+                "apiKey": key,
+                "apiHost": "events.example.com/in/v1",
+                "protocol": "https",
+            }
+            assert "max-age" in answer.headers["cache-control"]
+        for unknown in ("nope", "%00", "%ff", "%2e%2e", "old-key", quote(quote(ODD, ""), "")):
+            path = f"/v1/projects/{unknown}/settings"
+            answer = await server.send(path, method="GET", client=client)
+            assert (answer.status, answer.json["code"]) == (404, "not_found")
+            assert "cache-control" not in answer.headers
+
+
+@pytest.mark.parametrize("origins", ["", ORIGINS], ids=["any origin", "a list of origins"])
+async def test_source_config(tmp_path: Path, origins: str) -> None:
+    """By header or query; a cache must not give one key's to another."""
+    async with (
+        serving(tmp_path, config_extra=ODD_KEY + OLD_KEY + origins) as server,
+        await server.connect() as client,
+    ):
+        for path, key, name in (
+            ("/sourceConfig", BASIC, "website"),
+            (f"/sourceConfig/?p=npm&writeKey={KEY}", None, "website"),
+            (f"/sourceConfig/?writeKey={quote(ODD, safe='')}", None, "odd"),
+        ):
+            answer = await server.send(path, method="GET", key=key, client=client)
+            assert answer.json["source"]["id"] == name
+            vary = answer.headers["vary"].split(", ")
+            assert sorted(vary) == (["Authorization", "Origin"] if origins else ["Authorization"])
+        for path, status in (
+            ("/sourceConfig", 401),
+            ("/sourceConfig?writeKey=nope", 401),
+            ("/sourceConfig?writeKey=old-key", 403),
+        ):
+            answer = await server.send(path, method="GET", key=None, client=client)
+            assert (path, answer.status) == (path, status)
+            assert "cache-control" not in answer.headers
