@@ -98,7 +98,7 @@ hookimpl: Final = pluggy.HookimplMarker("engage")
 #: The origin of events that came in through the API rather than from a webhook provider.
 API_ORIGIN: Final = "api"
 
-#: User ids that careless clients send for "nobody": such events are stored, no profile is made.
+#: Ids that careless clients send for "nobody": such events are stored and change no profile.
 NOBODY: Final = frozenset({"undefined", "null", "none", "nan", "[object object]"})
 
 #: Anonymous ids that the server made from a webhook's recipient. They are never linked to a user.
@@ -267,9 +267,10 @@ def changes_of(event: Event) -> tuple[Change, ...]:
                 changes.append(UserTraits(user, traits))
         elif event.type == "group":
             group = document["groupId"]
-            changes.append(GroupTraits(group, document.get("traits") or {}))
-            if user is not None:
-                changes.append(Membership(user, group, document.get("assigned") is not False))
+            if group.strip().lower() not in NOBODY:
+                changes.append(GroupTraits(group, document.get("traits") or {}))
+                if user is not None:
+                    changes.append(Membership(user, group, document.get("assigned") is not False))
         elif event.type == "alias" and user is not None:
             _link(changes, user, document.get("previousId"))
     if user is not None:

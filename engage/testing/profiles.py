@@ -47,6 +47,8 @@ class ProfileTests:
             event("7", type="group", anonymous_id="nobody", groupId="h", traits={"x": 1}),
             identify("8", "undefined", traits={"x": 1}),
             identify("9", "[object Object]"),
+            event("10", type="group", user_id="grouped", groupId="undefined", traits={"x": 1}),
+            event("11", type="group", user_id="grouped", groupId=" NULL "),
         )
         users = await all_pages(store.scan_users, None)
         assert sorted(one.user_id for one in users) == ["aliased", "grouped", "identified"]
@@ -64,6 +66,9 @@ class ProfileTests:
         )
         groups = await all_pages(store.scan_groups, None)
         assert {one.group_id: one.traits for one in groups} == {"g": {}, "h": {"x": 1}}
+        grouped = await store.profile(WORKSPACE, "grouped")
+        assert grouped is not None
+        assert grouped.groups == ["g"]
 
     @on_store
     async def test_the_latest_value_of_each_trait(self, bench: Bench) -> None:
