@@ -6,7 +6,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import pickle
+import select
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -252,6 +255,31 @@ async def test_the_parent_is_killed(tmp_path: Path) -> None:
     assert found[: last + 1] == [str(number) for number in range(last + 1)]
     assert len(found) <= last + 2
     await store.close()
+
+
+@pytest.mark.parametrize("last", ["an answer unread", "half a message", "half a length", "nothing"])
+def test_a_parent_that_is_gone_is_no_error(tmp_path: Path, last: str) -> None:
+    """However the connection ends: nothing on standard error, where the log is."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        child = subprocess.Popen(
+            [sys.executable, "-m", "engage_plugins.sqlite.process", str(theirs.fileno())],
+            pass_fds=[theirs.fileno()],
+            stdin=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+        )
+        theirs.close()
+        settings = pickle.dumps(make(tmp_path)._settings)
+        message = len(settings).to_bytes(4, "big") + settings
+        if last == "an answer unread":
+            ours.sendall(message)
+            assert select.select([ours], [], [], 30)[0]
+        elif last == "half a message":
+            ours.sendall(message[:-10])
+        elif last == "half a length":
+            ours.sendall(message[:2])
+    _, errors = child.communicate(timeout=30)
+    assert (child.returncode, errors) == (0, b"")
 
 
 async def test_what_it_says_is_what_the_thread_says(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any, BinaryIO, Final
 
 from engage.api import Event, Outcome, Status, StorageError, StorageUnavailable
 
@@ -186,8 +186,7 @@ def main(descriptor: int) -> None:
     parent = socket.socket(fileno=descriptor)
     stream = parent.makefile("rb")
     engine: Engine | None = None
-    while (start := stream.read(4)) and len(start) == 4:
-        message = stream.read(int.from_bytes(start, "big"))
+    while (message := _next(stream)) is not None:
         try:
             if engine is None:
                 engine = Engine(pickle.loads(message))
@@ -206,6 +205,17 @@ def main(descriptor: int) -> None:
             engine.maintain()
     if engine is not None:
         engine.drop()
+
+
+def _next(stream: BinaryIO) -> bytes | None:
+    """:return: the next message; ``None``: the parent is gone, maybe in the midst of one."""
+    try:
+        start = stream.read(4)
+        size = int.from_bytes(start, "big")
+        message = stream.read(size) if len(start) == 4 else b""
+    except OSError:  # It was killed before it had read all answers.
+        return None
+    return message if message and len(message) == size else None
 
 
 def _written(engine: Engine, message: bytes) -> tuple[Any, int]:
