@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import select
 import sys
 import time
 from datetime import UTC, datetime
@@ -23,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Final, TextIO
 import orjson
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
 __all__ = ["ACCESS", "configure", "flush", "log_request"]
 
@@ -32,6 +33,8 @@ ACCESS: Final = "engage.access"
 #: How long a request's line may wait for company.
 FLUSH_SECONDS: Final = 0.2
 FLUSH_LINES: Final = 200
+#: Bytes that a pipe takes in one piece, whoever else writes to it.
+_PIECE: Final[int] = getattr(select, "PIPE_BUF", 4096)
 
 _access = logging.getLogger(ACCESS)
 
@@ -169,6 +172,21 @@ class _Text(_Formatter):
         return self._masked(line)
 
 
+def _pieces(lines: Iterable[str]) -> Iterator[str]:
+    """Bundle whole lines: all workers write to one pipe, and their lines must not be mixed."""
+    piece: list[str] = []
+    size = 0
+    for line in lines:
+        length = len(line.encode()) + 1
+        if piece and size + length > _PIECE:
+            yield "\n".join([*piece, ""])
+            piece, size = [], 0
+        piece.append(line)
+        size += length
+    if piece:
+        yield "\n".join([*piece, ""])
+
+
 class _Handler(logging.StreamHandler[TextIO]):
     """Writes records at once and requests' lines in bundles."""
 
@@ -214,7 +232,9 @@ class _Handler(logging.StreamHandler[TextIO]):
             lines, self._lines = self._lines, []
             # Nobody reads our standard error any more: no reason to fail requests.
             with contextlib.suppress(OSError, ValueError):
-                self.stream.write("\n".join(lines) + "\n")
+                for piece in _pieces(lines):
+                    self.stream.write(piece)
+                    self.stream.flush()
         with contextlib.suppress(OSError, ValueError):
             self.stream.flush()
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import io
 import json
 import logging
+import select
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -146,3 +147,32 @@ def test_unconfigured_it_is_an_ordinary_log_record(
     with caplog.at_level("INFO", logger=logs.ACCESS):
         _request()
     assert caplog.records[0].__dict__["requestId"] == "r-1"
+
+
+class _Pipe(io.RawIOBase):
+    """Remembers each piece that was written."""
+
+    def __init__(self) -> None:
+        self.pieces: list[bytes] = []
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        self.pieces.append(bytes(data))
+        return len(data)
+
+
+async def test_lines_of_several_workers_are_not_mixed(configure: Configure) -> None:
+    """A pipe keeps a piece together only up to ``PIPE_BUF``; so no line may lie on a border."""
+    pipe = _Pipe()
+    stream = io.TextIOWrapper(io.BufferedWriter(pipe), line_buffering=True)
+    configure(stream=stream)
+    for number in range(450):
+        _request(request_id=f"r-{number:05}", workspace="w" * (number % 64 + 1))
+    logs.flush()
+    assert all(len(piece) <= select.PIPE_BUF and piece.endswith(b"\n") for piece in pipe.pieces)
+    found = [json.loads(line)["requestId"] for line in b"".join(pipe.pieces).splitlines()]
+    assert found == [f"r-{number:05}" for number in range(450)]
+    # And yet many lines are one write.
+    assert len(pipe.pieces) < 450
