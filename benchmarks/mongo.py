@@ -1,0 +1,188 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``make bench``, MongoDB: engage beside the driver alone and beside a service written by hand.
+
+All of them store the same events of 0.6 KB on the same server, which shares the machine with the
+load generator: only the ratios mean something elsewhere. The server is the one that the tests find
+(``ENGAGE_TEST_MONGO_URL``, ``mongod``, else FerretDB).
+"""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import contextlib
+import json
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parent / "tests"))
+
+import load  # noqa: E402
+import pymongo  # noqa: E402
+from support import mongo  # noqa: E402
+from support.server import KEY, start_server, wait_for  # noqa: E402
+from support.venv import venv  # noqa: E402
+
+from engage_plugins.mongo import schema  # noqa: E402
+
+#: Connections, events of one request.
+CASES = ((1, 1), (32, 1), (256, 1), (8, 100), (32, 100))
+
+
+def bare(url: str, size: int, seconds: float, *, indexes: bool) -> float:
+    """:return: events/s of ``insert_many`` alone, one connection, batches of ``size``."""
+    with pymongo.MongoClient(url, w="majority", journal=True) as client:
+        collection = client.get_default_database()["events"]
+        if indexes:
+            for keys, options in schema.INDEXES[schema.EVENTS]:
+                collection.create_index(list(keys.items()), **options)
+        count, end, start = 0, time.perf_counter() + seconds, time.perf_counter()
+        while time.perf_counter() < end:
+            documents = []
+            for _ in range(size):
+                document = json.loads(f"{load.HEAD}b-{count:012d}{load.TAIL}")
+                document["_id"] = f"acme:api:{document['messageId']}"
+                document["workspaceId"] = "acme"
+                documents.append(document)
+                count += 1
+            collection.insert_many(documents, ordered=False)
+        return count / (time.perf_counter() - start)
+
+
+@contextlib.contextmanager
+def by_hand(url: str) -> Iterator[str]:
+    """The service of ``handwritten.py``, on one process of uvicorn."""
+    python = str(venv(HERE / "handwritten.txt"))
+    port = mongo.free_port()
+    command = [
+        *(python, "-m", "uvicorn", "--app-dir", str(HERE), "handwritten:app"),
+        *("--port", str(port), "--log-level", "warning", "--no-access-log"),
+    ]
+
+    def up() -> bool:
+        try:
+            urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=5)
+        except urllib.error.HTTPError:
+            return True
+        except OSError:
+            return False
+        return True
+
+    with subprocess.Popen(command, env={"MONGO_URL": url}) as process:
+        try:
+            wait_for(up, what="the hand-written service")
+            yield f"http://127.0.0.1:{port}"
+        finally:
+            process.kill()
+
+
+@contextlib.contextmanager
+def engage(url: str, workers: int) -> Iterator[str]:
+    """engage on this store."""
+    storage = f'[storage]\nbackend = "mongo"\n[storage.mongo]\nurl = "{url}"\n'
+    with (
+        tempfile.TemporaryDirectory(prefix="engage-bench-") as folder,
+        start_server(Path(folder), storage=storage, workers=workers) as server,
+    ):
+        yield server.url
+        server.stop()
+
+
+def prime(base: str) -> None:
+    """Send one event, so that the visitor of all of them is known when the measurement begins.
+
+    FerretDB looks at the whole collection for each document that it updates: the marks of hundreds
+    of first events would be what is measured.
+    """
+    body = f"{load.HEAD}first{load.TAIL}".encode()
+    token = base64.b64encode(f"{KEY}:".encode()).decode()
+    headers = {"Authorization": f"Basic {token}", "Content-Type": "application/json"}
+    request = urllib.request.Request(f"{base}/v1/track", body, headers)
+    with urllib.request.urlopen(request, timeout=30) as answer:
+        answer.read()
+    time.sleep(2)
+
+
+@contextlib.contextmanager
+def fresh(kind: str) -> Iterator[mongo.MongoServer]:
+    """A server for one measurement: no neighbour of the last one is left in it."""
+    if kind == "url":
+        yield mongo.shared(kind)
+    else:
+        with (
+            tempfile.TemporaryDirectory(prefix="engage-bench-mongo-") as folder,
+            mongo.own(Path(folder), kind) as server,
+        ):
+            yield server
+
+
+def main() -> int:
+    """Measure and print; 1 if any request failed."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seconds", type=float, default=8.0, help="of each measurement")
+    parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument("--tool", choices=("wrk", "oha", "python"), default=load.tool())
+    parser.add_argument("--kind", default=mongo.kinds()[0], help="ferretdb, java, mongod or url")
+    parser.add_argument("--only", help="connections x events, for instance 32x1,8x100")
+    arguments = parser.parse_args()
+    cases: tuple[tuple[int, ...], ...] = CASES
+    if arguments.only:
+        cases = tuple(tuple(map(int, one.split("x"))) for one in arguments.only.split(","))
+    print(f"\nMongoDB: {arguments.kind}; load: {arguments.tool}, {arguments.seconds:g} s each\n")
+    print("| what | connections | events a request | events/s | p50 ms | p99 ms | ratio |")
+    print("|---|---|---|---|---|---|---|", flush=True)
+    ceiling: dict[int, float] = {}
+    for size in (100, 1000):
+        for indexes in (False, True):
+            with fresh(arguments.kind) as server:
+                rate = bare(server.url(), size, arguments.seconds, indexes=indexes)
+            if not indexes:
+                ceiling[size] = rate
+            name = "insert_many" + (", engage's indexes" if indexes else "")
+            ratio = rate / ceiling[size]
+            print(f"| {name} | 1 | {size} | {rate:,.0f} | | | {ratio:.2f} |", flush=True)
+    bad = 0
+    for connections, size in cases:
+        first = ceiling.get(size, 0.0)
+        for name in ("by hand", "engage") if size == 1 else ("engage",):
+            with fresh(arguments.kind) as server:
+                url = server.url()
+                running = by_hand(url) if name == "by hand" else engage(url, arguments.workers)
+                with running as base:
+                    prime(base)
+                    for warm in (True, False):
+                        result = load.run(
+                            arguments.tool,
+                            base + ("/v1/track" if size == 1 else "/v1/batch"),
+                            KEY,
+                            connections=connections,
+                            size=size,
+                            seconds=1 if warm else arguments.seconds,
+                            name="w" if warm else "m",
+                        )
+                        bad += result.bad
+            rate = result.requests_per_second * size
+            first = first or rate
+            print(
+                f"| {name} | {connections} | {size} | {rate:,.0f} | {result.p50:.2f}"
+                f" | {result.p99:.2f} | {rate / first:.2f} |",
+                flush=True,
+            )
+    print(
+        "\nratio: of single events to the service by hand, of batches to insert_many of the same "
+        "size, of insert_many with engage's indexes to itself without"
+    )
+    if bad:
+        print(f"\n{bad} requests failed")
+    return 1 if bad else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
