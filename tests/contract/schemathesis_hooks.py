@@ -22,8 +22,9 @@ def _fit(value: Any) -> Any:
     if isinstance(value, dict):
         fitted = {name: _fit(inner) for name, inner in value.items()}
         for name in _IDS:
-            if isinstance(fitted.get(name), float):
-                fitted[name] = _fit(int(fitted[name]))
+            number = fitted.get(name)
+            if isinstance(number, float) and number.is_integer():
+                fitted[name] = _fit(int(number))
         for name in _TIMES:
             if isinstance(fitted.get(name), str):
                 fitted[name] = re.sub(

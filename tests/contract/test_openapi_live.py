@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 HERE = Path(__file__).parent
 
 #: How many requests of each kind schemathesis makes for an operation.
-EXAMPLES = int(os.environ.get("ENGAGE_SCHEMATHESIS_EXAMPLES", "20"))
+EXAMPLES = int(os.environ.get("ENGAGE_SCHEMATHESIS_EXAMPLES", "15"))
 
 
 def test_schemathesis(engage: Any, tmp_path: Path) -> None:
