@@ -59,6 +59,7 @@ lint: $(VENV)/.test
 bench: $(VENV)/.test
 	@sh .ci/packages
 	$(BIN)/python benchmarks/run.py
+	$(BIN)/python benchmarks/mongo.py
 	$(BIN)/python benchmarks/webhooks.py
 
 clean:

@@ -1,95 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The MongoDB storage keeps the promises of every storage, on every server that there is."""
+"""The MongoDB storage keeps the promises of every storage: on MongoDB, else on FerretDB, which is
+killed and restarted."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from pathlib import Path
-from typing import Any, ClassVar
-
 import pytest
 from support import mongo
-from support.proxy import Proxy
-
-from engage.testing import StorageConformance
+from support.mongo_conformance import Conformance
 
 pytestmark = [pytest.mark.mongo, pytest.mark.slow]
 
-#: Tests that wait for calls to fail: they need not wait long.
-_FAILING = ("nothing_is_ack", "every_method", "opening_what_is", "broken_in_the")
-_IMPATIENT = "timeoutMS=1500&serverSelectionTimeoutMS=200"
 
-
-class Conformance(StorageConformance):
-    """The suite on one kind of server; cut off by the server's death where it is durable, else by a
-    proxy that hangs up."""
-
-    plugin = "engage_plugins.mongo"
-    kind: ClassVar[str]
-    proxy: Proxy | None = None
-
-    @pytest.fixture(autouse=True)
-    def _proxied(self) -> Any:
-        yield
-        if self.proxy is not None:
-            self.proxy.down()
-
-    def options(self, tmp_path: Path) -> Mapping[str, Any]:
-        server = mongo.shared(self.kind)
-        failing = any(part in tmp_path.name for part in _FAILING)
-        url = server.url(options=_IMPATIENT if failing else "")
-        if failing and self.kind == "java":
-            self.proxy = Proxy(server.address)
-            database = url.rpartition("/")[2].partition("?")[0]
-            url = self.proxy.url(database, _IMPATIENT)
-        return {"url": url}
-
-    def can(self, feature: str) -> bool:
-        if feature in ("atomic-updates", "nested-arrays"):
-            return mongo.can(self.kind, feature)
-        # Somebody else's server is not killed.
-        return self.kind != "url" or feature != "break"
-
-    def break_store(self, options: Mapping[str, Any]) -> None:
-        if self.proxy is not None:
-            self.proxy.down()
-        else:
-            mongo.shared(self.kind).kill()
-
-    def mend_store(self, options: Mapping[str, Any]) -> None:
-        if self.proxy is not None:
-            self.proxy.up()
-        else:
-            mongo.shared(self.kind).start()
-
-
-_kinds = mongo.kinds()
-
-if "ferretdb" in _kinds:
+if mongo.kinds()[0] == "ferretdb":
 
     class TestFerretDB(Conformance):
         """Durable, and killed."""
 
         kind = "ferretdb"
 
-
-if _kinds[-1] == "java":
-
-    class TestJava(Conformance):
-        """Atomic updates, and cut off."""
-
-        kind = "java"
-
 else:
 
     class TestMongo(Conformance):
         """MongoDB itself."""
 
-        kind = _kinds[0]
-
-
-class TestAsyncMongoClient(Conformance):
-    """The day motor ends: the same with the driver's own asynchronous client."""
-
-    plugin = "support.mongo_async"
-    kind = _kinds[-1]
+        kind = mongo.kinds()[0]

@@ -85,7 +85,7 @@ async def message_ids(made: MongoStorage) -> list[str]:
         ("w=2", "w=2"),
         ("W=dc", "w=dc"),
         ("journal=false", "journal=false"),
-        ("w=majority&journal=0", "journal=0"),
+        ("w=majority&journal=false", "journal=false"),
     ],
 )
 async def test_weak_acknowledgement_must_be_allowed(

@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The conformance suite of storages on one kind of server."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+from support import mongo
+from support.proxy import Proxy
+
+from engage.testing import StorageConformance
+
+#: Tests that wait for calls to fail: they need not wait long.
+_FAILING = ("nothing_is_ack", "every_method", "opening_what_is", "broken_in_the")
+_IMPATIENT = "timeoutMS=1500&serverSelectionTimeoutMS=200"
+
+
+class Conformance(StorageConformance):
+    """The suite on one kind of server; cut off by the server's death where it is durable, else by a
+    proxy that hangs up."""
+
+    plugin = "engage_plugins.mongo"
+    kind: ClassVar[str]
+    proxy: Proxy | None = None
+
+    @pytest.fixture(autouse=True)
+    def _proxied(self) -> Any:
+        yield
+        if self.proxy is not None:
+            self.proxy.down()
+
+    def options(self, tmp_path: Path) -> Mapping[str, Any]:
+        server = mongo.shared(self.kind)
+        failing = any(part in tmp_path.name for part in _FAILING)
+        url = server.url(options=_IMPATIENT if failing else "")
+        if failing and self.kind == "java":
+            self.proxy = Proxy(server.address)
+            database = url.rpartition("/")[2].partition("?")[0]
+            url = self.proxy.url(database, _IMPATIENT)
+        return {"url": url}
+
+    def can(self, feature: str) -> bool:
+        if feature in ("atomic-updates", "nested-arrays"):
+            return mongo.can(self.kind, feature)
+        # Somebody else's server is not killed.
+        return self.kind != "url" or feature != "break"
+
+    def break_store(self, options: Mapping[str, Any]) -> None:
+        if self.proxy is not None:
+            self.proxy.down()
+        else:
+            mongo.shared(self.kind).kill()
+
+    def mend_store(self, options: Mapping[str, Any]) -> None:
+        if self.proxy is not None:
+            self.proxy.up()
+        else:
+            mongo.shared(self.kind).start()
