@@ -190,9 +190,21 @@ def _explain(
         for name in limit:
             if name not in instance:
                 path = (*at, *error.absolute_path, name)
-                yield f"{dotted(path)}: is missing"
+                how = _written_as(schema.get("properties", {}).get(name), path)
+                yield f"{dotted(path)}: is missing{how}"
     else:
-        yield f"{_key(at, error)}: {_rule(error)}{_quote(error, written, secret)}"
+        how = ""
+        if error.validator == "type" and isinstance(instance, Mapping):
+            how = _written_as(schema, (*at, *error.absolute_path))
+        yield f"{_key(at, error)}: {_rule(error)}{_quote(error, written, secret)}{how}"
+
+
+def _written_as(schema: Any, path: Path) -> str:
+    """How TOML writes a list of tables, for who wrote one table, or none."""
+    items = schema.get("items") if isinstance(schema, Mapping) else None
+    if not isinstance(items, Mapping) or "properties" not in items:
+        return ""
+    return f"; write [[{dotted(part for part in path if not isinstance(part, int))}]]"
 
 
 def _key(at: Path, error: ValidationError) -> str:

@@ -29,7 +29,7 @@ from engage.api import (
     Transform,
     TransformFactory,
 )
-from engage.checking import Path, SettingsError, nearest, problems, secret_values
+from engage.checking import Path, SettingsError, dotted, nearest, problems, secret_values
 from engage.discovery import Found, Plugin, PluginError, Registered, discover
 
 if TYPE_CHECKING:
@@ -159,7 +159,7 @@ class Registry:
         try:
             return registered.factory(use.options, *context)
         except ConfigError as error:
-            raise ConfigError(f"{config.path}: {use.named_at} {use.name!r}: {error}") from error
+            raise ConfigError(f"{config.path}: {dotted(use.at)}: {error}") from error
         except EngageError:
             raise
         except Exception as error:

@@ -206,7 +206,7 @@ def test_what_a_factory_raises(config: Any) -> None:
     chosen = config('[storage]\nbackend = "s"')
     with pytest.raises(ConfigError) as caught:
         registry(storage={"s": _raises(ConfigError("url: no host"))}).make_storage(chosen)
-    assert str(caught.value) == f"{chosen.path}: storage.backend 's': url: no host"
+    assert str(caught.value) == f"{chosen.path}: storage.s: url: no host"
     with pytest.raises(PluginError) as caught:
         registry(storage={"s": _raises(ModuleNotFoundError("No module\n named x"))}).make_storage(
             chosen
