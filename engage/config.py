@@ -378,6 +378,12 @@ def _contradictions(config: Config) -> list[str]:
             ((f"workspaces[{w}].subscription_secret[{s}]", secret) for s, secret in secrets),
             "secret",
         )
+    server = config.server
+    if server.shutdown_delay >= server.shutdown_grace:
+        found.append(
+            "server.shutdown_delay: must be less than server.shutdown_grace, which includes it"
+            f" ({server.shutdown_delay:g} >= {server.shutdown_grace:g})"
+        )
     limits = config.limits
     for small, large in (
         ("event_bytes", "decompressed_bytes"),

@@ -189,7 +189,21 @@ def test_a_byte_order_mark_and_crlf(write: Any) -> None:
 @pytest.mark.parametrize(
     ("text", "line"),
     [
-        ("", "workspaces: is missing"),
+        ("", "workspaces: is missing; write [[workspaces]]"),
+        (
+            '[workspaces]\nid = "x"\n',
+            "workspaces: must be a list, not a table; write [[workspaces]]",
+        ),
+        (
+            '[[workspaces]]\nid = "x"\n[workspaces.write_keys]\nid = "a"\nkey = "b"\n',
+            "workspaces[0].write_keys: must be a list, not a table;"
+            " write [[workspaces.write_keys]]",
+        ),
+        (
+            "[server]\nshutdown_grace = 5\nshutdown_delay = 5\n" + MINIMAL,
+            "server.shutdown_delay: must be less than server.shutdown_grace, which includes it"
+            " (5 >= 5)",
+        ),
         ("workspaces = []", "workspaces: must not be empty"),
         (
             "worksapces = []\n" + MINIMAL,

@@ -68,7 +68,7 @@ def config_option(function: Function) -> Function:
     option = click.option(
         "--config",
         "config_path",
-        type=click.Path(dir_okay=False, path_type=Path),
+        type=click.Path(path_type=Path),
         default=DEFAULT_CONFIG,
         envvar=CONFIG_VARIABLE,
         show_default=True,

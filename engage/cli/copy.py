@@ -16,7 +16,7 @@ from engage.config import Config, load
 from engage.copying import Counts, copy_all
 from engage.registry import Registry
 
-_FILE = click.Path(dir_okay=False, path_type=Path)
+_FILE = click.Path(path_type=Path)
 
 
 @click.command(epilog="\b\nExample:\n  engage copy --from sqlite.toml --to mongo.toml")

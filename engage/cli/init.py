@@ -71,8 +71,8 @@ def init(ctx: click.Context, folder: Path | None, config_path: Path) -> None:
     asyncio.run(_create_store(registry, path))
     engage = _program()
     where = "" if path == Path("engage.toml") else f" --config {shlex.quote(str(path))}"
-    click.echo(f"Wrote {path}. Start the server:\n\n  {engage} serve{where}\n")
-    click.echo("and send it an event:\n")
+    click.echo(f"Wrote {path}. This serves:\n\n  {engage} serve{where}\n")
+    click.echo("Meanwhile, in a second terminal, send an event:\n")
     click.echo(
         f"  curl -u {key}: -H 'Content-Type: application/json'"
         f' -d \'{{"userId": "ann", "event": "Signed Up"}}\''
