@@ -138,6 +138,12 @@ class Deliveries:
             return workspace
         if len(enabled) != 1:
             self._metrics.webhook(provider, "workspace_required")
+            _log.warning(
+                "webhook %s refused: it names no workspace, and %d have this provider",
+                provider,
+                len(enabled),
+                extra={"provider": provider, "workspaceId": None},
+            )
             raise ApiError(
                 "workspace_required",
                 "say which workspace this is for: append ?workspaceId= to the URL",
@@ -226,11 +232,11 @@ class Deliveries:
         translation, result, rejected = await self._translate(name, workspace, provider, request)
         if rejected:
             letter = _letter(name, workspace, provider, incoming, rejected)
-            await self._ingest.put_dead_letters([letter])
+            kept = await self._ingest.put_dead_letters([letter])
             _log.warning(
-                "webhook %s: kept as dead letter %s: %s",
+                "webhook %s: %s: %s",
                 name,
-                letter.id,
+                f"kept as dead letter {letter.id}" if kept else "lost, the storage keeps no dead letters",
                 letter.message,
                 extra={"provider": name, "workspaceId": workspace},
             )

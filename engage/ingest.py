@@ -93,21 +93,23 @@ class Ingest:
             size += len(event.body)
         return await self._events.submit(events, size)
 
-    async def put_dead_letters(self, letters: Sequence[DeadLetter]) -> None:
+    async def put_dead_letters(self, letters: Sequence[DeadLetter]) -> bool:
         """Keep dead letters; return once they are durable. A storage without them: only counted.
 
+        :return: whether they are kept.
         :raises ApiError: 503 ``overloaded`` or ``shutting_down``.
         :raises StorageUnavailable: not all are durable.
         """
         if not letters:
-            return
+            return True
         if not isinstance(self._store, DeadLetterStore):
             self._metrics.dropped("dead_letter", len(letters))
-            return
+            return False
         size = sum(_OVERHEAD + len(letter.item) for letter in letters)
         await self._letters.submit(letters, size)
         for letter in letters:
             self._metrics.dead_letter(letter.reason)
+        return True
 
     async def drain(self) -> None:
         """Wait until nothing waits."""

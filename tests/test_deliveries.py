@@ -472,6 +472,26 @@ async def test_deliveries_are_counted(tmp_path):
     ]
 
 
+async def test_the_log_says_whether_a_dead_letter_was_kept(tmp_path, caplog, monkeypatch):
+    async with serving(tmp_path, **SEGMENT) as server:
+        bad = segment({"type": "track", "event": "E", "userId": "u" * 513})
+        await deliver(server, bad)
+        [letter] = await server.dead_letters()
+        assert f"webhook segment: kept as dead letter {letter.id}: " in caplog.text
+        caplog.clear()
+        # As on a storage that keeps events only.
+        monkeypatch.setattr("engage.ingest.DeadLetterStore", type("Nobody", (), {}))
+        assert (await deliver(server, bad)).status == 200
+    assert "webhook segment: lost, the storage keeps no dead letters: " in caplog.text
+    assert "kept" not in caplog.text
+
+
+async def test_the_log_says_that_no_workspace_has_the_provider(tmp_path, caplog):
+    async with serving(tmp_path, **SEGMENT) as server:
+        await server.send("/api/public/webhooks/resend", {}, key=None)
+    assert "webhook resend refused: it names no workspace, and 0 have this provider" in caplog.text
+
+
 async def test_what_is_refused_is_logged_without_its_values(tmp_path, caplog):
     async with serving(tmp_path, **SEGMENT) as server:
         secret = hashlib.sha256(b"").hexdigest()
