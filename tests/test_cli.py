@@ -296,6 +296,17 @@ def test_check_with_a_storage_that_fails(tmp_path: Path) -> None:
     assert result.stderr.count("\n") == 1
 
 
+def test_check_of_a_folder_and_without_a_store(tmp_path: Path) -> None:
+    result = run("check", "--config", tmp_path)
+    assert (result.exit_code, result.stderr) == (
+        1,
+        f"engage: {tmp_path}: cannot be read: Is a directory\n",
+    )
+    result = run("check", "--config", config_file(tmp_path))
+    assert result.exit_code == 1
+    assert result.stderr.endswith("engage.db: there is no store; `engage serve` makes one\n")
+
+
 # --------------------------------------------------------------------------------------- plugins
 def test_plugins(stored: Path) -> None:
     result = run("plugins", "--config", stored)

@@ -171,6 +171,29 @@ async def test_another_process_comes_and_goes(tmp_path: Path) -> None:
     await store.close()
 
 
+async def test_no_folder_for_the_file(tmp_path: Path) -> None:
+    store = make(tmp_path / "none")
+    with pytest.raises(StorageUnavailable, match=r"there is no folder .*none; make it first"):
+        await store.open(create=True)
+
+
+async def test_another_store_in_its_place_is_used(tmp_path: Path) -> None:
+    """As when a backup is put back under a running server."""
+    store = make(tmp_path)
+    await store.open(create=True)
+    await store_all(store, event("before"))
+    for name in ("engage.db", "engage.db-wal", "engage.db-shm"):
+        (tmp_path / name).rename(tmp_path / f"away.{name}")
+    other = make(tmp_path)
+    await other.open(create=True)
+    await store_all(other, event("restored"))
+    await other.close()
+    await eventually(store.check, StorageUnavailable)
+    await store_all(store, event("after"))
+    assert await ids(store) == ["restored", "after"]
+    await store.close()
+
+
 @pytest.mark.parametrize("what", ["gone", "junk", "empty", "other"])
 async def test_the_file_is_replaced(tmp_path: Path, what: str) -> None:
     """Writing on into a file that nobody can find again would be a silent loss."""

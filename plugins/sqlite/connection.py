@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import errno
 import os
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -103,6 +104,8 @@ def make_file(path: str) -> None:
 
     :raises OSError: it cannot be made; that it is there already is no error.
     """
+    if not os.path.isdir(folder := os.path.dirname(path) or "."):
+        raise FileNotFoundError(errno.ENOENT, f"there is no folder {folder}; make it first")
     with contextlib.suppress(FileExistsError):
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
 
@@ -116,7 +119,7 @@ def file_identity(path: str) -> tuple[int, int]:
     try:
         found = os.stat(path)
     except FileNotFoundError:
-        raise StorageMissing(f"{path}: there is no store") from None
+        raise StorageMissing(f"{path}: there is no store; `engage serve` makes one") from None
     except OSError as error:
         raise unavailable(path, error) from error
     if not os.path.isfile(path):
