@@ -248,7 +248,7 @@ def changes_of(event: Event) -> tuple[Change, ...]:
     the storage to see: :class:`Link` is dropped when its ``anonymous_id`` is the id of an existing
     user at the time it is applied.
 
-    :return: nothing for most events; see DESIGN "Profiles".
+    :return: nothing for most events.
     """
     if not event.may_change_profiles:
         return ()

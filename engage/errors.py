@@ -108,8 +108,8 @@ class ApiError(EngageError):
     :param errors: the details; at most :data:`MAX_ERRORS` are kept.
     :param retry_after: seconds after which it may be sent again (header ``Retry-After``).
     :param status: only where it differs from the code's.
-    :param headers: further headers of the answer (``Allow`` …). ``WWW-Authenticate`` is added here
-        where DESIGN asks for it; the handler leaves it out for browsers, which would open a dialog.
+    :param headers: further headers of the answer (``Allow`` …). ``WWW-Authenticate`` is added
+        here to a 401 about a write key; the handler leaves it out for browsers: they open a dialog.
     """
 
     def __init__(
