@@ -236,7 +236,9 @@ class Deliveries:
             _log.warning(
                 "webhook %s: %s: %s",
                 name,
-                f"kept as dead letter {letter.id}" if kept else "lost, the storage keeps no dead letters",
+                f"kept as dead letter {letter.id}"
+                if kept
+                else "lost, the storage keeps no dead letters",
                 letter.message,
                 extra={"provider": name, "workspaceId": workspace},
             )
