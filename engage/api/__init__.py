@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: Apache-2.0
+"""PUBLIC: all that a plugin imports.
+
+A plugin is a module named by an entry point of the group ``engage``. It implements hooks of
+:mod:`engage.hookspecs`, marked with :data:`hookimpl`, and registers what it brings: a storage, a
+webhook provider, a transform, an observer or a command.
+
+The errors of engage, each with who raises it and what becomes of it::
+
+    EngageError
+    ├── ConfigError            a plugin's factory: an option is wrong (start-up stops, exit 1)
+    ├── StorageError
+    │   ├── StorageUnavailable a storage: not now (503 with Retry-After, nothing acknowledged)
+    │   ├── StorageMissing     a storage: there is no store yet, and ``create`` was not allowed
+    │   └── StorageIncompatible a storage: made by a version that this one cannot read
+    └── WebhookError
+        ├── SignatureMismatch  a provider's ``verify``: not from the provider (401)
+        │   └── NothingSigned  a provider's ``verify``: there is nothing that could be signed (400)
+        └── PayloadInvalid     a provider's ``translate``: not understood (dead letter, 200)
+
+What follows is a folder of small files; a plugin imports from here. None of them imports anything of
+engage but each other.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import pluggy
+
+from engage.api.errors import (
+    ConfigError,
+    EngageError,
+    NothingSigned,
+    PayloadInvalid,
+    SignatureMismatch,
+    StorageError,
+    StorageIncompatible,
+    StorageMissing,
+    StorageUnavailable,
+    WebhookError,
+)
+from engage.api.events import (
+    API_ORIGIN,
+    Change,
+    Event,
+    GroupTraits,
+    Link,
+    Membership,
+    Seen,
+    UserTraits,
+    changes_of,
+    identifier_value,
+)
+from engage.api.providers import (
+    Fetch,
+    Provider,
+    ProviderContext,
+    ProviderFactory,
+    Recipient,
+    Rejected,
+    Reply,
+    Signing,
+    TranslatedEvent,
+    Translation,
+    WebhookRequest,
+    WebhookResult,
+)
+from engage.api.steps import (
+    DROP,
+    Observer,
+    ObserverFactory,
+    Transform,
+    TransformFactory,
+)
+from engage.api.storage import (
+    DeadLetter,
+    DeadLetterBudget,
+    DeadLetterStore,
+    EventFilter,
+    EventStore,
+    GroupProfile,
+    Outcome,
+    Page,
+    ProfileLimits,
+    ProfileStore,
+    Status,
+    StorageContext,
+    StorageFactory,
+    SubscriptionChange,
+    SubscriptionRecord,
+    SubscriptionState,
+    SubscriptionStore,
+    UserProfile,
+)
+
+__all__ = [
+    "API_ORIGIN",
+    "DROP",
+    "Change",
+    "ConfigError",
+    "DeadLetter",
+    "DeadLetterBudget",
+    "DeadLetterStore",
+    "EngageError",
+    "Event",
+    "EventFilter",
+    "EventStore",
+    "Fetch",
+    "GroupProfile",
+    "GroupTraits",
+    "Link",
+    "Membership",
+    "NothingSigned",
+    "Observer",
+    "ObserverFactory",
+    "Outcome",
+    "Page",
+    "PayloadInvalid",
+    "ProfileLimits",
+    "ProfileStore",
+    "Provider",
+    "ProviderContext",
+    "ProviderFactory",
+    "Recipient",
+    "Rejected",
+    "Reply",
+    "Seen",
+    "SignatureMismatch",
+    "Signing",
+    "Status",
+    "StorageContext",
+    "StorageError",
+    "StorageFactory",
+    "StorageIncompatible",
+    "StorageMissing",
+    "StorageUnavailable",
+    "SubscriptionChange",
+    "SubscriptionRecord",
+    "SubscriptionState",
+    "SubscriptionStore",
+    "Transform",
+    "TransformFactory",
+    "TranslatedEvent",
+    "Translation",
+    "UserProfile",
+    "UserTraits",
+    "WebhookError",
+    "WebhookRequest",
+    "WebhookResult",
+    "changes_of",
+    "hookimpl",
+    "identifier_value",
+]
+
+
+#: Marks a function of a plugin as the implementation of a hook.
+hookimpl: Final = pluggy.HookimplMarker("engage")
