@@ -4,9 +4,11 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 from support import mongo
 from support.server import SQLITE, Server, start_server
@@ -23,6 +25,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Say what the servers of the MongoDB tests could not show."""
     mongo.summary(terminalreporter)
+
+
+# A CI that says yes must say yes again: there the examples are always the same ones.
+hypothesis.settings.register_profile("ci", derandomize=True, print_blob=True)
+if os.environ.get("CI"):
+    hypothesis.settings.load_profile("ci")
 
 
 @pytest.fixture(autouse=True)

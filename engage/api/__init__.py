@@ -18,8 +18,8 @@ The errors of engage, each with who raises it and what becomes of it::
         │   └── NothingSigned  a provider's ``verify``: there is nothing that could be signed (400)
         └── PayloadInvalid     a provider's ``translate``: not understood (dead letter, 200)
 
-What follows is a folder of small files; a plugin imports from here. None of them imports anything of
-engage but each other.
+What follows stands in small files beside this one; a plugin imports from here. None of them imports
+anything of engage but each other.
 """
 
 from __future__ import annotations

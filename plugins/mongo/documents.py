@@ -40,8 +40,8 @@ from engage.api import Event
 MOST_BYTES: Final = 16 * 1024 * 1024
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
-#: What is escaped within a key.
-_ODD: Final = re.compile(r"[.%\x00]|^\$|^\s+|\s+(?![\s\S])")
+#: What is escaped within a key. ``_id`` itself, because FerretDB makes it an object's first key.
+_ODD: Final = re.compile(r"[.%\x00]|^\$|^\s+|\s+(?![\s\S])|^_id(?![\s\S])")
 #: Keys that need no escape, so that each is looked at once. Bounded.
 _PLAIN_KEYS: Final[set[str]] = set()
 _MOST_PLAIN: Final = 10_000
