@@ -33,7 +33,7 @@ from engage.registry import load_plugins
 pytestmark = [pytest.mark.mongo, pytest.mark.slow]
 
 #: Where nothing is killed, the server need not be durable.
-KIND = mongo.kinds()[-1]
+KIND = mongo.proxied_kind()
 #: Faults are noticed sooner than a user would want it.
 IMPATIENT = "timeoutMS=2000&serverSelectionTimeoutMS=500"
 
@@ -137,6 +137,20 @@ def test_commands_say_that_there_is_no_store(tmp_path: Path) -> None:
         assert done.returncode == 1
         assert "no engage store" in done.stderr
         assert "Traceback" not in done.stderr
+
+
+def test_check_says_what_weak_acknowledgement_means(tmp_path: Path) -> None:
+    weak = mongo.shared(KIND).url(options="w=1")
+    text = storage(weak)
+    server = Server(tmp_path, config_text(storage=text))
+    done = run(server, "check")
+    assert done.returncode == 1
+    assert "allow_weak_acknowledgement" in done.stderr
+    with start_server(tmp_path, storage=text + "allow_weak_acknowledgement = true\n") as server:
+        assert any("a failover may lose it" in line["message"] for line in server.lines())
+        done = run(server, "check")
+        assert done.returncode == 0
+        assert "a failover may lose it" in done.stderr
 
 
 # -------------------------------------------------------------------------- the network misbehaves

@@ -37,6 +37,8 @@ pytestmark = pytest.mark.mongo
 KINDS = mongo.kinds()
 #: The kind on which several connections may change one document.
 ATOMIC = KINDS[-1]
+#: The kind that may be cut off.
+PROXIED = mongo.proxied_kind()
 
 
 def new(tmp_path: Path, url: str, **context: Any) -> MongoStorage:
@@ -205,7 +207,7 @@ def _failing(name: str, reply: dict[str, Any]) -> Any:
 )
 async def test_all_other_codes_fail_the_write(tmp_path: Path, reply: dict[str, Any]) -> None:
     """Never a dead letter, never a success; the text of an error decides nothing."""
-    server = mongo.shared(ATOMIC)
+    server = mongo.shared(PROXIED)
     with Proxy(server.address) as proxy:
         url = proxy.url(f"engage_test_{os.urandom(6).hex()}", "retryWrites=false")
         async with opened(tmp_path, url) as made:
@@ -233,7 +235,7 @@ async def test_a_foreign_unique_index_acknowledges_nothing(tmp_path: Path) -> No
 
 
 async def test_one_write_is_as_few_commands_as_it_may_be(tmp_path: Path) -> None:
-    server = mongo.shared(ATOMIC)
+    server = mongo.shared(PROXIED)
     with Proxy(server.address) as proxy:
         url = proxy.url(f"engage_test_{os.urandom(6).hex()}")
         async with opened(tmp_path, url) as made:
@@ -285,7 +287,7 @@ async def _cut_off(tmp_path: Path, url: str, proxy: Proxy, events: Sequence[Any]
 async def test_changes_that_a_crash_cut_off_are_applied_when_the_store_is_opened(
     tmp_path: Path,
 ) -> None:
-    with Proxy(mongo.shared(ATOMIC).address) as proxy:
+    with Proxy(mongo.shared(PROXIED).address) as proxy:
         url = proxy.url(f"engage_test_{os.urandom(6).hex()}", "timeoutMS=2000")
         many = [identify(f"m{n}", f"u{n}", n, anonymous_id="v", traits={"n": n}) for n in range(5)]
         await _cut_off(tmp_path, url, proxy, many)
@@ -304,7 +306,7 @@ async def test_changes_that_a_crash_cut_off_are_applied_when_the_event_comes_aga
     tmp_path: Path,
 ) -> None:
     """Before the repeat is acknowledged, and the *stored* event's changes."""
-    with Proxy(mongo.shared(ATOMIC).address) as proxy:
+    with Proxy(mongo.shared(PROXIED).address) as proxy:
         url = proxy.url(f"engage_test_{os.urandom(6).hex()}", "timeoutMS=2000")
         async with opened(tmp_path, url) as living:
             first = identify("m", "u", 1, traits={"which": "stored"})
@@ -318,7 +320,7 @@ async def test_changes_that_a_crash_cut_off_are_applied_when_the_event_comes_aga
 
 
 async def test_a_process_that_lives_on_completes_what_failed(tmp_path: Path) -> None:
-    with Proxy(mongo.shared(ATOMIC).address) as proxy:
+    with Proxy(mongo.shared(PROXIED).address) as proxy:
         url = proxy.url(f"engage_test_{os.urandom(6).hex()}", "timeoutMS=2000")
         async with opened(tmp_path, url) as made:
             proxy.rule = lambda name, _: CLOSE if name == "update" else None
@@ -331,7 +333,7 @@ async def test_a_process_that_lives_on_completes_what_failed(tmp_path: Path) -> 
 
 async def test_a_choice_and_its_record_are_one_write(tmp_path: Path) -> None:
     """A crash after the choice was written: the record is in the history all the same."""
-    with Proxy(mongo.shared(ATOMIC).address) as proxy:
+    with Proxy(mongo.shared(PROXIED).address) as proxy:
         url = proxy.url(f"engage_test_{os.urandom(6).hex()}", "timeoutMS=2000")
 
         def change(name: str, wanted: bool, user: str = "u") -> SubscriptionChange:
@@ -473,7 +475,7 @@ async def test_a_shard_key_that_breaks_uniqueness(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, collection: str, key: Any, safe: bool
 ) -> None:
     """The proxy answers as a mongos would."""
-    with Proxy(mongo.shared(ATOMIC).address) as proxy:
+    with Proxy(mongo.shared(PROXIED).address) as proxy:
         database = f"engage_test_{os.urandom(6).hex()}"
 
         def mongos(name: str, command: Any) -> Any:

@@ -19,6 +19,7 @@ empty key ``%``, and ``_`` at the beginning of a field of the event ``%5F``.
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import time
@@ -148,6 +149,7 @@ def in_workspace(workspace_id: str | None) -> dict[str, Any]:
 
 
 # -------------------------------------------------------------------------------------------- times
+@functools.lru_cache(maxsize=1024)
 def rfc3339(milliseconds: int) -> str:
     """:return: ``2026-01-31T12:00:00.000Z``, as the server writes times into events."""
     moment = _EPOCH + timedelta(milliseconds=milliseconds)

@@ -190,18 +190,19 @@ class MongoStorage(EventStore, ProfileStore, SubscriptionStore, DeadLetterStore)
         return outcomes
 
     async def _insert(self, write: Write) -> None:
-        folded = self._profiles.fold(write.changing())
-        # Both at once; both are waited for, so that none goes on behind the caller's back.
-        codes, known = await asyncio.gather(
-            self._connection.insert(EVENTS, write.documents),
-            self._profiles.known(folded),
-            return_exceptions=True,
-        )
-        if isinstance(codes, BaseException):
-            raise codes
-        if isinstance(known, BaseException):
-            raise known
-        write.known = known
+        inserting = self._connection.insert(EVENTS, write.documents)
+        changing = write.changing()
+        if changing:
+            reading = self._profiles.known(self._profiles.fold(changing))
+            # Both at once; both are waited for, so that none goes on behind the caller's back.
+            codes, known = await asyncio.gather(inserting, reading, return_exceptions=True)
+            if isinstance(codes, BaseException):
+                raise codes
+            if isinstance(known, BaseException):
+                raise known
+            write.known = known
+        else:
+            codes = await inserting
         write.settle(codes)
         if write.duplicates:
             ids = [write.ids[position] for position in write.duplicates]

@@ -145,6 +145,7 @@ class MongoServer:
         self.folder = folder
         self.port = free_port()
         self._process: subprocess.Popen[bytes] | None = None
+        self._databases: set[str] = set()
 
     def url(self, database: str | None = None, options: str = "") -> str:
         """:return: a connection string for ``database``; a new name if it is ``None``."""
@@ -154,6 +155,7 @@ class MongoServer:
             base, _, given = os.environ["ENGAGE_TEST_MONGO_URL"].partition("?")
             host = base.split("//", 1)[1].split("/", 1)[0]
             scheme = base.split("//", 1)[0]
+            self._databases.add(database)
             joined = "&".join(part for part in (given, options) if part)
             return f"{scheme}//{host}/{database}?{joined}"
         if self.kind == "mongod":
@@ -227,6 +229,14 @@ class MongoServer:
                 self._process.stdin.close()
             self._process = None
 
+    def drop(self) -> None:
+        """Drop the databases that were used on somebody else's server."""
+        if self._databases:
+            client: pymongo.MongoClient[dict[str, Any]] = pymongo.MongoClient(self.url())
+            with client:
+                for database in self._databases:
+                    client.drop_database(database)
+
     #: A test has nothing to gain from a gentle end.
     stop = kill
 
@@ -245,6 +255,11 @@ def durable_kind() -> str:
     return "mongod" if shutil.which("mongod") else "ferretdb"
 
 
+def proxied_kind() -> str:
+    """:return: the kind of a server in front of which a test may put a proxy that misbehaves."""
+    return "mongod" if shutil.which("mongod") else "java"
+
+
 @functools.cache
 def shared(kind: str) -> MongoServer:
     """:return: the server of this kind that all tests of this process share; it ends with it."""
@@ -252,6 +267,7 @@ def shared(kind: str) -> MongoServer:
     made = MongoServer(kind, folder / "data")
 
     def end() -> None:
+        made.drop()
         made.kill()
         shutil.rmtree(folder, ignore_errors=True)
 
