@@ -20,8 +20,8 @@ Answer = TypeVar("Answer")
 
 #: From so many writes in one second, or events in some of them, a process of its own pays:
 #: measured, it takes a quarter of the work of single events off the worker, half that of batches.
-BUSY: Final = 150
-BUSY_EVENTS: Final = 3000
+BUSY: Final = 50
+BUSY_EVENTS: Final = 2000
 BUSY_SOME: Final = 10
 #: Seconds until a process that ended is started again: doubled each time, up to the second.
 _BACK_OFF: Final = (1.0, 60.0)
