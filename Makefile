@@ -41,7 +41,7 @@ test: $(VENV)/.test
 	@sh .ci/packages
 	@$(BIN)/python tests/support/prepare.py
 	$(PYTEST) -m "not sdk and not browser"
-	$(PYTEST) -m "sdk and not browser" $(NONE_IS_FINE)
+	$(PYTEST) --dist worksteal -m "sdk and not browser" $(NONE_IS_FINE)
 
 test-fast: $(VENV)/.test
 	$(PYTEST) -m "not slow and not sdk and not browser and not mongo"
@@ -49,7 +49,7 @@ test-fast: $(VENV)/.test
 test-browser: $(VENV)/.test
 	@sh .ci/packages chromium
 	@$(BIN)/python tests/support/prepare.py browser
-	$(PYTEST) -m browser $(NONE_IS_FINE)
+	$(PYTEST) --dist worksteal -m browser $(NONE_IS_FINE)
 
 lint: $(VENV)/.test
 	$(BIN)/ruff check .
