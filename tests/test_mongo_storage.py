@@ -110,7 +110,7 @@ def test_no_acknowledgement_at_all_is_never_allowed(tmp_path: Path) -> None:
 
 
 async def test_defaults_that_the_url_overrules(tmp_path: Path) -> None:
-    made = new(tmp_path, mongo.shared(ATOMIC).url())
+    made = new(tmp_path, "mongodb://127.0.0.1:1/x")
     made._connection.connect()
     options = made._connection._client.options
     assert made._connection._client.write_concern.document == {"w": "majority", "j": True}
@@ -118,7 +118,7 @@ async def test_defaults_that_the_url_overrules(tmp_path: Path) -> None:
     assert (options.timeout, options.server_selection_timeout) == (8.0, 3.0)
     await made.close()
     given = "timeoutMS=1234&serverSelectionTimeoutMS=567&retryWrites=false&maxPoolSize=7"
-    made = new(tmp_path, mongo.shared(ATOMIC).url(options=given))
+    made = new(tmp_path, f"mongodb://127.0.0.1:1/x?{given}")
     made._connection.connect()
     options = made._connection._client.options
     assert (options.timeout, options.server_selection_timeout) == (1.234, 0.567)
@@ -445,9 +445,8 @@ async def test_expiry_by_the_server_where_it_can(tmp_path: Path, kind: str) -> N
     async with opened(tmp_path, url, events_days=30):
         assert seconds("events") == (30 * 86_400 if able else None)
         assert seconds("dead_letters") == (14 * 86_400 if able else None)
-    if kind != "java":  # It has no collMod.
-        async with opened(tmp_path, url, events_days=60):
-            assert seconds("events") == (60 * 86_400 if able else None)
+    async with opened(tmp_path, url, events_days=60):
+        assert seconds("events") == (60 * 86_400 if able else None)
     async with opened(tmp_path, url, events_days=None) as made:
         assert seconds("events") is None
         # The background's deletes work whatever the server does by itself.

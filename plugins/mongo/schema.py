@@ -280,10 +280,16 @@ async def _expire_after(
         return
     seconds = days * _DAY
     if there is not None:
-        if there.get("expireAfterSeconds") != seconds:
-            change = {"keyPattern": dict(_RECEIVED), "expireAfterSeconds": seconds}
+        if there.get("expireAfterSeconds") == seconds:
+            return
+        change = {"keyPattern": dict(_RECEIVED), "expireAfterSeconds": seconds}
+        try:
             await db.command({"collMod": collection, "index": change})
-        return
+        except OperationFailure:
+            # Not every server can: made anew, then.
+            await db.command({"dropIndexes": collection, "index": there["name"]})
+        else:
+            return
     index = {"key": dict(_RECEIVED), "name": name, "expireAfterSeconds": seconds}
     try:
         await db.command({"createIndexes": collection, "indexes": [index]})
