@@ -174,23 +174,24 @@ def test_every_package_is_packaged() -> None:
     names = {"engage": "engage", "plugins": "engage_plugins", "schemas": "engage_schemas"}
     folders = set()
     for folder, name in names.items():
-        for found in (ROOT / folder).rglob("__init__.py"):
-            inner = found.parent.relative_to(ROOT / folder).parts
+        # A folder of data is a package to setuptools, too.
+        files = [
+            file
+            for kind in ("py", "json", "js", "html")
+            for file in (ROOT / folder).rglob(f"*.{kind}")
+        ]
+        for inner in {file.parent.relative_to(ROOT / folder).parts for file in files}:
             folders.add(".".join((name, *inner)))
-            if inner and name != folder:
+            if inner and folder == "plugins":
                 path = "/".join((folder, *inner))
                 assert settings["package-dir"][".".join((name, *inner))] == path
     assert set(settings["packages"]) == folders
 
 
 def test_all_that_is_no_code_is_packaged() -> None:
-    data = project()["tool"]["setuptools"]["package-data"]
-    for folder, name in (
-        ("engage", "engage"),
-        ("plugins", "engage_plugins"),
-        ("schemas", "engage_schemas"),
-    ):
-        packaged = {path for pattern in data[name] for path in (ROOT / folder).glob(pattern)}
+    patterns = project()["tool"]["setuptools"]["package-data"]["*"]
+    for folder in ("engage", "plugins", "schemas"):
+        packaged = {path for pattern in patterns for path in (ROOT / folder).rglob(pattern)}
         for path in (ROOT / folder).rglob("*"):
             if path.is_file() and path.suffix not in (".py", ".pyc"):
                 assert path in packaged, path
