@@ -125,16 +125,17 @@ def _query(url: str) -> list[tuple[str, str]]:
 
 
 def _spellings(url: str) -> list[str]:
-    """The URL with and without the standard port: Twilio's own libraries take either."""
+    """The URL with and without its port: Twilio's own libraries take either.
+
+    Twilio leaves out whichever port there is, and once signed the standard one where there is none.
+    """
     match = re.match(r"(https?)://([^/?#]*)(.*)", url, re.DOTALL)
     if match is None:
         return [url]
     scheme, host, rest = match.groups()
-    port = f":{PORTS[scheme]}"
-    if host.endswith(port):
-        return [url, f"{scheme}://{host.removesuffix(port)}{rest}"]
-    has_port = re.search(r":[0-9]+$", host)
-    return [url] if has_port else [url, f"{scheme}://{host}{port}{rest}"]
+    bare = re.sub(r":[0-9]+\Z", "", host)
+    other = bare if bare != host else f"{host}:{PORTS[scheme]}"
+    return [url, f"{scheme}://{other}{rest}"]
 
 
 @hookimpl

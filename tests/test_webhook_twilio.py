@@ -88,10 +88,12 @@ def test_calls_are_ignored():
         ("https://a.example:443/x", "https://a.example/x"),
         ("http://a.example/x?y=1", "http://a.example:80/x?y=1"),
         ("https://a.example:8443/x", "https://a.example:8443/x"),
+        ("https://a.example:8443/x", "https://a.example/x"),
+        ("http://u:p@a.example:8080/x", "http://u:p@a.example/x"),
         ("https://u:p@a.example/x", "https://u:p@a.example:443/x"),
     ],
 )
-def test_the_standard_port_may_be_there_or_not(url, signed):
+def test_the_port_may_be_there_or_not(url, signed):
     verify(url, "a=1", signed + "a1")
 
 
@@ -100,7 +102,8 @@ def test_the_standard_port_may_be_there_or_not(url, signed):
     [
         ("https://a.example/x", "https://a.example:80/x"),
         ("https://a.example/x", "http://a.example/x"),
-        ("https://a.example:8443/x", "https://a.example/x"),
+        ("https://a.example/x", "https://a.example:8443/x"),
+        ("https://a.example:8443/x", "https://a.example:443/x"),
         ("https://a.example/x?a=1&b=2", "https://a.example/x?b=2&a=1"),
     ],
 )
