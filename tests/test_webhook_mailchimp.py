@@ -84,8 +84,10 @@ def test_without_a_list_it_is_not_understood(form):
 
 
 def test_an_empty_list_is_a_probe_whoever_sends_it():
-    assert make("mailchimp", KEY).probe(request("mandrill_events=%5B%5D")) is not None
-    assert make("mailchimp", KEY).probe(request("mandrill_events=%5B%5D&x=1")) is None
+    for form in ("mandrill_events=%5B%5D", "mandrill_events=%5b%5d", "mandrill_events=[]\r\n"):
+        assert make("mailchimp", KEY).probe(request(form)) is not None
+    for form in ("mandrill_events=%5B%5D&x=1", "mandrill_events=", "", "&" * 64):
+        assert make("mailchimp", KEY).probe(request(form)) is None
     assert make("mailchimp", KEY).probe(request(body(item()))) is None
 
 

@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import pytest
-from support.webhooks import make, request
+from support.webhooks import make, request, request_of, signature_vectors
 
-from engage.api import PayloadInvalid
+from engage.api import PayloadInvalid, SignatureMismatch
 
 SECRET = {"secret": "whsec_MDEyMzQ1Njc4OWFiY2RlZg=="}
 
@@ -92,3 +93,15 @@ def test_kinds_of_no_interest(kind):
 def test_without_data_it_is_not_understood():
     with pytest.raises(PayloadInvalid):
         make("resend", SECRET).translate(request('{"type": "email.sent", "data": []}'))
+
+
+def test_of_headers_of_both_names_svixs_own_count():
+    vector = signature_vectors("resend")[0]
+    provider = make("resend", vector["config"])
+    delivery = request_of(vector)
+    decoys = [("webhook-id", "x"), ("webhook-timestamp", "1"), ("webhook-signature", "v1,AAAA")]
+    provider.verify(dataclasses.replace(delivery, headers=[*decoys, *delivery.headers]), None)
+    renamed = [(name.replace("svix", "webhook"), value) for name, value in delivery.headers]
+    decoys = [(name.replace("webhook", "svix"), value) for name, value in decoys]
+    with pytest.raises(SignatureMismatch):
+        provider.verify(dataclasses.replace(delivery, headers=[*decoys, *renamed]), None)

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import base64
+import dataclasses
 import json
 
 import pytest
@@ -87,3 +88,32 @@ def test_the_old_secret_verifies_during_a_rotation():
     provider = make("standard-webhooks", {"secret": [SECRET, vector["config"]["secret"]]})
     provider.verify(request_of(vector), None)
     assert len(provider.credentials()) == 2
+
+
+@pytest.mark.parametrize(
+    ("signatures", "right"),
+    [
+        ("v1,{other} v1,{good}", True),
+        ("v2,? v1a,%% v1,{good}", True),
+        ("v1,{good} v1,%%", False),
+        ("v1,{good} ", False),
+        (" v1,{good}", False),
+        ("v1,{other} v1,{other}", False),
+        ("V1,{good}", False),
+    ],
+)
+def test_of_several_signatures_one_must_match(signatures, right):
+    vector = VECTORS[0]
+    good = dict(vector["headers"])["webhook-signature"].partition(",")[2]
+    other = "A" * 43 + "="
+    sent = signatures.format(good=good, other=other)
+    headers = [
+        (name, sent if name == "webhook-signature" else value) for name, value in vector["headers"]
+    ]
+    provider = make("standard-webhooks", vector["config"])
+    delivery = dataclasses.replace(request_of(vector), headers=headers)
+    if right:
+        provider.verify(delivery, None)
+    else:
+        with pytest.raises(SignatureMismatch):
+            provider.verify(delivery, None)

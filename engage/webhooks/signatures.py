@@ -132,13 +132,15 @@ def check_standard_webhook(
     HMAC-SHA256 over ``id.timestamp.body``, in a header that lists signatures with their versions.
 
     :param keys: from :func:`standard_webhook_key`.
-    :param prefixes: of the three headers' names; each header must be there once, whichever prefix.
+    :param prefixes: of the three headers' names; of each header the first prefix that is there
+        counts, and must be there once.
     :param tolerance: seconds between signing and arrival, both ways.
     :raises SignatureMismatch: it is not so signed.
     """
     values = {}
     for part in ("id", "timestamp", "signature"):
-        found = [value for prefix in prefixes for value in request.values(f"{prefix}-{part}")]
+        spellings = (request.values(f"{prefix}-{part}") for prefix in prefixes)
+        found = next(filter(None, spellings), ())
         if len(found) != 1 or not found[0]:
             raise SignatureMismatch(f"{prefixes[0]}-{part}: expected once")
         values[part] = found[0]
