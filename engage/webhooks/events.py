@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import datetime
 import email.utils
+import re
 import uuid
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
@@ -80,13 +81,18 @@ def unix_time(seconds: object) -> str | None:
 def iso_time(value: object) -> str | None:
     """Read a date and time of ISO 8601, any number of digits of a second; UTC if it names no zone.
 
+    A space before the zone, ``UTC`` for a zone and the second 60 (read as 59.999) are taken too.
+
     :return: RFC 3339 UTC with milliseconds; ``None`` for what is not one, or outside the years 1970
         to 9999.
     """
     if not isinstance(value, str) or len(value) > 64 or not value.isascii():
         return None
+    # Upper case, because fromisoformat knows no "z".
+    written = re.sub(r" ?(?:UTC|GMT)\Z| (?=[+-][0-9:]+\Z)", "", value.strip().upper())
+    written = re.sub(r"(:[0-5][0-9]):60(?:\.[0-9]*)?", r"\1:59.999", written, count=1)
     try:
-        moment = datetime.datetime.fromisoformat(value.strip())
+        moment = datetime.datetime.fromisoformat(written)
         if moment.tzinfo is None:
             moment = moment.replace(tzinfo=datetime.UTC)
         millis = (moment - _EPOCH) // datetime.timedelta(milliseconds=1)

@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the kit makes of the times that providers write."""
+
+from __future__ import annotations
+
+import pytest
+
+from engage.webhooks import iso_time
+
+
+@pytest.mark.parametrize(
+    ("written", "read"),
+    [
+        ("2019-11-05T16:33:54.9070259Z", "2019-11-05T16:33:54.907Z"),
+        ("2019-11-05T16:33:54.9070259-05:00", "2019-11-05T21:33:54.907Z"),
+        ("2022-10-24 20:07:32.123000", "2022-10-24T20:07:32.123Z"),
+        ("2024-11-22 23:41:11.894719+00", "2024-11-22T23:41:11.894Z"),
+        ("2024-01-01t00:00:00z", "2024-01-01T00:00:00.000Z"),
+        ("2024-01-01 00:00:00 UTC", "2024-01-01T00:00:00.000Z"),
+        ("2024-01-01 00:00:00 -0500", "2024-01-01T05:00:00.000Z"),
+        ("2016-12-31T23:59:60Z", "2016-12-31T23:59:59.999Z"),
+        ("2017-01-01T00:59:60.5+01:00", "2016-12-31T23:59:59.999Z"),
+        ("2024-01-01", "2024-01-01T00:00:00.000Z"),
+        (" 2024-01-01T00:00:00Z ", "2024-01-01T00:00:00.000Z"),
+    ],
+)
+def test_times_are_read_as_they_are_written(written, read):
+    assert iso_time(written) == read
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        "",
+        "soon",
+        "UTC",
+        "2024-01-01 00:00:00 CET",
+        "2024-02-30T00:00:00Z",
+        "2024-01-01T00:60:60Z",
+        "1969-12-31T23:59:59Z",
+        "2024-01-01T00:00:00Z" + " " * 64,
+        "２０２４-01-01",
+        1700000000,
+        None,
+    ],
+)
+def test_what_is_no_time_is_none(written):
+    assert iso_time(written) is None
