@@ -104,6 +104,9 @@ def differences(event: Event, stored: bytes) -> list[str]:
     new = event.document()
     # A provider that delivers an event again need not find its recipient as unknown as before.
     compared = _COMPARED if event.origin == API_ORIGIN else _DELIVERED
+    if event.origin != API_ORIGIN and ("originalTimestamp" in old) != ("originalTimestamp" in new):
+        # Without a time of its own it has that of its delivery, or of the letter kept of it.
+        compared = tuple(name for name in compared if name != "originalTimestamp")
     return [
         name
         for name in compared

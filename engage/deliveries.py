@@ -282,7 +282,12 @@ class Deliveries:
                 events.append(event)
         documents = await self._recipients.identify(workspace, events)
         if undated is not None:
-            documents = [{"timestamp": undated, **document} for document in documents]
+            documents = [
+                document
+                if document.get("timestamp") or document.get("originalTimestamp")
+                else {**document, "timestamp": undated}
+                for document in documents
+            ]
         accepted = duplicates = 0
         if documents:
             delivered = await self._pipeline.deliver(workspace, name, documents, letters=False)

@@ -292,6 +292,20 @@ async def test_events_without_a_time_keep_that_of_their_letter(tmp_path):
         assert event.timestamp == letter.received_at < event.received_at
 
 
+async def test_a_retry_neither_dates_anew_nor_conflicts(tmp_path):
+    async with serving(tmp_path, **SEGMENT) as server:
+        undated = {"type": "track", "event": "E", "userId": "u", "messageId": "m1"}
+        dated = {**undated, "messageId": "m2", "originalTimestamp": "2020-01-01T00:00:00.000Z"}
+        await deliver(server, batch(undated, dated, 7))
+        [letter] = await server.dead_letters()
+        before = await documents(server)
+        result = await server.app.deliveries.retry(letter)
+        assert (result.accepted, result.duplicates, result.rejected) == (0, 2, 1)
+        assert await server.dead_letters() == [letter]
+        assert await documents(server) == before
+        assert before[1]["timestamp"] == "2020-01-01T00:00:00.000Z"
+
+
 def test_headers_that_may_be_secret_are_redacted():
     provider = make("shopify", {"client_secret": "s3cr3t-of-mine"})
     headers = [
