@@ -67,7 +67,7 @@ class Amplitude(StaticCredentialProvider):
 
 def _translate(kind: str, event: Mapping[str, Any]) -> TranslatedEvent:
     document: dict[str, Any] = {
-        "messageId": message_id(event.get("uuid")) or content_id(event),
+        "messageId": message_id(event.get("uuid"), event.get("$insert_id")) or content_id(event),
         "context": merged({"ip": text(event.get("ip_address"))}),
     }
     fields = set(_FIELDS)
@@ -92,7 +92,9 @@ def _translate(kind: str, event: Mapping[str, Any]) -> TranslatedEvent:
     if kind == "$identify":
         fields.add("user_properties")
         document["type"] = "identify"
-        document["traits"] = merged(event.get("user_properties"))
+        traits = event.get("user_properties")
+        # A trait that is null was taken away: it is kept as null.
+        document["traits"] = dict(traits) if isinstance(traits, dict) else {}
         layers = [properties]
     elif kind == _PAGE_VIEWED:
         document["type"] = "page"

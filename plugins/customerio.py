@@ -114,8 +114,12 @@ class CustomerIo(Provider):
         for key, value in data.items():
             if key not in ("customer_id", "identifiers", "href", "link_id"):
                 properties.setdefault(NAMES.get(key, _camel(key)), value)
+        when = unix_time(payload.get("timestamp"))
+        fields = {"object_type", "metric", "event_id", "data"}
+        if when is not None:
+            fields.add("timestamp")
         for key, value in payload.items():
-            if key not in ("object_type", "metric", "timestamp", "event_id", "data"):
+            if key not in fields:
                 properties.setdefault(_camel(key), value)
         traits = merged(
             {
@@ -123,7 +127,6 @@ class CustomerIo(Provider):
                 "cioId": identifiers.get("cio_id"),
             }
         )
-        when = unix_time(payload.get("timestamp"))
         document = track(
             _name(kind, metric),
             message_id=message_id(payload.get("event_id"))

@@ -94,14 +94,14 @@ class _Batch:
         self._batch = batch
         self._items = items
         self._id = text(batch.get("message_id")) or content_id(batch)
-        identities = batch.get("user_identities")
+        self._identities = _identities(batch.get("user_identities"))
         mpid = user_id(batch.get("mpid"))
         self._user = user_id(
-            at(identities, "customer_id"),
-            at(identities, "customerid"),
+            self._identities.get("customer_id"),
+            self._identities.get("customerid"),
             mpid if mpid != "0" else None,
         )
-        self._recipient: Recipient | None = email_recipient(at(identities, "email"))
+        self._recipient: Recipient | None = email_recipient(self._identities.get("email"))
         rest = merged(batch, without=_BATCH_FIELDS)
         self._context = merged(
             {"ip": text(batch.get("ip")), "mparticle": rest if rest else None},
@@ -130,11 +130,14 @@ class _Batch:
     def _identify(self) -> dict[str, Any] | None:
         """:return: who the batch is about, if it says more than an id."""
         traits: dict[str, Any] = {}
-        for layer in ("user_identities", "user_attributes"):
-            known = merged(self._batch.get(layer), without=("customer_id", "customerid"))
-            for name, value in known.items():
+        for name, value in self._identities.items():
+            if name not in ("customer_id", "customerid") and value is not None:
                 traits.setdefault(_trait(name), value)
-        if not traits and at(self._batch, "user_identities.customer_id") is None:
+        attributes = self._batch.get("user_attributes")
+        for name, value in attributes.items() if isinstance(attributes, dict) else ():
+            # An attribute that is null was taken away: it is kept as null.
+            traits.setdefault(_trait(name), value)
+        if not traits and at(self._identities, "customer_id") is None:
             return None
         times = [_milliseconds(at(item, "data.timestamp_unixtime_ms")) for item in self._items]
         timestamp = next(
@@ -185,6 +188,17 @@ class _Batch:
         if timestamp is not None:
             document["timestamp"] = timestamp
         return document
+
+
+def _identities(value: object) -> Mapping[str, Any]:
+    """Identities come as an object, or as a list of type and identity."""
+    if isinstance(value, list):
+        return {
+            item["identity_type"]: item.get("identity")
+            for item in value
+            if isinstance(item, dict) and isinstance(item.get("identity_type"), str)
+        }
+    return value if isinstance(value, dict) else {}
 
 
 def _trait(name: str) -> str:

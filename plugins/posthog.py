@@ -114,7 +114,11 @@ def _document(name: str, event: Mapping[str, Any], person: object) -> dict[str, 
     elif name in ("$identify", "$set"):
         used |= {"$set", "$set_once", "$anon_distinct_id"}
         document["type"] = "identify"
-        document["traits"] = merged(properties.get("$set"), properties.get("$set_once"))
+        # A trait that is null was taken away: it is kept as null.
+        document["traits"] = {
+            **_object(properties.get("$set_once")),
+            **_object(properties.get("$set")),
+        }
         anonymous = user_id(properties.get("$anon_distinct_id"))
         if distinct is not None and anonymous is not None and anonymous != distinct:
             document["anonymousId"] = anonymous
@@ -123,7 +127,7 @@ def _document(name: str, event: Mapping[str, Any], person: object) -> dict[str, 
         used |= {"$group_key", "$group_set"}
         document["type"] = "group"
         document["groupId"] = text(properties.get("$group_key"))
-        document["traits"] = merged(properties.get("$group_set"))
+        document["traits"] = dict(_object(properties.get("$group_set")))
         document["properties"] = merged(properties, without=used)
         if distinct == f"${properties.get('$group_type')}_{document['groupId']}":
             # What the server libraries send for "no user in particular".

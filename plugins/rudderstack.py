@@ -20,8 +20,8 @@ from engage.api import (
 )
 from engage.webhooks import (
     StaticCredentialProvider,
+    content_id,
     email_recipient,
-    event_id,
     iso_time,
     merged,
     message_id,
@@ -79,14 +79,7 @@ def _translate(kind: str, item: Mapping[str, Any], index: int) -> TranslatedEven
     timestamp = iso_time(item.get("timestamp")) or iso_time(item.get("originalTimestamp"))
     if timestamp is not None:
         document["timestamp"] = timestamp
-    if message_id(item.get("messageId")) is None:
-        document["messageId"] = event_id(
-            kind,
-            *(
-                text(item.get(name)) or ""
-                for name in ("rudderId", "userId", "anonymousId", "event", "originalTimestamp")
-            ),
-        )
+    document["messageId"] = message_id(item.get("messageId")) or content_id(item)
     return TranslatedEvent(document, _recipient(item), index)
 
 

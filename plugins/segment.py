@@ -11,8 +11,6 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
-import orjson
-
 from engage.api import (
     NothingSigned,
     PayloadInvalid,
@@ -29,8 +27,9 @@ from engage.api import (
 )
 from engage.webhooks import (
     check_hmac,
+    content_id,
     decode_hex,
-    event_id,
+    message_id,
     one_header,
     options_schema,
     parse_json,
@@ -91,10 +90,7 @@ class Segment(Provider):
                 ignored += 1
             else:
                 document = {**item, "type": kind.lower()}
-                if not document.get("messageId"):
-                    document["messageId"] = event_id(
-                        orjson.dumps(item, option=orjson.OPT_SORT_KEYS).decode()
-                    )
+                document["messageId"] = message_id(item.get("messageId")) or content_id(item)
                 events.append(TranslatedEvent(document, index=index))
         if rejected and not events and not ignored:
             raise PayloadInvalid(f"no element is an event; the first {rejected[0].message}")

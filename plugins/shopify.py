@@ -46,6 +46,8 @@ EVENTS: Final = {
     "customers/data_request": "Customer Data Requested",
     "customers/redact": "Customer Redaction Requested",
 }
+#: Kinds whose e-mail address is the shop owner's, no customer's.
+OWNERS: Final = frozenset({"app", "shop"})
 ACTIONS: Final = {"create": "Created", "update": "Updated", "delete": "Deleted"}
 #: Where a topic's own time stands; every other is dated by ``updated_at``.
 TIMES: Final = {"create": "created_at", "cancelled": "cancelled_at", "paid": "processed_at"}
@@ -91,6 +93,8 @@ class Shopify(Provider):
         kind, _, action = topic.partition("/")
         if not kind or not action:
             raise PayloadInvalid("X-Shopify-Topic: missing")
+        if kind in OWNERS:
+            return Translation(ignored=1)
         customer = payload.get("customer")
         is_profile = kind == "customers" and action not in ("data_request", "redact")
         if is_profile and ("line_items" in payload or isinstance(customer, dict)):

@@ -73,3 +73,13 @@ def test_amplitude_keeps_a_time_that_is_none():
     document = amplitude(event_type="x", user_id="u", event_time="soon")
     assert "timestamp" not in document
     assert document["properties"]["amplitude"] == {"event_time": "soon"}
+
+
+def test_amplitude_without_a_uuid_is_known_by_its_insert_id():
+    event = {"uuid": None, "$insert_id": "i", "event_type": "x", "user_id": "u"}
+    assert amplitude(**event)["messageId"] == "i"
+
+
+def test_amplitude_keeps_a_trait_that_was_taken_away():
+    event = {"event_type": "$identify", "user_id": "u", "user_properties": {"plan": None}}
+    assert amplitude(**event)["traits"] == {"plan": None}

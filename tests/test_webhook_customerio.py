@@ -100,3 +100,15 @@ def test_the_window_can_be_switched_off():
     make("customerio", {**KEY, "tolerance": 0}).verify(old, None)
     with pytest.raises(SignatureMismatch):
         make("customerio", KEY).verify(old, None)
+
+
+def test_a_time_that_is_none_stays_among_the_properties():
+    payload = {
+        "object_type": "email",
+        "metric": "sent",
+        "timestamp": "abc",
+        "data": {"customer_id": "7"},
+    }
+    [event] = make("customerio", KEY).translate(request(json.dumps(payload))).events
+    assert "timestamp" not in event.document
+    assert event.document["properties"] == {"timestamp": "abc"}

@@ -85,3 +85,20 @@ def test_mparticle_development_is_left_out_unless_wanted():
     }
     assert "userId" not in event.document
     assert event.recipient.value == "a@b.c"
+
+
+def test_mparticle_identities_may_be_a_list():
+    batch = {
+        "mpid": "600",
+        "message_id": "b",
+        "user_identities": [
+            {"identity_type": "customer_id", "identity": "u"},
+            {"identity_type": "email", "identity": "a@example.com"},
+            {"identity": "of no type"},
+        ],
+        "user_attributes": {"$LastName": "L", "plan": None},
+    }
+    [event] = translate("mparticle", batch).events
+    assert event.document["userId"] == "u"
+    # An attribute that was taken away is kept as null.
+    assert event.document["traits"] == {"email": "a@example.com", "lastName": "L", "plan": None}

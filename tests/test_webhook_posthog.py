@@ -136,3 +136,10 @@ def test_posthog_without_an_id_goes_by_the_persons_address():
     payload = {"event": event, "person": {"properties": {"email": "a@b.c"}}}
     [event] = translate("posthog", payload).events
     assert event.recipient.value == "a@b.c"
+
+
+def test_posthog_keeps_a_trait_that_was_taken_away():
+    sets = {"$set": {"plan": None}, "$set_once": {"plan": "free", "source": "ad"}}
+    assert posthog("$set", sets)["traits"] == {"plan": None, "source": "ad"}
+    group = {"$group_key": "g", "$group_set": {"plan": None}}
+    assert posthog("$groupidentify", group)["traits"] == {"plan": None}

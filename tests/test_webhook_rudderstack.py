@@ -41,3 +41,13 @@ def test_rudderstack_without_its_own_time_or_id():
     first, second = (translate("rudderstack", item).events[0].document for _ in range(2))
     assert first["timestamp"] == "2024-01-01T00:00:00.000Z"
     assert first["messageId"] == second["messageId"]
+
+
+def test_rudderstack_events_without_an_id_that_differ_are_two():
+    item = {"type": "track", "event": "x", "userId": "u", "properties": {"n": 1}}
+    ids = [
+        translate("rudderstack", {**item, **more}).events[0].document["messageId"]
+        for more in ({}, {"properties": {"n": 2}}, {"messageId": 5})
+    ]
+    assert len(set(ids)) == 3
+    assert ids[2] == "5"

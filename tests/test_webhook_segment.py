@@ -91,3 +91,11 @@ def test_a_bad_element_costs_only_itself():
 def test_nothing_but_bad_elements_is_not_understood():
     with pytest.raises(PayloadInvalid):
         translate([1, 2])
+
+
+def test_an_id_that_cannot_be_one_is_made_one():
+    assert translate({**EVENT, "messageId": 7}).events[0].document["messageId"] == "7"
+    long = {**EVENT, "messageId": "x" * 257}
+    first, again = (translate(long).events[0].document["messageId"] for _ in range(2))
+    assert first == again
+    assert len(first) == 36

@@ -118,3 +118,8 @@ def test_the_time_of_an_event():
 def test_without_a_topic_it_is_not_understood(topic):
     with pytest.raises(PayloadInvalid):
         translate(topic, ORDER)
+
+
+@pytest.mark.parametrize("topic", ["app/uninstalled", "shop/update"])
+def test_the_shops_owner_is_no_customer(topic):
+    assert translate(topic, {"id": 1, "email": "owner@example.com"}).ignored == 1
