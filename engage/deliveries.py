@@ -57,7 +57,7 @@ REDACTED: Final = "[redacted]"
 PATH_HEADER: Final = ":path"
 
 _SECRET_NAME: Final = re.compile(
-    r"auth|cookie|secret|token|signature|passw|api-?key|hmac|credential", re.IGNORECASE
+    r"auth|cookie|secret|token|signature|passw|key$|hmac|credential", re.IGNORECASE
 )
 
 

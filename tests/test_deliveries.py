@@ -312,6 +312,7 @@ def test_headers_that_may_be_secret_are_redacted():
         ("X-Shopify-Hmac-SHA256", "abc"),
         ("Authorization", "Basic eDp5"),
         ("Cookie", "a=b"),
+        ("X-Webhook-Key", "abc"),
         ("X-Api-Key", "k"),
         ("X-My-Token", "t"),
         ("X-Odd", "prefix s3cr3t-of-mine"),
