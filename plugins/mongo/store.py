@@ -84,7 +84,8 @@ class MongoStorage(EventStore, ProfileStore, SubscriptionStore, DeadLetterStore)
         self._process = os.urandom(6).hex()
         self._writes = 0
         self._durable: set[str] = set()
-        self._sweep_due = False
+        #: How many sweeps a failed write still asks for.
+        self._sweeps_due = 0
         self._work = asyncio.Event()
         self._housekeeping: asyncio.Task[None] | None = None
 
@@ -174,7 +175,8 @@ class MongoStorage(EventStore, ProfileStore, SubscriptionStore, DeadLetterStore)
                 await self._apply(write)
         except BaseException:
             # Events may be stored whose changes are not: completed as soon as the server is there.
-            self._sweep_due = True
+            # And once more when the call must have ended: the driver's thread may still insert.
+            self._sweeps_due = 2
             self._work.set()
             raise
         if write.stored:
@@ -244,10 +246,18 @@ class MongoStorage(EventStore, ProfileStore, SubscriptionStore, DeadLetterStore)
                     await self._ready()
                 with self._connection.calling():
                     await self._tidy()
-                if self._sweep_due:
-                    await self._sweep()
-                    self._sweep_due = False
                 pause = _TIDY_AFTER
+                if self._sweeps_due:
+                    # Before the sweep: a write that fails meanwhile asks for two of its own.
+                    self._sweeps_due -= 1
+                    try:
+                        await self._sweep()
+                    except BaseException:
+                        self._sweeps_due = 2
+                        raise
+                    if self._sweeps_due:
+                        pause = self._connection.timeout
+                        self._work.set()
             except StorageUnavailable:
                 self._work.set()
                 pause = min(pause * 2, 10.0)
