@@ -265,7 +265,7 @@ async def test_the_log_stays_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(engine, "CHECKPOINT_BYTES", 400_000)
     monkeypatch.setattr(engine, "FORCED_CHECKPOINT_BYTES", 1_200_000)
     monkeypatch.setattr(engine, "CHECKPOINT_PAUSE", 0.0)
-    store = make(tmp_path)
+    store = make(tmp_path, writer="thread")
     await store.open(create=True)
     most = 0
     for number in range(100):
@@ -284,7 +284,7 @@ async def test_a_reader_that_holds_up_the_log(
     monkeypatch.setattr(engine, "FORCED_CHECKPOINT_BYTES", 1_000_000)
     monkeypatch.setattr(engine, "CHECKPOINT_PAUSE", 0.0)
     monkeypatch.setattr(engine, "FORCED_CHECKPOINT_WAIT", 0.01)
-    store = make(tmp_path)
+    store = make(tmp_path, writer="thread")
     await store.open(create=True)
     log = tmp_path / "engage.db-wal"
     with contextlib.closing(sqlite3.connect(tmp_path / "engage.db")) as reader:
