@@ -21,7 +21,7 @@ from engage.api import ConfigError
 if TYPE_CHECKING:
     from jsonschema.exceptions import ValidationError
 
-__all__ = ["SettingsError", "dotted", "nearest", "problems", "secret_values"]
+__all__ = ["SettingsError", "dotted", "nearest", "problems", "secret_values", "strings"]
 
 #: Keys and indexes from the top of the document.
 Path = tuple[str | int, ...]
@@ -95,24 +95,25 @@ def secret_values(schema: Mapping[str, Any], value: object) -> Iterator[tuple[st
     """:return: (dotted key, value) of each string that the schema marks ``writeOnly``."""
     seen: set[Path] = set()
     for path, found in _secrets(schema, schema, value, ()):
-        for inner, text in _strings(found, path):
+        for inner, text in strings(found, path):
             if inner not in seen:
                 seen.add(inner)
                 yield dotted(inner), text
 
 
-# ------------------------------------------------------------------------------------- internals
-def _strings(value: object, path: Path) -> Iterator[tuple[Path, str]]:
+def strings(value: object, path: Path = ()) -> Iterator[tuple[Path, str]]:
+    """:return: (where it stands, text) of each string within a setting."""
     if isinstance(value, str):
         yield path, value
     elif isinstance(value, Mapping):
         for key, item in value.items():
-            yield from _strings(item, (*path, key))
+            yield from strings(item, (*path, key))
     elif isinstance(value, list):
         for index, item in enumerate(value):
-            yield from _strings(item, (*path, index))
+            yield from strings(item, (*path, index))
 
 
+# ------------------------------------------------------------------------------------- internals
 def _not_finite(value: object, path: Path) -> Iterator[Path]:
     """TOML has ``nan`` and ``inf``; ``nan`` passes every ``minimum`` and ``maximum``."""
     if isinstance(value, float) and not math.isfinite(value):

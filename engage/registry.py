@@ -151,6 +151,15 @@ class Registry:
         """:return: (name, observer)."""
         return [(use.name, self._make(config, use)) for use in _observer_uses(config)]
 
+    def secrets(self, config: Config) -> Iterator[tuple[str, str]]:
+        """:return: (kind of plugin, value) of each option in use that its schema marks
+        ``writeOnly``."""
+        for use in _uses(config):
+            registered = self._tables[use.kind].get(use.name)
+            if registered is not None:
+                for _, value in secret_values(registered.schema, use.options):
+                    yield use.kind, value
+
     # --------------------------------------------------------------------------------- internals
     def _make(self, config: Config, use: _Use, *context: Any) -> Any:
         for problem in self._problems(config, use):

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 from engage import logs
 from engage.api import EngageError
+from engage.checking import strings
 from engage.listening import listen
 from engage.supervisor import Supervisor
 from engage.worker import Worker, new_event_loop
@@ -43,7 +44,8 @@ def serve(config: Config, registry: Registry) -> int:
     :return: the exit status: 0 after a drain; 1 when the server could not start (one line in the
         log says why), when workers died too often, or when one had to be killed.
     """
-    logs.configure(config.logging.level, config.logging.format, secrets=secrets_of(config))
+    secrets = tuple(secrets_of(config, registry))
+    logs.configure(config.logging.level, config.logging.format, secrets=secrets)
     try:
         _allow_connections(config.server.max_connections)
         sock = listen(config.server.host, config.server.port)
@@ -53,7 +55,7 @@ def serve(config: Config, registry: Registry) -> int:
                     return runner.run(Worker(config, registry, sock).run())
             if sys.platform == "win32":
                 raise EngageError("server.workers: only 1 is possible on Windows")
-            return _supervise(config, sock)
+            return _supervise(config, sock, secrets)
         finally:
             sock.close()
     except (EngageError, OSError) as error:
@@ -89,7 +91,7 @@ def _allow_connections(count: int) -> None:
         )
 
 
-def _supervise(config: Config, sock: socket.socket) -> int:
+def _supervise(config: Config, sock: socket.socket, secrets: tuple[str, ...]) -> int:
     folder = None
     if config.server.metrics_port is not None:
         # Fresh, so that nothing of an earlier run is counted, and known to everybody before anybody
@@ -98,34 +100,23 @@ def _supervise(config: Config, sock: socket.socket) -> int:
         os.environ["PROMETHEUS_MULTIPROC_DIR"] = folder
     try:
         with asyncio.Runner() as runner:
-            return runner.run(Supervisor(config, sock, tuple(secrets_of(config))).run())
+            return runner.run(Supervisor(config, sock, secrets).run())
     finally:
         if folder is not None:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def secrets_of(config: Config) -> Iterator[str]:
+def secrets_of(config: Config, registry: Registry) -> Iterator[str]:
     """:return: what must not be in a log line, not even inside somebody else's error text."""
     for workspace in config.workspaces:
         yield from workspace.subscription_secrets
         for write_key in workspace.write_keys:
             yield write_key.key
-        for options in workspace.webhooks.values():
-            yield from _strings(options)
-    for text in _strings(config.storage.options):
-        # The password in a URL.
+    for kind, secret in registry.secrets(config):
+        # Which host it was is what a storage's error is about: of its URL only the password goes.
+        if kind != "storage" or "://" not in secret:
+            yield secret
+    for _, text in strings(config.storage.options):
         user_info, at, _ = text.partition("://")[2].rpartition("@")
         if at:
             yield user_info.partition(":")[2]
-
-
-def _strings(value: object) -> Iterator[str]:
-    # Shorter ones are names and regions; masking those would make the log unreadable.
-    if isinstance(value, str) and len(value) >= 12:
-        yield value
-    elif isinstance(value, dict):
-        for inner in value.values():
-            yield from _strings(inner)
-    elif isinstance(value, (list, tuple)):
-        for inner in value:
-            yield from _strings(inner)

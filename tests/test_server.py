@@ -29,7 +29,9 @@ from support.server import (
     wait_for,
 )
 
-from engage.config import Config, StorageConfig, Workspace, WriteKey
+from engage.config import Config, Selected, StorageConfig, Workspace, WriteKey
+from engage.discovery import Found, Registered
+from engage.registry import Registry
 from engage.server import secrets_of
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
@@ -218,18 +220,39 @@ def test_a_metrics_port_that_is_taken(tmp_path: Path, workers: int) -> None:
 
 
 def test_all_secrets_of_the_config_are_known_to_the_log() -> None:
+    schema = {
+        "properties": {"token": {"writeOnly": True}, "url": {"writeOnly": True}, "region": {}}
+    }
+    tables = {
+        kind: {
+            "some": Registered(
+                name="some", factory=object, schema=schema, plugin="some", distribution="some 1.0"
+            )
+        }
+        for kind in ("storage", "webhook", "transform", "observer")
+    }
+    registry = Registry(Found(plugins=(), tables=tables, commands={}, command_plugins={}))
     workspace = Workspace(
         id="acme",
         name="Acme",
         subscription_secrets=("subscription-1", "subscription-2"),
         write_keys=(WriteKey(id="website", key="the-write-key"),),
-        webhooks={"some": {"signing_key": ["signing-key-1", "signing-key-2"], "region": "eu"}},
+        webhooks={"some": {"token": ["signing-key-1", "key-2"], "region": "somewhere-else-1"}},
     )
-    storage = StorageConfig(options={"url": "scheme://user:pass@word@host/engage"})
-    config = Config(path=Path(), base_dir=Path(), workspaces=(workspace,), storage=storage)
-    assert set(secrets_of(config)) == {
-        *("subscription-1", "subscription-2", "the-write-key", "signing-key-1", "signing-key-2"),
-        "pass@word",
+    storage = StorageConfig(
+        backend="some", options={"url": "scheme://user:pass@word@host/engage", "token": "storage-1"}
+    )
+    config = Config(
+        path=Path(),
+        base_dir=Path(),
+        workspaces=(workspace,),
+        storage=storage,
+        transforms=(Selected(name="some", options={"token": "transform-1"}),),
+        observers=(Selected(name="some", options={"url": "https://hooks.example.com/T/secret"}),),
+    )
+    assert set(secrets_of(config, registry)) == {
+        *("subscription-1", "subscription-2", "the-write-key", "signing-key-1", "key-2"),
+        *("pass@word", "storage-1", "transform-1", "https://hooks.example.com/T/secret"),
     }
 
 
