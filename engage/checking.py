@@ -78,17 +78,21 @@ def problems(
     :param value: what to check, references to the environment resolved.
     :param written: the same before they were resolved; values are quoted from here.
     :param at: where ``value`` stands in the file.
-    :return: one line for each thing that is wrong; nothing: it is valid.
+    :return: one line for each key that is wrong; nothing: it is valid.
     """
     secret = {path for path, _ in _secrets(schema, schema, value, ())}
-    found = [f"{dotted(at + path)}: must be a finite number" for path in _not_finite(value, ())]
+    found = [(dotted(at + path), "must be a finite number") for path in _not_finite(value, ())]
     validator = jsonschema.Draft202012Validator(schema)
     for error in validator.iter_errors(value):
         found.extend(_explain(schema, error, value if written is None else written, secret, at))
     for path, empty in _secrets(schema, schema, value, ()):
         if empty in ([], {}) or (isinstance(empty, str) and not empty.strip()):
-            found.append(f"{dotted(at + path)}: must not be empty")
-    return list(dict.fromkeys(found))
+            found.append((dotted(at + path), "must not be empty"))
+    lines: dict[str, str] = {}
+    for key, text in found:
+        # The first rule that a value breaks says enough.
+        lines.setdefault(key, f"{key}: {text}")
+    return list(lines.values())
 
 
 def secret_values(schema: Mapping[str, Any], value: object) -> Iterator[tuple[str, str]]:
@@ -160,7 +164,8 @@ def _secrets(root: Any, schema: Any, value: object, path: Path) -> Iterator[tupl
 
 def _explain(
     root: Mapping[str, Any], error: ValidationError, written: object, secret: set[Path], at: Path
-) -> Iterator[str]:
+) -> Iterator[tuple[str, str]]:
+    """:return: (dotted key, what is wrong with it)."""
     schema: Any = error.schema
     instance: Any = error.instance
     limit: Any = error.validator_value
@@ -169,7 +174,7 @@ def _explain(
         types = [inner for inner in error.context if inner.validator == "type"]
         if len(types) == len(error.context) and not any(inner.path for inner in types):
             expected = " or ".join(dict.fromkeys(_types(inner.validator_value) for inner in types))
-            yield f"{_key(at, error)}: must be {expected}, not {_type_of(error.instance)}"
+            yield _key(at, error), f"must be {expected}, not {_type_of(error.instance)}"
             return
         # What went deepest into an alternative was meant for that one.
         inside = [inner for inner in error.context if inner.validator != "type" or inner.path]
@@ -181,23 +186,27 @@ def _explain(
     if "propertyNames" in error.absolute_schema_path:
         name = str(error.instance)
         path = (*at, *error.absolute_path, name)
-        yield f"{dotted(path)}: not the name of a plugin{_meant(root, name, at)}"
+        yield dotted(path), f"not the name of a plugin{_meant(root, name, at)}"
     elif error.validator == "additionalProperties" and limit is False:
         known = schema.get("properties", {})
         for name in instance:
             if name not in known:
                 yield _unknown(root, name, known, error, at)
     elif error.validator == "required":
+        known = schema.get("properties", {})
+        closed = schema.get("additionalProperties") is False
+        misspelt = {nearest(name, known) for name in instance if closed and name not in known}
         for name in limit:
-            if name not in instance:
+            # That a misspelt key is missing is said where its right name is.
+            if name not in instance and name not in misspelt:
                 path = (*at, *error.absolute_path, name)
-                how = _written_as(schema.get("properties", {}).get(name), path)
-                yield f"{dotted(path)}: is missing{how}"
+                how = _written_as(known.get(name), path)
+                yield dotted(path), f"is missing{how}"
     else:
         how = ""
         if error.validator == "type" and isinstance(instance, Mapping):
             how = _written_as(schema, (*at, *error.absolute_path))
-        yield f"{_key(at, error)}: {_rule(error)}{_quote(error, written, secret)}{how}"
+        yield _key(at, error), f"{_rule(error)}{_quote(error, written, secret)}{how}"
 
 
 def _written_as(schema: Any, path: Path) -> str:
@@ -218,17 +227,17 @@ def _unknown(
     known: Mapping[str, Any],
     error: ValidationError,
     at: Path,
-) -> str:
+) -> tuple[str, str]:
     here = (*at, *error.absolute_path)
-    text = f"{dotted((*here, name))}: unknown key"
+    key, text = dotted((*here, name)), "unknown key"
     meant = nearest(name, known)
     if meant is not None:
-        return f"{text}; did you mean {dotted((*here, meant))}?"
+        return key, f"{text}; did you mean {dotted((*here, meant))}?"
     elsewhere = _meant(root, name, at)
     if elsewhere:
-        return text + elsewhere
+        return key, text + elsewhere
     keys = ", ".join(known) if known else "none"
-    return f"{text}; valid here: {keys}"
+    return key, f"{text}; valid here: {keys}"
 
 
 def _meant(root: Mapping[str, Any], name: str, at: Path) -> str:

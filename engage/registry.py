@@ -168,11 +168,17 @@ class Registry:
         try:
             return registered.factory(use.options, *context)
         except ConfigError as error:
-            raise ConfigError(f"{config.path}: {dotted(use.at)}: {error}") from error
+            where, said = dotted(use.at), str(error)
+            option, colon, rule = said.partition(": ")
+            if colon and option in registered.schema.get("properties", {}):
+                where, said = dotted((*use.at, option)), rule
+            raise ConfigError(f"{config.path}: {where}: {said}") from error
         except EngageError:
             raise
         except Exception as error:
             said = " ".join(f"{type(error).__name__}: {error}".split())
+            for _, secret in secret_values(registered.schema, use.options):
+                said = said.replace(secret, "***")
             raise PluginError(
                 f'plugin "{registered.plugin}" (distribution {registered.distribution}): cannot'
                 f" make the {use.kind} {use.name!r}: {said}"

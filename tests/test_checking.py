@@ -73,6 +73,19 @@ def test_says_in_one_line_what_is_wrong(value: object, line: str) -> None:
     assert line in problems(SCHEMA, value, at=("storage", "x"))
 
 
+@pytest.mark.parametrize(
+    ("value", "line"),
+    [
+        # The required url is missing because it is misspelt.
+        ({"ulr": "x:"}, "ulr: unknown key; did you mean url?"),
+        ({"url": ""}, "url: must match ^x:"),
+        ({"url": "x:", "pool": math.inf}, "pool: must be a finite number"),
+    ],
+)
+def test_says_one_thing_of_one_mistake(value: object, line: str) -> None:
+    assert problems(SCHEMA, value) == [line]
+
+
 def test_says_nothing_of_what_is_valid() -> None:
     assert problems(SCHEMA, {"url": "x:y", "keys": ["a", "b"], "pool": 9}) == []
 

@@ -207,6 +207,9 @@ def test_what_a_factory_raises(config: Any) -> None:
     with pytest.raises(ConfigError) as caught:
         registry(storage={"s": _raises(ConfigError("url: no host"))}).make_storage(chosen)
     assert str(caught.value) == f"{chosen.path}: storage.s: url: no host"
+    with pytest.raises(ConfigError) as caught:
+        registry(storage={"s": _raises(ConfigError("mode: not: now"))}).make_storage(chosen)
+    assert str(caught.value) == f"{chosen.path}: storage.s.mode: not: now"
     with pytest.raises(PluginError) as caught:
         registry(storage={"s": _raises(ModuleNotFoundError("No module\n named x"))}).make_storage(
             chosen
@@ -217,6 +220,13 @@ def test_what_a_factory_raises(config: Any) -> None:
     )
     with pytest.raises(StorageUnavailable):
         registry(storage={"s": _raises(StorageUnavailable("gone"))}).make_storage(chosen)
+
+
+def test_the_text_of_a_factorys_error_has_no_secret(config: Any) -> None:
+    chosen = config('[storage]\nbackend = "s"\n[storage.s]\nsecret = "hunter2"')
+    with pytest.raises(PluginError) as caught:
+        registry(storage={"s": _raises(ValueError("bad: hunter2"))}).make_storage(chosen)
+    assert str(caught.value).endswith("ValueError: bad: ***")
 
 
 GROUP = '[[workspaces.subscription_groups]]\nid = "n"\nchannel = "c"\ntype = "opt_in"\n'

@@ -67,6 +67,9 @@ REGISTRY: Any = referencing.Registry().with_contents(
 )
 
 
+SETTINGS = {path: ALL[path] for path in ALL if path.startswith(("config", "plugins/"))}
+
+
 def subschemas(schema: Any) -> Iterator[dict[str, Any]]:
     """:return: a schema and all that stand in it."""
     if not isinstance(schema, dict):
@@ -376,3 +379,10 @@ def test_both_libraries_agree(kind: str, value: Any) -> None:
     exact = validator(SCHEMAS.documents[kind]).is_valid(value)
     assert SCHEMAS.is_valid(kind, value) == exact
     assert bool(SCHEMAS.problems(kind, value)) != exact
+
+
+@pytest.mark.parametrize("path", sorted(SETTINGS))
+def test_settings_say_in_words_what_a_pattern_means(path: str) -> None:
+    for schema in subschemas(SETTINGS[path]):
+        assert {name for name in schema if name.startswith("x-")} <= {"x-messages"}
+        assert "pattern" not in schema or "pattern" in schema.get("x-messages", {}), schema

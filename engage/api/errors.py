@@ -22,7 +22,8 @@ class EngageError(Exception):
 
 
 class ConfigError(EngageError):
-    """An option of a plugin is wrong. The message names the option and the rule, never a secret."""
+    """An option of a plugin is wrong. The message is ``<option>: <rule>``, and has no secret; the
+    core says before it where in the config that is."""
 
 
 class StorageError(EngageError):

@@ -28,6 +28,7 @@ from pymongo.errors import (
     InvalidOperation,
     OperationFailure,
     PyMongoError,
+    ServerSelectionTimeoutError,
 )
 
 from engage.api import ConfigError, StorageUnavailable
@@ -47,6 +48,9 @@ DUPLICATE: Final = 11000
 #: EmptyFieldName, DottedFieldName, BSONObjectTooLarge. Deliberately not here:
 #: DocumentValidationFailure (121), because a mistake in a validator must not refuse every event.
 PERMANENT: Final = frozenset({2, 14, 15, 22, 52, 53, 56, 57, 10334})
+
+#: Codes of which a person can see from these words what to do.
+_WORDS: Final = {13: "the user of the connection string may not do this", 18: "wrong credentials"}
 
 #: Dates come back as milliseconds, so that none is out of range and none is rounded.
 CODEC: Final[CodecOptions[Any]] = CodecOptions(datetime_conversion=DatetimeConversion.DATETIME_MS)
@@ -78,8 +82,7 @@ def weaknesses(url: str) -> list[str]:
     w = given.get("w", "majority")
     if w == "0":
         raise ConfigError(
-            "storage.mongo.url: w=0 acknowledges nothing at all, not even a repeated message id; "
-            "remove it"
+            "url: w=0 acknowledges nothing at all, not even a repeated message id; remove it"
         )
     if w != "majority":
         found.append(
@@ -110,7 +113,7 @@ class Connection:
         self.weaknesses = weaknesses(url)
         if self.weaknesses and not allow_weak:
             raise ConfigError(
-                f"storage.mongo.url: {self.weaknesses[0]} (remove the option, or set "
+                f"url: {self.weaknesses[0]} (remove the option, or set "
                 "storage.mongo.allow_weak_acknowledgement = true)"
             )
         self.timeout = self._seconds("timeoutms", timeout)
@@ -120,7 +123,7 @@ class Connection:
                 found = pymongo.uri_parser.parse_uri(url, warn=False)
             except (PyMongoError, ValueError):
                 raise ConfigError(
-                    "storage.mongo.url: not a valid connection string (percent-encode user and "
+                    "url: not a valid connection string (percent-encode user and "
                     "password; the options are those of the MongoDB drivers)"
                 ) from None
             hosts = ",".join(f"{host}:{port}" for host, port in found["nodelist"])
@@ -203,8 +206,12 @@ class Connection:
     def unavailable(self, error: BaseException) -> StorageUnavailable:
         """:return: the driver's error in our words: its kind and code, never a document."""
         code = getattr(error, "code", None)
-        detail = f", code {code}" if code is not None else ""
-        return StorageUnavailable(f"{self.name}: {type(error).__name__}{detail}")
+        said = type(error).__name__ + (f", code {code}" if code is not None else "")
+        if isinstance(error, ServerSelectionTimeoutError):
+            said = f"no server answers there, or none that is a primary ({said})"
+        elif code in _WORDS:
+            said = f"{_WORDS[code]} ({said})"
+        return StorageUnavailable(f"{self.name}: {said}")
 
     def _concern(self) -> dict[str, Any]:
         concern: dict[str, Any] = dict(self._client.write_concern.document)

@@ -39,9 +39,7 @@ def _make(options: Mapping[str, Any], context: StorageContext) -> EventStore:
 
     if sqlite3.sqlite_version_info < _OLDEST:
         needed = ".".join(map(str, _OLDEST))
-        raise ConfigError(
-            f"storage.sqlite: needs SQLite {needed}; this Python has {sqlite3.sqlite_version}"
-        )
+        raise ConfigError(f"needs SQLite {needed}; this Python has {sqlite3.sqlite_version}")
     return SqliteStorage.from_options(options, context)
 
 
