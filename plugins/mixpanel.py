@@ -160,7 +160,7 @@ def _identify(document: dict[str, Any], distinct: str | None) -> None:
 
 def _time(value: object) -> str | None:
     """Read seconds or milliseconds since 1970, or a date."""
-    if isinstance(value, str) and not value.isdigit():
+    if isinstance(value, str) and not (value.isascii() and value.isdigit()):
         return iso_time(value)
     if isinstance(value, str) and len(value) <= 15:
         value = int(value)

@@ -127,6 +127,17 @@ def test_mixpanel_streams():
     assert [rejected.index for rejected in translation.rejected] == [1]
 
 
+@pytest.mark.parametrize("time", ["²", "١٧", "1" * 30, "", "soon", [], 1e300])
+def test_mixpanel_time_that_is_none_costs_nobody_else_an_event(time):
+    odd = {"event": "x", "properties": {"distinct_id": "u", "time": time, "$insert_id": "i"}}
+    events = translate(
+        "mixpanel", [odd, {"event": "y", "distinct_id": "u", "$insert_id": "j"}]
+    ).events
+    assert [event.document["event"] for event in events] == ["x", "y"]
+    assert "timestamp" not in events[0].document
+    assert events[0].document["properties"]["time"] == time
+
+
 async def test_mixpanel_hears_its_own_answer_from_the_server(tmp_path):
     extra = '[workspaces.webhooks.mixpanel]\nheader = "X-Secret"\nvalue = "s3cret"\n'
     async with serving(tmp_path, config_extra=extra) as server:
