@@ -35,7 +35,7 @@ from engage.api import (
 )
 from engage.deadletters import letter_id
 from engage.decode import Encoding, check_encoding, decompress, too_deep
-from engage.errors import MAX_ERRORS, ApiError, Problem, overloaded
+from engage.errors import MAX_ERRORS, ApiError, Problem, located, overloaded
 from engage.fetching import Fetcher, FetchError, FetchRefusedError
 from engage.normalise import render_time
 from engage.recipients import Recipients
@@ -46,7 +46,15 @@ if TYPE_CHECKING:
     from engage.metrics import Metrics
     from engage.pipeline import Pipeline
 
-__all__ = ["UNTRANSLATED", "Deliveries", "Incoming", "redacted", "translated"]
+__all__ = [
+    "UNTRANSLATED",
+    "Deliveries",
+    "Incoming",
+    "named_workspaces",
+    "redacted",
+    "translated",
+    "unkeepable",
+]
 
 _log = logging.getLogger(__name__)
 
@@ -125,12 +133,7 @@ class Deliveries:
         """
         self.check_provider(provider)
         enabled = self._providers.get(provider, {})
-        named = {value for name, value in headers if name.lower() == "df-workspace-id"}
-        named.update(
-            value
-            for name, value in parse_qsl(target.partition("?")[2], keep_blank_values=True)
-            if name == "workspaceId"
-        )
+        named = named_workspaces(target, headers)
         if named:
             workspace = named.pop()
             if named or workspace not in enabled:
@@ -275,7 +278,7 @@ class Deliveries:
         translation, problems = translated(provider, request)
         events = []
         for event in translation.events:
-            problem = _unkeepable(event.document, self._limits.json_depth)
+            problem = unkeepable(event.document, self._limits.json_depth)
             if problem is not None:
                 problems.append(Problem(f"/{event.index}", problem))
             else:
@@ -293,10 +296,7 @@ class Deliveries:
             delivered = await self._pipeline.deliver(workspace, name, documents, letters=False)
             accepted, duplicates = delivered.accepted, delivered.duplicates
             for refused in delivered.rejected:
-                prefix = f"/{events[refused.index].index}"
-                problems += [problem.under(prefix) for problem in refused.error.errors] or [
-                    Problem(prefix, refused.error.message)
-                ]
+                problems += located(refused.error, f"/{events[refused.index].index}")
         result = WebhookResult(
             accepted=accepted,
             ignored=translation.ignored,
@@ -342,6 +342,13 @@ class Deliveries:
         return result
 
 
+def named_workspaces(target: str, headers: Sequence[tuple[str, str]]) -> set[str]:
+    """:return: every workspace that a delivery's query or headers name; more than one is a lie."""
+    query = parse_qsl(target.partition("?")[2], keep_blank_values=True)
+    named = {value for name, value in query if name == "workspaceId"}
+    return named | {value for name, value in headers if name.lower() == "df-workspace-id"}
+
+
 def translated(provider: Provider, request: WebhookRequest) -> tuple[Translation, list[Problem]]:
     """Call ``translate``; whatever it raises means that the delivery was not understood."""
     try:
@@ -379,7 +386,7 @@ def _probed(provider: Provider, request: WebhookRequest) -> Reply | None:
         return None
 
 
-def _unkeepable(document: dict[str, Any], depth: int) -> str | None:
+def unkeepable(document: dict[str, Any], depth: int) -> str | None:
     """:return: why a document that a provider made cannot be an event's."""
     try:
         orjson.dumps(document)

@@ -27,6 +27,7 @@ __all__ = [
     "from_exception",
     "from_problems",
     "internal_error",
+    "located",
     "overloaded",
     "quote",
     "refuse",
@@ -163,6 +164,11 @@ def refuse(code: str, message: str, errors: Sequence[Problem] = ()) -> ApiError:
 def from_problems(problems: Sequence[Problem], code: str = "invalid_payload") -> ApiError:
     """:return: the refusal of a payload; its message is the first problem."""
     return ApiError(code, str(problems[0]), errors=problems)
+
+
+def located(error: ApiError, prefix: str) -> list[Problem]:
+    """:return: what is wrong with one item of many, at least one; ``prefix`` points to the item."""
+    return [problem.under(prefix) for problem in error.errors] or [Problem(prefix, error.message)]
 
 
 def event_too_large(size: int, limit: int, key: str = "limits.event_bytes") -> ApiError:

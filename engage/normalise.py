@@ -15,12 +15,15 @@ import time
 import uuid
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import orjson
 
 from engage.api import API_ORIGIN, Event
 from engage.errors import ApiError, Problem, event_too_large, from_problems, quote
+
+if TYPE_CHECKING:
+    from engage.config import Limits
 
 __all__ = [
     "Arrival",
@@ -92,6 +95,22 @@ class Arrival:
     correct_clock: bool = True
     #: ``received_at`` as it is stored; made here.
     received: str = dataclasses.field(init=False, default="")
+
+    @classmethod
+    def of_delivery(
+        cls, workspace_id: str, provider: str, *, received_at: int, limits: Limits
+    ) -> Arrival:
+        """:return: that of a webhook delivery: the provider is the origin, its clock is right."""
+        return cls(
+            workspace_id=workspace_id,
+            write_key_id=None,
+            received_at=received_at,
+            event_bytes=limits.webhook_event_bytes,
+            event_bytes_key="limits.webhook_event_bytes",
+            origin=provider,
+            source=f"webhook:{provider}",
+            correct_clock=False,
+        )
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "received", render_time(self.received_at))

@@ -214,15 +214,8 @@ class Pipeline:
         :raises ApiError: 503 ``overloaded`` or ``shutting_down``.
         :raises StorageUnavailable: not everything is durable; the provider may deliver it again.
         """
-        arrival = Arrival(
-            workspace_id=workspace_id,
-            write_key_id=None,
-            received_at=self._clock(),
-            event_bytes=self._limits.webhook_event_bytes,
-            event_bytes_key="limits.webhook_event_bytes",
-            origin=provider,
-            source=f"webhook:{provider}",
-            correct_clock=False,
+        arrival = Arrival.of_delivery(
+            workspace_id, provider, received_at=self._clock(), limits=self._limits
         )
         accepted = duplicates = 0
         rejected: list[Rejected] = []

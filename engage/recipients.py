@@ -20,7 +20,7 @@ from engage.api import (
     identifier_value,
 )
 
-__all__ = ["Recipients"]
+__all__ = ["Recipients", "of_nobody"]
 
 #: Addresses in one question to the storage.
 LOOKUP: Final = 1000
@@ -50,15 +50,7 @@ class Recipients:
         """
         keys = [_key(event) for event in events]
         users = await self._users(workspace_id, {key for key in keys if key is not None})
-        documents = []
-        for event, key in zip(events, keys, strict=True):
-            document = event.document
-            if key is not None:
-                user = users.get(key)
-                field, value = ("userId", user) if user else ("anonymousId", ":".join(key))
-                document = {**document, field: value}
-            documents.append(document)
-        return documents
+        return [_given(event, key, users) for event, key in zip(events, keys, strict=True)]
 
     async def _users(self, workspace_id: str, keys: Collection[Key]) -> Mapping[Key, str]:
         users: dict[Key, str] = {}
@@ -77,6 +69,19 @@ class Recipients:
                     ((trait, value), ids[0]) for value, ids in found.items() if len(ids) == 1
                 )
         return users
+
+
+def of_nobody(event: TranslatedEvent) -> dict[str, Any]:
+    """:return: the document of an event whose recipient is the address of no user."""
+    return _given(event, _key(event), {})
+
+
+def _given(event: TranslatedEvent, key: Key | None, users: Mapping[Key, str]) -> dict[str, Any]:
+    if key is None:
+        return event.document
+    user = users.get(key)
+    field, value = ("userId", user) if user else ("anonymousId", ":".join(key))
+    return {**event.document, field: value}
 
 
 def _key(event: TranslatedEvent) -> Key | None:

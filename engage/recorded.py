@@ -8,17 +8,18 @@ import binascii
 import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import urlsplit
 
 import orjson
 
 from engage.api import EngageError, Provider, SignatureMismatch, WebhookRequest
 from engage.config import Config
 from engage.decode import check_encoding, decompress
-from engage.deliveries import translated
-from engage.errors import ApiError, Problem
+from engage.deliveries import named_workspaces, translated, unkeepable
+from engage.errors import ApiError, Problem, located
 from engage.fetching import Fetcher
 from engage.normalise import Arrival, normalise
+from engage.recipients import of_nobody
 from engage.validate import EVENT_TYPES, Schemas
 
 __all__ = ["Recording", "Rehearsal", "read_recording", "rehearse"]
@@ -37,10 +38,14 @@ class Recording:
 
     @property
     def workspace(self) -> str | None:
-        """The workspace that its URL or header names."""
-        named = parse_qs(self.target.partition("?")[2]).get("workspaceId", [])
-        named += [value for name, value in self.headers if name.lower() == "df-workspace-id"]
-        return named[0] if named else None
+        """The workspace that its URL or header names, if one does.
+
+        :raises EngageError: they name several; the server would refuse it.
+        """
+        named = named_workspaces(self.target, self.headers)
+        if len(named) > 1:
+            raise EngageError("the recording names several workspaces in its URL and headers")
+        return next(iter(named), None)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,30 +156,24 @@ async def rehearse(
         raise EngageError(f"it does not verify: {type(error).__name__}") from error
     translation, problems = translated(provider, request)
     schemas = Schemas.load()
-    arrival = Arrival(
-        workspace_id=workspace,
-        write_key_id=None,
-        received_at=int(now * 1000),
-        event_bytes=config.limits.webhook_event_bytes,
-        event_bytes_key="limits.webhook_event_bytes",
-        origin=name,
-        source=f"webhook:{name}",
-        correct_clock=False,
+    arrival = Arrival.of_delivery(
+        workspace, name, received_at=int(now * 1000), limits=config.limits
     )
     documents = []
     for event in translation.events:
-        document = dict(event.document)
-        if event.recipient is not None and not (
-            document.get("userId") or document.get("anonymousId")
-        ):
-            document["anonymousId"] = f"{event.recipient.trait}:{event.recipient.value}"
+        prefix = f"/{event.index}"
+        reason = unkeepable(event.document, config.limits.json_depth)
+        if reason is not None:
+            problems.append(Problem(prefix, reason))
+            continue
+        document = of_nobody(event)
         kind = str(document.get("type"))
         found = schemas.problems(kind if kind in EVENT_TYPES else "item", document)
         if found:
-            problems += [problem.under(f"/{event.index}") for problem in found]
+            problems += [problem.under(prefix) for problem in found]
             continue
         try:
             documents.append(normalise(document, kind, arrival).document())
         except ApiError as error:
-            problems.append(Problem(f"/{event.index}", error.message))
+            problems += located(error, prefix)
     return Rehearsal(documents=documents, ignored=translation.ignored, problems=problems)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from engage.errors import MAX_ERRORS, STATUS, ApiError, Problem
+from engage.errors import MAX_ERRORS, STATUS, ApiError, Problem, located
 
 if TYPE_CHECKING:
     from engage.auth import Principal
@@ -116,9 +116,5 @@ def _details(rejected: Sequence[Rejected]) -> list[Problem]:
     for item in rejected:
         if len(problems) >= MAX_ERRORS:
             break
-        prefix = f"/batch/{item.index}"
-        if item.error.errors:
-            problems += [problem.under(prefix) for problem in item.error.errors]
-        else:
-            problems.append(Problem(prefix, item.error.message))
+        problems += located(item.error, f"/batch/{item.index}")
     return problems

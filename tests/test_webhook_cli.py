@@ -161,6 +161,32 @@ def test_a_recording_names_its_workspace(tmp_path):
     assert named.exit_code == 0, named.stderr
 
 
+def test_a_recording_that_names_two_workspaces(tmp_path):
+    path = config(tmp_path, workspace("acme", {"stripe": VECTOR["config"]}))
+    url, headers = VECTOR["url"] + "?workspaceId=acme", [["df-workspace-id", "other"]]
+    file = recorded(tmp_path, url=url, headers=[*VECTOR["headers"], *headers])
+    result = run("webhook-test", "stripe", file, "--config", path)
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert "names several workspaces" in result.stderr
+
+
+def test_a_recipient_is_written_as_the_server_does(tmp_path):
+    path = config(tmp_path, workspace("acme", {"postmark": {"value": "a long random value"}}))
+    body = {"RecordType": "Delivery", "MessageID": "m", "Recipient": "Ann@Example.COM"}
+    headers = [["Authorization", "a long random value"]]
+    file = recorded(tmp_path, {"headers": headers, "body": json.dumps(body)})
+    result = run("webhook-test", "postmark", file, "--config", path)
+    assert result.exit_code == 0, result.stderr
+    assert json.loads(result.stdout)["anonymousId"] == "email:ann@example.com"
+
+
+@pytest.mark.parametrize("now", ["nan", "inf", "-1", "1e300", "yesterday"])
+def test_a_time_that_is_none(stripe, tmp_path, now):
+    result = run("webhook-test", "stripe", recorded(tmp_path), "--config", stripe, "--now", now)
+    assert result.exit_code == 2
+    assert "is no time such as" in result.stderr
+
+
 @pytest.mark.parametrize("content", [b"", b"{", b"{}", b"no header\n\nbody", b"a: b"])
 def test_a_file_that_is_no_recording(stripe, tmp_path, content):
     path = tmp_path / "delivery"

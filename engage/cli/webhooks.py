@@ -38,9 +38,12 @@ class Moment(click.ParamType[float]):
     ) -> float:
         """Read it; anything else is wrong usage."""
         try:
-            return float(str(value))
+            seconds = float(str(value))
         except ValueError:
             pass
+        else:
+            if 0 <= seconds < 253_402_300_800:
+                return seconds
         try:
             moment = datetime.datetime.fromisoformat(str(value).upper())
         except ValueError:
