@@ -51,7 +51,7 @@ def build(config: Config, registry: Registry, metrics: Metrics | None = None) ->
     metrics = NullMetrics() if metrics is None else metrics
     store = registry.make_storage(config)
     schemas = Schemas.load()
-    readiness = Readiness(store.check)
+    readiness = Readiness(store.check, timeout=config.storage.write_timeout)
     observers = Observers(dict(registry.make_observers(config)), metrics)
 
     def stored(events: Sequence[Event]) -> None:

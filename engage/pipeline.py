@@ -16,6 +16,7 @@ import orjson
 
 from engage.api import Event, EventStore, Outcome, Status
 from engage.auth import Authenticator, Principal
+from engage.bounded import within
 from engage.deadletters import conflict_error, differences, letter_of
 from engage.decode import Encoding, decode_json, decompress
 from engage.errors import ApiError, from_problems
@@ -82,6 +83,7 @@ class Pipeline:
         self._transforms = transforms if transforms else None
         self._ingest = ingest
         self._store = store
+        self._timeout = timeout
         self._metrics = metrics
         self._clock = Clock() if clock is None else clock
         self._last_arrival: tuple[Principal | None, Arrival | None] = (None, None)
@@ -383,7 +385,8 @@ class Pipeline:
         """:return: why this duplicate is another event than the stored one; ``None``: it is not."""
         stored = outcome.stored
         if stored is None:
-            found = await self._store.find(*event.identity)
+            async with within(self._timeout):
+                found = await self._store.find(*event.identity)
             if found is None:  # expired meanwhile
                 return None
             stored = found.body

@@ -14,6 +14,8 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Final
 
+from engage.bounded import within
+
 __all__ = ["Readiness"]
 
 _log = logging.getLogger(__name__)
@@ -30,6 +32,7 @@ class Readiness:
     """Knows when the storage last showed that it can store.
 
     :param check: proves it, or raises; see :meth:`engage.api.EventStore.check`.
+    :param timeout: seconds after which a question that was not answered is asked again.
     :param clock: seconds, never going back.
     """
 
@@ -37,9 +40,11 @@ class Readiness:
         self,
         check: Callable[[], Awaitable[None]],
         *,
+        timeout: float = PATIENCE,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._check = check
+        self._timeout = timeout
         self._clock = clock
         self._alive_at: float | None = None
         self._asking: asyncio.Task[None] | None = None
@@ -70,7 +75,8 @@ class Readiness:
 
     async def _ask(self) -> None:
         try:
-            await self._check()
+            async with within(self._timeout):
+                await self._check()
         except Exception as error:
             # Once, not at every question; whatever it was, the answer is no.
             if not self._failing:

@@ -8,17 +8,16 @@ process, and the next delivery is theirs.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final
 
 from engage.api import (
     EventStore,
     ProfileStore,
-    StorageUnavailable,
     TranslatedEvent,
     identifier_value,
 )
+from engage.bounded import within
 
 __all__ = ["Recipients", "of_nobody"]
 
@@ -60,11 +59,8 @@ class Recipients:
             values = sorted(value for key, value in keys if key == trait)
             for start in range(0, len(values), LOOKUP):
                 part = values[start : start + LOOKUP]
-                try:
-                    async with asyncio.timeout(self._timeout):
-                        found = await self._store.find_users(workspace_id, trait, part)
-                except TimeoutError as error:
-                    raise StorageUnavailable("looking up the recipients took too long") from error
+                async with within(self._timeout):
+                    found = await self._store.find_users(workspace_id, trait, part)
                 users.update(
                     ((trait, value), ids[0]) for value, ids in found.items() if len(ids) == 1
                 )

@@ -8,7 +8,6 @@ workspace id, identifier and its key.
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import hmac
 import uuid
@@ -20,11 +19,11 @@ import orjson
 from engage.api import (
     EventStore,
     ProfileStore,
-    StorageUnavailable,
     SubscriptionChange,
     SubscriptionStore,
     identifier_value,
 )
+from engage.bounded import within
 from engage.errors import ApiError, Problem, from_problems, quote
 from engage.normalise import uuid7
 
@@ -96,7 +95,7 @@ class Subscriptions:
                 ],
                 "unknown_subscription_group",
             )
-        async with _limited(self._timeout):
+        async with within(self._timeout):
             if changes:
                 choices = await self._store.apply(
                     SubscriptionChange(
@@ -150,25 +149,9 @@ class Subscriptions:
         value = identifier_value(key, identifier)
         if value is None or not isinstance(self._store, ProfileStore):
             return ()
-        async with _limited(self._timeout):
+        async with within(self._timeout):
             users = await self._store.find_users(workspace.id, key, [value])
         return list(users.get(value, ()))[:MAX_CANDIDATES]
-
-
-class _limited:  # noqa: N801 - reads like asyncio.timeout, which it is but for the error
-    """Bound a call of the storage; too late is unavailable."""
-
-    def __init__(self, seconds: float) -> None:
-        self._timeout = asyncio.timeout(seconds)
-
-    async def __aenter__(self) -> None:
-        await self._timeout.__aenter__()
-
-    async def __aexit__(self, kind: Any, error: Any, trace: Any) -> None:
-        try:
-            await self._timeout.__aexit__(kind, error, trace)
-        except TimeoutError as late:
-            raise StorageUnavailable("the storage did not answer in time") from late
 
 
 def _change_id(message_id: str | None, user_id: str, changes: Mapping[str, bool], now: int) -> str:

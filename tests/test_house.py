@@ -23,7 +23,7 @@ PLUGINS = ROOT / "plugins"
 #: commands, the handlers, the suites) they may import each other.
 LAYERS = (
     "api",
-    "hookspecs webhooks testing checking errors logs",
+    "hookspecs webhooks testing bounded checking errors logs",
     "results operations",
     # The config, and the plugins that it names.
     "references",

@@ -49,6 +49,15 @@ async def test_event() -> None:
     assert core.metrics.events == {("track", "stored"): 1}
 
 
+async def test_a_store_that_hangs_holds_no_repeat_for_ever() -> None:
+    store = MemoryStore()
+    store.with_stored, store.hangs_finding = False, True
+    core = make_core(store, write_timeout=0.5)
+    await event(core, {**GOOD, "messageId": "m"})
+    with pytest.raises(StorageUnavailable):
+        await event(core, {**GOOD, "messageId": "m"})
+
+
 async def test_a_repeat_is_a_success() -> None:
     core = make_core()
     for _ in range(2):

@@ -72,6 +72,20 @@ async def test_patience_afterwards(caplog: pytest.LogCaptureFixture) -> None:
     assert "answers again" in caplog.text
 
 
+async def test_a_question_that_is_never_answered_is_asked_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One call that hangs must not take the server out for ever."""
+    monkeypatch.setattr(readiness, "WAIT", 30.0)
+    storage = Storage()
+    storage.gate.clear()
+    ready = Readiness(storage.check, timeout=0.05, clock=lambda: storage.now)
+    assert not await ready.ready()
+    storage.gate.set()
+    assert await ready.ready()
+    assert storage.questions == 2
+
+
 async def test_a_storage_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody waits for it for long; when it answers, that counts."""
     monkeypatch.setattr(readiness, "WAIT", 0.05)

@@ -107,6 +107,8 @@ class MemoryStore(EventStore, ProfileStore, SubscriptionStore, DeadLetterStore):
         self.refuse: dict[str, str] = {}
         #: Whether outcomes of duplicates carry the stored event.
         self.with_stored = True
+        #: Whether ``find`` never returns.
+        self.hangs_finding = False
 
     async def open(self, *, create: bool) -> None:
         self.opened += 1
@@ -137,6 +139,8 @@ class MemoryStore(EventStore, ProfileStore, SubscriptionStore, DeadLetterStore):
         return outcomes
 
     async def find(self, workspace_id: str, origin: str, message_id: str) -> Event | None:
+        if self.hangs_finding:
+            await asyncio.Event().wait()
         return self.events.get((workspace_id, origin, message_id))
 
     async def scan(self, wanted: EventFilter, *, after: str | None, limit: int) -> Page[Event]:
