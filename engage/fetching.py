@@ -3,7 +3,8 @@
 
 A delivery that nobody has verified yet can ask for one, so everything is bounded: only hosts that
 the provider's code names, no redirect, 3 s, 64 KiB, one call at a time, ten a minute; 16 documents
-are kept for 24 h, failures are remembered for 5 minutes. No proxy is used.
+are kept for 24 h, failures (a document that is not the one expected is one too) are remembered for
+5 minutes. No proxy is used.
 """
 
 from __future__ import annotations
@@ -118,6 +119,8 @@ class Fetcher:
     async def _call(self, fetch: Fetch) -> bytes:
         try:
             document = await self._fetch(fetch.url)
+            if fetch.check is not None:
+                fetch.check(document)
         except Exception as error:
             _log.warning("fetching for a webhook provider failed: %s", _said(error))
             self._keep(self._failed, fetch.url, self._clock() + FAILED_SECONDS)

@@ -143,7 +143,7 @@ class AmazonSes(Provider):
     def needs(self, request: WebhookRequest) -> Fetch | None:
         """See :meth:`Provider.needs`: the certificate, unless it is pinned."""
         envelope = self._envelope(request)
-        return None if self._pinned else Fetch(envelope.certificate_url)
+        return None if self._pinned else Fetch(envelope.certificate_url, check=_certificate)
 
     def verify(self, request: WebhookRequest, fetched: bytes | None) -> None:
         """See :meth:`Provider.verify`."""
@@ -151,7 +151,7 @@ class AmazonSes(Provider):
         if self._pinned:
             certificates = self._pinned
         elif fetched is not None:
-            certificates = [x509.load_pem_x509_certificate(fetched)]
+            certificates = [_certificate(fetched)]
         else:
             raise SignatureMismatch("the certificate was not fetched")
         now = datetime.datetime.fromtimestamp(request.now, datetime.UTC)
@@ -229,10 +229,15 @@ class AmazonSes(Provider):
 
 
 # ------------------------------------------------------------------------------------- verification
+def _certificate(pem: bytes) -> x509.Certificate:
+    certificate = x509.load_pem_x509_certificate(pem)
+    _public_key(certificate)
+    return certificate
+
+
 def _pinned(pem: str) -> x509.Certificate:
     try:
-        certificate = x509.load_pem_x509_certificate(pem.encode())
-        _public_key(certificate)
+        certificate = _certificate(pem.encode())
     except (ValueError, SignatureMismatch) as error:
         raise ConfigError("signing_cert_pem: not an RSA certificate in PEM form") from error
     return certificate

@@ -151,6 +151,20 @@ async def test_a_failure_is_remembered_for_five_minutes(status):
     assert await fetcher.get(Fetch(URL), HOSTS) == b"document"
 
 
+async def test_a_document_that_is_not_the_one_expected_is_a_failure():
+    fetcher, client, clock = made()
+    fetch = Fetch(URL, check=lambda document: document.index(b"BEGIN"))
+    for _ in range(3):
+        with pytest.raises(FetchError):
+            await fetcher.get(fetch, HOSTS)
+    assert client.urls == [URL]
+    client.answers[URL] = (200, b"BEGIN")
+    clock.now += FAILED_SECONDS
+    for _ in range(3):
+        assert await fetcher.get(fetch, HOSTS) == b"BEGIN"
+    assert client.urls == [URL, URL]
+
+
 async def test_a_document_that_is_too_long_is_refused():
     fetcher, client, _ = made()
     client.answers[URL] = (200, b"x" * (MAX_BYTES + 1))

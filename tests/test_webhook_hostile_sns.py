@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import json
 
@@ -15,7 +16,7 @@ from tornado.httpclient import HTTPRequest, HTTPResponse
 from tornado.httputil import HTTPHeaders
 
 import engage.app
-from engage.fetching import Fetcher
+from engage.fetching import FAILED_SECONDS, Fetcher
 
 OPEN = {"eventType": "Open", "mail": {"destination": ["a@b.c"], "messageId": "m"}, "open": {}}
 URL = "/api/public/webhooks/amazon-ses"
@@ -46,9 +47,16 @@ class Internet:
 
 
 @pytest.fixture
-def internet(monkeypatch):
+def clock():
+    """Of the calls."""
+    return {"is": 0.0}
+
+
+@pytest.fixture
+def internet(monkeypatch, clock):
     outside = Internet()
-    monkeypatch.setattr(engage.app, "Fetcher", lambda: Fetcher(client=outside))
+    made = functools.partial(Fetcher, outside, lambda: clock["is"])
+    monkeypatch.setattr(engage.app, "Fetcher", made)
     return outside
 
 
@@ -164,12 +172,26 @@ async def test_an_answer_that_is_no_certificate_is_not_followed(tmp_path, intern
         await nothing_stored(server)
 
 
-@pytest.mark.parametrize("body", [b"", b"<html>", sns.certificate(sns.OTHER_KEY)])
-async def test_another_document_does_not_verify(tmp_path, internet, body):
-    internet.body = body
+async def test_another_certificate_does_not_verify(tmp_path, internet):
+    internet.body = sns.certificate(sns.OTHER_KEY)
     async with ses(tmp_path) as server:
         await refused(server, sns.signed(sns.notification(OPEN)))
         await nothing_stored(server)
+
+
+@pytest.mark.parametrize("body", [b"", b"<html>", sns.certificate(sns.ELLIPTIC_KEY)], ids=len)
+async def test_what_is_no_certificate_is_a_failed_call(tmp_path, internet, clock, body):
+    certificate, internet.body = internet.body, body
+    async with ses(tmp_path) as server:
+        for _ in range(2):
+            answer = await deliver(server, sns.signed(sns.notification(OPEN)))
+            assert answer.status == 503
+            assert int(answer.headers["retry-after"]) > 0
+        assert internet.calls == [CERTIFICATE_URL]
+        await nothing_stored(server)
+        internet.body = certificate
+        clock["is"] += FAILED_SECONDS
+        assert (await deliver(server, sns.signed(sns.notification(OPEN)))).status == 200
 
 
 async def test_a_document_too_long_is_not_kept(tmp_path, internet):

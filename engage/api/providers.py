@@ -63,6 +63,9 @@ class Fetch:
     url: str
     #: Whether what was fetched may be kept and used again (up to 24 h).
     cacheable: bool = True
+    #: Raises if the document is not what was asked for, such as an error page with status 200:
+    #: the call counts as failed then (503), and the document is not kept.
+    check: Callable[[bytes], object] | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -30,6 +30,7 @@ SIGNED = {
 
 KEY = rsa.generate_private_key(public_exponent=65537, key_size=2048)
 OTHER_KEY = rsa.generate_private_key(public_exponent=65537, key_size=2048)
+ELLIPTIC_KEY = ec.generate_private_key(ec.SECP256R1())
 
 
 def certificate(
