@@ -1,143 +1,175 @@
 // SPDX-License-Identifier: Apache-2.0
-// engage.js: sends identify, track, page and group calls to engage. See docs/snippet.md.
+// docs/snippet.md tells what it does.
 (function () {
   "use strict";
   /** @typedef {{[key: string]: any}} Data */
+  const page = /** @type {any} */ (window);
+  const early = page.engage;
+  if (early && early.identify && !early.push) return; // loaded twice
   const script = /** @type {HTMLScriptElement} */ (document.currentScript);
   const options = script.dataset;
   const host = (options.host || new URL(script.src).origin).replace(/\/+$/, "");
   const key = options.writeKey || "";
-  const early = /** @type {any} */ (window).engage;
-  const signals = /** @type {any} */ (navigator);
   const silent =
     "respectPrivacy" in options &&
-    (signals.globalPrivacyControl === true || [signals.doNotTrack, /** @type {any} */ (window).doNotTrack].includes("1"));
-  const PIECE = 60000; // bytes; a browser sends at most 64 KiB while a page goes away
-  const KEPT = 1000; // events that may wait
+    (page.navigator.globalPrivacyControl === true || [page.navigator.doNotTrack, page.doNotTrack].includes("1"));
+  const PIECE = 60000; // bytes; beacons: 64 KiB
+  const KEPT = 1000; // events
 
-  /** @type {Data[]} */ let queue = [];
-  /** @type {Data[]} */ let sending = [];
+  /** @type {string[]} events as JSON, until answered */ let queue = [];
+  let gone = ""; // the last event in a beacon
   /** @type {number | undefined} */ let timer;
+  let busy = false;
+  let most = 100; // events in a request
   let failures = 0;
   /** @type {Data} */ const memory = {};
 
-  /** @param {string} name @param {string | null} [value] null forgets @returns {string | null} */
+  /** @param {string} name @param {?string} [value] @returns {?string} */
   function keep(name, value) {
     const full = "engage_" + name;
-    if (value !== undefined) memory[name] = value;
-    try {
-      if (value === null) localStorage.removeItem(full);
-      else if (value !== undefined) localStorage.setItem(full, value);
-      return localStorage.getItem(full);
-    } catch {
-      if (value !== undefined && name !== "queue") {
-        document.cookie = `${full}=${encodeURIComponent(value || "")};path=/;samesite=lax;max-age=${value === null ? 0 : 31536000}${location.protocol === "https:" ? ";secure" : ""}`;
-      }
-      const found = document.cookie.match("(?:^|; )" + full + "=([^;]*)");
+    if (value !== undefined) {
+      memory[name] = null;
       try {
-        if (found) return decodeURIComponent(found[1]);
+        if (value) localStorage.setItem(full, value);
+        else localStorage.removeItem(full);
+      } catch {
+        memory[name] = value;
+      }
+      try {
+        if (name !== "queue" && (!value || memory[name])) {
+          document.cookie = `${full}=${encodeURIComponent(value || "")};path=/;samesite=lax;max-age=${value ? 31536000 : 0}${location.protocol === "https:" ? ";secure" : ""}`;
+        }
       } catch {}
-      return name in memory ? memory[name] : null;
     }
+    try {
+      const found = localStorage.getItem(full);
+      if (found !== null) return found;
+    } catch {}
+    try {
+      const found = document.cookie.match("(?:^|; )" + full + "=([^;]*)");
+      if (found) return decodeURIComponent(found[1]);
+    } catch {}
+    return memory[name] || null;
   }
 
-  /** @returns {string} a UUIDv4; crypto.randomUUID is for secure pages only */
+  /** @returns {string} a UUIDv4, also without TLS */
   function uuid() {
     return "10000000-1000-4000-8000-100000000000".replace(/[018]/g, (c) =>
       (+c ^ (crypto.getRandomValues(new Uint8Array(1))[0] & (15 >> (+c / 4)))).toString(16),
     );
   }
 
-  /** @returns {string} */
-  function anonymousId() {
-    return keep("anonymous_id") || keep("anonymous_id", uuid()) || memory.anonymous_id;
+  /** @param {string[]} events @returns {string} */
+  function body(events) {
+    return `{"writeKey":${JSON.stringify(key)},"batch":[${events}],"sentAt":"${new Date().toISOString()}"}`;
   }
 
-  /** @param {Data[]} batch @returns {string} */
-  function body(batch) {
-    return JSON.stringify({ writeKey: key, batch, sentAt: new Date().toISOString() });
-  }
-
-  /** @returns {Data[]} the next events from the queue that fit into one request */
-  function piece() {
+  /** @param {string[]} events @returns {string[]} those of one request */
+  function piece(events) {
     let size = 200;
     let count = 0;
-    while (count < queue.length && count < 100) {
-      size += new Blob([JSON.stringify(queue[count])]).size + 1;
+    while (count < events.length && count < most) {
+      size += new Blob([events[count]]).size + 1;
       if (count && size > PIECE) break;
       count++;
     }
-    return queue.splice(0, count);
+    return events.slice(0, count);
   }
 
-  /** @param {number} wait milliseconds */
+  /** @returns {string[]} what pages before left, of a week */
+  function stored() {
+    try {
+      /** @type {Data[]} */ const events = JSON.parse(keep("queue") || "");
+      return events
+        .filter((event) => event && Date.now() - Date.parse(event.timestamp) < 6048e5)
+        .map((event) => JSON.stringify(event));
+    } catch {
+      return [];
+    }
+  }
+
+  /** @param {string[]} some @param {string[]} others @returns {string[]} */
+  const without = (some, others) => some.filter((event) => !others.includes(event));
+
+  /** @param {number} wait */
   function later(wait) {
-    clearTimeout(timer);
-    timer = setTimeout(send, wait);
+    if (!timer) timer = setTimeout(send, wait);
   }
 
   async function send() {
-    if (!queue.length) failures = 0;
-    if (sending.length || !queue.length) return;
-    sending = piece();
+    clearTimeout(timer);
+    timer = undefined;
+    if (busy || !queue.length) return;
+    busy = true;
+    const part = piece(queue);
     let wait = 0;
     try {
-      // text/plain and the key in the body: no preflight.
-      const text = body(sending);
+      const text = body(part); // text/plain, the key in it: no preflight
       const answer = await fetch(host + "/v1/batch", {
         method: "POST",
-        headers: { "Content-Type": "text/plain" },
         body: text,
         credentials: "omit",
         keepalive: new Blob([text]).size < PIECE,
       });
       if (answer.status > 499 || answer.status === 429 || answer.status === 408) {
         wait = 1000 * Number(answer.headers.get("Retry-After")) || 1;
+      } else if (
+        part.length > 1 &&
+        [400, 413].includes(answer.status) &&
+        (await answer.json().catch(() => ({}))).code !== "invalid_payload"
+      ) {
+        most = part.length >> 1; // one spoils it for all: find it
+      } else {
+        if (answer.ok) most = 100;
+        queue = without(queue, part);
+        const rest = without(stored(), part);
+        keep("queue", rest.length ? `[${rest}]` : null);
       }
     } catch {
       wait = 1;
     }
-    if (wait) {
-      queue = sending.concat(queue);
-      wait = Math.max(wait, Math.min(60000, 1000 * 2 ** failures++) * (0.5 + Math.random() / 2));
-    } else failures = 0;
-    sending = [];
+    busy = false;
+    if (wait) wait = Math.max(wait, Math.min(60000, 1000 * 2 ** failures++) * (0.5 + Math.random() / 2));
+    else failures = 0;
     if (queue.length) later(wait);
   }
 
-  // What is on its way is sent again: the message id makes a second copy harmless.
+  // A beacon has no answer: what it took is kept.
   function leave() {
-    queue = sending.concat(queue);
-    sending = [];
-    while (queue.length) {
-      const part = piece();
-      if (!navigator.sendBeacon(host + "/beacon/v1/batch?writeKey=" + encodeURIComponent(key), body(part))) {
-        queue = part.concat(queue);
-        break;
-      }
+    if (!queue.length) return;
+    let part;
+    while ((part = piece(queue.slice(queue.indexOf(gone) + 1))).length) {
+      if (!navigator.sendBeacon(host + "/beacon/v1/batch?writeKey=" + encodeURIComponent(key), body(part))) break;
+      gone = part[part.length - 1];
     }
-    keep("queue", queue.length ? JSON.stringify(queue) : null);
+    keep("queue", `[${without(stored(), queue).concat(queue).slice(-KEPT)}]`);
   }
 
   /** @param {string} type @param {Data} fields */
   function add(type, fields) {
     if (silent) return;
-    queue.push({
-      type,
-      messageId: uuid(),
-      timestamp: new Date().toISOString(),
-      anonymousId: anonymousId(),
-      userId: keep("user_id") || undefined,
-      context: {
-        library: { name: "engage.js", version: "1" },
-        locale: navigator.language,
-        userAgent: navigator.userAgent,
-        page: place(),
-      },
-      ...fields,
-    });
+    try {
+      const event = JSON.stringify({
+        type,
+        messageId: uuid(),
+        timestamp: new Date().toISOString(),
+        anonymousId: keep("anonymous_id") || keep("anonymous_id", uuid()),
+        userId: keep("user_id") || undefined,
+        context: {
+          library: { name: "engage.js", version: "1" },
+          locale: navigator.language,
+          userAgent: navigator.userAgent,
+          page: place(),
+        },
+        ...fields,
+      });
+      // Half an emoji is no Unicode.
+      queue.push(event.replace(/\\(ud[89a-f]..|.)/g, (c) => (c.length > 2 ? "\ufffd" : c)));
+    } catch (error) {
+      console.error("engage:", error);
+    }
     queue.splice(0, queue.length - KEPT);
-    if (!failures) later(50);
+    if (!busy) later(50);
   }
 
   /** @returns {Data} */
@@ -163,7 +195,7 @@
         const known = keep("user_id");
         if (known && known !== String(userId)) api.reset();
         keep("user_id", String(userId));
-      } else traits = userId;
+      } else traits = userId || traits;
       add("identify", { traits });
     },
     /** @param {string} event @param {Data} [properties] */
@@ -172,31 +204,29 @@
     },
     /** @param {string | Data} [name] @param {Data} [properties] */
     page(name, properties) {
-      if (!isId(name)) [name, properties] = [undefined, name];
+      if (!isId(name)) [name, properties] = [undefined, name || properties];
       add("page", { name, properties: { ...place(), ...properties } });
     },
     /** @param {string | number} groupId @param {Data} [traits] */
     group(groupId, traits) {
       add("group", { groupId, traits });
     },
-    /** Forget who this is: a new anonymous id, no user. */
     reset() {
       if (silent) return;
       keep("user_id", null);
       keep("anonymous_id", null);
     },
   };
-  /** @type {any} */ (window).engage = api;
+  page.engage = api;
+  const call = (/** @type {any} */ [name, values]) => api[name]?.(...values);
+  if (early) early.push = call; // for who holds a function of the stub
   if (silent) return;
-  try {
-    const left = JSON.parse(keep("queue") || "[]");
-    if (Array.isArray(left)) queue = left.filter((event) => event && event.messageId).slice(-KEPT);
-  } catch {}
-  keep("queue", null);
+  queue = stored();
   addEventListener("pagehide", leave);
+  addEventListener("online", send);
   document.addEventListener("visibilitychange", () => {
     if (document.visibilityState === "hidden") leave();
   });
-  if (Array.isArray(early)) for (const [name, values] of early) if (api[name]) api[name](...values);
+  if (Array.isArray(early)) early.forEach(call);
   if (queue.length) later(50);
 })();
