@@ -32,12 +32,12 @@ from engage.api import (
     Translation,
     WebhookRequest,
     WebhookResult,
+    render_time,
 )
 from engage.deadletters import letter_id
 from engage.decode import Encoding, check_encoding, decompress, too_deep
 from engage.errors import MAX_ERRORS, ApiError, Problem, located, overloaded
 from engage.fetching import Fetcher, FetchError, FetchRefusedError
-from engage.normalise import render_time
 from engage.recipients import Recipients
 
 if TYPE_CHECKING:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import base64
 import dataclasses
-import datetime
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from typing import Any, Final, Literal, TypeVar
 
@@ -27,9 +26,10 @@ from engage.api import (
     SubscriptionState,
     SubscriptionStore,
     UserProfile,
+    render_time,
 )
 
-__all__ = ["KINDS", "Kind", "Record", "Selection", "all_pages", "export", "rfc3339"]
+__all__ = ["KINDS", "Kind", "Record", "Selection", "all_pages", "export"]
 
 Kind = Literal["events", "users", "groups", "subscriptions", "dead-letters"]
 #: What can be exported, and by which filters.
@@ -46,7 +46,6 @@ _PAGE: Final = 500
 _LINE_ENDS: Final = tuple(
     (character.encode(), f"\\u{ord(character):04x}".encode()) for character in "\x85\u2028\u2029"
 )
-_EPOCH: Final = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 
 Item = TypeVar("Item")
 
@@ -71,12 +70,6 @@ class Record:
     json: bytes
     #: When it arrived or was changed, milliseconds since 1970 UTC; 0 where that is unknown.
     at: int
-
-
-def rfc3339(milliseconds: int) -> str:
-    """:return: ``2026-01-31T12:00:00.000Z``."""
-    moment = _EPOCH + datetime.timedelta(milliseconds=milliseconds)
-    return moment.isoformat(timespec="milliseconds").removesuffix("+00:00") + "Z"
 
 
 async def all_pages(
@@ -169,8 +162,8 @@ def _user(profile: UserProfile) -> Record:
         "workspaceId": profile.workspace_id,
         "userId": profile.user_id,
         "traits": dict(profile.traits),
-        "createdAt": rfc3339(profile.created_at),
-        "updatedAt": rfc3339(profile.updated_at),
+        "createdAt": render_time(profile.created_at),
+        "updatedAt": render_time(profile.updated_at),
         "anonymousIds": sorted(profile.anonymous_ids),
         "groups": sorted(profile.groups),
     }
@@ -192,7 +185,7 @@ def _subscription(state: SubscriptionState) -> Record:
         "userId": state.user_id,
         "groupId": state.group_id,
         "subscribed": state.subscribed,
-        "updatedAt": rfc3339(state.updated_at),
+        "updatedAt": render_time(state.updated_at),
     }
     return _record(document, state.updated_at)
 
@@ -209,7 +202,7 @@ def _dead_letter(letter: DeadLetter) -> Record:
     document = {
         "workspaceId": letter.workspace_id,
         "id": letter.id,
-        "receivedAt": rfc3339(letter.received_at),
+        "receivedAt": render_time(letter.received_at),
         "origin": letter.origin,
         "writeKeyId": letter.write_key_id,
         "userId": letter.user_id,

@@ -14,6 +14,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
+from engage.api import EVENT_TYPES
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -44,7 +46,7 @@ REQUEST_BUCKETS = (
 SIZE_BUCKETS = (1, 2, 5, 10, 25, 50, 100, 250, 500, 1000, 2500, 5000, 10000)
 
 #: What an event can be; everything else is counted as ``other``.
-TYPES = frozenset({"identify", "track", "page", "screen", "group", "alias", "subscription"})
+TYPES = frozenset({*EVENT_TYPES, "subscription"})
 
 
 class Metrics(Protocol):

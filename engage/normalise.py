@@ -9,7 +9,6 @@ what a schema cannot say: a day that does not exist, an id that is a float, an e
 from __future__ import annotations
 
 import dataclasses
-import functools
 import os
 import time
 import uuid
@@ -19,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import orjson
 
-from engage.api import API_ORIGIN, Event
+from engage.api import API_ORIGIN, Event, render_time
 from engage.errors import ApiError, Problem, event_too_large, from_problems, quote
 
 if TYPE_CHECKING:
@@ -31,7 +30,6 @@ __all__ = [
     "Envelope",
     "normalise",
     "parse_time",
-    "render_time",
     "restated",
     "uuid7",
 ]
@@ -368,23 +366,3 @@ def parse_time(text: str) -> int | None:
 _FRACTION: Final = frozenset(".0123456789")
 #: The first millisecond of the year 1.
 _FIRST_OF_ALL: Final = (1 - _EPOCH_ORDINAL) * _DAY
-
-
-def render_time(milliseconds: int) -> str:
-    """:return: RFC 3339, UTC, with milliseconds: ``2026-11-21T09:30:00.123Z``."""
-    minute, rest = divmod(milliseconds, 60_000)
-    return _render_minute(minute) + _SECONDS[rest // 1000] + _THOUSANDTHS[rest % 1000]
-
-
-#: Looking a text up costs a third of making it.
-_SECONDS: Final = tuple(f"{second:02d}." for second in range(60))
-_THOUSANDTHS: Final = tuple(f"{part:03d}Z" for part in range(1000))
-
-
-@functools.lru_cache(4096)  # events cluster in time
-def _render_minute(minute: int) -> str:
-    day, minutes = divmod(minute, 1440)
-    date = datetime.fromordinal(_EPOCH_ORDINAL + day)
-    return (
-        f"{date.year:04d}-{date.month:02d}-{date.day:02d}T{minutes // 60:02d}:{minutes % 60:02d}:"
-    )

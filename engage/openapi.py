@@ -13,9 +13,9 @@ from importlib import resources
 from typing import Any, Final
 
 import engage
+from engage.api import EVENT_TYPES
 from engage.errors import STATUS
 from engage.operations import OPERATIONS, Operation, Parameter
-from engage.validate import EVENT_TYPES
 
 __all__ = ["describe", "load_schemas"]
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import orjson
 
-from engage.api import Event, EventStore, Outcome, Status
+from engage.api import EVENT_TYPES, Event, EventStore, Outcome, Status
 from engage.auth import Authenticator, Principal
 from engage.bounded import within
 from engage.deadletters import conflict_error, differences, letter_of
@@ -30,7 +30,7 @@ from engage.results import (
     not_strict,
 )
 from engage.subscriptions import Subscriptions
-from engage.validate import EVENT_TYPES, Schemas
+from engage.validate import Schemas
 
 if TYPE_CHECKING:
     from engage.config import Limits, Workspace

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 import orjson
 
-from engage.api import EngageError, Provider, SignatureMismatch, WebhookRequest
+from engage.api import EVENT_TYPES, EngageError, Provider, SignatureMismatch, WebhookRequest
 from engage.config import Config
 from engage.decode import check_encoding, decompress
 from engage.deliveries import named_workspaces, translated, unkeepable
@@ -20,7 +20,7 @@ from engage.errors import ApiError, Problem, located
 from engage.fetching import Fetcher
 from engage.normalise import Arrival, normalise
 from engage.recipients import of_nobody
-from engage.validate import EVENT_TYPES, Schemas
+from engage.validate import Schemas
 
 __all__ = ["Recording", "Rehearsal", "read_recording", "rehearse"]
 

@@ -10,21 +10,19 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any
 
 import orjson
 
-from engage.api import DROP, Event, Transform
+from engage.api import DROP, EVENT_TYPES, Event, Transform
 from engage.decode import too_deep
 from engage.errors import ApiError, Problem
 from engage.normalise import restated
-from engage.validate import EVENT_TYPES, Schemas
+from engage.validate import Schemas
 
 __all__ = ["Transforms"]
 
 _log = logging.getLogger(__name__)
-
-_TYPES: Final = frozenset(EVENT_TYPES)
 
 
 class Transforms:
@@ -72,7 +70,7 @@ class Transforms:
             self._count(name, error)
             raise _failed(name) from None
         kind = document.get("type")
-        if type(kind) is not str or kind not in _TYPES:
+        if type(kind) is not str or kind not in EVENT_TYPES:
             raise _failed(name, [Problem("/type", "must be a type of event")])
         if not self._schemas.is_valid(kind, document):
             raise _failed(name, self._schemas.problems(kind, document))

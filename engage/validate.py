@@ -24,10 +24,7 @@ from referencing.jsonschema import DRAFT202012
 
 from engage.errors import MAX_ERRORS, Problem, quote
 
-__all__ = ["EVENT_TYPES", "Schemas"]
-
-#: The kinds of payload that are events; the type of an event is one of these.
-EVENT_TYPES: Final = ("identify", "track", "page", "screen", "group", "alias")
+__all__ = ["Schemas"]
 
 #: What the report is cut to before it is sorted: a hostile payload must not cost much.
 _EXAMINED: Final = 5 * MAX_ERRORS

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from engage.api import (
+    EVENT_TYPES,
     PayloadInvalid,
     ProviderFactory,
     Rejected,
@@ -30,7 +31,6 @@ from engage.webhooks import (
     text,
 )
 
-_TYPES: Final = frozenset({"identify", "track", "page", "screen", "group", "alias"})
 #: RudderStack's own fields; they tell how an event came, not what happened.
 _CONTEXT: Final = ("channel", "rudderId", "request_ip")
 
@@ -57,7 +57,7 @@ class RudderStack(StaticCredentialProvider):
             kind = text(item.get("type")) if isinstance(item, dict) else None
             if kind is None:
                 rejected.append(Rejected(index, "not an event: it has no type"))
-            elif kind.lower() in _TYPES:
+            elif kind.lower() in EVENT_TYPES:
                 events.append(_translate(kind.lower(), item, index))
             else:
                 ignored += 1

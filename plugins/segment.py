@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from engage.api import (
+    EVENT_TYPES,
     NothingSigned,
     PayloadInvalid,
     Provider,
@@ -36,7 +37,6 @@ from engage.webhooks import (
     secrets,
 )
 
-TYPES: Final = frozenset({"identify", "track", "page", "screen", "group", "alias"})
 #: The first element of an array is looked for in so many bytes: nothing is known of the sender yet.
 MAX_ELEMENT: Final = 1024 * 1024
 #: A string also where it does not end: to look for its end from each quote inside it anew would
@@ -88,7 +88,7 @@ class Segment(Provider):
             kind = item.get("type")
             if not isinstance(kind, str):
                 rejected.append(Rejected(index, "type: required"))
-            elif kind.lower() not in TYPES:
+            elif kind.lower() not in EVENT_TYPES:
                 ignored += 1
             else:
                 document = {**item, "type": kind.lower()}

@@ -13,7 +13,7 @@ import pytest
 from support.stores import Sink, config_file, store_of
 
 from engage.api import EngageError, EventStore, Page, SubscriptionChange
-from engage.exporting import KINDS, Kind, Selection, all_pages, export, rfc3339
+from engage.exporting import KINDS, Kind, Selection, all_pages, export
 from engage.testing.making import TIME, event, identify, letter
 
 
@@ -180,16 +180,3 @@ async def test_follows_all_pages() -> None:
         return pages[after]
 
     assert [item async for item in all_pages(read)] == [1, 2, 3]
-
-
-@pytest.mark.parametrize(
-    ("milliseconds", "text"),
-    [
-        (0, "1970-01-01T00:00:00.000Z"),
-        (1, "1970-01-01T00:00:00.001Z"),
-        (TIME, "2025-01-01T00:00:00.000Z"),
-        (253402300799999, "9999-12-31T23:59:59.999Z"),
-    ],
-)
-def test_times(milliseconds: int, text: str) -> None:
-    assert rfc3339(milliseconds) == text

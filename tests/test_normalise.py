@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.core import NOW, SCHEMAS
 
-from engage.api import Event
+from engage.api import Event, render_time
 from engage.errors import ApiError
 from engage.normalise import (
     Arrival,
@@ -22,7 +22,6 @@ from engage.normalise import (
     Envelope,
     normalise,
     parse_time,
-    render_time,
     restated,
     uuid7,
 )

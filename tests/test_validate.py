@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 from support.core import SCHEMAS
 
+from engage.api import EVENT_TYPES
 from engage.errors import MAX_ERRORS, Problem
-from engage.validate import _DEFAULTS, EVENT_TYPES
+from engage.validate import _DEFAULTS
 
 
 def only(kind: str, value: Any) -> tuple[str, str]:

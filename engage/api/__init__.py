@@ -42,6 +42,7 @@ from engage.api.errors import (
 )
 from engage.api.events import (
     API_ORIGIN,
+    EVENT_TYPES,
     Change,
     Event,
     GroupTraits,
@@ -93,10 +94,12 @@ from engage.api.storage import (
     SubscriptionStore,
     UserProfile,
 )
+from engage.api.times import render_time
 
 __all__ = [
     "API_ORIGIN",
     "DROP",
+    "EVENT_TYPES",
     "Change",
     "ConfigError",
     "DeadLetter",
@@ -151,6 +154,7 @@ __all__ = [
     "changes_of",
     "hookimpl",
     "identifier_value",
+    "render_time",
 ]
 
 

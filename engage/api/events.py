@@ -11,6 +11,7 @@ import orjson
 
 __all__ = [
     "API_ORIGIN",
+    "EVENT_TYPES",
     "Change",
     "Event",
     "GroupTraits",
@@ -25,6 +26,9 @@ __all__ = [
 
 #: The origin of events that came in through the API rather than from a webhook provider.
 API_ORIGIN: Final = "api"
+
+#: What an event can be.
+EVENT_TYPES: Final = ("identify", "track", "page", "screen", "group", "alias")
 
 #: Ids that careless clients send for "nobody": such events are stored and change no profile.
 NOBODY: Final = frozenset({"undefined", "null", "none", "nan", "[object object]"})
@@ -45,7 +49,7 @@ class Event:
     #: ``api``, or the name of the webhook provider.
     origin: str
     message_id: str
-    #: identify, track, page, screen, group or alias.
+    #: One of :data:`EVENT_TYPES`.
     type: str
     user_id: str | None
     anonymous_id: str | None

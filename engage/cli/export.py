@@ -14,6 +14,7 @@ from typing import IO, Final, get_args
 
 import click
 
+from engage.api import EVENT_TYPES
 from engage.cli.common import config_option, opened, registry_of, safe
 from engage.cli.progress import Progress
 from engage.config import Config, load
@@ -21,7 +22,6 @@ from engage.exporting import KINDS, Kind, Record, Selection
 from engage.exporting import export as records
 from engage.registry import Registry
 
-_TYPES: Final = ("identify", "track", "page", "screen", "group", "alias")
 #: Lines that are gathered before they are written.
 _CHUNK: Final = 500
 
@@ -56,7 +56,7 @@ class Time(click.ParamType[int]):
 @config_option
 @click.option("--workspace", metavar="ID", help="Only of this workspace.")
 @click.option("--since", type=Time(), help="Only what arrived (or was changed) at or after TIME.")
-@click.option("--type", "type_", type=click.Choice(_TYPES), help="Only events of this type.")
+@click.option("--type", "type_", type=click.Choice(EVENT_TYPES), help="Only events of this type.")
 @click.option("--user", metavar="ID", help="Only of this user.")
 @click.option("--limit", type=click.IntRange(min=1), help="At most so many.")
 @click.pass_context

@@ -12,9 +12,10 @@ from urllib.parse import unquote
 
 import orjson
 
+from engage.api import render_time
 from engage.errors import ApiError
 from engage.handlers.base import Handler, Route
-from engage.normalise import Clock, render_time
+from engage.normalise import Clock
 
 if TYPE_CHECKING:
     from engage.auth import Principal

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import orjson
 
-from engage.api import Recipient, identifier_value
+from engage.api import Recipient, identifier_value, render_time
 
 __all__ = [
     "at",
@@ -75,7 +75,7 @@ def unix_time(seconds: object) -> str | None:
         return None
     if not 0 <= seconds < 253_402_300_800:
         return None
-    return _rfc3339(round(seconds * 1000))
+    return render_time(round(seconds * 1000))
 
 
 def iso_time(value: object) -> str | None:
@@ -98,12 +98,7 @@ def iso_time(value: object) -> str | None:
         millis = (moment - _EPOCH) // datetime.timedelta(milliseconds=1)
     except (ValueError, OverflowError):
         return None
-    return _rfc3339(millis) if 0 <= millis < 253_402_300_800_000 else None
-
-
-def _rfc3339(millis: int) -> str:
-    moment = _EPOCH + datetime.timedelta(milliseconds=millis)
-    return f"{moment:%Y-%m-%dT%H:%M:%S}.{millis % 1000:03d}Z"
+    return render_time(millis) if 0 <= millis < 253_402_300_800_000 else None
 
 
 def at(value: object, path: str) -> object:

@@ -19,12 +19,10 @@ empty key ``%``, and ``_`` at the beginning of a field of the event ``%5F``.
 
 from __future__ import annotations
 
-import functools
 import os
 import re
 import time
 from collections.abc import Mapping
-from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 from urllib.parse import unquote
 
@@ -35,12 +33,11 @@ from bson.datetime_ms import DatetimeMS
 from bson.errors import InvalidBSON, InvalidDocument
 from bson.objectid import ObjectId
 
-from engage.api import Event
+from engage.api import Event, render_time
 
 #: What MongoDB takes as one document.
 MOST_BYTES: Final = 16 * 1024 * 1024
 
-_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 #: What is escaped within a key. ``_id`` itself, because FerretDB makes it an object's first key.
 _ODD: Final = re.compile(r"[.%\x00]|^\$|^\s+|\s+(?![\s\S])|^_id(?![\s\S])")
 #: Keys that need no escape, so that each is looked at once. Bounded.
@@ -149,13 +146,6 @@ def in_workspace(workspace_id: str | None) -> dict[str, Any]:
 
 
 # -------------------------------------------------------------------------------------------- times
-@functools.lru_cache(maxsize=1024)
-def rfc3339(milliseconds: int) -> str:
-    """:return: ``2026-01-31T12:00:00.000Z``, as the server writes times into events."""
-    moment = _EPOCH + timedelta(milliseconds=milliseconds)
-    return moment.isoformat(timespec="milliseconds").removesuffix("+00:00") + "Z"
-
-
 class Sequencer:
     """Gives ``_seq``: microseconds (7 bytes) that grow with each call, and 5 random bytes of the
     process, so that no two processes ever give the same."""
@@ -214,8 +204,8 @@ def encode_event(event: Event, key: str, seq: ObjectId, mark: str | None) -> byt
             "workspaceId": event.workspace_id,
             "userId": event.user_id,
             "anonymousId": event.anonymous_id,
-            "timestamp": rfc3339(event.timestamp),
-            "receivedAt": rfc3339(event.received_at),
+            "timestamp": render_time(event.timestamp),
+            "receivedAt": render_time(event.received_at),
         }
         if needs_raw(event.body) or any(body.get(name) != value for name, value in own.items()):
             document["_raw"] = Binary(event.body)
@@ -248,7 +238,7 @@ def decode_event(document: Mapping[str, Any]) -> Event:
     else:
         fields = {name: value for name, value in document.items() if name[0] != "_"}
         for name in ("timestamp", "receivedAt"):
-            fields[name] = rfc3339(int(document[name]))
+            fields[name] = render_time(int(document[name]))
         body = orjson.dumps(fields)
         if b"%" in body:
             body = orjson.dumps(_unescaped(fields))
