@@ -302,14 +302,12 @@ def _timestamp(document: dict[str, Any], arrival: Arrival) -> int:
     if document.get("timestamp") is not None:
         original = _parse(document, "timestamp")
     if document.get("originalTimestamp") is not None:
-        # When both are sent the earlier is the original: RudderStack's node SDK puts a call's
-        # explicit time into ``timestamp``, and the time of the call into the other.
+        # When both are sent the earlier is when it happened: RudderStack's node SDK puts a call's
+        # explicit time into ``timestamp``, and the time of the call into the other. A provider that
+        # sends both has corrected the clock in ``timestamp`` itself.
         other = _parse(document, "originalTimestamp")
-        if original is None or (arrival.correct_clock and other <= original):
+        if original is None or (arrival.correct_clock and other < original):
             original = other
-        elif arrival.correct_clock:
-            document["originalTimestamp"] = document["timestamp"]
-        # else: a provider that sends both has corrected the clock in ``timestamp`` itself.
     elif original is not None:
         document["originalTimestamp"] = document["timestamp"]
     else:

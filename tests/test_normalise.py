@@ -300,14 +300,14 @@ def stamped(**fields: Any) -> str:
             "2026-11-21T09:29:55.000Z",
             "2027-11-21T09:29:50Z",
         ),
-        (  # both: the earlier is the original
+        (  # both: it happened at the earlier, and what was sent is kept as sent
             {
                 "timestamp": "2020-01-01T00:00:00Z",
                 "originalTimestamp": "2026-11-21T09:29:50Z",
                 "sentAt": "2026-11-21T09:30:00Z",
             },
             "2020-01-01T00:00:00.000Z",
-            "2020-01-01T00:00:00Z",
+            "2026-11-21T09:29:50Z",
         ),
         (
             {
