@@ -15,6 +15,7 @@ from support.core import NOW, OTHER, Core, MemoryStore, make_core
 
 from engage.api import DROP, Event, StorageUnavailable
 from engage.auth import Principal
+from engage.config import config_schema
 from engage.errors import ApiError, error_body
 from engage.pipeline import ENVELOPE_BYTES
 from engage.results import BatchResult
@@ -91,6 +92,18 @@ async def test_compressed(encoding: Any, pack: Any) -> None:
     assert len(core.documents) == 1
     error = await refused(core.pipeline.event("track", raw[:-2], encoding, core.principal))
     assert error.code == "invalid_encoding"
+
+
+async def test_what_is_as_deep_as_can_be_configured_is_stored() -> None:
+    deepest = config_schema()["properties"]["limits"]["properties"]["json_depth"]["maximum"]
+    core = make_core(json_depth=deepest)
+    value: Any = 1
+    for _ in range(deepest - 2):
+        value = [value]
+    await event(core, {**GOOD, "properties": {"a": value}})
+    assert core.documents[0]["properties"] == {"a": value}
+    error = await refused(event(core, {**GOOD, "properties": {"a": [value]}}))
+    assert error.code == "invalid_json"
 
 
 @pytest.mark.parametrize(
