@@ -77,6 +77,8 @@ class Subscriptions:
             ``unknown_subscription_group``.
         :raises StorageUnavailable: it may not be durable.
         """
+        if type(body.get("userId")) is float:  # JSON Schema takes 1.0 for an integer
+            raise from_problems([Problem("/userId", "must be a string or an integer")])
         workspace = self._workspaces.get(body["workspaceId"])
         user_id = await self._verified(workspace, body)
         if workspace is None or user_id is None or not isinstance(self._store, SubscriptionStore):
@@ -143,7 +145,7 @@ class Subscriptions:
             return ()  # not indexed: nobody can ask for a scan
         user_id = body.get("userId")
         if user_id is not None and user_id != "":
-            return (str(user_id),) if type(user_id) is not float else ()
+            return (str(user_id),)
         if key == "id":
             return (identifier,)
         value = identifier_value(key, identifier)

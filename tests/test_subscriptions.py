@@ -136,7 +136,6 @@ async def test_by_id_nobody_is_looked_up() -> None:
         {"identifier": "   "},
         {"identifierKey": "phone"},
         {"hash": "0" * 64, "changes": {"nope": True}},
-        {"userId": 1.0},
     ],
 )
 async def test_one_answer_for_every_wrong_credential(
@@ -166,6 +165,13 @@ async def test_an_identifier_that_is_not_declared_is_not_even_looked_up() -> Non
         error = await refused(store, body(identifierKey="name", identifier="Ada", **more))
         assert error.status == 401
     assert store.asked == []
+
+
+@pytest.mark.parametrize("user_id", [1.0, 1.5, True, " ", [], {}])
+async def test_what_is_no_id_is_no_credential_either(user_id: Any) -> None:
+    error = await refused(store_with_users(), body(userId=user_id))
+    assert (error.status, error.code) == (400, "invalid_payload")
+    assert [problem.pointer for problem in error.errors] == ["/userId"]
 
 
 async def test_an_upper_case_hash_is_none() -> None:
