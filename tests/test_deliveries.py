@@ -410,6 +410,7 @@ async def test_unknown_names_and_methods(tmp_path):
     async with serving(tmp_path, **SEGMENT) as server:
         for path, method, status, code in (
             ("/api/public/webhooks/nobody", "POST", 404, "unknown_provider"),
+            ("/api/public/webhooks/nobody", "GET", 404, "unknown_provider"),
             ("/api/public/webhooks/nobody", "HEAD", 404, None),
             ("/api/public/webhooks/segment/x", "POST", 404, "not_found"),
             ("/api/public/webhooks/segment", "GET", 405, "method_not_allowed"),

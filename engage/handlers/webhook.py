@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from engage.decode import check_encoding
 from engage.deliveries import Deliveries, Incoming
+from engage.errors import ApiError
 from engage.handlers.base import Handler, Route
 
 if TYPE_CHECKING:
@@ -40,6 +41,14 @@ class WebhookHandler(Handler):
         self.encoding = check_encoding(headers.get("Content-Encoding"))
         self.check_length()
         self.deliveries.workspace(self.provider, self.target, list(headers.get_all()))
+
+    def not_allowed(self) -> ApiError:
+        """See :meth:`Handler.not_allowed`: where nothing is, no method is the right one."""
+        try:
+            self.deliveries.check_provider(self.provider)
+        except ApiError as error:
+            return error
+        return super().not_allowed()
 
     @property
     def target(self) -> str:
