@@ -78,7 +78,6 @@ class Stripe(Provider):
         times, signatures = [], []
         for item in one_header(request, "stripe-signature").split(","):
             name, _, value = item.partition("=")
-            name = name.strip()
             if name == "t":
                 times.append(value)
             elif name == "v1":

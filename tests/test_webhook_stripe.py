@@ -7,7 +7,7 @@ import json
 import pytest
 from support.webhooks import NOW, make, request
 
-from engage.api import PayloadInvalid
+from engage.api import PayloadInvalid, SignatureMismatch
 
 SECRET = {"secret": "whsec_x"}
 
@@ -109,3 +109,13 @@ def test_an_odd_signature_beside_a_good_one_does_no_harm():
     good = hmac.new(b"whsec_x", f"{now}.{{}}".encode(), "sha256").hexdigest()
     header = {"Stripe-Signature": f"t={now}, v1=xyz ,v1={good},v0=1"}
     make("stripe", SECRET).verify(request("{}", header), None)
+
+
+@pytest.mark.parametrize("header", ["t={t}, v1={good}", " t={t},v1={good}", "t={t},v1 ={good}"])
+def test_the_header_has_one_spelling(header):
+    """As in Stripe's own library for Python."""
+    now = str(int(NOW))
+    good = hmac.new(b"whsec_x", f"{now}.{{}}".encode(), "sha256").hexdigest()
+    sent = {"Stripe-Signature": header.format(t=now, good=good)}
+    with pytest.raises(SignatureMismatch):
+        make("stripe", SECRET).verify(request("{}", sent), None)
