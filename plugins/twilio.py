@@ -15,6 +15,7 @@ from typing import Any, Final
 from urllib.parse import parse_qsl
 
 from engage.api import (
+    PayloadInvalid,
     Provider,
     ProviderContext,
     ProviderFactory,
@@ -107,8 +108,10 @@ class Twilio(Provider):
         message = text(fields.get("MessageSid") or fields.get("SmsSid"))
         user = user_id(query.get("userId"), query.get("user_id"))
         recipient = phone_recipient(fields.get("To")) or email_recipient(fields.get("To"))
-        if name is None or message is None or (user is None and recipient is None):
+        if name is None:
             return Translation(ignored=1)
+        if message is None:
+            raise PayloadInvalid("MessageSid: missing")
         # There is no time of the event in a callback: it happened when it arrived.
         document = track(
             name,

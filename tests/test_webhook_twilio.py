@@ -9,7 +9,7 @@ from urllib.parse import urlencode
 import pytest
 from support.webhooks import make, request
 
-from engage.api import SignatureMismatch
+from engage.api import PayloadInvalid, SignatureMismatch
 
 TOKEN = {"auth_token": "token"}
 URL = "https://events.example.com/api/public/webhooks/twilio"
@@ -74,6 +74,14 @@ def test_without_a_user_the_number_decides(to):
     [event] = translate(To=to).events
     assert event.recipient is not None
     assert (event.recipient.trait, event.recipient.value) == ("phone", "+15558675310")
+
+
+def test_a_state_of_nobodys_message_is_not_thrown_away():
+    [event] = translate(To="", MessageStatus="undelivered").events
+    # The core refuses an event without an id, and keeps the delivery.
+    assert event.recipient is None
+    with pytest.raises(PayloadInvalid):
+        translate(MessageSid="")
 
 
 def test_calls_are_ignored():
