@@ -102,9 +102,11 @@ class CustomerIo(Provider):
             raise PayloadInvalid("object_type, metric and data are required")
         found = data.get("identifiers")
         identifiers = found if isinstance(found, dict) else {}
+        kind = kind.lower()
         user = user_id(identifiers.get("id"), data.get("customer_id"))
         recipient = _recipient(kind, data, identifiers)
-        if user is None and recipient is None:
+        profile = user_id(identifiers.get("cio_id"))
+        if user is None and recipient is None and profile is None:
             return Translation(ignored=1)
         properties: dict[str, Any] = {"eventId": payload.get("event_id")}
         if "href" in data or "link_id" in data:
@@ -136,6 +138,9 @@ class CustomerIo(Provider):
             properties=merged(properties),
             context={"traits": traits} if traits else {},
         )
+        if user is None and recipient is None:
+            # A profile of which Customer.io knows no more than the id that it made itself.
+            document["anonymousId"] = f"customerio:{profile}"
         return Translation(events=[TranslatedEvent(document, recipient)])
 
 

@@ -48,7 +48,15 @@ EVENTS: Final = {
 }
 #: Kinds whose e-mail address is the shop owner's, no customer's.
 OWNERS: Final = frozenset({"app", "shop"})
-ACTIONS: Final = {"create": "Created", "update": "Updated", "delete": "Deleted"}
+ACTIONS: Final = {
+    "create": "Created",
+    "update": "Updated",
+    "delete": "Deleted",
+    "enable": "Enabled",
+    "disable": "Disabled",
+}
+#: Lists of ids whose names do not say so.
+ID_LISTS: Final = frozenset({"orders_requested", "orders_to_redact"})
 #: Where a topic's own time stands; every other is dated by ``updated_at``.
 TIMES: Final = {"create": "created_at", "cancelled": "cancelled_at", "paid": "processed_at"}
 TRAITS: Final = {
@@ -147,11 +155,13 @@ class Shopify(Provider):
 
 
 def _properties(kind: str, payload: Mapping[str, Any]) -> dict[str, Any]:
+    first, *others = kind.removesuffix("s").split("_")
+    own_id = first + "".join(map(str.capitalize, others)) + "Id"
     properties: dict[str, Any] = {}
     for key, value in payload.items():
         if value is None:
             continue
-        name = f"{kind.removesuffix('s')}Id" if key == "id" else key
+        name = own_id if key == "id" else key
         properties["total" if key == "total_price" else name] = _exact(key, value)
     return properties
 
@@ -163,7 +173,8 @@ def _exact(key: str, value: Any) -> Any:
     if isinstance(value, list):
         return [_exact(key, member) for member in value]
     if isinstance(value, int) and not isinstance(value, bool):
-        return str(value) if key == "id" or key.endswith(("_id", "_ids")) else value
+        is_id = key == "id" or key.endswith(("_id", "_ids")) or key in ID_LISTS
+        return str(value) if is_id else value
     return value
 
 

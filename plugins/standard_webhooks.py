@@ -33,6 +33,7 @@ from engage.webhooks import (
     standard_webhook_key,
     text,
     track,
+    unix_time,
     user_id,
 )
 
@@ -80,7 +81,8 @@ class StandardWebhooks(Provider):
         if user is None and recipient is None:
             return Translation(ignored=1)
         data = payload.get("data")
-        timestamp = iso_time(payload.get("timestamp"))
+        when = payload.get("timestamp")
+        timestamp = iso_time(when) or unix_time(when)
         # What has a field of its own is left out, but only if the field could take it.
         fields = ["type", "timestamp"] if timestamp else ["type"]
         rest = merged(payload, without=[*fields, "data"] if isinstance(data, dict) else fields)

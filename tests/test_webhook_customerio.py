@@ -38,6 +38,7 @@ def translate(kind, metric, **data):
         ("sms", "clicked", "SMS Link Clicked"),
         ("push", "opened", "Push Opened"),
         ("slack", "sent", "Slack Message Sent"),
+        ("SMS", "sent", "SMS Sent"),
         ("webhook", "attempted", "Webhook Message Attempted"),
         ("customer", "subscribed", "Customer Subscribed"),
         ("carrier_pigeon", "got_lost", "Carrier Pigeon Got Lost"),
@@ -85,6 +86,15 @@ def test_without_an_id_the_recipient_decides():
     assert sms.recipient is not None
     assert sms.recipient.trait == "phone"
     assert translate("push", "sent", customer_id=None, recipient="token").ignored == 1
+
+
+def test_a_profile_without_id_and_address_is_known_by_customer_ios_own_id():
+    nobody = {"id": None, "email": None, "cio_id": "a3000001"}
+    [event] = translate("email", "bounced", customer_id="", identifiers=nobody).events
+    assert event.document["anonymousId"] == "customerio:a3000001"
+    [event] = translate("email", "bounced", identifiers=nobody).events
+    assert event.document["userId"] == "7"
+    assert "anonymousId" not in event.document
 
 
 @pytest.mark.parametrize("changes", [{"data": []}, {"metric": None}, {"object_type": {}}])

@@ -73,6 +73,13 @@ def test_a_body_that_does_not_fit_its_topic_is_not_understood(body):
         translate("customers/create", body)
 
 
+@pytest.mark.parametrize("action", ["enable", "disable", "delete"])
+def test_what_else_becomes_of_a_customer(action):
+    [event] = translate(f"customers/{action}", {"id": 2, "email": "a@b.c"}).events
+    assert event.document["event"] == f"Customer {action.title()}d"
+    assert event.document["userId"] == event.document["properties"]["customerId"] == "2"
+
+
 def test_ids_become_strings_wherever_they_stand():
     body = {**ORDER, "line_items": [{"id": 3, "product_id": 4, "quantity": 5}], "tag_ids": [6]}
     [event] = translate("orders/create", body).events
@@ -80,6 +87,12 @@ def test_ids_become_strings_wherever_they_stand():
     assert properties["orderId"] == "1"
     assert properties["line_items"] == [{"id": "3", "product_id": "4", "quantity": 5}]
     assert properties["tag_ids"] == ["6"]
+    [draft] = translate("draft_orders/create", ORDER).events
+    assert draft.document["properties"]["draftOrderId"] == "1"
+    asked = {"customer": {"id": 2}, "orders_to_redact": [299938], "orders_requested": [299938]}
+    [redact] = translate("customers/redact", asked).events
+    assert redact.document["properties"]["orders_to_redact"] == ["299938"]
+    assert redact.document["properties"]["orders_requested"] == ["299938"]
 
 
 @pytest.mark.parametrize(

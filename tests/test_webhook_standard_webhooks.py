@@ -71,6 +71,12 @@ def test_the_paths_can_be_chosen():
     assert event.document["userId"] == "u1"
 
 
+def test_a_time_may_be_in_seconds():
+    [event] = translate({"type": "x", "timestamp": 1700000000, "data": {"id": "u"}}).events
+    assert event.document["timestamp"] == "2023-11-14T22:13:20.000Z"
+    assert "timestamp" not in event.document["properties"]
+
+
 def test_a_time_that_is_none_stays_among_the_properties():
     [event] = translate({"type": "x", "timestamp": "soon", "data": {"id": "u"}}).events
     assert "timestamp" not in event.document
