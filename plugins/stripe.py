@@ -78,8 +78,9 @@ class Stripe(Provider):
         times, signatures = [], []
         for item in one_header(request, "stripe-signature").split(","):
             name, _, value = item.partition("=")
-            if name == "t":
-                times.append(value)
+            if name.strip() == "t":
+                # Two headers that were joined hold a second one; spelt otherwise it is none.
+                times.append(value if name == "t" else "")
             elif name == "v1":
                 # While a secret is rolled there are several: one that is odd proves nothing.
                 with contextlib.suppress(SignatureMismatch):
