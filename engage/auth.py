@@ -20,7 +20,12 @@ from engage.errors import ApiError
 if TYPE_CHECKING:
     from engage.config import Workspace
 
-__all__ = ["Authenticator", "Principal"]
+__all__ = ["KEYLESS", "KEYLESS_BYTES", "Authenticator", "Principal"]
+
+#: A body that has to be decoded before it is known whose it is may not be longer.
+KEYLESS_BYTES: Final = 1024 * 1024
+#: What is said of that limit.
+KEYLESS: Final = "without a write key in the header or the query"
 
 _URL_SAFE: Final = str.maketrans("-_", "+/")
 _BASE64: Final = re.compile(r"[A-Za-z0-9+/]+\Z")

@@ -50,13 +50,11 @@ def letter_of(
     arrival: Arrival,
     *,
     max_item: int | None = MAX_ITEM,
-    headers: Sequence[tuple[str, str]] = (),
 ) -> DeadLetter:
     """Make the dead letter of a refused item.
 
     :param item: as received, decoded; its ``writeKey`` is not kept.
     :param max_item: bytes that are kept of it; ``None``: all.
-    :param headers: of a delivery, secrets redacted.
     """
     fields: Mapping[str, Any] = item if isinstance(item, dict) else {}
     if "writeKey" in fields:
@@ -80,7 +78,7 @@ def letter_of(
         errors=[problem.as_dict() for problem in error.errors],
         item=kept,
         truncated=kept is not raw,
-        headers=tuple(headers),
+        headers=(),
         received_at=arrival.received_at,
     )
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 import orjson
 
-from engage.errors import ApiError
+from engage.errors import ApiError, body_too_large
 
 if TYPE_CHECKING:
     from engage.config import Limits
@@ -81,7 +81,7 @@ def decompress(
     """
     if encoding == "identity":
         if len(body) > limit:
-            raise _too_large(limit, key)
+            raise body_too_large(limit, key)
         return body
     try:
         if encoding == "gzip":
@@ -122,16 +122,12 @@ def _inflate(body: bytes, wbits: int, limit: int, key: str) -> bytes:
             part = stream.decompress(data, room + 1)
             room -= len(part)
             if room < 0:
-                raise _too_large(limit, key)
+                raise body_too_large(limit, key)
             parts.append(part)
             data = stream.unused_data if stream.eof else stream.unconsumed_tail
     if not stream.eof:
         raise EOFError
     return parts[0] if len(parts) == 1 else b"".join(parts)
-
-
-def _too_large(limit: int, key: str) -> ApiError:
-    return ApiError("body_too_large", f"the body is too large, at most {limit} bytes ({key})")
 
 
 def decode_json(data: bytes, limits: Limits) -> Any:

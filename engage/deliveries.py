@@ -293,7 +293,7 @@ class Deliveries:
             ]
         accepted = duplicates = 0
         if documents:
-            delivered = await self._pipeline.deliver(workspace, name, documents, letters=False)
+            delivered = await self._pipeline.deliver(workspace, name, documents)
             accepted, duplicates = delivered.accepted, delivered.duplicates
             for refused in delivered.rejected:
                 problems += located(refused.error, f"/{events[refused.index].index}")

@@ -22,6 +22,7 @@ __all__ = [
     "STATUS",
     "ApiError",
     "Problem",
+    "body_too_large",
     "error_body",
     "event_too_large",
     "from_exception",
@@ -29,8 +30,8 @@ __all__ = [
     "internal_error",
     "located",
     "overloaded",
+    "pointer",
     "quote",
-    "refuse",
     "shutting_down",
     "storage_unavailable",
 ]
@@ -156,9 +157,9 @@ def quote(text: str, limit: int = QUOTED) -> str:
     return text if len(text) <= limit else text[: limit - 1] + "…"
 
 
-def refuse(code: str, message: str, errors: Sequence[Problem] = ()) -> ApiError:
-    """:return: a refusal with that code."""
-    return ApiError(code, message, errors=errors)
+def pointer(name: str) -> str:
+    """:return: the part of a JSON pointer for a member; its name is cut: a client chose it."""
+    return "/" + quote(name).replace("~", "~0").replace("/", "~1")
 
 
 def from_problems(problems: Sequence[Problem], code: str = "invalid_payload") -> ApiError:
@@ -169,6 +170,11 @@ def from_problems(problems: Sequence[Problem], code: str = "invalid_payload") ->
 def located(error: ApiError, prefix: str) -> list[Problem]:
     """:return: what is wrong with one item of many, at least one; ``prefix`` points to the item."""
     return [problem.under(prefix) for problem in error.errors] or [Problem(prefix, error.message)]
+
+
+def body_too_large(limit: int, key: str) -> ApiError:
+    """:return: 413 that names the limit and its config key (or the reason for it)."""
+    return ApiError("body_too_large", f"the body is too large, at most {limit} bytes ({key})")
 
 
 def event_too_large(size: int, limit: int, key: str = "limits.event_bytes") -> ApiError:

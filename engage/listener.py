@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from engage import logs
 from engage.http1 import Connection
+from engage.listening import BACKLOG
 
 if TYPE_CHECKING:
     import socket
@@ -88,7 +89,7 @@ class Listener:
         """Accept connections of a listening socket until :meth:`stop_accepting`."""
         loop = asyncio.get_running_loop()
         self._servers.append(
-            await loop.create_server(lambda: Connection(self), sock=sock, backlog=4096)
+            await loop.create_server(lambda: Connection(self), sock=sock, backlog=BACKLOG)
         )
         self._sockets.append(sock)
         if self._sweeper is None:

@@ -9,7 +9,7 @@ from typing import Final
 
 from engage.api import EngageError
 
-__all__ = ["listen", "url_of"]
+__all__ = ["BACKLOG", "listen", "url_of"]
 
 #: Connections that the kernel completes while nobody is free to accept them.
 BACKLOG: Final = 4096

@@ -195,7 +195,12 @@ def normalise(item: Mapping[str, Any], kind: str, arrival: Arrival, index: int =
     )
 
 
-def restated(event: Event, document: dict[str, Any], event_bytes: int) -> Event:
+def restated(
+    event: Event,
+    document: dict[str, Any],
+    event_bytes: int,
+    event_bytes_key: str = "limits.event_bytes",
+) -> Event:
     """Make an event anew from a document that a transform returned.
 
     :param document: valid by the schema of its type. What the server decided is put back: identity,
@@ -226,7 +231,7 @@ def restated(event: Event, document: dict[str, Any], event_bytes: int) -> Event:
         document["timestamp"] = render_time(timestamp)
     body = orjson.dumps(document)
     if len(body) > event_bytes:
-        raise event_too_large(len(body), event_bytes)
+        raise event_too_large(len(body), event_bytes, event_bytes_key)
     name = document.get("event" if kind == "track" else "name")
     return dataclasses.replace(
         event,

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 import orjson
 
 from engage.api import EVENT_TYPES, Event, EventStore, Outcome, Status
-from engage.auth import Authenticator, Principal
+from engage.auth import KEYLESS, KEYLESS_BYTES, Authenticator, Principal
 from engage.bounded import within
 from engage.deadletters import conflict_error, differences, letter_of
 from engage.decode import Encoding, decode_json, decompress
@@ -40,8 +40,6 @@ if TYPE_CHECKING:
 
 __all__ = ["BatchResult", "Delivered", "Pipeline", "Rejected", "Result"]
 
-#: A body without a key in header or query: nobody vouches for it before it is decoded.
-ANONYMOUS_BYTES: Final = 1024 * 1024
 #: ``context`` and ``integrations`` of an envelope together: they go under every item.
 ENVELOPE_BYTES: Final = 32 * 1024
 #: Events of one write of a delivery.
@@ -108,10 +106,7 @@ class Pipeline:
         :raises StorageUnavailable: it may not be durable.
         """
         item = self._decode(raw, encoding, principal)
-        if principal is None:
-            principal = self._authenticator.body(
-                item.get("writeKey") if type(item) is dict else None
-            )
+        principal = principal or self._principal(item)
         arrival = self._arrival(principal, idempotency_key)
         try:
             event = self._event(item, operation, arrival, 0)
@@ -123,7 +118,9 @@ class Pipeline:
         if self._transforms is not None:
             message_id = event.message_id
             try:
-                transformed = self._transforms.apply(event, arrival.event_bytes)
+                transformed = self._transforms.apply(
+                    event, arrival.event_bytes, arrival.event_bytes_key
+                )
             except ApiError as error:
                 self._metrics.event(operation, error.code)
                 await self._ingest.put_dead_letters([letter_of(item, error, arrival)])
@@ -162,10 +159,7 @@ class Pipeline:
         :raises StorageUnavailable: not everything is durable.
         """
         body = self._decode(raw, encoding, principal)
-        if principal is None:
-            principal = self._authenticator.body(
-                body.get("writeKey") if type(body) is dict else None
-            )
+        principal = principal or self._principal(body)
         if not self._valid_envelope(body):
             raise from_problems(self._schemas.problems("batch", body))
         items: list[Any] = body["batch"]
@@ -199,9 +193,6 @@ class Pipeline:
         workspace_id: str,
         provider: str,
         documents: Sequence[Mapping[str, Any]],
-        *,
-        headers: Sequence[tuple[str, str]] = (),
-        letters: bool = True,
     ) -> Delivered:
         """Take the events of a verified webhook delivery; several writes if they are many.
 
@@ -209,10 +200,7 @@ class Pipeline:
         limits of their own, and no correction of the clock.
 
         :param documents: as ``translate`` made them: with ``type`` and ``messageId``.
-        :param headers: for the dead letters; secrets redacted.
-        :param letters: whether what is refused is kept here, each event by itself and whole;
-            otherwise the caller keeps the delivery.
-        :return: what was refused is in ``rejected``.
+        :return: what was refused is in ``rejected``; the caller keeps the delivery.
         :raises ApiError: 503 ``overloaded`` or ``shutting_down``.
         :raises StorageUnavailable: not everything is durable; the provider may deliver it again.
         """
@@ -229,9 +217,9 @@ class Pipeline:
             # A conflict is no refusal: the caller does not hear of it.
             await self._ingest.put_dead_letters(
                 [
-                    letter_of(item, error, arrival, max_item=None, headers=headers)
+                    letter_of(item, error, arrival, max_item=None)
                     for item, error in taken.letters
-                    if letters or error.status == 200
+                    if error.status == 200
                 ]
             )
             rejected += taken.rejected
@@ -241,13 +229,16 @@ class Pipeline:
     def _decode(self, raw: bytes, encoding: Encoding, principal: Principal | None) -> Any:
         limits = self._limits
         if principal is None:
-            limit = min(ANONYMOUS_BYTES, limits.decompressed_bytes)
-            key = "for a body without a write key in the header or the query"
+            limit, key = min(KEYLESS_BYTES, limits.decompressed_bytes), KEYLESS
         else:
             limit, key = limits.decompressed_bytes, "limits.decompressed_bytes"
         if encoding != "identity" or len(raw) > limit:
             raw = decompress(raw, encoding, limit, key)
         return decode_json(raw, limits)
+
+    def _principal(self, body: Any) -> Principal:
+        """:raises ApiError: the body names no key, or a wrong one."""
+        return self._authenticator.body(body.get("writeKey") if type(body) is dict else None)
 
     def _arrival(
         self,
@@ -341,7 +332,7 @@ class Pipeline:
                 event: Event | None = self._event(item, None, arrival, index)
                 if transforms is not None and event is not None:
                     kind = event.type
-                    event = transforms.apply(event, arrival.event_bytes)
+                    event = transforms.apply(event, arrival.event_bytes, arrival.event_bytes_key)
                     if event is None:
                         taken.accepted += 1
                         counts[kind, "dropped"] += 1

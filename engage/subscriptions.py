@@ -24,7 +24,7 @@ from engage.api import (
     identifier_value,
 )
 from engage.bounded import within
-from engage.errors import ApiError, Problem, from_problems, quote
+from engage.errors import ApiError, Problem, from_problems, pointer
 from engage.normalise import uuid7
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ class Subscriptions:
             raise from_problems(
                 [
                     Problem(
-                        "/changes/" + quote(group).replace("~", "~0").replace("/", "~1"),
+                        "/changes" + pointer(group),
                         "the workspace has no such subscription group",
                     )
                     for group in unknown

@@ -43,10 +43,12 @@ class Transforms:
     def __bool__(self) -> bool:
         return bool(self._steps)
 
-    def apply(self, event: Event, event_bytes: int) -> Event | None:
+    def apply(
+        self, event: Event, event_bytes: int, event_bytes_key: str = "limits.event_bytes"
+    ) -> Event | None:
         """Run all transforms on an event.
 
-        :param event_bytes: how large the result may be, as stored.
+        :param event_bytes: how large the result may be, as stored; and the config key that says so.
         :return: ``None``: one of them dropped it.
         :raises ApiError: 400 ``transform_failed``, 413 ``event_too_large``.
         """
@@ -77,7 +79,7 @@ class Transforms:
         if too_deep(document, self._json_depth):
             raise _failed(name, [Problem("", "is nested too deep")])
         try:
-            return restated(event, document, event_bytes)
+            return restated(event, document, event_bytes, event_bytes_key)
         except ApiError as error:
             if error.code == "event_too_large":
                 raise

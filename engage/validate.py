@@ -22,7 +22,7 @@ import referencing
 from jsonschema.exceptions import ValidationError
 from referencing.jsonschema import DRAFT202012
 
-from engage.errors import MAX_ERRORS, Problem, quote
+from engage.errors import MAX_ERRORS, Problem, pointer, quote
 
 __all__ = ["Schemas"]
 
@@ -112,7 +112,7 @@ class Schemas:
 
 
 def _describe(error: ValidationError) -> Iterator[Problem]:
-    pointer = "".join(f"/{_escape(str(part))}" for part in error.absolute_path)
+    place = "".join(pointer(str(part)) for part in error.absolute_path)
     keyword = str(error.validator)
     instance: Any = error.instance
     rule: Any = error.validator_value
@@ -120,10 +120,10 @@ def _describe(error: ValidationError) -> Iterator[Problem]:
         # jsonschema reports each missing member by itself, but names it only in its own message.
         for name in rule:
             if name not in instance:
-                yield Problem(f"{pointer}/{_escape(name)}", "is required")
+                yield Problem(place + pointer(name), "is required")
         return
     schema: Any = error.schema
-    yield Problem(pointer, _message(keyword, instance, rule, schema.get("x-messages", {})))
+    yield Problem(place, _message(keyword, instance, rule, schema.get("x-messages", {})))
 
 
 def _message(keyword: str, value: Any, rule: Any, messages: Mapping[str, str]) -> str:
@@ -160,8 +160,3 @@ def _text(value: object) -> str:
         return orjson.dumps(value).decode()
     except TypeError:
         return repr(value)  # an integer beyond 64 bits: a transform can make one
-
-
-def _escape(part: str) -> str:
-    """Escape a member's name for a JSON pointer, and cut it: a client chose it."""
-    return quote(part).replace("~", "~0").replace("/", "~1")

@@ -38,14 +38,13 @@ LAYERS = (
     "deliveries",
     "recorded",
     # HTTP.
-    "cors chunked heads refusals openapi readiness",
+    "cors chunked heads refusals openapi readiness listening",
     "exchange",
     "http1",
     "listener",
     "handlers",
     "app",
     # Processes.
-    "listening",
     "exposition retention",
     "worker",
     "child",

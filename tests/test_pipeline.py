@@ -543,8 +543,8 @@ async def test_requests_at_once_share_a_write() -> None:
 
 
 # ---------------------------------------------------------------------------------------- delivery
-async def deliver(core: Core, documents: Sequence[Any], **options: Any) -> Any:
-    return await core.pipeline.deliver("acme", "stripe", documents, **options)
+async def deliver(core: Core, documents: Sequence[Any]) -> Any:
+    return await core.pipeline.deliver("acme", "stripe", documents)
 
 
 async def test_delivery() -> None:
@@ -556,7 +556,7 @@ async def test_delivery() -> None:
         {**BAD, "x": "y" * 50_000},
         {**GOOD, "messageId": "b", "x": "y" * 100_000},
     ]
-    result = await deliver(core, documents, headers=[("A", "b")])
+    result = await deliver(core, documents)
     assert (result.accepted, result.duplicates) == (2, 1)
     assert [rejected.index for rejected in result.rejected] == [2]
     stored: list[Event] = list(core.store.events.values())
@@ -569,17 +569,24 @@ async def test_delivery() -> None:
     assert document["timestamp"] == "2020-01-01T00:00:00.000Z"
     assert "writeKeyId" not in document
     assert stored[0].received_at == NOW
-    (letter,) = core.letters
-    assert (letter.origin, letter.write_key_id, letter.truncated) == ("stripe", None, False)
-    assert list(letter.headers) == [("A", "b")]
-    assert len(letter.item) > 50_000
+    # The delivery is kept as a whole, by whoever has it.
+    assert core.letters == []
+
+
+async def test_a_transform_that_makes_a_delivered_event_too_large() -> None:
+    core = make_core(
+        transforms=[("swell", lambda event: {**event, "x": "y" * 2000})], webhook_event_bytes=1000
+    )
+    (refused,) = (await deliver(core, [{**GOOD, "messageId": "a"}])).rejected
+    assert refused.error.code == "event_too_large"
+    assert "limits.webhook_event_bytes" in refused.error.message
 
 
 async def test_a_large_delivery_is_several_writes() -> None:
     core = make_core(webhook_event_bytes=1000, decompressed_bytes=10_000)
     documents: list[Any] = [{**GOOD, "messageId": str(n)} for n in range(1200)]
     documents[1100]["x"] = "y" * 1000
-    result = await deliver(core, documents, letters=False)
+    result = await deliver(core, documents)
     assert (result.accepted, [r.index for r in result.rejected]) == (1199, [1100])
     assert "limits.webhook_event_bytes" in result.rejected[0].error.message
     assert len(core.store.writes) == 3
@@ -588,10 +595,15 @@ async def test_a_large_delivery_is_several_writes() -> None:
 
 async def test_a_conflict_of_a_delivery_is_kept_in_any_case() -> None:
     core = make_core()
-    documents = [{**GOOD, "messageId": "a", "properties": {"n": n}} for n in (1, 2)]
-    result = await deliver(core, [*documents, BAD], letters=False)
+    documents = [
+        {**GOOD, "messageId": "a", "properties": {"n": n, "x": "y" * 50_000}} for n in (1, 2)
+    ]
+    result = await deliver(core, [*documents, BAD])
     assert (result.accepted, result.duplicates, len(result.rejected)) == (1, 1, 1)
-    assert [letter.reason for letter in core.letters] == ["message_id_conflict"]
+    (letter,) = core.letters
+    assert letter.reason == "message_id_conflict"
+    assert (letter.origin, letter.write_key_id, letter.truncated) == ("stripe", None, False)
+    assert len(letter.item) > 50_000
 
 
 async def test_a_public_key_cannot_take_the_ids_of_deliveries() -> None:

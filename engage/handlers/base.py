@@ -22,7 +22,7 @@ from tornado.httputil import HTTPHeaders
 from tornado.web import HTTPError, RequestHandler, stream_request_body
 
 from engage import refusals
-from engage.errors import ApiError, error_body, from_exception, overloaded
+from engage.errors import ApiError, body_too_large, error_body, from_exception, overloaded
 from engage.exchange import Exchange, Failure
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from engage.pipeline import Pipeline
     from engage.readiness import Readiness
 
-__all__ = ["Handler", "Route", "Services", "body_too_large"]
+__all__ = ["Handler", "Route", "Services"]
 
 _log = logging.getLogger(__name__)
 
@@ -78,14 +78,6 @@ class Route:
         """All methods that it answers."""
         head = ("HEAD",) if "GET" in self.methods and "HEAD" not in self.methods else ()
         return (*self.methods, *head, "OPTIONS")
-
-
-def body_too_large(limit: int, what: str) -> ApiError:
-    """:return: 413.
-
-    :param what: names the limit's config key or its reason.
-    """
-    return ApiError("body_too_large", f"the body is too large, at most {limit} bytes ({what})")
 
 
 @stream_request_body
@@ -140,6 +132,19 @@ class Handler(RequestHandler):
                 )
         elif int(declared) > self.body_limit[0]:
             raise body_too_large(*self.body_limit)
+
+    def principal_of_head(self) -> Principal | None:
+        """Authenticate by the header or the query.
+
+        :return: ``None``: neither has a key.
+        :raises ApiError: 401 or 403.
+        """
+        request = self.request
+        keys = request.query_arguments.get("writeKey", ()) if request.query else ()
+        return self.services.authenticator.header_or_query(
+            request.headers.get_list("Authorization"),
+            [key.decode("utf-8", "replace") for key in keys],
+        )
 
     def not_allowed(self) -> ApiError:
         """:return: the answer to a method that the route does not have."""

@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
+from engage.auth import KEYLESS, KEYLESS_BYTES
 from engage.decode import check_encoding
 from engage.handlers.base import Handler
 
@@ -12,9 +13,6 @@ if TYPE_CHECKING:
     from engage.decode import Encoding
 
 __all__ = ["BatchHandler", "EventHandler"]
-
-#: A body that has to be decoded before it is known whose it is may not be longer.
-KEYLESS_BYTES: Final = 1024 * 1024
 
 
 class _WritingHandler(Handler):
@@ -24,16 +22,11 @@ class _WritingHandler(Handler):
 
     def check(self) -> None:
         """Refuse by encoding, then length, then key: all before the body is decoded."""
-        request = self.request
         self.encoding = check_encoding(self.header("Content-Encoding"))
         self.check_length()
-        keys = request.query_arguments.get("writeKey", ()) if request.query else ()
-        self.principal = self.services.authenticator.header_or_query(
-            request.headers.get_list("Authorization"),
-            [key.decode("utf-8", "replace") for key in keys],
-        )
+        self.principal = self.principal_of_head()
         if self.principal is None and self.body_limit[0] > KEYLESS_BYTES:
-            self.body_limit = (KEYLESS_BYTES, "without a write key in the header or the query")
+            self.body_limit = (KEYLESS_BYTES, KEYLESS)
             self.exchange.set_max_body_size(KEYLESS_BYTES)
             self.check_length()
 

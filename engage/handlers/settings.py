@@ -48,7 +48,7 @@ class ProjectSettingsHandler(Handler):
         destination = {"apiKey": _key(principal)}
         public_url = self.services.config.server.public_url
         if public_url:
-            scheme, _, address = public_url.rstrip("/").partition("://")
+            scheme, _, address = public_url.partition("://")
             destination |= {"apiHost": f"{address}/v1", "protocol": scheme}
         self.answer(
             orjson.dumps(
@@ -65,21 +65,15 @@ class SourceConfigHandler(Handler):
 
     def get(self) -> None:
         """Answer as ``schemas/answers/source-config.json`` says."""
-        request = self.request
-        query = request.query_arguments.get("writeKey", ())
-        self.principal = self.services.authenticator.header_or_query(
-            request.headers.get_list("Authorization"),
-            [key.decode("utf-8", "replace") for key in query],
-        )
-        if self.principal is None:
-            self.services.authenticator.body(None)
-        assert self.principal is not None
-        workspace = self.principal.workspace
+        # There is no body that could have a key: without one it is 401.
+        principal = self.principal_of_head() or self.services.authenticator.body(None)
+        self.principal = principal
+        workspace = principal.workspace
         off = {"enabled": False}
         source = {
-            "id": self.principal.key_id,
+            "id": principal.key_id,
             "name": workspace.name,
-            "writeKey": _key(self.principal),
+            "writeKey": _key(principal),
             "enabled": True,
             "workspaceId": workspace.id,
             "config": {"statsCollection": {"errors": off, "metrics": off}},
