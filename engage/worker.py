@@ -102,11 +102,13 @@ class Worker:
             await app.open()
             if self._number is None and isinstance(metrics, PrometheusMetrics):
                 stack.callback(serve_metrics(config, metrics.registry))
+            # What works beside the requests, and needs the store open.
+            beside = await stack.enter_async_context(contextlib.AsyncExitStack())
             # Of several processes one is enough to expire what is old.
             if not self._number:
-                await _task(stack, "retention", expire_for_ever(app.store, config.retention))
+                await _task(beside, "retention", expire_for_ever(app.store, config.retention))
             if isinstance(metrics, PrometheusMetrics):
-                await _task(stack, "sampling", _sample(app.store, metrics))
+                await _task(beside, "sampling", _sample(app.store, metrics))
             await app.serve(self._sock)
             # What is there now stays: the collector need not look at it again and again.
             gc.collect()
@@ -116,7 +118,7 @@ class Worker:
             if self._ready is not None:
                 self._ready()
             await self._stop.wait()
-            return await self._drain(app)
+            return await self._drain(app, beside)
 
     def _on_signal(self) -> None:
         if self._stop.is_set():
@@ -124,7 +126,7 @@ class Worker:
             os._exit(1)
         self._stop.set()
 
-    async def _drain(self, app: App) -> int:
+    async def _drain(self, app: App, beside: contextlib.AsyncExitStack) -> int:
         server = self._config.server
         deadline = time.monotonic() + server.shutdown_grace
         _log.info("draining")
@@ -138,6 +140,7 @@ class Worker:
             _log.warning("some requests were cut off: server.shutdown_grace is over")
         try:
             async with asyncio.timeout(max(deadline - time.monotonic(), CLOSE_SECONDS)):
+                await beside.aclose()
                 await app.close()
         except TimeoutError:
             _log.error("the storage did not close in time")

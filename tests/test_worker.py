@@ -21,6 +21,7 @@ from engage.config import load
 from engage.listening import listen
 from engage.registry import load_plugins
 from engage.retention import expire_for_ever
+from engage_plugins.sqlite.store import SqliteStorage
 
 DAY = 24 * 60 * 60 * 1000
 
@@ -101,3 +102,34 @@ async def test_who_is_told_to_stop_while_starting_stops(tmp_path: Path) -> None:
     one = worker.Worker(load(path), load_plugins(), listen("127.0.0.1", 0), number=0)
     one.stop()
     assert await one.run() == 0
+
+
+async def test_nothing_is_expired_while_the_store_closes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "engage.toml"
+    path.write_text(config_text(config_extra="[retention]\nevents_days = 30"))
+    monkeypatch.setattr(worker, "expire_for_ever", functools.partial(expire_for_ever, first=0))
+    expiring: list[asyncio.Task[object]] = []
+    close = SqliteStorage.close
+
+    async def expire(self: EventStore, before: int, *, limit: int, force: bool = False) -> int:
+        """There is always more to do."""
+        task = asyncio.current_task()
+        assert task is not None
+        expiring[:] = [task]
+        await self.check()
+        return limit
+
+    async def observed(self: SqliteStorage) -> None:
+        assert all(task.done() for task in expiring)
+        await close(self)
+
+    monkeypatch.setattr(SqliteStorage, "expire", expire)
+    monkeypatch.setattr(SqliteStorage, "close", observed)
+    one = worker.Worker(load(path), load_plugins(), listen("127.0.0.1", 0), number=0)
+    running = asyncio.create_task(one.run())
+    await eventually(lambda: expiring)
+    one.stop()
+    assert await running == 0
+    assert "expiring" not in caplog.text
