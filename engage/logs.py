@@ -13,6 +13,7 @@ and writes many at once, at most :data:`FLUSH_SECONDS` later and always before a
 from __future__ import annotations
 
 import asyncio
+import collections
 import contextlib
 import logging
 import select
@@ -33,6 +34,8 @@ ACCESS: Final = "engage.access"
 #: How long a request's line may wait for company.
 FLUSH_SECONDS: Final = 0.2
 FLUSH_LINES: Final = 200
+#: Characters of lines that may wait for a reader that does not read; further ones are dropped.
+BACKLOG_SIZE: Final = 1024 * 1024
 #: Bytes that a pipe takes in one piece, whoever else writes to it.
 _PIECE: Final[int] = getattr(select, "PIPE_BUF", 4096)
 
@@ -187,20 +190,47 @@ def _pieces(lines: Iterable[str]) -> Iterator[str]:
         yield "\n".join([*piece, ""])
 
 
+def _pollable(stream: TextIO) -> select.poll | None:
+    """:return: says whether a piece can be written without waiting; ``None``: it always can."""
+    if not hasattr(select, "poll"):
+        return None
+    try:
+        poll = select.poll()
+        poll.register(stream.fileno(), select.POLLOUT)
+    except (OSError, ValueError, AttributeError):  # No file, but in memory.
+        return None
+    return poll
+
+
 class _Handler(logging.StreamHandler[TextIO]):
-    """Writes records at once and requests' lines in bundles."""
+    """Writes records at once and requests' lines in bundles.
+
+    Whoever reads them may be slow, or may have stopped without going away. The server does not wait
+    for it: lines do, up to a bound.
+    """
 
     def __init__(self, stream: TextIO, as_text: bool) -> None:
         super().__init__(stream)
         self._as_text = as_text
+        self._poll = _pollable(stream)
+        #: Pieces that could not be written yet, and how many characters they have.
+        self._backlog: collections.deque[str] = collections.deque()
+        self._backlog_size = 0
+        self._dropped = 0
         self._lines: list[str] = []
         self._timer: asyncio.TimerHandle | None = None
         self._second = 0
         self._clock = ""
 
     def emit(self, record: logging.LogRecord) -> None:
-        self.flush()
-        super().emit(record)
+        try:
+            line = self.format(record)
+        except Exception:
+            self.handleError(record)
+            return
+        self._gather()
+        self._enqueue(line + "\n")
+        self._send()
 
     def request(self, fields: dict[str, Any]) -> None:
         """Write the line of a request, soon."""
@@ -217,26 +247,57 @@ class _Handler(logging.StreamHandler[TextIO]):
         if len(self._lines) >= FLUSH_LINES:
             self.flush()
         elif self._timer is None:
-            try:
-                loop = asyncio.get_running_loop()
-            except RuntimeError:
+            self._later()
+            if self._timer is None:  # No event loop.
                 self.flush()
-            else:
-                self._timer = loop.call_later(FLUSH_SECONDS, self.flush)
 
     def flush(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        if self._lines:
-            lines, self._lines = self._lines, []
-            # Nobody reads our standard error any more: no reason to fail requests.
-            with contextlib.suppress(OSError, ValueError):
-                for piece in _pieces(lines):
-                    self.stream.write(piece)
-                    self.stream.flush()
+        with self.lock or contextlib.nullcontext():
+            if self._timer is not None:
+                self._timer.cancel()
+                self._timer = None
+            self._gather()
+            self._send()
+
+    def _gather(self) -> None:
+        lines, self._lines = self._lines, []
+        for piece in _pieces(lines):
+            self._enqueue(piece)
+
+    def _enqueue(self, piece: str) -> None:
+        if self._backlog_size > BACKLOG_SIZE:
+            self._dropped += piece.count("\n")
+            return
+        self._backlog.append(piece)
+        self._backlog_size += len(piece)
+
+    def _send(self) -> None:
+        """Write what can be written now; the rest is tried again soon."""
+        backlog = self._backlog
+        # Nobody reads our standard error any more: no reason to fail requests.
         with contextlib.suppress(OSError, ValueError):
-            self.stream.flush()
+            while backlog and (self._poll is None or self._poll.poll(0)):
+                piece = backlog.popleft()
+                self._backlog_size -= len(piece)
+                self.stream.write(piece)
+                self.stream.flush()
+                if self._dropped and not backlog:
+                    count, self._dropped = self._dropped, 0
+                    self._enqueue(self._lost(count))
+        if backlog:
+            self._later()
+
+    def _later(self) -> None:
+        if self._timer is None:
+            with contextlib.suppress(RuntimeError):
+                self._timer = asyncio.get_running_loop().call_later(FLUSH_SECONDS, self.flush)
+
+    def _lost(self, count: int) -> str:
+        record = logging.LogRecord(
+            __name__, logging.WARNING, "", 0, "lines of the log were dropped", (), None
+        )
+        record.lines = count
+        return self.format(record) + "\n"
 
     def _time(self, now: float) -> str:
         second = int(now)

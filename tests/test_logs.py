@@ -3,9 +3,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import json
 import logging
+import os
 import select
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -129,6 +131,56 @@ def test_a_reader_that_went_away_fails_no_request(configure: Configure) -> None:
     stream.close()
     _request()
     logs.flush()
+
+
+def _read(descriptor: int) -> list[dict[str, Any]]:
+    """Read until the server has nothing left to say."""
+    text = b""
+    while True:
+        try:
+            text += os.read(descriptor, 65536)
+        except BlockingIOError:
+            logs.flush()
+            if not select.select([descriptor], [], [], 0)[0]:
+                return [json.loads(line) for line in text.splitlines()]
+
+
+def test_a_reader_that_does_not_read_holds_nothing_up(
+    configure: Configure, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As of a service manager that hangs, or a pipe that somebody forgot."""
+    monkeypatch.setattr(logs, "BACKLOG_SIZE", 100_000)
+    reading, writing = os.pipe()
+    os.set_blocking(reading, False)
+    with os.fdopen(reading, "rb"), os.fdopen(writing, "w") as stream:
+        configure(stream=stream)
+        for number in range(3000):
+            _request(request_id=f"r-{number:08}")
+            logs.flush()
+            if number % 10 == 0:
+                logging.getLogger("engage.x").warning("also", extra={"requestId": None})
+        lines = _read(reading)
+        kept = [line["requestId"] for line in lines if line["message"] == "request"]
+        assert kept == [f"r-{number:08}" for number in range(len(kept))]
+        assert 100 < len(kept) < 3000
+        lost = [
+            line["lines"] for line in lines if line["message"] == "lines of the log were dropped"
+        ]
+        assert sum(lost) + len(lines) - len(lost) == 3300
+        _request(request_id="r-after")
+        logs.flush()
+        assert [line["requestId"] for line in _read(reading)] == ["r-after"]
+
+
+async def test_a_reader_that_is_slow_gets_everything(configure: Configure) -> None:
+    reading, writing = os.pipe()
+    with os.fdopen(reading, "rb") as reader, os.fdopen(writing, "w") as stream:
+        configure(stream=stream)
+        for number in range(2000):
+            _request(request_id=f"r-{number:08}")
+        logs.flush()
+        lines = [await asyncio.to_thread(reader.readline) for _ in range(2000)]
+    assert [json.loads(line)["requestId"] for line in lines] == [f"r-{n:08}" for n in range(2000)]
 
 
 def test_configuring_again_replaces(configure: Configure) -> None:
