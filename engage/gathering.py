@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import collections
 import logging
+import math
 from collections.abc import Awaitable, Callable, Sequence
 from itertools import chain
 from typing import Any, Final, Generic, TypeVar
@@ -207,7 +208,19 @@ class Gatherer(Generic[_Item, _Result]):
         _log.error("the storage did not answer within %.1f s", seconds)
         # All that arrived meanwhile waits for the same store.
         self._fail(self._drop_waiting())
-        await self._recover()
+        await self._wait_for_recovery()
+
+    async def _wait_for_recovery(self) -> None:
+        """Recover. Who comes meanwhile waits for it, but no longer than anybody."""
+        loop = self._loop
+        assert loop is not None
+        recovering = asyncio.ensure_future(self._recover())
+        while not recovering.done():
+            now = loop.time()
+            until = self._waiting[0].deadline if self._waiting else now + self._timeout
+            await asyncio.wait((recovering,), timeout=max(until - now, 0))
+            self._fail(self._drop_waiting(late_at=loop.time()))
+        await recovering
 
     async def _attempt(self, group: Sequence[_Request[_Item, _Result]]) -> None:
         """Write once and give everybody their results.
@@ -300,9 +313,11 @@ class Gatherer(Generic[_Item, _Result]):
                 f" ({type(cause).__name__})" if cause is not None else "",
             )
 
-    def _drop_waiting(self) -> list[_Request[_Item, _Result]]:
-        dropped = list(self._waiting)
-        self._waiting.clear()
+    def _drop_waiting(self, late_at: float = math.inf) -> list[_Request[_Item, _Result]]:
+        """:param late_at: only those whose time is over then; they stand in that order."""
+        dropped = []
+        while self._waiting and self._waiting[0].deadline <= late_at:
+            dropped.append(self._waiting.popleft())
         self._items -= sum(len(request.items) for request in dropped)
         self._bytes -= sum(request.size for request in dropped)
         return dropped

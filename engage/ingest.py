@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Final
 
 from engage.api import (
@@ -33,6 +33,8 @@ _log = logging.getLogger(__name__)
 
 #: What an event weighs beside its body: objects, ids, the future.
 _OVERHEAD: Final = 500
+#: Seconds between two tries to open the store anew.
+_REOPEN_PAUSE: Final = 1.0
 
 
 class Ingest:
@@ -56,7 +58,7 @@ class Ingest:
         self._metrics = metrics
         self._write_timeout = write_timeout
         self._stored = stored
-        self._reopening = asyncio.Lock()
+        self._reopening: asyncio.Task[None] | None = None
         self._events: Gatherer[Event, Outcome] = Gatherer(
             store.write,
             max_items=limits.queue_events,
@@ -120,6 +122,9 @@ class Ingest:
         """Take nothing more, and write what is there. The store stays open."""
         await self._events.close()
         await self._letters.close()
+        if (reopening := self._reopening) is not None:
+            reopening.cancel()
+            await asyncio.wait([reopening])
 
     async def _put(self, letters: Sequence[DeadLetter]) -> Sequence[None]:
         assert isinstance(self._store, DeadLetterStore)
@@ -145,14 +150,35 @@ class Ingest:
     async def _reopen(self) -> None:
         """Open the store anew: a call did not end, so the connection may be dead.
 
-        It may fail; then the next write fails too, and this is tried again.
+        What fails is tried again until it succeeds, but nobody has to wait for that: a store that
+        is not open says so at once.
         """
-        if self._reopening.locked():
+        if self._reopening is not None:
             return
-        async with self._reopening:
-            for step in (self._store.close(), self._store.open(create=True)):
-                try:
-                    async with asyncio.timeout(self._write_timeout):
-                        await step
-                except Exception as error:
-                    _log.error("opening the storage anew failed: %s", type(error).__name__)
+        first = asyncio.Event()
+        self._reopening = asyncio.create_task(self._reopen_until_done(first))
+        self._reopening.add_done_callback(lambda _: first.set())
+        await first.wait()
+
+    async def _reopen_until_done(self, first: asyncio.Event) -> None:
+        """:param first: set after the first try."""
+        try:
+            await self._tried(self._store.close())
+            while (error := await self._tried(self._store.open(create=True))) is not None:
+                if not first.is_set():
+                    _log.error("opening the storage anew failed, trying again: %s", error)
+                first.set()
+                await asyncio.sleep(_REOPEN_PAUSE)
+            if first.is_set():
+                _log.warning("the storage is open again")
+        finally:
+            self._reopening = None
+
+    async def _tried(self, step: Awaitable[None]) -> str | None:
+        """:return: the name of what it raised."""
+        try:
+            async with asyncio.timeout(self._write_timeout):
+                await step
+        except Exception as error:
+            return type(error).__name__
+        return None

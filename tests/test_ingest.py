@@ -9,7 +9,9 @@ from collections.abc import Sequence
 
 import pytest
 from support.core import CountingMetrics, MemoryStore, event, turns
+from support.waiting import eventually
 
+from engage import ingest as ingest_module
 from engage.api import DeadLetter, Event, EventStore, Status, StorageUnavailable
 from engage.config import DEFAULT_LIMITS
 from engage.errors import ApiError
@@ -129,22 +131,89 @@ async def test_a_store_that_does_not_answer_is_opened_anew() -> None:
     assert (await ingest.write([event("a")]))[0].status is Status.STORED
 
 
-async def test_a_store_that_cannot_even_be_opened() -> None:
-    class Broken(MemoryStore):
-        async def open(self, *, create: bool) -> None:
+class Broken(MemoryStore):
+    """Once closed it cannot be opened until it is told that it can."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.usable = asyncio.Event()
+
+    async def open(self, *, create: bool) -> None:
+        await super().open(create=create)
+        if not self.usable.is_set():
             raise StorageUnavailable("still down")
+        self.before = None
 
-        async def close(self) -> None:
-            raise RuntimeError("closing fails too")
+    async def close(self) -> None:
+        await super().close()
+        self.before = _not_open
+        raise RuntimeError("closing fails too")
 
+
+def _not_open(events: Sequence[Event]) -> None:
+    raise StorageUnavailable("it is not open")
+
+
+async def test_a_store_that_cannot_be_opened_is_tried_until_it_can(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Also when nobody sends anything: a load balancer sends nothing to who is not ready."""
+    monkeypatch.setattr(ingest_module, "_REOPEN_PAUSE", 0.01)
     store = Broken()
     store.before = lambda events: asyncio.Event().wait()
     ingest = make(store, CountingMetrics(), timeout=0.2)
     with pytest.raises(StorageUnavailable):
         await ingest.write([event("a")])
-    store.before = None
     ingest._events._timeout = 30
+    # Nobody waits for it meanwhile.
+    with pytest.raises(StorageUnavailable):
+        await ingest.write([event("a")])
+    await eventually(lambda: store.opened > 3)
+    store.usable.set()
+    await eventually(lambda: store.before is None)
     assert (await ingest.write([event("a")]))[0].status is Status.STORED
+    opened = store.opened
+    await ingest.close()
+    assert (store.closed, store.opened) == (1, opened)
+    assert [record.message for record in caplog.records if record.name == "engage.ingest"] == [
+        "opening the storage anew failed, trying again: StorageUnavailable",
+        "the storage is open again",
+    ]
+
+
+async def test_closing_ends_the_tries_to_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ingest_module, "_REOPEN_PAUSE", 0.01)
+    store = Broken()
+    store.before = lambda events: asyncio.Event().wait()
+    ingest = make(store, CountingMetrics(), timeout=0.1)
+    with pytest.raises(StorageUnavailable):
+        await ingest.write([event("a")])
+    await eventually(lambda: store.opened > 2)
+    await ingest.close()
+    opened = store.opened
+    await asyncio.sleep(0.05)
+    assert store.opened == opened
+
+
+async def test_who_comes_while_the_store_is_opened_waits_no_longer_than_anybody() -> None:
+    class Slow(MemoryStore):
+        opening = asyncio.Event()
+
+        async def open(self, *, create: bool) -> None:
+            self.opening.set()
+            await asyncio.Event().wait()
+
+    store = Slow()
+    store.before = lambda events: asyncio.Event().wait()
+    ingest = make(store, CountingMetrics(), timeout=0.2)
+    with pytest.raises(StorageUnavailable):
+        await ingest.write([event("a")])
+    ingest._write_timeout = 3600
+    await store.opening.wait()
+    for name in "bc":
+        with pytest.raises(StorageUnavailable):
+            await asyncio.wait_for(ingest.write([event(name)]), 30)
+    assert store.writes == [["a"]]
 
 
 async def test_dead_letters() -> None:

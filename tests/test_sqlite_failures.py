@@ -20,6 +20,7 @@ from engage.api import (
     EventFilter,
     Status,
     StorageContext,
+    StorageMissing,
     StorageUnavailable,
 )
 from engage.testing import event, identify
@@ -219,6 +220,44 @@ async def test_the_file_is_replaced(tmp_path: Path, what: str) -> None:
     away.rename(path)
     await eventually(store.check, StorageUnavailable)
     assert await ids(store) == ["before"]
+    await store.close()
+
+
+async def test_a_store_that_was_moved_away_is_not_made_again(tmp_path: Path) -> None:
+    """Not even when it is opened anew: what is written there would be lost when it is back."""
+    path, away = tmp_path / "engage.db", tmp_path / "away.db"
+    store = make(tmp_path)
+    await store.open(create=True)
+    await store_all(store, event("before"))
+    path.rename(away)
+    await store.close()
+    for _ in range(2):
+        with pytest.raises(StorageMissing):
+            await store.open(create=True)
+        assert not path.exists()
+    away.rename(path)
+    await store.open(create=True)
+    assert await ids(store) == ["before"]
+    await store.close()
+
+
+async def test_threads_that_hang_are_few(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = make(tmp_path, timeout=0.2)
+    free, started = threading.Event(), 0
+
+    def hang(*_: Any) -> None:
+        nonlocal started
+        started += 1
+        free.wait(60)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(engine.Engine, "open", hang)
+        for _ in range(8):
+            with pytest.raises(StorageUnavailable):
+                await store.open(create=True)
+    assert started <= 4
+    free.set()
+    await eventually(lambda: store.open(create=True), StorageUnavailable)
     await store.close()
 
 

@@ -13,14 +13,16 @@ import pytest
 from support.sqlite import file_limit, large, make
 
 from engage.api import (
+    StorageContext,
     StorageIncompatible,
     StorageMissing,
     StorageUnavailable,
 )
-from engage.testing import event
+from engage.testing import event, identify
 from engage.testing.bench import eventually
 from engage.testing.making import ids, store_all
 from engage_plugins.sqlite import tables
+from engage_plugins.sqlite.store import SqliteStorage
 
 
 async def one_line(opening: Awaitable[None], kind: type[Exception]) -> str:
@@ -152,3 +154,21 @@ async def test_modes(tmp_path: Path) -> None:
         await store.close()
     finally:
         os.umask(before)
+
+
+async def test_who_only_reads_leaves_the_lookups_of_the_server_alone(tmp_path: Path) -> None:
+    """Whoever changes the config tries it with ``engage check`` while the server still runs."""
+    server = make(tmp_path)
+    await server.open(create=True)
+    await store_all(server, identify("1", "u", traits={"email": "a@b.c"}))
+    context = StorageContext(base_dir=tmp_path, identifiers={"acme": ["phone"], "new": ["email"]})
+    other = SqliteStorage.from_options({}, context)
+    await other.open(create=False)
+    await other.check()
+    assert await server.find_users("acme", "email", ["a@b.c"]) == {"a@b.c": ["u"]}
+    # What it writes all the same is found by the server.
+    await store_all(other, identify("2", "v", traits={"email": "d@e.f"}))
+    await other.close()
+    found = await server.find_users("acme", "email", ["a@b.c", "d@e.f"])
+    assert found == {"a@b.c": ["u"], "d@e.f": ["v"]}
+    await server.close()

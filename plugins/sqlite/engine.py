@@ -63,16 +63,21 @@ class Engine(Session):
         #: that were written but never synced, and a duplicate of them must not be acknowledged.
         self._proven = False
         self._next_checkpoint = 0.0
+        self._serves = False
 
     # ------------------------------------------------------------------------------ life
-    def open(self, create: bool) -> None:
-        """Open the store, make it if allowed and needed; see :meth:`EventStore.open`."""
+    def open(self, create: bool, serves: bool) -> None:
+        """Open the store, make it if allowed and needed; see :meth:`EventStore.open`.
+
+        :param serves: the traits that users are looked up by are those of our config from now on.
+        """
+        self._serves = serves
         path = self.settings.path
         deadline = time.monotonic() + self.settings.timeout * 0.75
         with in_our_words(path, opening=True):
             while True:
                 try:
-                    self._open(path, create)
+                    self._open(path, create, prove=serves)
                     return
                 except sqlite3.Error as error:
                     # Two that turn on WAL at once get BUSY without being made to wait.
@@ -82,7 +87,7 @@ class Engine(Session):
                         raise
                 time.sleep(0.05)
 
-    def _open(self, path: str, create: bool) -> None:
+    def _open(self, path: str, create: bool, *, prove: bool) -> None:
         if create:
             try:
                 file_identity(path)
@@ -90,7 +95,7 @@ class Engine(Session):
                 make_file(path)
             self._create()
         self.connection()
-        if create:
+        if prove:
             # One that only reads must be able to when the disk is full: it proves when it writes.
             self._prove()
 
@@ -118,7 +123,10 @@ class Engine(Session):
         self._proven = False
         self._tune(db)
         self._profiles.forget()
-        self._profiles.index(db)
+        if self._serves:
+            self._profiles.index(db)
+        else:
+            self._profiles.keep_index(db)
         # From here on nothing waits for a lock but _begin.
         db.execute("PRAGMA busy_timeout = 0")
 

@@ -48,6 +48,11 @@ class Lane:
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
+    @property
+    def alive(self) -> bool:
+        """Whether the thread has not ended."""
+        return self._thread.is_alive()
+
     async def call(self, function: Callable[..., Answer], *arguments: Any) -> Answer:
         """:return: what the function returned, called in the thread.
 

@@ -190,7 +190,7 @@ def main(descriptor: int) -> None:
         try:
             if engine is None:
                 engine = Engine(pickle.loads(message))
-                engine.open(False)
+                engine.open(False, True)
                 answer: Any = (True, None)
             else:
                 answer = (True, _written(engine, message))

@@ -274,6 +274,14 @@ class Profiles:
         insert(db, "INSERT INTO links (profile, anonymous_id)", added)
         return lost
 
+    def keep_index(self, db: sqlite3.Connection) -> None:
+        """Keep the lookup table as it is: its traits are what a server declared, perhaps one that
+        runs now, with another config than ours."""
+        kept: dict[str, set[str]] = {}
+        for workspace, trait in db.execute("SELECT workspace, trait FROM indexed"):
+            kept.setdefault(workspace, set()).add(trait)
+        self._identifiers = {workspace: frozenset(traits) for workspace, traits in kept.items()}
+
     def index(self, db: sqlite3.Connection) -> None:
         """See that the lookup table is complete for the traits that the config declares now."""
         declared = {

@@ -25,6 +25,8 @@ BUSY_EVENTS: Final = 2000
 BUSY_SOME: Final = 10
 #: Seconds until a process that ended is started again: doubled each time, up to the second.
 _BACK_OFF: Final = (1.0, 60.0)
+#: Threads that hang and are left behind; no more are started while there are so many.
+_MOST_LEFT: Final = 4
 
 _log = logging.getLogger("engage.sqlite")
 
@@ -45,14 +47,23 @@ class Writer:
         self._events = 0
         self._pause = _BACK_OFF[0]
         self._not_before = 0.0
+        self._made = False
+        #: Closed, and perhaps not ended.
+        self._left: list[Lane] = []
 
     async def open(self, create: bool) -> None:
-        """See :meth:`EventStore.open`."""
+        """See :meth:`EventStore.open`. What was open once is not made again: a store that is gone
+        was moved away, and another in its place would take what nobody finds afterwards.
+        """
+        self._left = [lane for lane in self._left if lane.alive]
+        if len(self._left) >= _MOST_LEFT:
+            raise StorageUnavailable(f"{self._settings.path}: earlier calls have not ended yet")
         self._lane = Lane(
             "engage-sqlite-writer", timeout=self._settings.timeout, after=self._engine.maintain
         )
         try:
-            await self._lane.call(self._engine.open, create)
+            await self._lane.call(self._engine.open, create and not self._made, create)
+            self._made |= create
             if self._settings.writer == "process" and AVAILABLE and create:
                 self._process = await WriterProcess.start(self._settings)
         except BaseException:
@@ -73,6 +84,7 @@ class Writer:
             engine = self._engine
             # If it hangs, it is left behind: whoever opens the store again gets another.
             self._engine = Engine(self._settings)
+            self._left.append(lane)
             await lane.end(engine.drop)
 
     async def call(self, method: Callable[..., Answer], *arguments: Any) -> Answer:
