@@ -162,7 +162,9 @@ class App:
         :meth:`stop_accepting`."""
         if self._listener is None:
             bounds = Bounds.of(self.config)
-            self._listener = Listener(self.application, bounds, self._metrics)
+            self._listener = Listener(
+                self.application, bounds, self._metrics, cors=self.application.cors
+            )
         await self._listener.serve(sock)
 
     @property

@@ -14,12 +14,24 @@ from typing import Final
 import httptools
 from tornado.httputil import HTTPHeaders
 
-__all__ = ["MAX_HEADERS", "BadRequestError", "Head", "TooManyHeadersError", "check_beginning"]
+__all__ = [
+    "MAX_ARGUMENTS",
+    "MAX_HEADERS",
+    "BadRequestError",
+    "Head",
+    "TooManyArgumentsError",
+    "TooManyHeadersError",
+    "check_beginning",
+    "glimpse",
+]
 
 #: A header costs a call of Python, however short it is.
 MAX_HEADERS: Final = 100
+#: Of the query: Tornado takes no more.
+MAX_ARGUMENTS: Final = 1000
 
 _VERSIONS: Final = {b" HTTP/1.1": "HTTP/1.1", b" HTTP/1.0": "HTTP/1.0"}
+_ORIGIN: Final = re.compile(rb"\r\norigin:[ \t]*([^\r\n]*)(?=\r\n)", re.IGNORECASE)
 _TOKEN: Final = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,32}")
 
 
@@ -31,12 +43,17 @@ class TooManyHeadersError(Exception):
     """More than :data:`MAX_HEADERS`."""
 
 
+class TooManyArgumentsError(Exception):
+    """More than :data:`MAX_ARGUMENTS`."""
+
+
 class Head:
     """A head, taken apart.
 
     :param raw: from the request line to the empty line, both included.
     :raises BadRequestError: it is not one.
     :raises TooManyHeadersError: it has too many headers.
+    :raises TooManyArgumentsError: its query has too many arguments.
     """
 
     __slots__ = (
@@ -67,6 +84,8 @@ class Head:
         if not self.target.startswith("/"):
             self.target = _origin_form(self.target)
         self._framing()
+        if self.target.partition("?")[2].count("&") >= MAX_ARGUMENTS:
+            raise TooManyArgumentsError
 
     # -------------------------------------------------------------------------- called by httptools
     def on_url(self, url: bytes) -> None:
@@ -150,6 +169,18 @@ def check_beginning(buffer: bytearray, searched: int) -> None:
         if not at or buffer[at - 1] != 0x0D:
             raise BadRequestError
         at = buffer.find(b"\n", at + 1)
+
+
+def glimpse(raw: bytes) -> tuple[str, str | None]:
+    """See who asks for what in a head that is incomplete or will not be taken apart.
+
+    :return: the path (empty if it is not there) and ``Origin``, if there is one whole.
+    """
+    line = raw.partition(b"\r\n")[0].split(b" ")
+    target = line[1].decode("latin-1") if len(line) == 3 else ""
+    origins = _ORIGIN.findall(raw)
+    origin = origins[0].decode("latin-1").rstrip(" \t") if len(origins) == 1 else None
+    return _origin_form(target).partition("?")[0], origin
 
 
 def _origin_form(target: str) -> str:

@@ -26,7 +26,16 @@ from tornado import httputil
 from engage import refusals
 from engage.chunked import BadChunkError, ChunkedBody
 from engage.exchange import Exchange, Failure
-from engage.heads import MAX_HEADERS, BadRequestError, Head, TooManyHeadersError, check_beginning
+from engage.heads import (
+    MAX_ARGUMENTS,
+    MAX_HEADERS,
+    BadRequestError,
+    Head,
+    TooManyArgumentsError,
+    TooManyHeadersError,
+    check_beginning,
+    glimpse,
+)
 
 if TYPE_CHECKING:
     from engage.errors import ApiError
@@ -255,7 +264,10 @@ class Connection(asyncio.Protocol):
         try:
             head = Head(raw)
         except TooManyHeadersError:
-            self._refuse(refusals.too_many_headers(MAX_HEADERS))
+            self._refuse(refusals.too_many_headers(MAX_HEADERS), raw)
+            return
+        except TooManyArgumentsError:
+            self._refuse(refusals.too_many_arguments(MAX_ARGUMENTS), raw)
             return
         self._length = head.length
         self._chunks = ChunkedBody() if head.chunked else None
@@ -431,18 +443,22 @@ class Connection(asyncio.Protocol):
             bounds.request_timeout if self._slow_reader else bounds.idle_timeout
         )
 
-    def _refuse(self, error: ApiError | None) -> None:
+    def _refuse(self, error: ApiError | None, head: bytes | None = None) -> None:
         """Answer without a handler, and close.
 
         :param error: ``None``: what came is not HTTP, so neither is much of the answer.
+        :param head: the request's; ``None``: what there is of it is in the buffer.
         """
         if self._state == _CLOSED:
             return
         identity = refusals.request_id()
         self.listener.refused(error, identity)
-        self._transport.write(
-            refusals.BARE_400 if error is None else refusals.refusal(error, identity)
-        )
+        if error is None:
+            self._transport.write(refusals.BARE_400)
+        else:
+            path, origin = glimpse(bytes(self._buffer) if head is None else head)
+            cors = self.listener.cors(path, origin)
+            self._transport.write(refusals.refusal(error, identity, cors))
         self._exchange = None
         self._delegate = None
         self._linger()

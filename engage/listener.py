@@ -7,6 +7,7 @@ import asyncio
 import dataclasses
 import logging
 import time
+from collections.abc import Callable, Mapping
 from email.utils import formatdate
 from typing import TYPE_CHECKING, Final
 
@@ -64,11 +65,22 @@ class Listener:
     :meth:`stop_accepting` and :meth:`drain`, each optional; :meth:`close` ends it at once.
 
     :param application: handlers that leave the body of a request to this listener's bounds.
+    :param cors: path and origin → the headers that let a page's script read an answer that no
+        handler gives.
     """
 
-    def __init__(self, application: Application, bounds: Bounds, metrics: Metrics) -> None:
+    def __init__(
+        self,
+        application: Application,
+        bounds: Bounds,
+        metrics: Metrics,
+        *,
+        cors: Callable[[str, str | None], Mapping[str, str]] = lambda _path, _origin: {},
+    ) -> None:
         self.application = application
         self.bounds = bounds
+        #: See above.
+        self.cors = cors
         #: Bytes of bodies held in memory, of requests that are not answered.
         self.inflight = 0
         #: Whether every answer is the last of its connection.

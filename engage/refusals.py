@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Final
 
@@ -16,6 +17,7 @@ __all__ = [
     "refusal",
     "request_id",
     "request_timeout",
+    "too_many_arguments",
     "too_many_headers",
 ]
 
@@ -28,10 +30,11 @@ def request_id() -> str:
     return f"{random.getrandbits(96):024x}"
 
 
-def refusal(error: ApiError, identity: str) -> bytes:
+def refusal(error: ApiError, identity: str, cors: Mapping[str, str]) -> bytes:
     """:return: a whole answer, head and body.
 
     :param identity: the request's id.
+    :param cors: headers that let a page's script read it.
     """
     body = error_body(error, identity)
     headers = {
@@ -39,6 +42,7 @@ def refusal(error: ApiError, identity: str) -> bytes:
         "Content-Length": str(len(body)),
         "X-Content-Type-Options": "nosniff",
         "X-Request-Id": identity,
+        **cors,
         **error.headers,
         "Connection": "close",
     }
@@ -58,6 +62,11 @@ def headers_too_large(limit: int) -> ApiError:
 def too_many_headers(limit: int) -> ApiError:
     """:return: 431: there are more headers than any client sends."""
     return ApiError("headers_too_large", f"too many headers, at most {limit}")
+
+
+def too_many_arguments(limit: int) -> ApiError:
+    """:return: 400: the query has more arguments than any client sends."""
+    return ApiError("invalid_request", f"the query has too many arguments, at most {limit}")
 
 
 def request_timeout(seconds: float) -> ApiError:

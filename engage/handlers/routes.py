@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from tornado import httputil
@@ -72,6 +72,7 @@ class Router(Application):
 
     def __init__(self, routes: Sequence[Route], services: Services, **options: Any) -> None:
         super().__init__([], **options)
+        self._cors = services.cors
         self._exact: dict[str, dict[str, Any]] = {}
         #: What stands before the part in braces, what after it, its name, the handler's arguments.
         self._patterns: list[tuple[str, str, str, dict[str, Any]]] = []
@@ -84,6 +85,11 @@ class Router(Application):
             else:
                 self._exact[route.path] = arguments
         self._missing = {"route": _MISSING, "services": services}
+
+    def cors(self, path: str, origin: str | None) -> Mapping[str, str]:
+        """:return: what an answer has of CORS that no handler gives, as a handler's would."""
+        route = self._exact.get(path, self._missing)["route"]
+        return self._cors.headers(origin, credentials=route.credentials)
 
     def find_handler(self, request: httputil.HTTPServerRequest, **kwargs: Any) -> Any:
         """See :class:`tornado.routing.Router`."""
