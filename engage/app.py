@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from engage import logs
 from engage.auth import Authenticator
@@ -93,21 +93,24 @@ def build(config: Config, registry: Registry, metrics: Metrics | None = None) ->
         fetcher=fetcher,
         timeout=config.storage.write_timeout,
     )
-    return App(
-        config,
+    services = Services(
+        config=config,
+        pipeline=pipeline,
+        authenticator=authenticator,
+        cors=CorsPolicy(config.cors),
+        readiness=readiness,
+        deliveries=deliveries,
+        draining=lambda: app.draining,
+    )
+    app = App(
+        services,
         store=store,
         ingest=ingest,
         observers=observers,
-        readiness=readiness,
         fetcher=fetcher,
-        services={
-            "authenticator": authenticator,
-            "cors": CorsPolicy(config.cors),
-            "pipeline": pipeline,
-            "extra": {"deliveries": deliveries},
-        },
         metrics=metrics,
     )
+    return app
 
 
 class App:
@@ -119,37 +122,30 @@ class App:
 
     def __init__(
         self,
-        config: Config,
+        services: Services,
         *,
         store: EventStore,
         ingest: Ingest,
         observers: Observers,
-        readiness: Readiness,
         fetcher: Fetcher,
-        services: dict[str, Any],
         metrics: Metrics,
     ) -> None:
-        self.config = config
+        self.config = services.config
         #: The storage; open between :meth:`open` and :meth:`close`.
         self.store = store
         #: Who takes webhook deliveries, and can translate dead letters again.
-        self.deliveries: Deliveries = services["extra"]["deliveries"]
+        self.deliveries = services.deliveries
         self._ingest = ingest
         self._observers = observers
         #: Whether it should be sent requests.
-        self.readiness = readiness
+        self.readiness = services.readiness
         self._fetcher = fetcher
         self._metrics = metrics
-        self._draining = False
+        #: Whether this process is about to end.
+        self.draining = False
         self._listener: Listener | None = None
         #: Tornado's application.
-        self.application = Router(
-            ROUTES,
-            Services(
-                config=config, readiness=readiness, draining=lambda: self._draining, **services
-            ),
-            log_function=self._log_request,
-        )
+        self.application = Router(ROUTES, services, log_function=self._log_request)
 
     async def open(self, *, create: bool = True) -> None:
         """Open the storage. See :meth:`engage.api.EventStore.open`."""
@@ -174,7 +170,7 @@ class App:
 
     def start_draining(self) -> None:
         """``/readyz`` says no, and every answer is the last of its connection."""
-        self._draining = True
+        self.draining = True
         if self._listener is not None:
             self._listener.start_draining()
 

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from engage.auth import Authenticator, Principal
     from engage.config import Config
     from engage.cors import CorsPolicy
+    from engage.deliveries import Deliveries
     from engage.pipeline import Pipeline
     from engage.readiness import Readiness
 
@@ -53,10 +54,9 @@ class Services:
     authenticator: Authenticator
     cors: CorsPolicy
     readiness: Readiness
+    deliveries: Deliveries
     #: Whether this process is about to end.
     draining: Callable[[], bool]
-    #: Whatever further handlers need, by name.
-    extra: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from engage.decode import check_encoding
-from engage.deliveries import Deliveries, Incoming
+from engage.deliveries import Incoming
 from engage.errors import ApiError
 from engage.handlers.base import Handler, Route
 
@@ -21,34 +21,29 @@ class WebhookHandler(Handler):
 
     encoding: Encoding
 
-    @property
-    def deliveries(self) -> Deliveries:
-        """Who takes them."""
-        found: Deliveries = self.services.extra["deliveries"]
-        return found
-
-    @property
-    def provider(self) -> str:
-        """The name in the path."""
-        return self.request.path.rpartition("/")[2]
-
     def check(self) -> None:
         """Refuse by name, then encoding, then length, then workspace."""
-        self.deliveries.check_provider(self.provider)
+        deliveries = self.services.deliveries
+        deliveries.check_provider(self.provider)
         if self.request.method == "HEAD":
             return
         headers = self.request.headers
         self.encoding = check_encoding(headers.get("Content-Encoding"))
         self.check_length()
-        self.deliveries.workspace(self.provider, self.target, list(headers.get_all()))
+        deliveries.workspace(self.provider, self.target, list(headers.get_all()))
 
     def not_allowed(self) -> ApiError:
         """See :meth:`Handler.not_allowed`: where nothing is, no method is the right one."""
         try:
-            self.deliveries.check_provider(self.provider)
+            self.services.deliveries.check_provider(self.provider)
         except ApiError as error:
             return error
         return super().not_allowed()
+
+    @property
+    def provider(self) -> str:
+        """The name in the path; needed also before Tornado has taken that apart."""
+        return self.request.path.rpartition("/")[2]
 
     @property
     def target(self) -> str:
@@ -62,9 +57,9 @@ class WebhookHandler(Handler):
 
     async def post(self, provider: str) -> None:
         """Verify, translate and store it, then answer."""
-        reply = await self.deliveries.receive(
+        reply = await self.services.deliveries.receive(
             Incoming(
-                provider=self.provider,
+                provider=provider,
                 method="POST",
                 target=self.target,
                 headers=list(self.request.headers.get_all()),
