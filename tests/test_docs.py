@@ -18,6 +18,7 @@ from engage import hookspecs
 from engage.cli import main
 from engage.config import config_schema, load
 from engage.registry import load_plugins
+from engage.subscriptions import subscription_hash
 
 pytestmark = pytest.mark.checkout
 
@@ -124,6 +125,21 @@ def test_hook_engage_register_commands() -> None:
     group = click.Group("engage")
     example("engage_register_commands")(cli=group)
     assert list(group.commands) == ["hello"]
+
+
+# ------------------------------------------------------------------------------------ what it means
+@pytest.mark.parametrize(
+    ("user_id", "identifier"), [("user-1", "a@b.co"), ('ü"1', "é\n@b.co"), ("\0\x7f", "\u2028</")]
+)
+def test_the_hash_of_the_page_is_that_of_the_server(user_id: str, identifier: str) -> None:
+    (block,) = blocks((ROOT / "docs/events.md").read_text("utf-8"), "python")
+    names: dict[str, Any] = {}
+    exec(compile(block, "events.md", "exec"), names)
+    assert names["subscription_hash"]("s", user_id, "acme", identifier, "email") == (
+        subscription_hash(
+            "s", user_id=user_id, workspace_id="acme", identifier=identifier, identifier_key="email"
+        )
+    )
 
 
 # ---------------------------------------------------------------------------------------- README
