@@ -63,7 +63,7 @@ class Mixpanel(StaticCredentialProvider):
 
     def translate(self, request: WebhookRequest) -> Translation:
         """One track event for each member or event."""
-        payload = parse_json(request.body)
+        payload = parse_json(request.body, elements="parameters.members")
         if isinstance(payload, dict) and "action" in payload:
             return _cohort(payload)
         items = payload if isinstance(payload, list) else [payload]
@@ -82,7 +82,7 @@ class Mixpanel(StaticCredentialProvider):
     def reply(self, request: WebhookRequest, result: WebhookResult) -> Reply | None:
         """:return: what cohort sync wants to hear."""
         try:
-            payload = parse_json(request.body)
+            payload = parse_json(request.body, elements="parameters.members")
         except PayloadInvalid:
             return None
         action = at(payload, "action")

@@ -78,7 +78,7 @@ class MParticle(StaticCredentialProvider):
 
     def translate(self, request: WebhookRequest) -> Translation:
         """One identify, then one event for each of the batch that has a meaning here."""
-        batch = parse_object(request.body)
+        batch = parse_object(request.body, elements="events")
         items = batch.get("events")
         if items is None:
             items = []

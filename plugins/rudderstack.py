@@ -46,7 +46,7 @@ class RudderStack(StaticCredentialProvider):
 
     def translate(self, request: WebhookRequest) -> Translation:
         """The events as they are."""
-        payload = parse_json(request.body)
+        payload = parse_json(request.body, elements="batch")
         if isinstance(payload, dict) and isinstance(payload.get("batch"), list):
             payload = payload["batch"]
         items = payload if isinstance(payload, list) else [payload]

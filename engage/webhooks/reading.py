@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 import json
+import math
 import re
+from collections.abc import Callable
 from typing import Any, Final
 from urllib.parse import parse_qsl
 
@@ -81,11 +83,15 @@ def form_fields(data: bytes) -> list[tuple[str, str]]:
         raise PayloadInvalid("the body is not UTF-8") from error
 
 
-def parse_json(data: bytes | str) -> Any:
+def parse_json(data: bytes | str, *, elements: str | None = None) -> Any:
     """Parse JSON without changing anything silently.
 
+    Of a list, an element that holds something that cannot be kept as it is (a lone surrogate, a
+    number beyond 64 bits) costs only itself: ``None`` stands in its place.
+
+    :param elements: where such a list stands in an object, a dotted path of keys.
     :raises PayloadInvalid: it is not UTF-8, not JSON, nested too deeply, holds too many values, or
-        something that cannot be kept as it is (``NaN``, an integer beyond 64 bits).
+        something that cannot be kept as it is, outside such a list.
     """
     raw = data.encode("utf-8", "surrogatepass") if isinstance(data, str) else data
     raw = raw.removeprefix(b"\xef\xbb\xbf")
@@ -98,7 +104,10 @@ def parse_json(data: bytes | str) -> Any:
         if _LONG_NUMBER.search(raw):
             value = json.loads(raw, parse_int=_integer)
     except (ValueError, TypeError, RecursionError) as error:
-        raise PayloadInvalid("the body is not JSON that can be kept") from error
+        try:
+            return _without_bad_elements(raw, elements)
+        except (ValueError, TypeError, RecursionError):
+            raise PayloadInvalid("the body is not JSON that can be kept") from error
     return value
 
 
@@ -109,12 +118,57 @@ def _integer(digits: str) -> int:
     return int(digits)
 
 
-def parse_object(data: bytes | str) -> dict[str, Any]:
+def _without_bad_elements(raw: bytes, path: str | None) -> Any:
+    """Parse again what orjson refused, which the standard library may not.
+
+    :raises ValueError: it is no JSON after all.
+    :raises TypeError: what cannot be kept is not in an element.
+    """
+    # What stands for a number that cannot be kept cannot be printed.
+    value = json.loads(
+        raw.decode(),
+        parse_int=lambda digits: _number(_integer, digits),
+        parse_float=lambda digits: _number(_finite, digits),
+        parse_constant=_finite,
+    )
+    found = value
+    for key in path.split(".") if path is not None and isinstance(value, dict) else ():
+        found = found.get(key) if isinstance(found, dict) else None
+    if isinstance(found, list):
+        found[:] = [element if _printable(element) else None for element in found]
+    orjson.dumps(value)
+    return value
+
+
+def _number(read: Callable[[str], float], digits: str) -> object:
+    try:
+        return read(digits)
+    except ValueError:
+        return object()
+
+
+def _finite(digits: str) -> float:
+    number = float(digits)
+    if not math.isfinite(number):
+        raise ValueError("not a number that JSON has")
+    return number
+
+
+def _printable(value: object) -> bool:
+    try:
+        orjson.dumps(value)
+    except TypeError:
+        return False
+    return True
+
+
+def parse_object(data: bytes | str, *, elements: str | None = None) -> dict[str, Any]:
     """Parse JSON that must be an object.
 
+    :param elements: see :func:`parse_json`.
     :raises PayloadInvalid: it is not.
     """
-    value = parse_json(data)
+    value = parse_json(data, elements=elements)
     if not isinstance(value, dict):
         raise PayloadInvalid("the body is not a JSON object")
     return value
