@@ -8,13 +8,10 @@ does not translate is kept whole as a dead letter, and only trouble with the sto
 
 from __future__ import annotations
 
-import dataclasses
 import logging
-import re
 import time
 from collections.abc import Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final
-from urllib.parse import parse_qsl
+from typing import TYPE_CHECKING, Any
 
 import orjson
 
@@ -34,10 +31,16 @@ from engage.api import (
     WebhookResult,
     render_time,
 )
-from engage.deadletters import letter_id
-from engage.decode import Encoding, check_encoding, decompress, too_deep
-from engage.errors import MAX_ERRORS, ApiError, Problem, located, overloaded
+from engage.decode import decompress, too_deep
+from engage.errors import ApiError, Problem, located, overloaded
 from engage.fetching import Fetcher, FetchError, FetchRefusedError
+from engage.incoming import (
+    UNTRANSLATED,
+    Incoming,
+    delivery_of_letter,
+    letter_of_delivery,
+    named_workspaces,
+)
 from engage.recipients import Recipients
 
 if TYPE_CHECKING:
@@ -46,42 +49,9 @@ if TYPE_CHECKING:
     from engage.metrics import Metrics
     from engage.pipeline import Pipeline
 
-__all__ = [
-    "UNTRANSLATED",
-    "Deliveries",
-    "Incoming",
-    "named_workspaces",
-    "redacted",
-    "translated",
-    "unkeepable",
-]
+__all__ = ["Deliveries", "translated", "unkeepable"]
 
 _log = logging.getLogger(__name__)
-
-#: Reason of a dead letter that holds a whole delivery.
-UNTRANSLATED: Final = "untranslated"
-REDACTED: Final = "[redacted]"
-#: Of a dead letter: the path and query of its request, under the name that HTTP/2 gives them.
-PATH_HEADER: Final = ":path"
-
-_SECRET_NAME: Final = re.compile(
-    r"auth|cookie|secret|token|signature|passw|key$|hmac|credential", re.IGNORECASE
-)
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Incoming:
-    """A request to a webhook's URL."""
-
-    provider: str
-    method: str
-    #: Path and query as they were sent.
-    target: str
-    #: [name, value] pairs, repeated ones repeated.
-    headers: Sequence[tuple[str, str]]
-    #: Raw, as it came over the wire.
-    body: bytes
-    encoding: Encoding = "identity"
 
 
 class Deliveries:
@@ -234,7 +204,8 @@ class Deliveries:
     ) -> Reply:
         translation, result, rejected = await self._translate(name, workspace, provider, request)
         if rejected:
-            letter = _letter(name, workspace, provider, incoming, rejected)
+            now = time.time_ns() // 1_000_000
+            letter = letter_of_delivery(incoming, workspace, provider, rejected, received_at=now)
             kept = await self._ingest.put_dead_letters([letter])
             _log.warning(
                 "webhook %s: %s: %s",
@@ -313,24 +284,12 @@ class Deliveries:
         :raises ConfigError: its workspace has this provider no more, or it is no whole delivery.
         :raises StorageUnavailable: not everything is durable.
         """
+        incoming = delivery_of_letter(letter)
         provider = self._providers.get(letter.origin, {}).get(letter.workspace_id)
-        headers = [(name, value) for name, value in letter.headers if name != PATH_HEADER]
-        targets = [value for name, value in letter.headers if name == PATH_HEADER]
-        if letter.reason != UNTRANSLATED or letter.truncated or not targets:
-            raise ConfigError(f"dead letter {letter.id} is no delivery")
         if provider is None:
             raise ConfigError(
                 f"dead letter {letter.id}: workspace {letter.workspace_id} has no {letter.origin}"
             )
-        encodings = [value for name, value in headers if name.lower() == "content-encoding"]
-        incoming = Incoming(
-            provider=letter.origin,
-            method="POST",
-            target=targets[0],
-            headers=headers,
-            body=letter.item,
-            encoding=check_encoding(encodings),
-        )
         request = self._request(incoming, letter.received_at / 1000)
         _, result, _ = await self._translate(
             letter.origin,
@@ -340,13 +299,6 @@ class Deliveries:
             undated=render_time(letter.received_at),
         )
         return result
-
-
-def named_workspaces(target: str, headers: Sequence[tuple[str, str]]) -> set[str]:
-    """:return: every workspace that a delivery's query or headers name; more than one is a lie."""
-    query = parse_qsl(target.partition("?")[2], keep_blank_values=True)
-    named = {value for name, value in query if name == "workspaceId"}
-    return named | {value for name, value in headers if name.lower() == "df-workspace-id"}
 
 
 def translated(provider: Provider, request: WebhookRequest) -> tuple[Translation, list[Problem]]:
@@ -359,24 +311,6 @@ def translated(provider: Provider, request: WebhookRequest) -> tuple[Translation
         _log.exception("translating a webhook delivery failed")
         return Translation(), [Problem("/", f"the provider failed: {type(error).__name__}")]
     return translation, [_problem(rejected) for rejected in translation.rejected]
-
-
-def redacted(headers: Sequence[tuple[str, str]], provider: Provider) -> list[tuple[str, str]]:
-    """:return: the headers with the values taken out of all that are, or may be, a secret."""
-    signing = provider.signing
-    names = {name.lower() for name in (signing.signature, signing.credential) if name}
-    secrets = [secret.decode("latin-1") for secret in provider.credentials()]
-    return [
-        (
-            name,
-            REDACTED
-            if name.lower() in names
-            or _SECRET_NAME.search(name)
-            or any(secret in value for secret in secrets)
-            else value,
-        )
-        for name, value in headers
-    ]
 
 
 def _probed(provider: Provider, request: WebhookRequest) -> Reply | None:
@@ -397,33 +331,6 @@ def unkeepable(document: dict[str, Any], depth: int) -> str | None:
 
 def _problem(rejected: Rejected) -> Problem:
     return Problem(f"/{rejected.index}", rejected.message)
-
-
-def _letter(
-    name: str,
-    workspace: str,
-    provider: Provider,
-    incoming: Incoming,
-    problems: Sequence[Problem],
-) -> DeadLetter:
-    # A redelivery is the same letter; signature and time of signing differ each time.
-    identity = incoming.target.encode() + b"\n" + incoming.body
-    return DeadLetter(
-        id=letter_id(workspace, name, identity),
-        workspace_id=workspace,
-        origin=name,
-        write_key_id=None,
-        user_id=None,
-        anonymous_id=None,
-        message_id=None,
-        reason=UNTRANSLATED,
-        message=str(problems[0]),
-        errors=[problem.as_dict() for problem in problems[:MAX_ERRORS]],
-        item=incoming.body,
-        truncated=False,
-        headers=[(PATH_HEADER, incoming.target), *redacted(incoming.headers, provider)],
-        received_at=time.time_ns() // 1_000_000,
-    )
 
 
 def _outcome(result: WebhookResult) -> str:

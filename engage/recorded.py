@@ -15,9 +15,10 @@ import orjson
 from engage.api import EVENT_TYPES, EngageError, Provider, SignatureMismatch, WebhookRequest
 from engage.config import Config
 from engage.decode import check_encoding, decompress
-from engage.deliveries import named_workspaces, translated, unkeepable
+from engage.deliveries import translated, unkeepable
 from engage.errors import ApiError, Problem, located
 from engage.fetching import Fetcher
+from engage.incoming import named_workspaces
 from engage.normalise import Arrival, normalise
 from engage.recipients import of_nobody
 from engage.validate import Schemas

@@ -486,6 +486,13 @@ def test_check_and_plugins_on_a_terminal(stored: Path) -> None:
 
 
 # ------------------------------------------------------------------------------------------ copy
+def test_a_command_that_serves_nobody_loads_no_server() -> None:
+    """Half of its time would go into that."""
+    code = "import sys, engage.cli; print(*sorted({'tornado', 'engage.app'} & set(sys.modules)))"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True)
+    assert found.stdout.strip() == b""
+
+
 def test_copy(stored: Path, tmp_path: Path) -> None:
     target = config_file(tmp_path, "other")
     for copied, duplicate in ((5, 0), (0, 5)):

@@ -29,7 +29,7 @@ from engage.api import (
 from engage.app import build
 from engage.cli import main
 from engage.config import load
-from engage.deliveries import PATH_HEADER, REDACTED, redacted
+from engage.incoming import PATH_HEADER, REDACTED, redacted
 from engage.metrics import NullMetrics
 from engage.registry import shared_credentials
 

@@ -33,7 +33,7 @@ LAYERS = (
     # The steps of an event.
     "metrics auth decode validate normalise",
     "deadletters transforms observers subscriptions gathering recipients fetching",
-    "ingest",
+    "ingest incoming",
     "pipeline",
     "deliveries",
     "recorded",

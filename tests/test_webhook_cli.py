@@ -16,7 +16,7 @@ from test_deliveries import segment
 from engage.app import build
 from engage.cli import main
 from engage.config import load
-from engage.deliveries import Incoming
+from engage.incoming import Incoming
 from engage.registry import load_plugins
 
 VECTOR = next(v for v in signature_vectors("stripe") if v["id"] == "stripe-02")

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import datetime
 import re
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -16,7 +17,7 @@ from engage.checking import SettingsError
 from engage.config import Config
 from engage.registry import Registry, load_plugins
 
-__all__ = ["Failed", "config_option", "opened", "registry_of", "safe"]
+__all__ = ["Failed", "config_option", "moment", "opened", "registry_of", "safe"]
 
 DEFAULT_CONFIG: Final = "engage.toml"
 CONFIG_VARIABLE: Final = "ENGAGE_CONFIG"
@@ -45,6 +46,15 @@ def safe(text: str) -> str:
         return f"\\u{code:04x}"
 
     return _UNSAFE.sub(escaped, text)
+
+
+def moment(text: str) -> datetime.datetime:
+    """Read RFC 3339, or a date; UTC unless it says otherwise.
+
+    :raises ValueError: it is neither.
+    """
+    read = datetime.datetime.fromisoformat(text.upper())
+    return read if read.tzinfo is not None else read.replace(tzinfo=datetime.UTC)
 
 
 class Failed(click.ClickException):

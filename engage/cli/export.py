@@ -15,13 +15,14 @@ from typing import IO, Final, get_args
 import click
 
 from engage.api import EVENT_TYPES
-from engage.cli.common import config_option, opened, registry_of, safe
+from engage.cli.common import config_option, moment, opened, registry_of, safe
 from engage.cli.progress import Progress
 from engage.config import Config, load
 from engage.exporting import KINDS, Kind, Record, Selection
 from engage.exporting import export as records
 from engage.registry import Registry
 
+_EPOCH: Final = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 #: Lines that are gathered before they are written.
 _CHUNK: Final = 500
 
@@ -38,15 +39,12 @@ class Time(click.ParamType[int]):
         if isinstance(value, int):
             return value
         try:
-            moment = datetime.datetime.fromisoformat(str(value).upper())
+            since = moment(str(value)) - _EPOCH
         except ValueError:
             self.fail(
                 f"{value!r} is no time such as 2026-01-31 or 2026-01-31T12:00:00Z", param, ctx
             )
-        if moment.tzinfo is None:
-            moment = moment.replace(tzinfo=datetime.UTC)
-        epoch = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
-        return (moment - epoch) // datetime.timedelta(milliseconds=1)
+        return since // datetime.timedelta(milliseconds=1)
 
 
 @click.command(

@@ -1,27 +1,29 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``engage webhook-url``, ``webhook-test`` and ``webhook-retry``."""
+"""``engage webhook-url``, ``webhook-test`` and ``webhook-retry``.
+
+What they need of the server is imported when they run: no other command needs it loaded.
+"""
 
 from __future__ import annotations
 
 import asyncio
-import datetime
 import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 import orjson
 
 from engage.api import ConfigError, DeadLetterStore, EngageError, Provider
-from engage.app import build
-from engage.cli.common import config_option, opened, registry_of, safe
+from engage.cli.common import config_option, moment, opened, registry_of, safe
 from engage.config import Config, load
-from engage.deliveries import UNTRANSLATED
 from engage.exporting import all_pages
-from engage.fetching import Fetcher
-from engage.recorded import Recording, read_recording, rehearse
 from engage.registry import Registry
+
+if TYPE_CHECKING:
+    from engage.recorded import Recording
 
 __all__ = ["webhook_retry", "webhook_test", "webhook_url"]
 
@@ -45,12 +47,11 @@ class Moment(click.ParamType[float]):
             if 0 <= seconds < 253_402_300_800:
                 return seconds
         try:
-            moment = datetime.datetime.fromisoformat(str(value).upper())
+            return moment(str(value)).timestamp()
         except ValueError:
-            self.fail(f"{value!r} is no time such as 1700000000 or 2026-01-31T12:00:00Z")
-        if moment.tzinfo is None:
-            moment = moment.replace(tzinfo=datetime.UTC)
-        return moment.timestamp()
+            self.fail(
+                f"{value!r} is no time such as 1700000000 or 2026-01-31T12:00:00Z", param, ctx
+            )
 
 
 @click.command("webhook-url", epilog="\b\nExample:\n  engage webhook-url sendgrid --workspace acme")
@@ -116,6 +117,8 @@ def webhook_test(
     an empty line, the body; a request line may stand before them), or as JSON with url, headers,
     body or body_base64, and now. The events are written as NDJSON.
     """
+    from engage.recorded import read_recording
+
     config = load(config_path)
     registry = registry_of(ctx)
     enabled = _enabled(registry, config, provider)
@@ -132,6 +135,9 @@ async def _rehearse(
     recording: Recording,
     now: float | None,
 ) -> None:
+    from engage.fetching import Fetcher
+    from engage.recorded import rehearse
+
     if now is None:
         now = time.time() if recording.now is None else recording.now
     fetcher = Fetcher()
@@ -184,6 +190,9 @@ async def _retry(
     provider: str | None,
     letter_id: str | None,
 ) -> None:
+    from engage.app import build
+    from engage.incoming import UNTRANSLATED
+
     # Only to see that there is a store: the server below would be asked to make one.
     async with opened(registry, config):
         pass

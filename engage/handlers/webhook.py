@@ -6,9 +6,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from engage.decode import check_encoding
-from engage.deliveries import Incoming
 from engage.errors import ApiError
 from engage.handlers.base import Handler, Route
+from engage.incoming import Incoming
 
 if TYPE_CHECKING:
     from engage.decode import Encoding

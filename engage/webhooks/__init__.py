@@ -12,11 +12,12 @@ decoding a signature                   :func:`decode_hex` :func:`decode_base64`
 checking it                            :func:`check_hmac` :func:`check_secret`
                                        :func:`check_timestamp` :func:`check_standard_webhook`
 options                                :func:`secrets` :func:`standard_webhook_key`
-                                       :func:`public_url` :func:`options_schema`
+                                       :func:`public_url` :func:`signed_url`
+                                       :func:`options_schema`
 nothing signed but a password          :class:`StaticCredentialProvider`
 making events                          :func:`track` :func:`message_id` :func:`event_id`
-                                       :func:`unix_time` :func:`iso_time` :func:`at`
-                                       :func:`merged` :func:`spread` :func:`text`
+                                       :func:`content_id` :func:`unix_time` :func:`iso_time`
+                                       :func:`at` :func:`merged` :func:`spread` :func:`text`
                                        :func:`user_id` :func:`own_user_id`
                                        :func:`email_recipient` :func:`phone_recipient`
 =====================================  ============================================================
