@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import click
@@ -60,6 +61,8 @@ class Root(click.Group):
 def main(ctx: click.Context) -> None:
     """A self-hosted event-ingestion server."""
     ctx.obj = None
+    if sys.stdout is None and ctx.invoked_subcommand != serve.name:
+        raise EngageError("standard output is closed")
 
 
 _COMMANDS = (

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import os
 import re
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -63,7 +64,7 @@ class Failed(click.ClickException):
     exit_code = 1
 
     def __init__(self, error: Exception) -> None:
-        problems = error.problems if isinstance(error, SettingsError) else (str(error),)
+        problems = error.problems if isinstance(error, SettingsError) else (_said(error),)
         self.lines = [safe(" ".join(problem.split())) for problem in problems]
         super().__init__(self.lines[0])
 
@@ -71,6 +72,13 @@ class Failed(click.ClickException):
         """Write the lines to standard error."""
         for line in self.lines:
             click.echo(f"engage: {line}", file=file, err=True)
+
+
+def _said(error: Exception) -> str:
+    if isinstance(error, OSError) and error.strerror:
+        place = f"{os.fsdecode(error.filename)}: " if error.filename else ""
+        return f"{place}{error.strerror}"
+    return str(error)
 
 
 def config_option(function: Function) -> Function:

@@ -1,0 +1,32 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How a command fails when the system is what refuses."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+
+def engage(folder: Path, arguments: str, redirected: str = "") -> tuple[int, str]:
+    """:return: exit status, standard error."""
+    command = f'exec "{sys.executable}" -m engage {arguments} {redirected}'
+    done = subprocess.run(
+        ["sh", "-c", command], cwd=folder, capture_output=True, text=True, timeout=60, check=False
+    )
+    return done.returncode, done.stderr
+
+
+@pytest.mark.parametrize("command", ["export events", "check", "plugins"])
+def test_a_standard_output_that_takes_nothing(tmp_path: Path, command: str) -> None:
+    assert engage(tmp_path, "init")[0] == 0
+    assert engage(tmp_path, command, ">&-") == (1, "engage: standard output is closed\n")
+    if Path("/dev/full").exists() and command != "export events":  # there is nothing to export
+        assert engage(tmp_path, command, ">/dev/full") == (1, "engage: No space left on device\n")
+
+
+def test_names_the_file_that_the_system_refuses(tmp_path: Path) -> None:
+    (tmp_path / "taken").write_text("")
+    assert engage(tmp_path, "init taken/below") == (1, "engage: taken/below: Not a directory\n")
