@@ -109,7 +109,7 @@ OPERATIONS: Final[Sequence[Operation]] = (
     Operation(
         id="batch",
         method="POST",
-        paths=("/api/public/apps/batch", "/v1/batch", "/v1/b"),
+        paths=("/api/public/apps/batch", "/v1/batch", "/v1/b", "/v1/import", "/v1/import/"),
         summary="Send many events",
         description="Items stand alone: valid ones are stored, the others are reported and kept.",
         tag="Events",

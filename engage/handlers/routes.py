@@ -42,6 +42,8 @@ ROUTES: Final[Sequence[Route]] = (
     *_event("group", "/v1/g"),
     *_event("alias", "/v1/a"),
     *_batch("/api/public/apps/batch", "/v1/batch", "/v1/b", "/beacon/v1/batch"),
+    # Segment's libraries for Java (with the slash), Ruby, .NET and Android.
+    *_batch("/v1/import", "/v1/import/"),
     Route(
         path="/api/public/subscription-management/user-subscriptions",
         name="subscriptions",

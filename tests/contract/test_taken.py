@@ -430,7 +430,10 @@ async def test_every_path_of_batch(tmp_path: Path) -> None:
         for operation, fields in OPERATIONS.items()
     ]
     async with serving(tmp_path) as server:
-        for path in ("/api/public/apps/batch", "/v1/batch", "/v1/b", "/beacon/v1/batch"):
+        for path in (
+            *("/api/public/apps/batch", "/v1/batch", "/v1/b", "/beacon/v1/batch"),
+            *("/v1/import", "/v1/import/"),
+        ):
             assert (await server.send(path, {"batch": items})).status == 200
         assert [event.type for event in await server.events()] == list(OPERATIONS)
 
