@@ -186,8 +186,7 @@ class Folded:
                     }
                 )
         for key, pair in self._within(LINKS, known, limits.links).items():
-            if key in known.pairs[LINKS].get(pair.owner, ()):
-                continue
+            # Also one that was read: whoever wrote it may not have waited until it was durable.
             fields = {
                 "workspaceId": pair.workspace,
                 "user": pair.owner,
@@ -219,16 +218,16 @@ class Folded:
         registers: dict[str, Any] = {}
         for trait, (version, value) in subject.traits.items():
             before, size = stored.get(trait), trait_size(trait, value)
-            if before is not None and before[0] > version:
-                continue
-            was = 0 if before is None else before[1]
-            if (before is None and count >= limits.traits) or (
-                size > was and total - was + size > limits.trait_bytes
-            ):
-                self.dropped += 1
-                continue
-            count += before is None
-            total += size - was
+            # A later value that was read may not be durable: $max leaves it, should it stay.
+            if before is None or before[0] <= version:
+                was = 0 if before is None else before[1]
+                if (before is None and count >= limits.traits) or (
+                    size > was and total - was + size > limits.trait_bytes
+                ):
+                    self.dropped += 1
+                    continue
+                count += before is None
+                total += size - was
             register = _register(version, encode_value(value))
             if trait in identifiers:
                 looked_up = identifier_value(trait, value)

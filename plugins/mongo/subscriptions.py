@@ -59,16 +59,20 @@ class Subscriptions:
                 db[HISTORY].find_one({"_id": change_key}), self._document(key)
             )
             if known is not None:
-                return _choices(document)
+                await self._connection.insert(HISTORY, [bson.encode(known)])
             for _ in range(_ATTEMPTS):
                 if document is not None and (pending := document.get("pending")) is not None:
                     await self._copy(document, pending)
                     if pending["changeId"] == change.id:
+                        known = pending
+                if known is not None:
+                    if await self._is_durable(key, document):
                         return _choices(document)
-                await self._profiles.see(change.workspace_id, change.user_id, change.at)
-                changed = await self._change(key, document, change)
-                if changed is not None:
-                    return _choices(changed)
+                else:
+                    await self._profiles.see(change.workspace_id, change.user_id, change.at)
+                    changed = await self._change(key, document, change)
+                    if changed is not None:
+                        return _choices(changed)
                 document = await self._document(key)
         raise StorageUnavailable("too many others change the same user's choices")
 
@@ -77,6 +81,20 @@ class Subscriptions:
             {"_id": key}
         )
         return found
+
+    async def _is_durable(self, key: str, document: Mapping[str, Any] | None) -> bool:
+        """Write a document as it was read, because whoever wrote it may not have waited until a
+        majority had it, and a failover would take it back.
+
+        :return: whether it still stands so; it is durable then.
+        """
+        if document is None:
+            return True
+        version = {"version": document["version"]}
+        done = await self._connection.db[SUBSCRIPTIONS].update_one(
+            {"_id": key, **version}, {"$set": version}
+        )
+        return bool(done.matched_count)
 
     async def _change(
         self, key: str, document: Mapping[str, Any] | None, change: SubscriptionChange
@@ -102,6 +120,8 @@ class Subscriptions:
             "userId": change.user_id,
         }
         if not record["records"]:
+            if not await self._is_durable(key, document):
+                return None
             # Also a change without effect is remembered: repeated later it must not undo others.
             await self._copy({"_id": key, **names}, record)
             return document or {}
