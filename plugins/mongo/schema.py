@@ -261,6 +261,11 @@ async def _create(db: Any, collection: str, indexes: list[dict[str, Any]]) -> No
     except OperationFailure as error:
         if error.code not in _CONFLICTS:
             raise
+        if len(indexes) > 1:
+            # None of them was made.
+            for index in indexes:
+                await _create(db, collection, [index])
+            return
         # The operator has one of that name with options of his own: his to decide.
         log.warning("an index of %s exists with other options; it is left", collection)
 
