@@ -180,6 +180,8 @@ def test_permanent_codes_are_a_closed_list() -> None:
         56: "EmptyFieldName",
         57: "DottedFieldName",
         10334: "BSONObjectTooLarge",
+        17419: "what an update would make of a document is too large",
+        17420: "what an upsert would make is too large",
     }
     assert names.keys() == client.PERMANENT
 

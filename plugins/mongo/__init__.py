@@ -3,7 +3,8 @@
 
 ======================  ================================================================
 ``store.py``            what the core talks to; life, readiness, the work left for later
-``client.py``           the one place that names the driver; options, errors, time limits
+``client.py``           the one place that names the driver's client; errors, time limits
+``url.py``              the connection string
 ``schema.py``           collections, indexes, version, warnings about shard keys
 ``documents.py``        events as documents, keys that MongoDB cannot hold, ids
 ``writing.py``          one write: what becomes of each of its events

@@ -11,20 +11,19 @@ import asyncio
 import contextlib
 import inspect
 import logging
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import bson
 import pymongo
 from bson.codec_options import CodecOptions, DatetimeConversion
+from bson.errors import BSONError
 from bson.raw_bson import RawBSONDocument
 from motor.motor_asyncio import AsyncIOMotorClient
 from pymongo.errors import (
     AutoReconnect,
     BulkWriteError,
     ConfigurationError,
-    InvalidName,
     InvalidOperation,
     OperationFailure,
     PyMongoError,
@@ -33,21 +32,25 @@ from pymongo.errors import (
 
 from engage.api import ConfigError, StorageUnavailable
 
+from .documents import MOST_BYTES
+from .url import DEFAULT_DATABASE, read
+
 log = logging.getLogger("engage.storage.mongo")
 
 #: Makes the client. When motor ends: ``make_client: Any = pymongo.AsyncMongoClient``.
 make_client: Any = AsyncIOMotorClient
 
-DEFAULT_URL: Final = "mongodb://localhost:27017/engage"
-DEFAULT_DATABASE: Final = "engage"
-
 #: Another document with this ``_id`` is stored.
 DUPLICATE: Final = 11000
 #: A document that the server can never take, by its published codes: BadValue, TypeMismatch,
 #: Overflow (nested too deeply), InvalidBSON, DollarPrefixedFieldName, InvalidIdField,
-#: EmptyFieldName, DottedFieldName, BSONObjectTooLarge. Deliberately not here:
+#: EmptyFieldName, DottedFieldName, and those for what is too large. Deliberately not here:
 #: DocumentValidationFailure (121), because a mistake in a validator must not refuse every event.
-PERMANENT: Final = frozenset({2, 14, 15, 22, 52, 53, 56, 57, 10334})
+PERMANENT: Final = frozenset({2, 14, 15, 22, 52, 53, 56, 57, 10334, 17419, 17420})
+#: Of these, what says that a document is too large: BSONObjectTooLarge, and the two for what an
+#: update or an upsert would make of it. Also where a whole command is refused, it is not for
+#: anything else in the command.
+TOO_LARGE: Final = frozenset({10334, 17419, 17420})
 
 #: Codes of which a person can see from these words what to do.
 _WORDS: Final = {13: "the user of the connection string may not do this", 18: "wrong credentials"}
@@ -57,44 +60,18 @@ CODEC: Final[CodecOptions[Any]] = CodecOptions(datetime_conversion=DatetimeConve
 
 _RAW: Final = CODEC.with_options(document_class=RawBSONDocument)
 
-#: Statements and bytes of one update command; servers take at least these.
+#: Statements of one update command.
 _STATEMENTS: Final = 1000
-_COMMAND_BYTES: Final = 16 * 1024 * 1024
+#: Of a message or a command: what is not documents.
+_FRAME: Final = 16 * 1024
+#: The code for a document that is larger than the server says it takes.
+_TOO_LARGE: Final = 10334
 #: Races of two upserts that one command may lose.
 _RACES: Final = 100
 #: Seconds within which a server must be found.
 _SELECTION: Final = 3.0
 #: Seconds between two attempts to reach a server whose answer was lost.
 _PAUSE: Final = 0.05
-
-
-def _options_of(url: str) -> dict[str, str]:
-    """:return: the options in a connection string, names in lower case, the last of a name."""
-    query = url.partition("?")[2]
-    pairs = (part.partition("=") for part in re.split("[&;]", query) if part)
-    return {name.lower(): value for name, _, value in pairs}
-
-
-def weaknesses(url: str) -> list[str]:
-    """:return: what in the connection string lets an acknowledged event be lost; one line each."""
-    given = _options_of(url)
-    found = []
-    w = given.get("w", "majority")
-    if w == "0":
-        raise ConfigError(
-            "url: w=0 acknowledges nothing at all, not even a repeated message id; remove it"
-        )
-    if w != "majority":
-        found.append(
-            f"w={w[:80]}: engage answers 200 before a majority of the replica set has the event; "
-            "a failover may lose it"
-        )
-    if given.get("journal", "true").lower() != "true":
-        found.append(
-            f"journal={given['journal'][:80]}: engage answers 200 before the event is in the "
-            "journal; a power cut may lose it"
-        )
-    return found
 
 
 class Connection:
@@ -109,39 +86,21 @@ class Connection:
 
     def __init__(self, url: str, *, allow_weak: bool, timeout: float) -> None:
         self._url = url
-        self._given = _options_of(url)
-        self.weaknesses = weaknesses(url)
+        self._read = read(url)
+        self.weaknesses = self._read.weaknesses()
         if self.weaknesses and not allow_weak:
             raise ConfigError(
-                f"url: {self.weaknesses[0]} (remove the option, or set "
+                f"storage.mongo.url: {self.weaknesses[0]} (remove the option, or set "
                 "storage.mongo.allow_weak_acknowledgement = true)"
             )
-        self.timeout = self._seconds("timeoutms", timeout)
-        self._selection = self._seconds("serverselectiontimeoutms", _SELECTION)
-        if not url.startswith("mongodb+srv://"):
-            try:
-                found = pymongo.uri_parser.parse_uri(url, warn=False)
-            except (PyMongoError, ValueError):
-                raise ConfigError(
-                    "url: not a valid connection string (percent-encode user and "
-                    "password; the options are those of the MongoDB drivers)"
-                ) from None
-            hosts = ",".join(f"{host}:{port}" for host, port in found["nodelist"])
-            #: Hosts and database, for people; never the credentials.
-            self.name = f"mongodb://{hosts}/{found['database'] or DEFAULT_DATABASE}"
-        else:
-            host = url.removeprefix("mongodb+srv://").partition("?")[0]
-            self.name = "mongodb+srv://" + host.rpartition("@")[2]
+        self.timeout = self._read.seconds("timeoutMS", timeout)
+        self._selection = self._read.seconds("serverSelectionTimeoutMS", _SELECTION)
+        #: Hosts and database, for people; never the credentials.
+        self.name = self._read.name
         self.make_client = make_client
         self._client: Any = None
         #: The database; set by :meth:`connect`.
         self.db: Any = None
-
-    def _seconds(self, option: str, default: float) -> float:
-        try:
-            return float(self._given[option]) / 1000 or default
-        except (KeyError, ValueError):
-            return default
 
     def connect(self) -> None:
         """Make the client. Talks to nobody yet.
@@ -158,15 +117,20 @@ class Connection:
             "w": "majority",
             "journal": True,
         }
+        if self._read.is_srv:
+            # Also how long the driver asks the DNS, which no other limit ends.
+            defaults["connectTimeoutMS"] = int(self.timeout * 500)
         defaults = {
-            name: value for name, value in defaults.items() if name.lower() not in self._given
+            name: value
+            for name, value in defaults.items()
+            if name.lower() not in self._read.options
         }
         try:
             client = self.make_client(self._url, **defaults)
             database = client.get_default_database(DEFAULT_DATABASE)
-        except (ConfigurationError, InvalidName, OSError) as error:
+        except (PyMongoError, OSError, ValueError) as error:
             raise StorageUnavailable(
-                f"MongoDB: the connection string cannot be used ({type(error).__name__})"
+                f"{self.name}: the connection string cannot be used ({type(error).__name__})"
             ) from None
         self._client = client
         # Reading elsewhere than at the primary could miss what was acknowledged a moment ago.
@@ -202,6 +166,11 @@ class Connection:
                 yield self.db
         except PyMongoError as error:
             raise self.unavailable(error) from _scrubbed(error)
+        except (BSONError, LookupError, TypeError, ValueError) as error:
+            log.error("%s: an answer that is not understood", self.name, exc_info=error)
+            raise StorageUnavailable(
+                f"{self.name}: an answer that is not understood ({type(error).__name__})"
+            ) from error
 
     def unavailable(self, error: BaseException) -> StorageUnavailable:
         """:return: the driver's error in our words: its kind and code, never a document."""
@@ -209,9 +178,38 @@ class Connection:
         said = type(error).__name__ + (f", code {code}" if code is not None else "")
         if isinstance(error, ServerSelectionTimeoutError):
             said = f"no server answers there, or none that is a primary ({said})"
+        elif isinstance(error, ConfigurationError):
+            said = f"{'the DNS does not know it' if self._read.is_srv else 'too old'} ({said})"
         elif code in _WORDS:
             said = f"{_WORDS[code]} ({said})"
         return StorageUnavailable(f"{self.name}: {said}")
+
+    # ------------------------------------------------------------------- what the server takes
+    def _announced(self, name: str, default: int) -> int:
+        servers = self._client.topology_description.server_descriptions().values()
+        return min((getattr(one, name) for one in servers if one.is_writable), default=default)
+
+    @property
+    def most_bytes(self) -> int:
+        """Of one document, or of one command, as the server announces it."""
+        most = self._announced("max_bson_size", MOST_BYTES)
+        message = self._announced("max_message_size", 3 * MOST_BYTES)
+        return min(MOST_BYTES, most, max(message - _FRAME, 1))
+
+    def portions(self, ids: Sequence[str]) -> Iterator[list[str]]:
+        """Cut ids so that each part fits into a command."""
+        most = self.most_bytes // 2
+        part: list[str] = []
+        size = 0
+        for one in ids:
+            # At most 4 bytes a character, and those of an element of a list.
+            size += 4 * len(one) + 16
+            if part and size > most:
+                yield part
+                part, size = [], 4 * len(one) + 16
+            part.append(one)
+        if part:
+            yield part
 
     def _concern(self) -> dict[str, Any]:
         concern: dict[str, Any] = dict(self._client.write_concern.document)
@@ -228,7 +226,8 @@ class Connection:
         :raises PyMongoError: at least one is not durable.
         """
         codes = [0] * len(statements)
-        for start, part in _parts(statements):
+        most = min(_STATEMENTS, self._announced("max_write_batch_size", _STATEMENTS))
+        for start, part in _parts(statements, most, self.most_bytes):
             todo = list(range(start, start + len(part)))
             races = 0
             while todo:
@@ -273,9 +272,16 @@ class Connection:
             not stored.
         :raises PyMongoError: at least one is not durable; a write-concern error, whatever else.
         """
-        if not documents:
-            return {}
-        raw = [RawBSONDocument(document, _RAW) for document in documents]
+        most = self.most_bytes
+        large = {index for index, document in enumerate(documents) if len(document) > most}
+        # One of them would take the others along: the driver measures before it sends.
+        fitting = [index for index in range(len(documents)) if index not in large]
+        raw = [RawBSONDocument(documents[index], _RAW) for index in fitting]
+        codes = await self._insert(collection, raw) if raw else {}
+        found = {fitting[index]: code for index, code in codes.items()}
+        return found | dict.fromkeys(large, _TOO_LARGE)
+
+    async def _insert(self, collection: str, raw: Sequence[RawBSONDocument]) -> dict[int, int]:
         try:
             await self.db[collection].insert_many(raw, ordered=False)
         except BulkWriteError as error:
@@ -287,16 +293,28 @@ class Connection:
                 if code != DUPLICATE and code not in PERMANENT:
                     raise OperationFailure("an insert failed", code) from None
             return codes
+        except OperationFailure as error:
+            if error.code not in TOO_LARGE:
+                raise
+            # The whole command was refused for one of its documents: which?
+            if len(raw) == 1:
+                return {0: error.code}
+            half = len(raw) // 2
+            first = await self._insert(collection, raw[:half])
+            second = await self._insert(collection, raw[half:])
+            return first | {half + index: code for index, code in second.items()}
         return {}
 
 
-def _parts(statements: Sequence[Mapping[str, Any]]) -> Iterator[tuple[int, list[Any]]]:
+def _parts(
+    statements: Sequence[Mapping[str, Any]], most: int, most_bytes: int
+) -> Iterator[tuple[int, list[Any]]]:
     """Cut statements into commands; each is encoded once here, to be measured and sent as it is."""
     part: list[Any] = []
     start = size = 0
     for index, statement in enumerate(statements):
         encoded = bson.encode(statement)
-        if part and (len(part) == _STATEMENTS or size + len(encoded) > _COMMAND_BYTES):
+        if part and (len(part) == most or size + len(encoded) > most_bytes):
             yield start, part
             part, start, size = [], index, 0
         part.append(RawBSONDocument(encoded, _RAW))

@@ -109,8 +109,9 @@ class Events:
         within :meth:`Connection.calling`.
         """
         found = {}
-        async for document in self._connection.db[EVENTS].find({"_id": among(ids)}):
-            found[document["_id"]] = (decode_event(document), document.get("_mark"))
+        for part in self._connection.portions(ids):
+            async for document in self._connection.db[EVENTS].find({"_id": among(part)}):
+                found[document["_id"]] = (decode_event(document), document.get("_mark"))
         return found
 
     async def scan(self, wanted: EventFilter, *, after: str | None, limit: int) -> Page[Event]:

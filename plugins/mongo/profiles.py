@@ -98,17 +98,17 @@ class Profiles:
 
     async def _traits(self, collection: str, ids: Sequence[str]) -> dict[str, Any]:
         found = {}
-        if ids:
+        for part in self._connection.portions(ids):
             # One by one: they may be large, and only their sizes are kept.
-            cursor = self._connection.db[collection].find({"_id": among(ids)}, {"traits": 1})
+            cursor = self._connection.db[collection].find({"_id": among(part)}, {"traits": 1})
             async for document in cursor:
                 found[document["_id"]] = stored_traits(document)
         return found
 
     async def _pairs(self, collection: str, users: Sequence[str]) -> dict[str, set[str]]:
         found: dict[str, set[str]] = {}
-        if users:
-            cursor = self._connection.db[collection].find({"user": among(users)}, {"user": 1})
+        for part in self._connection.portions(users):
+            cursor = self._connection.db[collection].find({"user": among(part)}, {"user": 1})
             for document in await cursor.to_list(None):
                 found.setdefault(document["user"], set()).add(document["_id"])
         return found
@@ -138,8 +138,6 @@ class Profiles:
                 log.error("%d changes can never be applied (code %d)", len(refused), refused[0])
                 dropped += len(refused)
         durable = [statement["q"]["_id"] for statement in statements.get(LINKS, ())]
-        for owner_links in known.pairs[LINKS].values():
-            durable += [key for key in folded.pairs[LINKS] if key in owner_links]
         for key in durable:
             self._links[key] = None
         while len(self._links) > _KNOWN_LINKS:

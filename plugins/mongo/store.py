@@ -34,13 +34,14 @@ from engage.api import (
     UserProfile,
 )
 
-from .client import DEFAULT_URL, Connection
+from .client import Connection
 from .dead_letters import DeadLetters
 from .documents import Sequencer
 from .events import Events, among
 from .profiles import Profiles
 from .schema import EVENTS, META, Schema
 from .subscriptions import Subscriptions
+from .url import DEFAULT_URL
 from .writing import Write
 
 log = logging.getLogger("engage.storage.mongo")

@@ -50,6 +50,8 @@ class Proxy:
         self.rule: Rule | None = None
         #: Names of the commands that were seen, in their order.
         self.seen: list[str] = []
+        #: What the server announces of itself, changed: ``{"maxBsonObjectSize": …}``.
+        self.announced: Mapping[str, Any] = {}
         self._listener: socket.socket | None = None
         self._connections: set[socket.socket] = set()
         self._lock = threading.Lock()
@@ -150,6 +152,8 @@ class Proxy:
         reply = _read(server)
         if reply is None or action == LOSE_REPLY:
             return False
+        if self.announced and b"maxBsonObjectSize" in reply:
+            reply = _changed(reply, self.announced)
         if action == CUT:
             client.sendall(reply[: len(reply) // 2])
             return False
@@ -198,6 +202,15 @@ def _sections(message: bytes) -> Iterator[tuple[int, bytes]]:
         (size,) = struct.unpack_from("<i", message, place + 1)
         yield kind, message[place + 1 : place + 1 + size]
         place += 1 + size
+
+
+def _changed(message: bytes, fields: Mapping[str, Any]) -> bytes:
+    """:return: the reply with other fields. Its one document ends it, in both forms of a reply."""
+    _, number, request, code = _HEADER.unpack_from(message)
+    start = _HEADER.size + (5 if code == _OP_MSG else 20)
+    body = bson.encode({**bson.decode(message[start:]), **fields})
+    head = _HEADER.pack(start + len(body), number, request, code)
+    return head + message[_HEADER.size : start] + body
 
 
 def _wants_no_reply(message: bytes) -> bool:

@@ -1,0 +1,218 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Answers of a MongoDB server that are rare: small limits, not understood, not durable."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import bson
+import pytest
+from support import mongo
+from support.proxy import Proxy
+
+from engage.api import EventFilter, Status, StorageContext, StorageUnavailable, SubscriptionChange
+from engage.testing import WORKSPACE, event, identify, letter
+from engage_plugins.mongo import schema
+from engage_plugins.mongo.store import MongoStorage
+
+pytestmark = pytest.mark.mongo
+
+
+def store(tmp_path: Path, proxy: Proxy, database: str) -> MongoStorage:
+    """A process of its own, as far as the store can tell."""
+    url = proxy.url(database, "retryWrites=false")
+    context = StorageContext(base_dir=tmp_path, identifiers={WORKSPACE: ("email",)})
+    return MongoStorage.from_options({"url": url}, context)
+
+
+@contextlib.asynccontextmanager
+async def opened(
+    tmp_path: Path, announced: Mapping[str, Any] | None = None
+) -> AsyncIterator[tuple[MongoStorage, Proxy, str]]:
+    with Proxy(mongo.shared(mongo.proxied_kind()).address) as proxy:
+        proxy.announced = announced or {}
+        database = f"engage_test_{os.urandom(6).hex()}"
+        made = store(tmp_path, proxy, database)
+        await made.open(create=True)
+        try:
+            yield made, proxy, database
+        finally:
+            proxy.rule = None
+            await made.close()
+
+
+# ------------------------------------------------------------------------------- what it announces
+async def test_what_the_server_announces_is_kept_to(tmp_path: Path) -> None:
+    small = {"maxBsonObjectSize": 40_000, "maxMessageSizeBytes": 1_000_000, "maxWriteBatchSize": 7}
+    async with opened(tmp_path, small) as (made, proxy, _):
+        counts: list[int] = []
+        sizes: list[int] = []
+
+        def look(name: str, command: Mapping[str, Any]) -> None:
+            counts.append(max(len(command.get(key, ())) for key in ("updates", "documents")))
+            if name in ("find", "update"):
+                sizes.append(len(bson.encode(command)))
+
+        proxy.rule = look
+        # Ids as long as may be: those of all users together do not fit into one command.
+        users = [f"{n:03}" + "\N{GRINNING FACE}" * 500 for n in range(60)]
+        many = [identify(f"i{n}", user, n, traits={"n": n}) for n, user in enumerate(users)]
+        large = event("large", properties={"text": "x" * 50_000})
+        outcomes = await made.write([*many, large])
+        assert [one.status for one in outcomes] == [Status.STORED] * 60 + [Status.REFUSED]
+        outcomes = await made.write([*many, large])
+        assert [one.status for one in outcomes] == [Status.DUPLICATE] * 60 + [Status.REFUSED]
+        assert max(counts) == 7
+        assert max(sizes) <= 40_000 + 16 * 1024
+        profile = await made.profile(WORKSPACE, users[-1])
+        assert profile is not None
+        assert profile.traits == {"n": 59}
+
+
+@pytest.mark.parametrize("code", [10334, 17419, 17420])
+async def test_a_command_that_is_refused_for_one_large_document(tmp_path: Path, code: int) -> None:
+    async with opened(tmp_path) as (made, proxy, _):
+        proxy.rule = lambda name, command: (
+            {"ok": 0.0, "code": code, "errmsg": "BSONObj size is invalid"}
+            if name == "insert" and any("x" in one["_id"] for one in command["documents"])
+            else None
+        )
+        outcomes = await made.write([event(message_id) for message_id in ("a", "b", "x", "c")])
+        assert [one.status.name for one in outcomes] == ["STORED", "STORED", "REFUSED", "STORED"]
+
+
+# --------------------------------------------------------------------------- what is not understood
+@pytest.mark.parametrize(
+    "reply",
+    [
+        {"ok": 0},
+        {"ok": 1},
+        {"ok": 1, "n": 0, "writeErrors": [{"index": 0}]},
+        {"ok": 1, "n": 0, "writeErrors": [{"index": 99, "code": 2, "errmsg": "x"}]},
+    ],
+)
+async def test_an_answer_that_is_not_understood(tmp_path: Path, reply: dict[str, Any]) -> None:
+    async with opened(tmp_path) as (made, proxy, _):
+        proxy.rule = lambda name, _: reply if name not in ("isMaster", "ismaster") else None
+        change = SubscriptionChange(
+            id="c", workspace_id=WORKSPACE, user_id="u", at=1, how="api", choices={"g": True}
+        )
+        for call in (
+            made.find(WORKSPACE, "api", "a"),
+            made.scan(EventFilter(), after=None, limit=1),
+            made.profile(WORKSPACE, "u"),
+            made.find_users(WORKSPACE, "email", ["a@b"]),
+            made.state(WORKSPACE, "u"),
+            made.apply(change),
+        ):
+            with pytest.raises(StorageUnavailable):
+                await call
+        with pytest.raises(StorageUnavailable):
+            await made.write([identify("a", "u", 1, traits={"n": 1})])
+
+
+# ----------------------------------------------------------------- what a failover would take back
+NOT_DURABLE = {"code": 64, "errmsg": "waiting for replication timed out"}
+
+
+def without_majority(collection: str) -> Any:
+    """Writes to a collection change nothing more, and no majority has what is there in time."""
+
+    def rule(name: str, command: Mapping[str, Any]) -> Mapping[str, Any] | None:
+        if name in ("insert", "update") and command[name] == collection:
+            return {"ok": 1, "n": 1, "nModified": 0, "writeConcernError": NOT_DURABLE}
+        return None
+
+    return rule
+
+
+@pytest.mark.parametrize("collection", ["subscriptions", "subscription_history"])
+@pytest.mark.parametrize("repeated", [True, False])
+async def test_a_choice_that_was_only_read_is_not_acknowledged(
+    tmp_path: Path, collection: str, repeated: bool
+) -> None:
+    async with opened(tmp_path) as (made, proxy, _):
+        change = SubscriptionChange(
+            id="c", workspace_id=WORKSPACE, user_id="u", at=1, how="api", choices={"g": True}
+        )
+        assert await made.apply(change) == {"g": True}
+        again = (
+            change
+            if repeated
+            else SubscriptionChange(
+                id="d", workspace_id=WORKSPACE, user_id="u", at=2, how="api", choices={"g": True}
+            )
+        )
+        proxy.rule = without_majority(collection)
+        with pytest.raises(StorageUnavailable, match="64"):
+            await made.apply(again)
+        proxy.rule = None
+        assert await made.apply(again) == {"g": True}
+        history = await made.history(WORKSPACE, "u", after=None, limit=10)
+        assert [one.change_id for one in history.items] == ["c"]
+
+
+async def test_a_dead_letter_that_was_only_read_is_not_acknowledged(tmp_path: Path) -> None:
+    async with opened(tmp_path) as (made, proxy, _):
+        assert await made.put([letter("a")]) == 0
+        proxy.rule = without_majority("dead_letters")
+        with pytest.raises(StorageUnavailable, match="64"):
+            await made.put([letter("a")])
+        proxy.rule = None
+        assert await made.put([letter("a"), letter("b")]) == 0
+        page = await made.scan_dead_letters(WORKSPACE, after=None, limit=10)
+        assert [one.id for one in page.items] == [letter("a").id, letter("b").id]
+
+
+async def test_changes_of_profiles_that_were_only_read_are_written(tmp_path: Path) -> None:
+    async with opened(tmp_path) as (made, proxy, database):
+        await made.write([event("a", user_id="u", anonymous_id="v")])
+        await made.write([identify("b", "u", 2, traits={"plan": "pro"})])
+        written: list[Mapping[str, Any]] = []
+
+        def look(name: str, command: Mapping[str, Any]) -> None:
+            if name == "update":
+                written.extend({**one, "in": command["update"]} for one in command["updates"])
+
+        proxy.rule = look
+        other = store(tmp_path, proxy, database)
+        await other.open(create=True)
+        try:
+            await other.write([event("c", user_id="u", anonymous_id="v")])
+            assert [one for one in written if one["in"] == "links"]
+            written.clear()
+            await other.write([identify("d", "u", 1, traits={"plan": "old"})])
+            (users,) = (one for one in written if one["in"] == "users")
+            assert users["u"]["$max"]["traits.plan"]["v"] == "old"
+            profile = await other.profile(WORKSPACE, "u")
+            assert profile is not None
+            assert (profile.traits, profile.anonymous_ids) == ({"plan": "pro"}, ["v"])
+        finally:
+            await other.close()
+
+
+async def test_an_index_of_the_operator_costs_no_other_index(tmp_path: Path) -> None:
+    with Proxy(mongo.shared(mongo.proxied_kind()).address) as proxy:
+        database = f"engage_test_{os.urandom(6).hex()}"
+        refused = "workspaceId_1_userId_1_timestamp_1"
+
+        def rule(name: str, command: Mapping[str, Any]) -> Mapping[str, Any] | None:
+            if name == "createIndexes" and any(
+                one["name"] == refused for one in command["indexes"]
+            ):
+                return {"ok": 0.0, "code": 86, "errmsg": "the same name, other keys"}
+            return None
+
+        proxy.rule = rule
+        made = store(tmp_path, proxy, database)
+        await made.open(create=True)
+        try:
+            names = set(await made._connection.db["events"].index_information())
+        finally:
+            await made.close()
+        assert refused not in names
+        assert len(names) == 1 + len(schema.INDEXES["events"]) - 1

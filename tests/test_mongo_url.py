@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a connection string may say, in every spelling; and that none of it is shown."""
+
+from __future__ import annotations
+
+import pytest
+
+from engage.api import ConfigError
+from engage_plugins.mongo import url
+from engage_plugins.mongo.client import Connection
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ("w=%31", "w=1"),
+        ("w=01", "w=1"),
+        ("w=majority;journal=%66alse", "journal=false"),
+        ("JOURNAL=false", "journal=false"),
+    ],
+)
+@pytest.mark.parametrize("scheme", ["mongodb", "mongodb+srv"])
+def test_what_weakens_is_seen_in_every_spelling(scheme: str, options: str, said: str) -> None:
+    given = f"{scheme}://a.example.net/x?{options}"
+    with pytest.raises(ConfigError, match=said):
+        Connection(given, allow_weak=False, timeout=8.0)
+    assert len(Connection(given, allow_weak=True, timeout=8.0).weaknesses) == 1
+
+
+@pytest.mark.parametrize("options", ["w=%30", "w=00&journal=false", "w=0;journal=false"])
+@pytest.mark.parametrize("scheme", ["mongodb", "mongodb+srv"])
+def test_no_acknowledgement_is_never_allowed_in_any_spelling(scheme: str, options: str) -> None:
+    with pytest.raises(ConfigError, match="w=0"):
+        Connection(f"{scheme}://a.example.net/x?{options}", allow_weak=True, timeout=8.0)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        # Cut in the password: the rest of it is no host, port or database.
+        "mongodb://secretuser:123/secretpass@127.0.0.1",
+        "mongodb://secretuser:123?appname=secretpass@127.0.0.1/x",
+        "mongodb://u:p@127.0.0.1/secretpass@x",
+        "mongodb+srv://secretuser:secret/pass@a.example.net/x",
+        "mongodb+srv://secretuser:secret?pass@a.example.net/x",
+        "mongodb+srv://secretuser:sec@ret@a.example.net/x",
+        "mongodb+srv://secretuser:secret%ZZ@a.example.net/x",
+        "mongodb+srv://secretuser:secret@a.example.net:27017/x",
+        "mongodb+srv://secretuser:secret@a.example.net,b.example.net/x",
+        "mongodb+srv://secretuser:secret@a.example.net/x?secret=1",
+        # Each valid, but not together.
+        "mongodb://secretuser:secret@127.0.0.1/x?minPoolSize=500",
+        "mongodb://secretuser:secret@127.0.0.1/x?fsync=true",
+        "mongodb://secretuser:secret@127.0.0.1/x?tls=true&tlsCertificateKeyFile=/dev/null",
+    ],
+)
+def test_what_cannot_be_used_is_said_at_once_and_not_shown(given: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        Connection(given, allow_weak=False, timeout=8.0)
+    assert "secret" not in str(raised.value)
+    assert raised.value.__cause__ is None
+    assert raised.value.__context__ is None or raised.value.__suppress_context__
+
+
+def test_a_file_that_is_not_there() -> None:
+    with pytest.raises(ConfigError, match=r"storage\.mongo\.url: a file .* cannot be read"):
+        url.read("mongodb://h/x?tlsCAFile=/nowhere/secret.pem")
+
+
+@pytest.mark.parametrize(
+    ("given", "name"),
+    [
+        ("mongodb://u:p@h,i:1/x?appname=a@b", "mongodb://h:27017,i:1/x"),
+        ("mongodb://h?appname=ab", "mongodb://h:27017/engage"),
+        ("mongodb://%2Ftmp%2Fmongodb.sock/x", "mongodb:///tmp/mongodb.sock:None/x"),
+        ("mongodb+srv://u:p@a.example.net", "mongodb+srv://a.example.net/engage"),
+        ("mongodb+srv://u:p@a.example.net/x?w=majority", "mongodb+srv://a.example.net/x"),
+    ],
+)
+def test_what_is_shown_of_it(given: str, name: str) -> None:
+    assert url.read(given).name == name
+
+
+async def test_a_silent_dns_is_not_waited_for_longer_than_a_call_may_take() -> None:
+    """The driver's own limit is 20 s, and no other limit ends its question."""
+    made = Connection("mongodb+srv://a.example.net/x?timeoutMS=1000", allow_weak=False, timeout=8.0)
+    made.connect()
+    assert made._client.options.pool_options.connect_timeout == 0.5
+    await made.close()
