@@ -20,6 +20,7 @@ from engage.api import (
 )
 from engage.webhooks import (
     StaticCredentialProvider,
+    at,
     content_id,
     email_recipient,
     iso_time,
@@ -73,8 +74,7 @@ class PostHog(StaticCredentialProvider):
         if extra:
             document["properties"] = merged(document.get("properties"), {"posthog": extra})
         recipient = email_recipient(
-            _member(_member(person, "properties"), "email"),
-            _member(_member(event.get("properties"), "$set"), "email"),
+            at(person, "properties.email"), at(event, "properties.$set.email")
         )
         return Translation(events=[TranslatedEvent(document, recipient)])
 
@@ -175,10 +175,6 @@ def _rest(event: Mapping[str, Any], nested: bool) -> dict[str, Any]:
 
 def _object(value: object) -> Mapping[str, Any]:
     return value if isinstance(value, dict) else {}
-
-
-def _member(value: object, key: str) -> object:
-    return value.get(key) if isinstance(value, dict) else None
 
 
 @hookimpl

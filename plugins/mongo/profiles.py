@@ -9,8 +9,6 @@ from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from bson.datetime_ms import DatetimeMS
-
 from engage.api import (
     Change,
     Event,
@@ -298,12 +296,8 @@ def _user(
         workspace_id=document["workspaceId"],
         user_id=document["userId"],
         traits=_values(document),
-        created_at=_milliseconds(document["createdAt"]),
-        updated_at=_milliseconds(document["updatedAt"]),
+        created_at=int(document["createdAt"]),
+        updated_at=int(document["updatedAt"]),
         anonymous_ids=sorted(links.get(key, ())),
         groups=sorted(groups.get(key, ())),
     )
-
-
-def _milliseconds(value: DatetimeMS) -> int:
-    return int(value)

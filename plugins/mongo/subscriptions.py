@@ -255,11 +255,10 @@ class Subscriptions:
             query["workspaceId"] = workspace_id
         if user_id is not None:
             query["userId"] = user_id
-        seen = 0
+        # Where the last page ended: in the midst of a change's records, perhaps.
+        last, seen = ("", "0") if after is None else _cursor(after)
         if after is not None:
-            seq, count = _cursor(after)
-            query["_seq"] = {"$gte": ObjectId(seq)}
-            seen = int(count)
+            query["_seq"] = {"$gte": ObjectId(last)}
         found: list[SubscriptionRecord] = []
         with self._connection.calling() as db:
             cursor = db[HISTORY].find(query).sort([("_seq", 1)])
@@ -267,11 +266,9 @@ class Subscriptions:
                 cursor, limit + 1, lambda document: (document, 1000)
             )
         place = ("", 0)
-        for number, document in enumerate(documents):
+        for document in documents:
             records = document["records"]
-            skipped = seen if number == 0 and after is not None else 0
-            if after is not None and number == 0 and str(document["_seq"]) != _cursor(after)[0]:
-                skipped = 0
+            skipped = int(seen) if str(document["_seq"]) == last else 0
             for index in range(skipped, len(records)):
                 if len(found) == limit:
                     return Page(found, _cursor_of(place[0], str(place[1])))

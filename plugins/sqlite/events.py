@@ -10,8 +10,8 @@ from typing import Any, Final
 from engage.api import Event, EventFilter, Outcome, Status, changes_of
 
 from .connection import insert, key_of, look_up
+from .folding import EncodedChange, encode
 from .paging import Window
-from .profiles import EncodedChange, encode
 
 #: SQLite's own limit of a value is 1 GB; no event comes near.
 _MOST_BYTES: Final = 256 * 1024 * 1024
@@ -21,6 +21,38 @@ _COLUMNS: Final = (
     "workspace, origin, message_id, type, user_id, anonymous_id, name, received_at, timestamp, body"
 )
 _STORED: Final = Outcome(Status.STORED)
+
+
+def values_of(event: Event) -> tuple[Any, ...]:
+    """:return: an event as plain values, in the order of the columns."""
+    return (
+        event.workspace_id,
+        event.origin,
+        event.message_id,
+        event.type,
+        event.user_id,
+        event.anonymous_id,
+        event.name,
+        event.received_at,
+        event.timestamp,
+        event.body,
+    )
+
+
+def event_of(values: Sequence[Any]) -> Event:
+    """Undo :func:`values_of`."""
+    return Event(
+        workspace_id=values[0],
+        origin=values[1],
+        message_id=values[2],
+        type=values[3],
+        user_id=values[4],
+        anonymous_id=values[5],
+        name=values[6],
+        received_at=values[7],
+        timestamp=values[8],
+        body=values[9],
+    )
 
 
 class UnstorableError(Exception):
@@ -102,20 +134,7 @@ def _row(event: Event) -> tuple[bytes, tuple[Any, ...], Sequence[EncodedChange]]
         except Exception:
             # The body is the sender's; whatever is wrong with it, its neighbours are stored.
             raise UnstorableError("the event's body does not fit its type") from None
-    row = (
-        key,
-        event.workspace_id,
-        event.origin,
-        event.message_id,
-        event.type,
-        event.user_id,
-        event.anonymous_id,
-        event.name,
-        event.received_at,
-        event.timestamp,
-        event.body,
-    )
-    return key, row, changes
+    return key, (key, *values_of(event)), changes
 
 
 def insert_new(
@@ -162,7 +181,7 @@ def find(db: sqlite3.Connection, workspace_id: str, origin: str, message_id: str
     except UnicodeEncodeError:
         return None
     row = db.execute(f"SELECT {_COLUMNS} FROM events WHERE key = ?", (key,)).fetchone()
-    return None if row is None else _event(row)
+    return None if row is None else event_of(row)
 
 
 def scan(
@@ -186,7 +205,7 @@ def scan(
     rows = db.execute(
         f"SELECT seq, {_COLUMNS} FROM events WHERE {' AND '.join(conditions)} ORDER BY seq", values
     )
-    return window.page(rows, lambda row: (_event(row[1:]), len(row[-1])), limit)
+    return window.page(rows, lambda row: (event_of(row[1:]), len(row[-1])), limit)
 
 
 def _before_first(db: sqlite3.Connection, since: int) -> int | None:
@@ -201,18 +220,3 @@ def _before_first(db: sqlite3.Connection, since: int) -> int | None:
     if first is None:
         (first,) = db.execute("SELECT max(seq) + 1 FROM events").fetchone()
     return None if first is None else int(first) - 1
-
-
-def _event(row: Sequence[Any]) -> Event:
-    return Event(
-        workspace_id=row[0],
-        origin=row[1],
-        message_id=row[2],
-        type=row[3],
-        user_id=row[4],
-        anonymous_id=row[5],
-        name=row[6],
-        received_at=row[7],
-        timestamp=row[8],
-        body=row[9],
-    )

@@ -27,6 +27,7 @@ from engage.api import Event, Outcome, Status, StorageError, StorageUnavailable
 
 from .connection import Settings
 from .engine import Engine
+from .events import event_of, values_of
 
 #: Whether a process can be had here: it needs sockets that are inherited.
 AVAILABLE: Final = sys.platform != "win32" and bool(sys.executable)
@@ -79,7 +80,7 @@ class WriterProcess(asyncio.Protocol):
 
         :raises WriterGoneError: the process ended meanwhile.
         """
-        answers, dropped = await self._ask(marshal.dumps([_plain(event) for event in events]))
+        answers, dropped = await self._ask(marshal.dumps([values_of(event) for event in events]))
         if answers is None:
             return [_STORED] * len(events), dropped
         return [_outcome(answer) for answer in answers], dropped
@@ -142,36 +143,6 @@ def _spawn(descriptor: int) -> subprocess.Popen[bytes]:
     )
 
 
-def _plain(event: Event) -> tuple[Any, ...]:
-    return (
-        event.workspace_id,
-        event.origin,
-        event.message_id,
-        event.type,
-        event.user_id,
-        event.anonymous_id,
-        event.name,
-        event.received_at,
-        event.timestamp,
-        event.body,
-    )
-
-
-def _event(plain: Sequence[Any]) -> Event:
-    return Event(
-        workspace_id=plain[0],
-        origin=plain[1],
-        message_id=plain[2],
-        type=plain[3],
-        user_id=plain[4],
-        anonymous_id=plain[5],
-        name=plain[6],
-        received_at=plain[7],
-        timestamp=plain[8],
-        body=plain[9],
-    )
-
-
 def _outcome(answer: Any) -> Outcome:
     return _STORED if answer is None else Outcome(Status(answer[0]), answer[1], answer[2])
 
@@ -219,7 +190,7 @@ def _next(stream: BinaryIO) -> bytes | None:
 
 
 def _written(engine: Engine, message: bytes) -> tuple[Any, int]:
-    events = [_event(plain) for plain in marshal.loads(message)]
+    events = [event_of(values) for values in marshal.loads(message)]
     outcomes, dropped = engine.write(events)
     if all(outcome.status is Status.STORED for outcome in outcomes):
         return None, dropped

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rows of users and groups: the merge of the stored events.
 
-All changes of a write are folded in memory, compared with what is stored in one look, and written
-with a few statements, in the transaction that stores the events.
+All changes of a write are folded in memory (``folding.py``), compared with what is stored in one
+look, and written with a few statements, in the transaction that stores the events.
 """
 
 from __future__ import annotations
@@ -15,53 +15,14 @@ from typing import Any, Final
 
 import orjson
 
-from engage.api import (
-    Change,
-    Event,
-    GroupTraits,
-    Link,
-    Membership,
-    ProfileLimits,
-    Seen,
-    UserTraits,
-    identifier_value,
-)
+from engage.api import Event, ProfileLimits, identifier_value
 
 from .connection import insert, look_up
-from .tables import GROUP, USER
+from .folding import EncodedChange, Folded, Subject, Version, fold
+from .tables import USER
 
 #: Links that are known to be stored; remembered so that each event of a visitor need not look.
 _KNOWN_LINKS: Final = 100_000
-
-#: (workspace, kind, name)
-Subject = tuple[str, int, str]
-#: (timestamp, message id, origin): the greatest wins.
-Version = tuple[int, str, str]
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Traits:
-    """:class:`UserTraits` or :class:`GroupTraits` with each value as compact JSON."""
-
-    kind: int
-    name: str
-    traits: Mapping[str, bytes]
-
-
-EncodedChange = Seen | Traits | Membership | Link
-
-
-def encode(change: Change) -> EncodedChange:
-    """:return: the change, with the values of traits as they are stored."""
-    if isinstance(change, UserTraits):
-        return Traits(USER, change.user_id, _encoded(change.traits))
-    if isinstance(change, GroupTraits):
-        return Traits(GROUP, change.group_id, _encoded(change.traits))
-    return change
-
-
-def _encoded(traits: Mapping[str, Any]) -> dict[str, bytes]:
-    return {trait: orjson.dumps(value) for trait, value in traits.items()}
 
 
 @dataclasses.dataclass(slots=True)
@@ -78,20 +39,6 @@ class _Row:
     #: Made by this write: nothing else is stored of it.
     new: bool = False
     changed: bool = False
-
-
-@dataclasses.dataclass(slots=True)
-class _Folded:
-    """The changes of one write, folded per register."""
-
-    seen: dict[Subject, tuple[int, int]] = dataclasses.field(default_factory=dict)
-    traits: dict[tuple[Subject, str], tuple[Version, bytes]] = dataclasses.field(
-        default_factory=dict
-    )
-    memberships: dict[tuple[Subject, str], tuple[Version, bool]] = dataclasses.field(
-        default_factory=dict
-    )
-    links: dict[tuple[Subject, str], None] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -128,7 +75,7 @@ class Profiles:
     def see(self, db: sqlite3.Connection, workspace_id: str, user_id: str, at: int) -> None:
         """Make a user exist."""
         subject = (workspace_id, USER, user_id)
-        folded = _Folded(seen={subject: (at, at)})
+        folded = Folded(seen={subject: (at, at)})
         rows = _load(db, [subject])
         _see(rows, folded)
         _store(db, rows)
@@ -139,7 +86,7 @@ class Profiles:
         """Apply the changes of newly stored events, given in the order of their arrival."""
         if not changes:
             return Applied()
-        folded = self._fold(changes)
+        folded = fold(changes, self._links)
         subjects = {subject for subject, _ in folded.links}
         strangers = {(workspace, USER, name) for (workspace, _, _), name in folded.links}
         subjects.update(folded.seen)
@@ -157,35 +104,6 @@ class Profiles:
         lost = self._add_links(db, rows, folded.links)
         _store(db, {subject: row for subject, row in rows.items() if subject in subjects})
         return Applied(dropped + len(lost), [link for link in folded.links if link not in lost])
-
-    def _fold(self, changes: Sequence[tuple[Event, Sequence[EncodedChange]]]) -> _Folded:
-        folded = _Folded()
-        for event, ones in changes:
-            workspace, at = event.workspace_id, event.timestamp
-            version = (at, event.message_id, event.origin)
-            for change in ones:
-                match change:
-                    case Seen(user):
-                        _widen(folded.seen, (workspace, USER, user), at)
-                    case Traits(kind, name, traits):
-                        subject = (workspace, kind, name)
-                        if kind == GROUP:
-                            _widen(folded.seen, subject, at)
-                        for trait, value in traits.items():
-                            _win(folded.traits, (subject, trait), version, value)
-                    case Membership(user, group, assigned):
-                        _win(
-                            folded.memberships, ((workspace, USER, user), group), version, assigned
-                        )
-                    case Link(user, anonymous):
-                        link = ((workspace, USER, user), anonymous)
-                        # Only what nobody is known by; users of this write that came earlier too.
-                        if (
-                            link not in self._links
-                            and (workspace, USER, anonymous) not in folded.seen
-                        ):
-                            folded.links[link] = None
-        return folded
 
     def _set_traits(
         self,
@@ -315,17 +233,6 @@ class Profiles:
             raise
 
 
-def _widen(seen: dict[Subject, tuple[int, int]], subject: Subject, at: int) -> None:
-    first, last = seen.get(subject, (at, at))
-    seen[subject] = (min(first, at), max(last, at))
-
-
-def _win(registers: dict[Any, tuple[Version, Any]], key: Any, version: Version, value: Any) -> None:
-    known = registers.get(key)
-    if known is None or known[0] < version:
-        registers[key] = (version, value)
-
-
 def _load(
     db: sqlite3.Connection, subjects: Collection[Subject], others: Collection[Subject] = ()
 ) -> dict[Subject, _Row]:
@@ -348,7 +255,7 @@ def _load(
     return rows
 
 
-def _see(rows: Mapping[Subject, _Row], folded: _Folded) -> None:
+def _see(rows: Mapping[Subject, _Row], folded: Folded) -> None:
     for subject, (first, last) in folded.seen.items():
         row = rows[subject]
         if row.created_at is None or row.updated_at is None:
