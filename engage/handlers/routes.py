@@ -95,7 +95,8 @@ class Router(Application):
 
     def find_handler(self, request: httputil.HTTPServerRequest, **kwargs: Any) -> Any:
         """See :class:`tornado.routing.Router`."""
-        path = request.path
+        # A host setting that ends with a slash: several SDKs put a path with its own after it.
+        path = "/" + request.path.lstrip("/") if request.path.startswith("//") else request.path
         arguments = self._exact.get(path)
         if arguments is not None:
             return self.get_handler_delegate(request, arguments["route"].handler, arguments)

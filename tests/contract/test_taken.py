@@ -438,6 +438,14 @@ async def test_every_path_of_batch(tmp_path: Path) -> None:
         assert [event.type for event in await server.events()] == list(OPERATIONS)
 
 
+@pytest.mark.parametrize("path", ["//api/public/apps/track", "///v1/track?writeKey=x"])
+async def test_a_host_setting_that_ends_with_a_slash(tmp_path: Path, path: str) -> None:
+    """Some SDKs put their path, which begins with one, behind it as it is."""
+    async with serving(tmp_path) as server:
+        assert (await server.send(path, {"userId": "u", "event": "E"})).status == 200
+        assert (await server.send("//v1//track", {"userId": "u", "event": "E"})).status == 404
+
+
 async def test_message_ids(tmp_path: Path) -> None:
     """The server's own, or from ``Idempotency-Key``: the same again for the same key."""
     async with serving(tmp_path) as server:
