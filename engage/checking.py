@@ -8,6 +8,7 @@ say a rule in words: ``x-messages`` maps a keyword to the message.
 
 from __future__ import annotations
 
+import collections
 import difflib
 import json
 import math
@@ -176,12 +177,21 @@ def _explain(
             expected = " or ".join(dict.fromkeys(_types(inner.validator_value) for inner in types))
             yield _key(at, error), f"must be {expected}, not {_type_of(error.instance)}"
             return
-        # What went deepest into an alternative was meant for that one.
+        # What went deepest into an alternative, and is least wrong there, was meant for that one.
         inside = [inner for inner in error.context if inner.validator != "type" or inner.path]
         if inside and "propertyNames" not in error.absolute_schema_path:
+            wrong = collections.Counter(inner.schema_path[0] for inner in inside)
+            meant = min(wrong, key=wrong.__getitem__)
             for inner in inside:
-                if inner.schema_path[0] == inside[0].schema_path[0]:
+                if inner.schema_path[0] == meant and inner.schema is not False:
                     yield from _explain(root, inner, written, secret, at)
+            # An error of a key that must not be there does not say which.
+            way = limit[meant] if isinstance(limit[meant], Mapping) else {}
+            others = " and ".join(way.get("required", ())) or "the others"
+            for name, rule in way.get("properties", {}).items():
+                if rule is False and name in instance:
+                    key = dotted((*at, *error.absolute_path, name))
+                    yield key, f"must not be there beside {others}"
             return
     if "propertyNames" in error.absolute_schema_path:
         name = str(error.instance)

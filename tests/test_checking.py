@@ -86,6 +86,36 @@ def test_says_one_thing_of_one_mistake(value: object, line: str) -> None:
     assert problems(SCHEMA, value) == [line]
 
 
+EITHER = {
+    "type": "object",
+    "additionalProperties": False,
+    "properties": {name: {"type": "string"} for name in ("value", "user", "password")},
+    "oneOf": [
+        {"required": ["value"], "properties": {"user": False, "password": False}},
+        {"required": ["user", "password"], "properties": {"value": False}},
+    ],
+}
+
+
+@pytest.mark.parametrize(
+    ("value", "line"),
+    [
+        ({}, "value: is missing"),
+        ({"user": "u"}, "password: is missing"),
+        ({"password": "p"}, "user: is missing"),
+        (
+            {"value": "v", "user": "u", "password": "p"},
+            "value: must not be there beside user and password",
+        ),
+        ({"value": "v", "user": "u"}, "user: must not be there beside value"),
+        ({"value": 1}, "value: must be a string, not an integer"),
+    ],
+)
+def test_of_two_ways_the_nearer_one_is_meant(value: object, line: str) -> None:
+    [said] = problems(EITHER, value)
+    assert said == line
+
+
 def test_says_nothing_of_what_is_valid() -> None:
     assert problems(SCHEMA, {"url": "x:y", "keys": ["a", "b"], "pool": 9}) == []
 
