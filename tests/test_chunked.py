@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Chunked bodies; what happens to a request with a bad one is in ``test_http1.py``."""
+"""Chunked bodies; what happens to a request with a bad one is in ``test_http1_refused.py``."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Heads of requests. What is refused, and how, is in ``test_http1.py``."""
+"""Heads of requests. What is refused, and how, is in ``test_http1_refused.py``."""
 
 from __future__ import annotations
 

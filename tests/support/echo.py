@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A small Tornado application behind the HTTP connection, and what it is asked with."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator, Coroutine
+from typing import Any
+
+import pytest
+from support.raw import Answer, RawClient, listening
+from support.waiting import eventually
+from tornado.web import Application, RequestHandler, stream_request_body
+
+from engage.exchange import Failure
+from engage.listener import Bounds, Listener
+from engage.metrics import NullMetrics
+
+BOUNDS: dict[str, Any] = {
+    "header_bytes": 4096,
+    "body_bytes": 100_000,
+    "inflight_bytes": 1_000_000,
+    "request_timeout": 30.0,
+    "idle_timeout": 30.0,
+    "max_connections": 50,
+}
+
+
+@stream_request_body
+class Echo(RequestHandler):
+    """Answers with what it got; refuses at once when asked to."""
+
+    def initialize(self) -> None:
+        """Begin with nothing."""
+        self.parts: list[bytes] = []
+        self.prepared = False
+
+    def prepare(self) -> None:
+        """Refuse by the head."""
+        self.prepared = True
+        if self.request.headers.get("X-Refuse"):
+            self.set_status(403)
+            self.finish("refused")
+        else:
+            self.say_why()
+
+    def data_received(self, chunk: bytes) -> None:
+        """Collect the body."""
+        self.parts.append(chunk)
+
+    def on_connection_close(self) -> None:
+        """The body will not be complete."""
+        if self.prepared and not self._finished:
+            self.say_why()
+        super().on_connection_close()
+
+    def say_why(self) -> None:
+        """Say why there is no body."""
+        failure = self.request.connection.failure
+        if isinstance(failure, Failure):
+            self.set_status(418)
+            self.finish(failure.value)
+
+    async def post(self) -> None:
+        """Echo."""
+        gate = self.settings.get("gate")
+        if gate is not None:
+            await gate.wait()
+        self.settings["seen"].append(b"".join(self.parts))
+        self.finish(b"".join(self.parts) or self.request.uri)
+
+    put = get = head = options = post
+
+
+class Stream(RequestHandler):
+    """Does not know how long its answer is."""
+
+    async def get(self) -> None:
+        """Answer in parts."""
+        for part in ("one", "two"):
+            self.write(part)
+            await self.flush()
+
+
+class Running:
+    """A listener on a free port."""
+
+    def __init__(self, listener: Listener, port: int, settings: dict[str, Any]) -> None:
+        self.listener = listener
+        self.port = port
+        self.settings = settings
+
+    @property
+    def seen(self) -> list[bytes]:
+        """Bodies that a handler got."""
+        seen: list[bytes] = self.settings["seen"]
+        return seen
+
+    async def ask(self, data: bytes, **arguments: Any) -> Answer:
+        """Send on a connection of its own, read one answer."""
+        async with await RawClient.connect(self.port) as client:
+            await client.send(data)
+            return await client.answer(**arguments)
+
+
+@contextlib.asynccontextmanager
+async def running(**changed: Any) -> AsyncIterator[Running]:
+    """Run a listener, with other bounds if wanted."""
+    application = Application([(r"/echo.*|\*", Echo), ("/stream", Stream)], seen=[])
+    listener = Listener(application, Bounds(**BOUNDS | changed), NullMetrics())
+    sock = listening()
+    await listener.serve(sock)
+    try:
+        yield Running(listener, sock.getsockname()[1], application.settings)
+    finally:
+        listener.close()
+        await eventually(lambda: not listener.connections)
+
+
+def on_uvloop(test: Coroutine[Any, Any, None]) -> None:
+    """Run a test on the loop that the server runs on: it has transports of its own."""
+    try:
+        uvloop = pytest.importorskip("uvloop", reason="there is none for Windows")
+    except BaseException:
+        test.close()
+        raise
+    uvloop.run(test)

@@ -1,0 +1,259 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The HTTP connection under a small Tornado application, with raw sockets: what is refused."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+from support.echo import on_uvloop, running
+from support.raw import RawClient, request
+from support.waiting import eventually
+
+HOST = b"Host: a\r\n"
+POST = b"POST /echo HTTP/1.1\r\n" + HOST
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        POST + b"Content-Length: 3\r\nContent-Length: 3\r\n\r\nabc",
+        POST + b"Content-Length: 3\r\nContent-Length: 4\r\n\r\nabc",
+        POST + b"Content-Length: 3, 3\r\n\r\nabc",
+        POST + b"Content-Length: +3\r\n\r\nabc",
+        POST + b"Content-Length: -3\r\n\r\nabc",
+        POST + b"Content-Length: 0x3\r\n\r\nabc",
+        POST + b"Content-Length:\r\n\r\nabc",
+        POST + b"Content-Length: 99999999999999999999\r\n\r\nabc",
+        POST + b"Content-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+        POST + b"Transfer-Encoding: chunked\r\nContent-Length: 3\r\n\r\n0\r\n\r\n",
+        POST + b"Transfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n",
+        POST + b"Transfer-Encoding: chunked, chunked\r\n\r\n0\r\n\r\n",
+        POST + b"Transfer-Encoding: chunked\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+        POST + b"Transfer-Encoding: xchunked\r\n\r\n0\r\n\r\n",
+        POST + b"Transfer-Encoding: identity\r\nContent-Length: 3\r\n\r\nabc",
+        b"POST /echo HTTP/1.0\r\n" + HOST + b"Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+        POST + b"Content-Length : 3\r\n\r\nabc",
+        POST + b" Content-Length: 3\r\n\r\nabc",
+        POST + b"X: a\r\n folded\r\n\r\n",
+        POST + b"X: a\nY: b\r\n\r\n",
+        POST + b"X: a\rY: b\r\n\r\n",
+        POST + b"X: a\0b\r\n\r\n",
+        POST + b"X: a\x01b\r\n\r\n",
+        POST + b": nothing\r\n\r\n",
+        POST + b"no colon\r\n\r\n",
+        POST + b"X\xe9: a\r\n\r\n",
+        POST + b"X: a\n\n",
+        b"POST /echo HTTP/1.1\n" + b"Host: a\n\n",
+        b"POST /echo HTTP/1.1\r\n\r\n",
+        POST + b"Host: b\r\n\r\n",
+        b"POST /echo HTTP/1.1\r\nHost: a b\r\n\r\n",
+        b"POST /echo HTTP/1.2\r\n" + HOST + b"\r\n",
+        b"POST /echo HTTP/2.0\r\n" + HOST + b"\r\n",
+        b"POST /echo HTTP/0.9\r\n" + HOST + b"\r\n",
+        b"POST /echo\r\n" + HOST + b"\r\n",
+        b"POST /echo HTTP/1.1 \r\n" + HOST + b"\r\n",
+        b"POST /echo x HTTP/1.1\r\n" + HOST + b"\r\n",
+        b"OPTIONS /echo RTSP/1.0\r\n" + HOST + b"\r\n",
+        b"SOURCE /echo ICE/1.0\r\n" + HOST + b"\r\n",
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+        b"P\xd6ST /echo HTTP/1.1\r\n" + HOST + b"\r\n",
+        b"POST /\xff HTTP/1.1\r\n" + HOST + b"\r\n",
+        b"PROXY TCP4 1.2.3.4 5.6.7.8 9 10\r\n" + POST + b"\r\n",
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
+        b"\0",
+        b"{}",
+        b"\nGET /echo HTTP/1.1\r\n" + HOST + b"\r\n",
+    ],
+)
+async def test_what_is_not_http(data: bytes) -> None:
+    """A bare 400 and a close; no handler hears of it, and nothing that follows is read."""
+    async with running() as server, await RawClient.connect(server.port) as client:
+        await client.send(data + request(b"smuggled"))
+        answer = await client.answer()
+        assert (answer.status, answer.body) == (400, b"")
+        assert answer.headers["connection"] == "close"
+        assert await client.closed()
+        assert server.seen == []
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"x\r\n",
+        b"3\r\nabcd\r\n0\r\n\r\n",
+        b"3\nabc\n0\n\n",
+        b"3\r\nabc\n0\r\n\r\n",
+        b"+3\r\nabc\r\n0\r\n\r\n",
+        b"0x3\r\nabc\r\n0\r\n\r\n",
+        b" 3\r\nabc\r\n0\r\n\r\n",
+        b"3 \r\nabc\r\n0\r\n\r\n",
+        b"-1\r\n",
+        b"\r\n0\r\n\r\n",
+        b"fffffffff\r\n",
+        b"3;a\x00b\r\nabc\r\n0\r\n\r\n",
+        b"3;" + b"e" * 2000,
+        b"0\r\nno colon\r\n\r\n",
+        b"0\r\n folded: x\r\n\r\n",
+        b"0\r\n" + b"a: b\r\n" * 2000,
+        b"1\r\na\r\n" * 20_000,
+        b"1;" + b"e" * 1000 + b"\r\na\r\n" + (b"1;" + b"e" * 1000 + b"\r\na\r\n") * 100,
+    ],
+)
+async def test_bad_chunks(body: bytes) -> None:
+    """A bare 400 and a close, and no handler goes on."""
+    async with running() as server, await RawClient.connect(server.port) as client:
+        await client.send(POST + b"Transfer-Encoding: chunked\r\n\r\n" + body)
+        answer = await client.answer()
+        assert (answer.status, answer.body) == (400, b"")
+        assert await client.closed()
+        assert server.seen == []
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"GET /" + b"a" * 200_000,
+        b"GET /echo HTTP/1.1\r\nX: " + b"a" * 200_000,
+        b"GET /echo HTTP/1.1\r\nHost: a\r\nX: " + b"a" * 4096 + b"\r\n\r\n",
+        b"GET /echo HTTP/1.1\r\nHost: a\r\n" + b"a:\r\n" * 101 + b"\r\n",
+    ],
+)
+async def test_large_heads(head: bytes) -> None:
+    """431 in the error shape, whether the head ends or not."""
+    async with running() as server, await RawClient.connect(server.port) as client:
+        await client.send(head)
+        answer = await client.answer()
+        assert (answer.status, answer.json["code"]) == (431, "headers_too_large")
+        assert answer.headers["x-request-id"] == answer.json["requestId"]
+        assert await client.closed()
+
+
+async def test_slow_head() -> None:
+    """408, however often another byte comes."""
+    async with (
+        running(request_timeout=0.4) as server,
+        await RawClient.connect(server.port) as client,
+    ):
+        answering = asyncio.create_task(client.answer())
+        for byte in b"POST /echo HTTP/1.1\r\nX: " + b"slow" * 1000:
+            await client.send(bytes([byte]))
+            await asyncio.sleep(0.02)
+            if answering.done():
+                break
+        answer = await answering
+        assert (answer.status, answer.json["code"]) == (408, "request_timeout")
+        assert await client.closed()
+
+
+@pytest.mark.parametrize("framing", ["Content-Length: 50", "Transfer-Encoding: chunked"])
+async def test_slow_body(framing: str) -> None:
+    """The handler says why it has no body, and the connection closes."""
+    async with running(request_timeout=0.4) as server:
+        async with await RawClient.connect(server.port) as client:
+            await client.send(POST + framing.encode() + b"\r\n\r\n" + b"a\r\n12345")
+            answer = await client.answer()
+            assert (answer.status, answer.body) == (418, b"timeout")
+            assert answer.headers["connection"] == "close"
+            assert await client.closed()
+        assert server.seen == []
+
+
+async def test_idle_connections_are_closed() -> None:
+    """In silence: there was no question."""
+    async with running(idle_timeout=0.3) as server:
+        async with await RawClient.connect(server.port) as client:
+            assert await client.closed()
+        async with await RawClient.connect(server.port) as client:
+            await client.send(request(b"x"))
+            assert (await client.answer()).status == 200
+            assert await client.closed()
+
+
+async def test_a_body_shorter_than_its_length() -> None:
+    """The handler says so to a client that still listens."""
+    async with running() as server:
+        for framing in (b"Content-Length: 50", b"Transfer-Encoding: chunked"):
+            async with await RawClient.connect(server.port) as client:
+                await client.send(POST + framing + b"\r\n\r\n3\r\nab")
+                client.half_close()
+                answer = await client.answer()
+                assert (answer.status, answer.body) == (418, b"truncated")
+                assert await client.closed()
+        assert server.seen == []
+
+
+@pytest.mark.parametrize("size", [100_001, 3_000_000, 60_000_000])
+async def test_a_body_too_long(size: int) -> None:
+    """Declared or not: the client gets its answer, though it goes on sending for a while."""
+    async with running() as server:
+        for chunked in (False, True):
+            async with await RawClient.connect(server.port) as client:
+                if chunked:
+                    head = POST + b"Transfer-Encoding: chunked\r\n\r\n%x\r\n" % size
+                else:
+                    head = POST + b"Content-Length: %d\r\n\r\n" % size
+                sending = asyncio.create_task(client.send(head + b"x" * size))
+                answer = await client.answer()
+                assert (answer.status, answer.body) == (418, b"too large")
+                assert answer.headers["connection"] == "close"
+                await sending
+                # What is thrown away is bounded; up to there nobody is reset.
+                assert await client.closed(reset=size > 20 * 2**20)
+        assert server.seen == []
+        assert server.listener.inflight == 0
+
+
+async def test_a_refused_body_is_skipped() -> None:
+    """Refused by its head: the rest is thrown away, the connection goes on."""
+    async with running() as server, await RawClient.connect(server.port) as client:
+        headers = {"X-Refuse": "1"}
+        await client.send(request(None, headers={**headers, "Content-Length": "90000"}))
+        assert (await client.answer()).status == 403
+        await client.send(b"x" * 90_000 + request(b"next"))
+        assert (await client.answer()).body == b"next"
+        chunked = {**headers, "Transfer-Encoding": "chunked"}
+        await client.send(request(b"5\r\nab", headers=chunked, length=False))
+        assert (await client.answer()).status == 403
+        await client.send(b"cde\r\n0\r\n\r\n" + request(b"last"))
+        assert (await client.answer()).body == b"last"
+        # What is no chunk ends it; it has been answered.
+        await client.send(request(b"5\r\nab", headers=chunked, length=False))
+        assert (await client.answer()).status == 403
+        await client.send(b"cdeXX" + request(b"smuggled"))
+        assert await client.closed()
+        assert server.seen == [b"next", b"last"]
+
+
+async def test_a_client_that_never_reads() -> None:
+    """It is not answered without end, and in the end it is cut off."""
+    async with (
+        running(request_timeout=0.5) as server,
+        await RawClient.connect(server.port) as client,
+    ):
+        client.writer.transport.pause_reading()
+        sending = asyncio.create_task(client.send(request(b"x" * 90_000) * 500))
+        await eventually(lambda: not server.listener.connections)
+        assert len(server.seen) < 400
+        sending.cancel()
+
+
+@pytest.mark.parametrize(
+    "test",
+    [
+        test_a_body_shorter_than_its_length,
+        test_a_refused_body_is_skipped,
+        test_a_client_that_never_reads,
+    ],
+)
+def test_with_uvloop(test: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    """The same."""
+    on_uvloop(test())
+
+
+@pytest.mark.parametrize("size", [100_001, 3_000_000])
+def test_a_body_too_long_with_uvloop(size: int) -> None:
+    """Likewise."""
+    on_uvloop(test_a_body_too_long(size))

@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""All connections together: how many there may be, how much they hold, how they end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+from support.echo import on_uvloop, running
+from support.raw import RawClient, request
+from support.waiting import eventually
+
+
+async def test_bodies_in_memory_are_bounded() -> None:
+    """Past ``inflight_bytes`` a request fails; once others are answered, there is room again."""
+    async with running(inflight_bytes=150_000) as server:
+        gate = server.settings["gate"] = asyncio.Event()
+        async with await RawClient.connect(server.port) as first:
+            await first.send(request(b"a" * 90_000))
+            await eventually(lambda: server.listener.inflight == 90_000)
+            answer = await server.ask(request(b"b" * 90_000))
+            assert (answer.status, answer.body) == (418, b"overloaded")
+            assert server.listener.inflight == 90_000
+            gate.set()
+            assert (await first.answer()).status == 200
+            assert (await server.ask(request(b"c" * 90_000))).status == 200
+            assert server.listener.inflight == 0
+
+
+async def test_too_many_connections() -> None:
+    """An idle one makes room; if all are busy, the newcomer is told."""
+    async with running(max_connections=2) as server, contextlib.AsyncExitStack() as stack:
+        gate = server.settings["gate"] = asyncio.Event()
+
+        async def connect() -> RawClient:
+            return await stack.enter_async_context(await RawClient.connect(server.port))
+
+        idle, busy = await connect(), await connect()
+        await busy.send(request(b"1"))
+        await eventually(lambda: any(one.serving for one in server.listener.connections))
+        also_busy = await connect()
+        assert await idle.closed()
+        await also_busy.send(request(b"2"))
+        await eventually(lambda: all(one.serving for one in server.listener.connections))
+        told = await connect()
+        await told.send(request(b"3"))
+        answer = await told.answer()
+        assert (answer.status, answer.json["code"]) == (503, "overloaded")
+        assert 1 <= int(answer.headers["retry-after"]) <= 5
+        assert await told.closed()
+        gate.set()
+        assert (await busy.answer()).body == b"1"
+        assert (await also_busy.answer()).body == b"2"
+
+
+async def test_draining() -> None:
+    """Answers say so, what is in flight is answered, idle connections close."""
+    async with running() as server, contextlib.AsyncExitStack() as stack:
+        gate = server.settings["gate"] = asyncio.Event()
+        idle = await stack.enter_async_context(await RawClient.connect(server.port))
+        busy = await stack.enter_async_context(await RawClient.connect(server.port))
+        await busy.send(request(b"in flight"))
+        await eventually(lambda: any(one.serving for one in server.listener.connections))
+        server.listener.start_draining()
+        late = await stack.enter_async_context(await RawClient.connect(server.port))
+        await late.send(request(b"late"))
+        await eventually(lambda: sum(one.serving for one in server.listener.connections) == 2)
+        await server.listener.stop_accepting()
+        with pytest.raises(ConnectionRefusedError):
+            await RawClient.connect(server.port)
+        draining = asyncio.create_task(server.listener.drain(30.0))
+        assert await idle.closed()
+        gate.set()
+        for client, body in ((busy, b"in flight"), (late, b"late")):
+            answer = await client.answer()
+            assert (answer.body, answer.headers["connection"]) == (body, "close")
+            assert await client.closed()
+        assert await draining
+
+
+async def test_draining_and_a_pipeline() -> None:
+    """What was not begun is not answered, but the answer before it arrives, and no reset."""
+    async with running() as server, await RawClient.connect(server.port) as client:
+        gate = server.settings["gate"] = asyncio.Event()
+        await client.send(request(b"one") + request(b"two" * 20_000) * 20)
+        await eventually(lambda: any(one.serving for one in server.listener.connections))
+        server.listener.start_draining()
+        gate.set()
+        answer = await client.answer()
+        assert (answer.body, answer.headers["connection"]) == (b"one", "close")
+        assert await client.closed()
+        assert server.seen == [b"one"]
+
+
+async def test_draining_has_an_end() -> None:
+    """What takes too long is cut off, and that is said."""
+    async with running() as server, await RawClient.connect(server.port) as client:
+        server.settings["gate"] = asyncio.Event()
+        await client.send(request(b"x"))
+        await eventually(lambda: any(one.serving for one in server.listener.connections))
+        assert not await server.listener.drain(0.1)
+        assert await client.closed()
+
+
+@pytest.mark.parametrize(
+    "test",
+    [
+        test_bodies_in_memory_are_bounded,
+        test_too_many_connections,
+        test_draining,
+        test_draining_has_an_end,
+    ],
+)
+def test_with_uvloop(test: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    """The same."""
+    on_uvloop(test())
