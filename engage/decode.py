@@ -34,6 +34,7 @@ _ENCODINGS: Final[dict[str, Encoding]] = {
 }
 
 _BOM: Final = b"\xef\xbb\xbf"
+_GZIP_MAGIC: Final = b"\x1f\x8b"
 
 #: What is fed to zlib at once: what a member leaves unused is copied, so it must stay small.
 _CHUNK: Final = 64 * 1024
@@ -201,6 +202,10 @@ def _invalid_json(data: bytes, error: orjson.JSONDecodeError, limits: Limits) ->
         return ApiError("invalid_json", "the body is empty")
     if "depth limit" in error.msg or "ecursion" in error.msg:
         return _nested_too_deep(limits)
+    if data.startswith(_GZIP_MAGIC):
+        return ApiError(
+            "invalid_json", "the body is compressed: it needs the header Content-Encoding: gzip"
+        )
     try:
         data.decode()
     except UnicodeDecodeError:

@@ -246,6 +246,7 @@ def test_refused(data: bytes) -> None:
     [
         (b"", "empty"),
         (b'"\xff"', "UTF-8"),
+        (gzip.compress(b"{}"), "Content-Encoding"),
         (b"[" * 65 + b"]" * 65, "limits.json_depth"),
         (b"9" * 19, "64-bit"),
         (b"{", "line 1"),
