@@ -276,9 +276,10 @@ def _sns_url(url: object, region: str) -> tuple[str, str]:
     """:return: host and path of a URL of SNS in this region.
     :raises SignatureMismatch: it is anything else, or anything more than host, path and query.
     """
+    china = r"\.cn" if region.startswith("cn-") else ""
     # The whole text is matched, not a parser's parts: parsers disagree about the odd ones.
     match = re.fullmatch(
-        rf"https://(sns\.{re.escape(region)}\.amazonaws\.com(?:\.cn)?)(/[!-~]*)",
+        rf"https://(sns\.{re.escape(region)}\.amazonaws\.com{china})(/[!-~]*)",
         url if isinstance(url, str) else "",
     )
     if match is None or "\\" in match[2] or "#" in match[2]:
@@ -411,7 +412,8 @@ def _subscription(details: Mapping[str, Any]) -> str:
     """A change of preferences is one of both names: what is left after it decides."""
     preferences = _object(details.get("newTopicPreferences"))
     topics = preferences.get("topicSubscriptionStatus")
-    statuses = [_object(topic).get("subscriptionStatus") for topic in topics or []]
+    listed = topics if isinstance(topics, list) else []
+    statuses = [_object(topic).get("subscriptionStatus") for topic in listed]
     if preferences.get("unsubscribeAll") is False and "OptOut" not in statuses:
         return "Email Resubscribed"
     return "Email Unsubscribed"

@@ -139,6 +139,19 @@ def test_a_certificate_from_elsewhere_is_never_asked_for(ses, url):
         ses.verify(delivery(envelope), PEM)
 
 
+def test_a_topic_in_china_is_certified_in_china():
+    topic = "arn:aws-cn:sns:cn-north-1:123456789012:ses-events"
+    chinese = make("amazon-ses", {"allowed_topic_arns": [topic]})
+    url = "https://sns.cn-north-1.amazonaws.com{}/SimpleNotificationService-0a.pem"
+    envelope = notification(OPEN, TopicArn=topic, SigningCertURL=url.format(".cn"))
+    needed = chinese.needs(delivery(signed(envelope)))
+    assert needed is not None
+    assert needed.url == url.format(".cn")
+    envelope = notification(OPEN, TopicArn=topic, SigningCertURL=url.format(""))
+    with pytest.raises(SignatureMismatch):
+        chinese.needs(delivery(signed(envelope)))
+
+
 @pytest.mark.parametrize("url", ELSEWHERE)
 def test_a_confirmation_that_points_elsewhere_is_refused(ses, url):
     envelope = confirmation(SubscribeURL=url)
@@ -434,6 +447,7 @@ def test_a_tag_names_the_user(ses):
             },
             "Email Unsubscribed",
         ),
+        ({"unsubscribeAll": False, "topicSubscriptionStatus": 5}, "Email Resubscribed"),
         (None, "Email Unsubscribed"),
     ],
 )

@@ -91,6 +91,7 @@ ELSEWHERE: tuple[Any, ...] = (
     "https://sns.s3-us-west-2.amazonaws.com/SimpleNotificationService-0a.pem",
     "https://sns.eu-west-1.s3.amazonaws.com/SimpleNotificationService-0a.pem",
     "https://sns.us-east-1.amazonaws.com/SimpleNotificationService-0a.pem",  # not the topic's
+    "https://sns.eu-west-1.amazonaws.com.cn/SimpleNotificationService-0a.pem",  # not China
     "https://SNS.EU-WEST-1.AMAZONAWS.COM/SimpleNotificationService-0a.pem",
     "https://sns.eu-west-1.amazonaws.com.evil.example/SimpleNotificationService-0a.pem",
     "https://sns.eu-west-1.amazonaws.com./SimpleNotificationService-0a.pem",
