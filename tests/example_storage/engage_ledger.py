@@ -9,12 +9,13 @@ import sqlite3
 from engage import api
 
 FIELDS = [field.name for field in dataclasses.fields(api.Event)]
-COLUMNS = ", ".join(FIELDS)
-TABLE = f"""CREATE TABLE IF NOT EXISTS events (number INTEGER PRIMARY KEY AUTOINCREMENT, {COLUMNS},
-            UNIQUE (workspace_id, origin, message_id))"""
-INSERT = f"INSERT OR IGNORE INTO events ({COLUMNS}) VALUES ({', '.join('?' * len(FIELDS))})"
-SELECT = f"SELECT number, {COLUMNS} FROM events WHERE "
-IDENTITY = "workspace_id = ? AND origin = ? AND message_id = ?"
+TABLE = f"""CREATE TABLE IF NOT EXISTS events (number INTEGER PRIMARY KEY AUTOINCREMENT,
+            {", ".join(FIELDS)}, UNIQUE (workspace_id, origin, message_id))"""
+INSERT = f"INSERT OR IGNORE INTO events VALUES (NULL{', ?' * len(FIELDS)})"
+FIND = "SELECT * FROM events WHERE workspace_id = ? AND origin = ? AND message_id = ?"
+SCAN = """SELECT * FROM events WHERE number > ? AND workspace_id = ifnull(?, workspace_id)
+          AND received_at >= ifnull(?, received_at) AND type = ifnull(?, type)
+          AND user_id IS ifnull(?, user_id) ORDER BY number LIMIT ?"""
 EXPIRE = """DELETE FROM events WHERE number IN (SELECT number FROM events WHERE received_at < ?
             ORDER BY received_at LIMIT ?) AND (? OR (SELECT max(received_at) FROM events) >= ?)"""
 
@@ -22,16 +23,16 @@ EXPIRE = """DELETE FROM events WHERE number IN (SELECT number FROM events WHERE 
 class LedgerStore(api.EventStore):
     def __init__(self, options, context):
         self.path, self.timeout = context.base_dir / options["path"], context.write_timeout
-        self.is_open = False
+        self.mode = "closed"  # which SQLite does not know: every call fails until `open`
 
     async def open(self, *, create):
         if not create and not self.path.exists():
             raise api.StorageMissing(f"there is no {self.path}")
-        self.is_open = True
+        self.mode = "rw"  # a file that has gone must not come back empty
         await self.run(lambda db: db.execute(TABLE), create=create)
 
     async def close(self):
-        self.is_open = False
+        self.mode = "closed"
 
     async def check(self):
         await self.run(lambda db: None)  # it could be locked for writing: see `transaction`
@@ -40,18 +41,14 @@ class LedgerStore(api.EventStore):
         return await self.run(lambda db: [store(db, event) for event in events])
 
     async def find(self, workspace_id, origin, message_id):
-        found = await self.run(lambda db: select(db, IDENTITY, workspace_id, origin, message_id))
+        found = await self.run(lambda db: select(db, FIND, workspace_id, origin, message_id))
         return found[0][1] if found else None
 
     async def scan(self, wanted, *, after, limit):
-        where, values = "number > ? AND received_at >= ?", [int(after or 0), wanted.since or 0]
-        for column in ("workspace_id", "type", "user_id"):
-            if (value := getattr(wanted, column)) is not None:
-                where, values = f"{where} AND {column} = ?", [*values, value]
-        where = f"{where} ORDER BY number LIMIT ?"
-        found = await self.run(lambda db: select(db, where, *values, limit))
-        more = len(found) == limit
-        return api.Page([event for _, event in found], str(found[-1][0]) if more else None)
+        values = (int(after or 0), *dataclasses.astuple(wanted), limit)
+        found = await self.run(lambda db: select(db, SCAN, *values))
+        more = str(found[-1][0]) if len(found) == limit else None
+        return api.Page([event for _, event in found], more)
 
     async def expire(self, before, *, limit, force=False):
         values = (before, limit, force, before)
@@ -61,38 +58,32 @@ class LedgerStore(api.EventStore):
         return await asyncio.to_thread(self.transaction, work, create)
 
     def transaction(self, work, create):
-        if not self.is_open:
-            raise api.StorageUnavailable("the store is closed")
         try:
             if create:
                 self.path.touch(0o600)
-            # mode=rw: a file that has gone must not come back empty.
-            uri = f"{self.path.as_uri()}?mode=rw"
+            uri = f"{self.path.as_uri()}?mode={self.mode}"
             opened = sqlite3.connect(uri, self.timeout, isolation_level=None, uri=True)
-            with contextlib.closing(opened) as db:
+            with contextlib.closing(opened) as db, db:
                 db.execute("BEGIN IMMEDIATE")
-                result = work(db)
-                db.execute("COMMIT")  # durable: it returns when the file is synced
-                return result
+                return work(db)  # committed next: durable when the caller has it
         except (OSError, sqlite3.Error) as error:
             raise api.StorageUnavailable(f"{self.path}: {error}") from error
 
 
-def select(db, where, *values):
+def select(db, query, *values):
     with contextlib.suppress(UnicodeEncodeError):  # what is not text was never stored
-        rows = db.execute(SELECT + where, values).fetchall()
+        rows = db.execute(query, values)
         return [(number, api.Event(**dict(zip(FIELDS, row, strict=True)))) for number, *row in rows]
     return []
 
 
 def store(db, event):
     try:
-        row = [getattr(event, name) for name in FIELDS]
-        if db.execute(INSERT, row).rowcount:
+        if db.execute(INSERT, dataclasses.astuple(event)).rowcount:
             return api.Outcome(api.Status.STORED)
     except UnicodeEncodeError:  # refused alone: its neighbours are stored
         return api.Outcome(api.Status.REFUSED, "an id is not Unicode text")
-    (_, stored), *_ = select(db, IDENTITY, *event.identity)
+    (_, stored), *_ = select(db, FIND, *event.identity)
     return api.Outcome(api.Status.DUPLICATE, stored=stored.body)
 
 
