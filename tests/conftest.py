@@ -45,8 +45,8 @@ def io_loop() -> Iterator[IOLoop]:
 
 @pytest.fixture
 def engage(tmp_path: Path) -> Iterator[Server]:
-    """A server of its own for the test; a write that takes over a second is given up."""
-    storage = SQLITE.replace("[storage]", "[storage]\nwrite_timeout = 1")
+    """A server of its own for the test; a write that takes over three seconds is given up."""
+    storage = SQLITE.replace("[storage]", "[storage]\nwrite_timeout = 3")
     with start_server(tmp_path, storage=storage) as server:
         yield server
 

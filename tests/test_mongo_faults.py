@@ -26,9 +26,11 @@ from support.proxy import CLOSE, CUT, LOSE_REPLY, NOT_PRIMARY, SILENCE, Proxy
 from support.server import Server, config_text, start_server, wait_for
 from support.traffic import Sender, Traffic, expected_groups, expected_users, send_all
 
+from engage.api import StorageUnavailable
 from engage.config import load
 from engage.exporting import Kind, Selection, export
 from engage.registry import load_plugins
+from engage.testing.bench import eventually
 
 pytestmark = [pytest.mark.mongo, pytest.mark.slow]
 
@@ -96,7 +98,8 @@ def look(server: Server) -> Snapshot:
             documents.sort(key=lambda document, name=name: str(document[name]))
         return Snapshot(*found)
 
-    return asyncio.run(read())
+    # The config's time limit is short, and a server that was just killed may need longer.
+    return asyncio.run(eventually(read, StorageUnavailable))
 
 
 # ------------------------------------------------------------------------------ down at start-up

@@ -93,7 +93,9 @@ class EventStore(abc.ABC):
 
     @abc.abstractmethod
     async def close(self) -> None:
-        """Give everything back. Idempotent; nothing else may be called afterwards but ``open``."""
+        """Give everything back. Idempotent; until the next ``open`` every call of another method
+        raises :class:`StorageUnavailable`.
+        """
 
     @abc.abstractmethod
     async def check(self) -> None:
