@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
+import threading
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,7 @@ from typing import Any
 import bson
 import pytest
 from support import mongo
-from support.proxy import Proxy
+from support.proxy import SILENCE, Proxy
 
 from engage.api import EventFilter, Status, StorageContext, StorageUnavailable, SubscriptionChange
 from engage.testing import WORKSPACE, event, identify, letter
@@ -216,3 +218,22 @@ async def test_an_index_of_the_operator_costs_no_other_index(tmp_path: Path) -> 
             await made.close()
         assert refused not in names
         assert len(names) == 1 + len(schema.INDEXES["events"]) - 1
+
+
+async def test_closing_does_not_stop_the_loop_when_the_server_is_silent(tmp_path: Path) -> None:
+    """A server with sessions is told when they end; those of the tests have none of their own."""
+    sessions = {"logicalSessionTimeoutMinutes": 30}
+    async with opened(tmp_path, sessions) as (made, proxy, _):
+        await made.write([event("a")])
+        proxy.rule = lambda name, _: SILENCE if name == "endSessions" else None
+        closing = asyncio.ensure_future(made.close())
+        # Ends the test where the loop is blocked.
+        late = threading.Timer(20, proxy.cut)
+        late.start()
+        turns = 0
+        while not closing.done():
+            await asyncio.sleep(0.01)
+            turns += 1
+        late.cancel()
+        assert "endSessions" in proxy.seen
+        assert turns > 5

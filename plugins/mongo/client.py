@@ -70,6 +70,8 @@ _TOO_LARGE: Final = 10334
 _RACES: Final = 100
 #: Seconds within which a server must be found.
 _SELECTION: Final = 3.0
+#: Seconds that taking leave of a server may take.
+_LEAVE: Final = 1.0
 #: Seconds between two attempts to reach a server whose answer was lost.
 _PAUSE: Final = 0.05
 
@@ -141,10 +143,15 @@ class Connection:
     async def close(self) -> None:
         """Close the client. Idempotent."""
         client, self._client, self.db = self._client, None, None
-        if client is not None:
-            closing = client.close()
-            if inspect.isawaitable(closing):
-                await closing
+        if client is None:
+            return
+        # It takes leave of the server, which may be silent. Motor's waits for that where it is
+        # called: never in the thread of the event loop, which would stand still meanwhile.
+        with pymongo.timeout(_LEAVE):
+            if inspect.iscoroutinefunction(client.close):
+                await client.close()
+            else:
+                await asyncio.to_thread(client.close)
 
     @contextlib.contextmanager
     def calling(self, *, seconds: float | None = None) -> Iterator[Any]:
@@ -179,7 +186,8 @@ class Connection:
         if isinstance(error, ServerSelectionTimeoutError):
             said = f"no server answers there, or none that is a primary ({said})"
         elif isinstance(error, ConfigurationError):
-            said = f"{'the DNS does not know it' if self._read.is_srv else 'too old'} ({said})"
+            why = "the DNS does not know it" if self._read.is_srv else "its version does not fit"
+            said = f"{why} ({said})"
         elif code in _WORDS:
             said = f"{_WORDS[code]} ({said})"
         return StorageUnavailable(f"{self.name}: {said}")
