@@ -40,6 +40,9 @@ _log = logging.getLogger(__name__)
 SAMPLE_SECONDS = 5.0
 #: Seconds of the grace that are kept for closing the store.
 CLOSE_SECONDS = 2.0
+#: New containers between two looks of the garbage collector. Python's own 700 is less than one
+#: batch of 100 events: it would be looked at several times while it is alive, and freed without.
+GARBAGE = 10_000
 
 
 def new_event_loop() -> asyncio.AbstractEventLoop:
@@ -113,6 +116,7 @@ class Worker:
             # What is there now stays: the collector need not look at it again and again.
             gc.collect()
             gc.freeze()
+            gc.set_threshold(GARBAGE)
             if self._number is None:
                 _log.info("listening", extra={"url": url_of(self._sock), "pid": os.getpid()})
             if self._ready is not None:

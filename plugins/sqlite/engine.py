@@ -16,7 +16,6 @@ from typing import Final
 
 from engage.api import (
     DeadLetter,
-    Event,
     Outcome,
     StorageMissing,
     StorageUnavailable,
@@ -244,18 +243,20 @@ class Engine(Session):
         return not busy and bool(copied == frames)
 
     # --------------------------------------------------------------------------- events
-    def write(self, batch: Sequence[Event]) -> tuple[Sequence[Outcome], int]:
+    def write(self, rows: Sequence[events.Row]) -> tuple[Sequence[Outcome], int]:
         """Store events and apply their changes, in one transaction.
 
+        :param rows: by :func:`events.values_of`.
         :return: the outcomes, and how many changes of profiles were dropped.
         """
-        prepared = events.prepare(batch)
+        prepared = events.prepare(rows)
         if not prepared.rows:
             return prepared.outcomes({}), 0
         with in_our_words(self.settings.path):
             with self._transaction() as db:
                 stored, duplicates = events.insert_new(db, prepared.rows)
-                applied = self._profiles.apply(db, prepared.changes(stored))
+                changes = prepared.changes(stored, self._profiles.is_linked)
+                applied = self._profiles.apply(db, changes)
             self._profiles.remember(applied)
         return prepared.outcomes(duplicates), applied.dropped
 

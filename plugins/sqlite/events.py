@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from engage.api import Event, EventFilter, Outcome, Status, changes_of
@@ -20,10 +20,13 @@ _INTEGERS: Final = range(-(2**63), 2**63)
 _COLUMNS: Final = (
     "workspace, origin, message_id, type, user_id, anonymous_id, name, received_at, timestamp, body"
 )
-_STORED: Final = Outcome(Status.STORED)
+STORED: Final = Outcome(Status.STORED)
+
+#: The values of ``_COLUMNS`` of one event: plain, so that they can cross to another process.
+Row = tuple[Any, ...]
 
 
-def values_of(event: Event) -> tuple[Any, ...]:
+def values_of(event: Event) -> Row:
     """:return: an event as plain values, in the order of the columns."""
     return (
         event.workspace_id,
@@ -39,7 +42,7 @@ def values_of(event: Event) -> tuple[Any, ...]:
     )
 
 
-def event_of(values: Sequence[Any]) -> Event:
+def event_of(values: Row) -> Event:
     """Undo :func:`values_of`."""
     return Event(
         workspace_id=values[0],
@@ -67,31 +70,52 @@ class Prepared:
         #: of the same identity stands before it.
         self._fates: list[Outcome | tuple[bytes, bool]] = []
         #: The rows of different identities, in order.
-        self.rows: dict[bytes, tuple[Any, ...]] = {}
-        self._changes: dict[bytes, tuple[Event, Sequence[EncodedChange]]] = {}
+        self.rows: dict[bytes, Row] = {}
+        #: Of those that may change profiles; ``None``: only by a link, and most of those are known.
+        self._changes: dict[bytes, tuple[Event, Sequence[EncodedChange]] | None] = {}
 
-    def add(self, event: Event) -> None:
+    def add(self, row: Row) -> None:
         """Take one event in, or note why it cannot be."""
         try:
-            key, row, changes = _row(event)
+            key = _key(row)
+            repeat = key in self.rows
+            if not repeat:
+                if row[3] in ("identify", "group", "alias"):
+                    self._changes[key] = _changes(row)
+                elif row[4] is not None and row[5] is not None:
+                    self._changes[key] = None
+                self.rows[key] = row
         except UnstorableError as reason:
             self._fates.append(Outcome(Status.REFUSED, str(reason)))
             return
-        repeat = key in self.rows
         self._fates.append((key, repeat))
-        if not repeat:
-            self.rows[key] = row
-            if changes:
-                self._changes[key] = (event, changes)
 
-    def changes(self, stored: Iterable[bytes]) -> list[tuple[Event, Sequence[EncodedChange]]]:
-        """:return: the changes of these events, in their order."""
+    def changes(
+        self, stored: Iterable[bytes], is_linked: Callable[[str, str, str], bool]
+    ) -> list[tuple[Event, Sequence[EncodedChange]]]:
+        """:return: the changes of these events, in their order.
+
+        :param is_linked: whether a workspace's user is known to be linked to an anonymous id.
+        """
+        found: list[tuple[Event, Sequence[EncodedChange]]] = []
         if not self._changes:
-            return []
-        return [self._changes[key] for key in stored if key in self._changes]
+            return found
+        for key in stored:
+            if key not in self._changes:
+                continue
+            changing = self._changes[key]
+            if changing is None:
+                row = self.rows[key]
+                if is_linked(row[0], row[4], row[5]):
+                    continue
+                changing = _changes(row)
+            found.append(changing)
+        return found
 
     def outcomes(self, duplicates: Mapping[bytes, bytes]) -> list[Outcome]:
         """:param duplicates: of those that were stored before: key → stored body."""
+        if not duplicates and len(self.rows) == len(self._fates):
+            return [STORED] * len(self._fates)
         result = []
         for fate in self._fates:
             if isinstance(fate, Outcome):
@@ -103,42 +127,45 @@ class Prepared:
             elif repeat:
                 result.append(Outcome(Status.DUPLICATE, stored=self.rows[key][-1]))
             else:
-                result.append(_STORED)
+                result.append(STORED)
         return result
 
 
-def prepare(batch: Sequence[Event]) -> Prepared:
+def prepare(rows: Iterable[Row]) -> Prepared:
     """Look at each event by itself, so that one that cannot be stored stands alone."""
     prepared = Prepared()
-    for event in batch:
-        prepared.add(event)
+    for row in rows:
+        prepared.add(row)
     return prepared
 
 
-def _row(event: Event) -> tuple[bytes, tuple[Any, ...], Sequence[EncodedChange]]:
+def _key(row: Row) -> bytes:
+    """:raises UnstorableError: SQLite cannot hold one of the values."""
+    workspace, origin, message_id, kind, user, anonymous, name, received_at, timestamp, body = row
     try:
-        key = key_of(event.workspace_id, event.origin, event.message_id)
-        for text in (event.type, event.user_id, event.anonymous_id, event.name):
-            if text is not None:
-                text.encode()
+        key = key_of(workspace, origin, message_id)
+        # All at once: what is sought is in the whole if it is in a part.
+        f"{kind}{user}{anonymous}{name}".encode()
     except UnicodeEncodeError:
         raise UnstorableError("a text holds a lone surrogate, which is not a character") from None
-    if event.received_at not in _INTEGERS or event.timestamp not in _INTEGERS:
+    if received_at not in _INTEGERS or timestamp not in _INTEGERS:
         raise UnstorableError("a time is outside of 64 bits")
-    if len(event.body) > _MOST_BYTES:
+    if len(body) > _MOST_BYTES:
         raise UnstorableError(f"the event is longer than {_MOST_BYTES} bytes")
-    changes: Sequence[EncodedChange] = ()
-    if event.may_change_profiles:
-        try:
-            changes = [encode(change) for change in changes_of(event)]
-        except Exception:
-            # The body is the sender's; whatever is wrong with it, its neighbours are stored.
-            raise UnstorableError("the event's body does not fit its type") from None
-    return key, (key, *values_of(event)), changes
+    return key
+
+
+def _changes(row: Row) -> tuple[Event, Sequence[EncodedChange]]:
+    event = event_of(row)
+    try:
+        return event, [encode(change) for change in changes_of(event)]
+    except Exception:
+        # The body is the sender's; whatever is wrong with it, its neighbours are stored.
+        raise UnstorableError("the event's body does not fit its type") from None
 
 
 def insert_new(
-    db: sqlite3.Connection, rows: Mapping[bytes, tuple[Any, ...]]
+    db: sqlite3.Connection, rows: Mapping[bytes, Row]
 ) -> tuple[Iterable[bytes], Mapping[bytes, bytes]]:
     """Insert the events that are not stored yet.
 
@@ -148,7 +175,7 @@ def insert_new(
     count = insert(
         db,
         f"INSERT INTO events (key, {_COLUMNS})",
-        list(rows.values()),
+        [(key, *row) for key, row in rows.items()],
         "ON CONFLICT (key) DO NOTHING",
     )
     if count == len(rows):

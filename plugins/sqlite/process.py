@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import collections
 import contextlib
+import gc
 import marshal
 import pickle
 import signal
@@ -23,16 +24,17 @@ import sys
 from collections.abc import Sequence
 from typing import Any, BinaryIO, Final
 
-from engage.api import Event, Outcome, Status, StorageError, StorageUnavailable
+from engage.api import Outcome, Status, StorageError, StorageUnavailable
 
 from .connection import Settings
 from .engine import Engine
-from .events import event_of, values_of
+from .events import STORED, Row
 
 #: Whether a process can be had here: it needs sockets that are inherited.
 AVAILABLE: Final = sys.platform != "win32" and bool(sys.executable)
 
-_STORED: Final = Outcome(Status.STORED)
+#: New containers between two looks of the garbage collector.
+GARBAGE: Final = 10_000
 
 
 class WriterGoneError(StorageUnavailable):
@@ -75,14 +77,14 @@ class WriterProcess(asyncio.Protocol):
             raise
         return self
 
-    async def write(self, events: Sequence[Event]) -> tuple[Sequence[Outcome], int]:
+    async def write(self, rows: list[Row]) -> tuple[Sequence[Outcome], int]:
         """See :meth:`Engine.write`.
 
         :raises WriterGoneError: the process ended meanwhile.
         """
-        answers, dropped = await self._ask(marshal.dumps([values_of(event) for event in events]))
+        answers, dropped = await self._ask(marshal.dumps(rows))
         if answers is None:
-            return [_STORED] * len(events), dropped
+            return [STORED] * len(rows), dropped
         return [_outcome(answer) for answer in answers], dropped
 
     async def stop(self) -> None:
@@ -144,7 +146,7 @@ def _spawn(descriptor: int) -> subprocess.Popen[bytes]:
 
 
 def _outcome(answer: Any) -> Outcome:
-    return _STORED if answer is None else Outcome(Status(answer[0]), answer[1], answer[2])
+    return STORED if answer is None else Outcome(Status(answer[0]), answer[1], answer[2])
 
 
 # ------------------------------------------------------------------------------------ the process
@@ -154,6 +156,9 @@ def main(descriptor: int) -> None:
     # events to flush, says when it is over.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    # Nothing here makes cycles, and the rows of a write are many containers that are soon free.
+    gc.freeze()
+    gc.set_threshold(GARBAGE)
     parent = socket.socket(fileno=descriptor)
     stream = parent.makefile("rb")
     engine: Engine | None = None
@@ -190,9 +195,8 @@ def _next(stream: BinaryIO) -> bytes | None:
 
 
 def _written(engine: Engine, message: bytes) -> tuple[Any, int]:
-    events = [event_of(values) for values in marshal.loads(message)]
-    outcomes, dropped = engine.write(events)
-    if all(outcome.status is Status.STORED for outcome in outcomes):
+    outcomes, dropped = engine.write(marshal.loads(message))
+    if all(outcome is STORED for outcome in outcomes):
         return None, dropped
     return [
         None

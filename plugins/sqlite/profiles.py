@@ -65,6 +65,10 @@ class Profiles:
         """Another file may stand there now."""
         self._links.clear()
 
+    def is_linked(self, workspace_id: str, user_id: str, anonymous_id: str) -> bool:
+        """:return: whether this link is known to be stored."""
+        return ((workspace_id, USER, user_id), anonymous_id) in self._links
+
     def remember(self, applied: Applied) -> None:
         """The transaction is committed."""
         for link in applied.links:

@@ -13,6 +13,7 @@ from engage.api import Event, Outcome, StorageUnavailable
 
 from .connection import Settings
 from .engine import Engine
+from .events import values_of
 from .lanes import Lane
 from .process import AVAILABLE, WriterGoneError, WriterProcess
 
@@ -95,13 +96,14 @@ class Writer:
 
     async def write(self, events: Sequence[Event]) -> tuple[Sequence[Outcome], int]:
         """See :meth:`Engine.write`."""
+        rows = [values_of(event) for event in events]
         process = self._process
         if process is not None:
             try:
-                return await process.write(events)
+                return await process.write(rows)
             except WriterGoneError:
                 await self._lost(process)
-        answer = await self.call(Engine.write, events)
+        answer = await self.call(Engine.write, rows)
         self._consider(len(events))
         return answer
 
