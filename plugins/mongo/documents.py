@@ -67,19 +67,27 @@ def unescape_key(key: str) -> str:
 
 
 def _is_odd(value: Any) -> bool:
-    """Whether a key anywhere in ``value`` must be escaped."""
-    if type(value) is dict:
-        for key, inner in value.items():
-            if key not in _PLAIN_KEYS:
-                if not key or _ODD.search(key) is not None:
-                    return True
-                if len(_PLAIN_KEYS) < _MOST_PLAIN and len(key) <= 64:
-                    _PLAIN_KEYS.add(key)
-            kind = type(inner)
-            if (kind is dict or kind is list) and _is_odd(inner):
+    """Whether a key anywhere in ``value``, an object or a list, must be escaped."""
+    level = [value]
+    for container in level:  # which grows
+        if type(container) is dict:
+            if not container.keys() <= _PLAIN_KEYS and _any_odd(container.keys() - _PLAIN_KEYS):
                 return True
-        return False
-    return any(_is_odd(inner) for inner in value if type(inner) is dict or type(inner) is list)
+            container = container.values()
+        for inner in container:
+            kind = type(inner)
+            if kind is dict or kind is list:
+                level.append(inner)
+    return False
+
+
+def _any_odd(keys: set[str]) -> bool:
+    for key in keys:
+        if not key or _ODD.search(key) is not None:
+            return True
+        if len(_PLAIN_KEYS) < _MOST_PLAIN and len(key) <= 64:
+            _PLAIN_KEYS.add(key)
+    return False
 
 
 def _escaped(value: Any) -> Any:
@@ -207,17 +215,20 @@ def encode_event(event: Event, key: str, seq: ObjectId, mark: str | None) -> byt
             "timestamp": render_time(event.timestamp),
             "receivedAt": render_time(event.received_at),
         }
-        if needs_raw(event.body) or any(body.get(name) != value for name, value in own.items()):
+        exact = own.items() <= body.items() or all(body.get(name) == own[name] for name in own)
+        if not exact or needs_raw(event.body):
             document["_raw"] = Binary(event.body)
-        if _is_odd(body) or any(name[0] == "_" for name in body):
+        # What begins with _ is ours. One look for all names; one escape too many does no harm.
+        if _is_odd(body) or "\0_" in "\0" + "\0".join(body):
             body = _escaped(body)
             body = {f"%5F{name[1:]}" if name[0] == "_" else name: body[name] for name in body}
         document.update(body)
-        for name, value in own.items():
-            if value is not None:
-                document[name] = value
-            elif document.get(name) is not None:
-                del document[name]
+        if not exact:
+            for name, value in own.items():
+                if value is not None:
+                    document[name] = value
+                elif document.get(name) is not None:
+                    del document[name]
         document["timestamp"] = DatetimeMS(event.timestamp)
         document["receivedAt"] = DatetimeMS(event.received_at)
         encoded = bson.encode(document)
