@@ -73,7 +73,7 @@ def describe(
         "tags": [{"name": tag} for tag in dict.fromkeys(o.tag for o in operations)],
         "paths": paths,
         "components": {
-            "schemas": {name: _component(name, schema) for name, schema in schemas.items()},
+            "schemas": _components(schemas),
             "securitySchemes": {
                 "writeKey": {
                     "type": "http",
@@ -87,6 +87,17 @@ def describe(
 
 
 # ------------------------------------------------------------------------------------------ parts
+def _components(schemas: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """The schema files, and each of their ``$defs`` as a component of its own: not every tool that
+    makes a client of the document finds what lies deeper."""
+    components: dict[str, Any] = {}
+    for name, schema in schemas.items():
+        components[name] = _component(name, schema)
+        for part, definition in components[name].pop("$defs", {}).items():
+            components[f"{name}-{part}"] = definition
+    return components
+
+
 def _component(name: str, schema: Mapping[str, Any]) -> dict[str, Any]:
     """A schema file as a component: references point into the document."""
     folder = name.partition("-")[0]
@@ -107,7 +118,12 @@ def _component(name: str, schema: Mapping[str, Any]) -> dict[str, Any]:
     component.pop("$schema", None)
     if name == "payloads-batch":
         component["properties"]["batch"]["items"] = {"anyOf": [_item(k) for k in EVENT_TYPES]}
-    return component
+    if "$ref" not in component:
+        return component
+    # What stands beside a reference is ignored by many a tool, though not by JSON Schema.
+    about = {word: component.pop(word) for word in ("title", "description", "examples")}
+    shared = {"$ref": component.pop("$ref")}
+    return {**about, "allOf": [shared, {"type": "object", **component}]}
 
 
 def _item(kind: str) -> dict[str, Any]:
@@ -119,7 +135,7 @@ def _item(kind: str) -> dict[str, Any]:
 def _target(reference: str, name: str, folder: str) -> str:
     file, _, pointer = reference.partition("#")
     target = f"{folder}-{file.removesuffix('.json')}" if file else name
-    return f"#/components/schemas/{target}{pointer}"
+    return f"#/components/schemas/{target}{pointer.replace('/$defs/', '-')}"
 
 
 def _operation(
@@ -156,8 +172,7 @@ def _operation(
                 }
             },
         }
-    if operation.key:
-        described["security"] = [{"writeKey": []}, {"writeKeyInQuery": []}]
+    described["security"] = [{"writeKey": []}, {"writeKeyInQuery": []}] if operation.key else []
     return described
 
 
@@ -185,8 +200,10 @@ def _responses(
         }
     }
     success: dict[str, Any] = {"description": "Success.", "headers": headers}
+    file: dict[str, Any] = {}
     if "/" in operation.success:
         success["content"] = {operation.success: {"schema": _kind_of(operation.success)}}
+        file = {"304": {"description": "The client has it (`If-None-Match`).", "headers": headers}}
     else:
         name = f"answers-{operation.success}"
         success["description"] = str(schemas[name]["description"])
@@ -196,7 +213,7 @@ def _responses(
                 "examples": _examples(schemas[name]),
             }
         }
-    responses = {"200": success}
+    responses = {"200": success, **file}
     by_status: dict[int, list[str]] = {}
     for code in _codes(operation):
         by_status.setdefault(STATUS[code], []).append(code)
