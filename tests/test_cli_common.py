@@ -3,11 +3,16 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
+
+from engage.cli import main
 
 
 def engage(folder: Path, arguments: str, redirected: str = "") -> tuple[int, str]:
@@ -30,3 +35,23 @@ def test_a_standard_output_that_takes_nothing(tmp_path: Path, command: str) -> N
 def test_names_the_file_that_the_system_refuses(tmp_path: Path) -> None:
     (tmp_path / "taken").write_text("")
     assert engage(tmp_path, "init taken/below") == (1, "engage: taken/below: Not a directory\n")
+
+
+@pytest.mark.parametrize("arguments", ["check --config", "copy --to other.toml --from"])
+def test_a_config_that_may_not_be_read_is_a_failure_and_no_wrong_usage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: str
+) -> None:
+    """As for a service's user whose config belongs to root; for root nothing is unreadable."""
+    path = tmp_path / "engage.toml"
+    path.write_text("")
+    monkeypatch.setattr(os, "access", lambda *_: False)
+
+    def read_bytes(path: Path) -> bytes:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+
+    monkeypatch.setattr(Path, "read_bytes", read_bytes)
+    done = CliRunner().invoke(main, [*arguments.split(), str(path)])
+    assert (done.exit_code, done.stderr) == (
+        1,
+        f"engage: {path}: cannot be read: Permission denied\n",
+    )

@@ -18,10 +18,12 @@ from engage.checking import SettingsError
 from engage.config import Config
 from engage.registry import Registry, load_plugins
 
-__all__ = ["Failed", "config_option", "moment", "opened", "registry_of", "safe"]
+__all__ = ["CONFIG_FILE", "Failed", "config_option", "moment", "opened", "registry_of", "safe"]
 
 DEFAULT_CONFIG: Final = "engage.toml"
 CONFIG_VARIABLE: Final = "ENGAGE_CONFIG"
+#: A file that may not be read is no wrong usage: whoever loads it says why it fails.
+CONFIG_FILE: Final = click.Path(path_type=Path, readable=False)
 
 #: C0 and C1 controls, and what reorders or hides text: bidi marks, embeddings and isolates,
 #: zero-width and line-separating characters, the byte order mark, tags.
@@ -86,7 +88,7 @@ def config_option(function: Function) -> Function:
     option = click.option(
         "--config",
         "config_path",
-        type=click.Path(path_type=Path),
+        type=CONFIG_FILE,
         default=DEFAULT_CONFIG,
         envvar=CONFIG_VARIABLE,
         show_default=True,

@@ -10,18 +10,20 @@ from pathlib import Path
 
 import click
 
-from engage.cli.common import opened, registry_of, safe
+from engage.cli.common import CONFIG_FILE, opened, registry_of, safe
 from engage.cli.progress import Progress
 from engage.config import Config, load
 from engage.copying import Counts, copy_all
 from engage.registry import Registry
 
-_FILE = click.Path(path_type=Path)
-
 
 @click.command(epilog="\b\nExample:\n  engage copy --from sqlite.toml --to mongo.toml")
-@click.option("--from", "source", type=_FILE, required=True, help="Config of the store to read.")
-@click.option("--to", "target", type=_FILE, required=True, help="Config of the store to fill.")
+@click.option(
+    "--from", "source", type=CONFIG_FILE, required=True, help="Config of the store to read."
+)
+@click.option(
+    "--to", "target", type=CONFIG_FILE, required=True, help="Config of the store to fill."
+)
 @click.pass_context
 def copy(ctx: click.Context, source: Path, target: Path) -> None:
     """Copy everything from one store to another.
