@@ -6,7 +6,9 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import math
+import re
 import struct
+from pathlib import Path
 from typing import Any
 
 import bson
@@ -17,9 +19,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support import mongo
 
-from engage.api import Event, Status, StorageContext
-from engage.testing import WORKSPACE
+from engage.api import Event, ProfileLimits, Status, StorageContext, changes_of
+from engage.testing import WORKSPACE, event, identify
 from engage_plugins.mongo import documents
+from engage_plugins.mongo.changes import Folded, Known
 from engage_plugins.mongo.store import MongoStorage
 
 CODEC: Any = CodecOptions(datetime_conversion=DatetimeConversion.DATETIME_MS)
@@ -230,3 +233,21 @@ def test_any_object_comes_back_from_a_server(kind: str, tmp_path: Any) -> None:
             runner.run(extremes())
         finally:
             runner.run(store.close())
+
+
+def test_an_upsert_names_the_shard_key_that_the_documentation_advises() -> None:
+    """MongoDB below 7.1 cannot insert otherwise."""
+    page = Path(__file__).parents[1].joinpath("docs/scaling.md").read_text("utf-8")
+    advised = dict(re.findall(r'shardCollection\("engage[.](\w+)", {(\w+): "hashed"}\)', page))
+    changing = [
+        event("1", type="group", user_id="u", anonymous_id="v", groupId="g", traits={"a": 1}),
+        identify("2", "u", traits={"a": 1}),
+    ]
+    folded = Folded([(one, changes_of(one)) for one in changing], {})
+    none: Any = {"users": {}, "groups": {}, "links": {}, "memberships": {}}
+    statements = folded.statements(Known(none, none), ProfileLimits(), {})
+    assert statements.keys() == none.keys()
+    for collection, found in statements.items():
+        for statement in found:
+            assert statement["upsert"]
+            assert advised[collection] in statement["q"]

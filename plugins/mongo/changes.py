@@ -187,20 +187,16 @@ class Folded:
                 )
         for key, pair in self._within(LINKS, known, limits.links).items():
             # Also one that was read: whoever wrote it may not have waited until it was durable.
-            fields = {
-                "workspaceId": pair.workspace,
-                "user": pair.owner,
-                "anonymousId": pair.other,
-            }
+            fields = {"workspaceId": pair.workspace, "anonymousId": pair.other}
             found.setdefault(LINKS, []).append(
-                {"q": {"_id": key}, "u": {"$setOnInsert": fields}, "upsert": True}
+                {"q": _place(key, pair), "u": {"$setOnInsert": fields}, "upsert": True}
             )
         for key, pair in self._within(MEMBERSHIPS, known, limits.memberships).items():
-            fields = {"workspaceId": pair.workspace, "user": pair.owner, "groupId": pair.other}
+            fields = {"workspaceId": pair.workspace, "groupId": pair.other}
             register = _register(pair.version, {"v": pair.assigned})
             found.setdefault(MEMBERSHIPS, []).append(
                 {
-                    "q": {"_id": key},
+                    "q": _place(key, pair),
                     "u": {"$max": {"assigned": register}, "$setOnInsert": fields},
                     "upsert": True,
                 }
@@ -260,6 +256,12 @@ def _win(subject: Subject, traits: Mapping[str, Any], version: Version) -> None:
         known = subject.traits.get(trait)
         if known is None or known[0] < version:
             subject.traits[trait] = (version, value)
+
+
+def _place(key: str, pair: Pair) -> dict[str, Any]:
+    """:return: the query for a link or a membership. The user follows from the ``_id``, and is the
+    shard key that docs/scaling.md names: MongoDB below 7.1 inserts nothing without it."""
+    return {"_id": key, "user": pair.owner}
 
 
 def _register(version: Version, value: Mapping[str, Any]) -> dict[str, Any]:
