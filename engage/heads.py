@@ -72,7 +72,8 @@ class Head:
     def __init__(self, raw: bytes) -> None:
         line = raw.find(b"\r\n")
         version = _VERSIONS.get(raw[line - 9 : line])
-        if version is None:
+        # llhttp passes over line ends before a request; the connection decides about those.
+        if version is None or raw[0] <= 0x20:
             raise BadRequestError
         self.version: str = version
         self.headers = HTTPHeaders()

@@ -53,6 +53,7 @@ def test_the_number_of_headers() -> None:
 
 @given(st.binary(max_size=200), st.integers(0, len(PLAIN)), st.integers(0, 20))
 @example(b"", 0, 0)
+@example(b"\n", 0, 0)
 def test_whatever_it_is(noise: bytes, at: int, cut: int) -> None:
     """A head, or one of two refusals; and a head is never two."""
     raw = PLAIN[:at] + noise + PLAIN[at + cut :]
