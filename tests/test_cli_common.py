@@ -46,8 +46,12 @@ def test_a_config_that_may_not_be_read_is_a_failure_and_no_wrong_usage(
     path.write_text("")
     monkeypatch.setattr(os, "access", lambda *_: False)
 
-    def read_bytes(path: Path) -> bytes:
-        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+    read = Path.read_bytes
+
+    def read_bytes(file: Path) -> bytes:
+        if file == path:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(file))
+        return read(file)
 
     monkeypatch.setattr(Path, "read_bytes", read_bytes)
     done = CliRunner().invoke(main, [*arguments.split(), str(path)])
