@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from engage import logs
+from engage.api import StorageError
 from engage.auth import Authenticator
 from engage.cors import CorsPolicy
 from engage.deliveries import Deliveries
@@ -42,14 +43,21 @@ _log = logging.getLogger(__name__)
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 
 
-def build(config: Config, registry: Registry, metrics: Metrics | None = None) -> App:
+def build(
+    config: Config,
+    registry: Registry,
+    metrics: Metrics | None = None,
+    *,
+    had_store: bool = False,
+) -> App:
     """Compose the server; nothing is opened yet.
 
     :param metrics: what to count with; nothing is counted by default.
+    :param had_store: see :attr:`engage.api.StorageContext.had_store`.
     :raises ConfigError: an option is wrong, or the storage cannot do what the config asks for.
     """
     metrics = NullMetrics() if metrics is None else metrics
-    store = registry.make_storage(config)
+    store = registry.make_storage(config, had_store=had_store)
     schemas = Schemas.load()
     readiness = Readiness(store.check, timeout=config.storage.write_timeout)
     observers = Observers(dict(registry.make_observers(config)), metrics)
@@ -147,9 +155,19 @@ class App:
         #: Tornado's application.
         self.application = Router(ROUTES, services, log_function=self._log_request)
 
-    async def open(self, *, create: bool = True) -> None:
-        """Open the storage. See :meth:`engage.api.EventStore.open`."""
-        await self.store.open(create=create)
+    async def open(self, *, create: bool = True, patient: bool = False) -> None:
+        """Open the storage. See :meth:`engage.api.EventStore.open`.
+
+        :param patient: one that cannot be opened is no error, but tried until it can be; requests
+            are told that it is unavailable.
+        """
+        try:
+            await self.store.open(create=create)
+        except StorageError as error:
+            if not patient:
+                raise
+            _log.error("the storage cannot be opened, trying again: %s", error)
+            self._ingest.open_in_background()
         # The first sign of life: who is asked right after the start can say yes.
         await self.readiness.ready()
 

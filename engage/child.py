@@ -48,6 +48,8 @@ class Setup:
     config: Config
     #: 0, 1 …; a child that replaces another has its number.
     number: int
+    #: Whether the server runs already.
+    joins: bool
     #: Masked in the log.
     secrets: tuple[str, ...]
 
@@ -117,6 +119,7 @@ async def _run(setup: Setup, sock: socket.socket, channel: socket.socket) -> int
         load_plugins(),
         sock,
         number=setup.number,
+        joins=setup.joins,
         ready=lambda: writer.write(b"ready\n"),
     )
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, worker.stop)

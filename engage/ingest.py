@@ -113,6 +113,12 @@ class Ingest:
             self._metrics.dead_letter(letter.reason)
         return True
 
+    def open_in_background(self) -> None:
+        """Try to open the store, which could not be opened, until it can be."""
+        tried = asyncio.Event()
+        tried.set()
+        self._reopening = asyncio.create_task(self._reopen_until_done(tried))
+
     async def drain(self) -> None:
         """Wait until nothing waits."""
         await self._events.drain()
@@ -161,7 +167,7 @@ class Ingest:
         await first.wait()
 
     async def _reopen_until_done(self, first: asyncio.Event) -> None:
-        """:param first: set after the first try."""
+        """:param first: set after the first try; set before: somebody has tried and said so."""
         try:
             await self._tried(self._store.close())
             while (error := await self._tried(self._store.open(create=True))) is not None:

@@ -90,9 +90,10 @@ class Registry:
         if found:
             raise SettingsError([f"{config.path}: {problem}" for problem in found])
 
-    def make_storage(self, config: Config) -> EventStore:
+    def make_storage(self, config: Config, *, had_store: bool = False) -> EventStore:
         """Make the chosen storage; it is not opened yet.
 
+        :param had_store: see :attr:`StorageContext.had_store`.
         :raises ConfigError: it is unknown, its options are wrong, or it cannot do what the config
             asks for.
         """
@@ -120,6 +121,7 @@ class Registry:
                 webhook_bytes=limits.webhook_dead_letter_bytes,
             ),
             write_timeout=config.storage.write_timeout,
+            had_store=had_store,
             events_days=config.retention.events_days,
             dead_letters_days=config.retention.dead_letters_days,
         )

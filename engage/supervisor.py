@@ -72,6 +72,7 @@ class Supervisor:
         self._deaths: collections.deque[float] = collections.deque(maxlen=MAX_DEATHS)
         self._stopping = asyncio.Event()
         self._failed = False
+        self._listening = False
 
     async def run(self) -> int:
         """Supervise until a signal, or until it is hopeless.
@@ -111,6 +112,7 @@ class Supervisor:
         if not result:
             status = await child.process.wait()
             raise EngageError(f"the first worker ended with status {status} before it was ready")
+        self._listening = True
         _log.info(
             "listening",
             extra={
@@ -135,7 +137,7 @@ class Supervisor:
                 )
             finally:
                 signal.pthread_sigmask(signal.SIG_UNBLOCK, BLOCKED)
-        setup = Setup(self._config, number, self._secrets)
+        setup = Setup(self._config, number, self._listening, self._secrets)
         # It waits for nothing else; a child that died meanwhile is noticed by whoever keeps it.
         with contextlib.suppress(OSError):
             await asyncio.to_thread(send_setup, ours, setup)

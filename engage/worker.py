@@ -60,6 +60,8 @@ class Worker:
     :param sock: listening, not blocking; closed by the worker when it stops to accept.
     :param number: 0, 1 … among the children of one parent; ``None``: there is no parent, this
         process is the server, takes the signals and shows the metrics.
+    :param joins: the server runs already, so it has had its store: trouble with that is no reason
+        not to start, as it is none for the others to end.
     :param ready: called once requests are answered.
     """
 
@@ -70,12 +72,14 @@ class Worker:
         sock: socket.socket,
         *,
         number: int | None = None,
+        joins: bool = False,
         ready: Callable[[], None] | None = None,
     ) -> None:
         self._config = config
         self._registry = registry
         self._sock = sock
         self._number = number
+        self._joins = joins
         self._ready = ready
         self._stop = asyncio.Event()
 
@@ -98,11 +102,11 @@ class Worker:
         metrics: Metrics = NullMetrics()
         if config.server.metrics_port is not None:
             metrics = PrometheusMetrics()
-        app = build(config, self._registry, metrics)
+        app = build(config, self._registry, metrics, had_store=self._joins)
         async with contextlib.AsyncExitStack() as stack:
             # On any way out: also a store that was opened only half has something to give back.
             stack.push_async_callback(app.close)
-            await app.open()
+            await app.open(patient=self._joins)
             if self._number is None and isinstance(metrics, PrometheusMetrics):
                 stack.callback(serve_metrics(config, metrics.registry))
             # What works beside the requests, and needs the store open.

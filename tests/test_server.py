@@ -303,6 +303,29 @@ def test_a_worker_that_dies_is_replaced_and_nobody_notices(tmp_path: Path) -> No
         assert server.stop() == 0
 
 
+def test_a_worker_that_starts_while_the_store_is_away_waits_for_it(tmp_path: Path) -> None:
+    """It makes no other store, and does not die of it until the server gives up."""
+    path, away = tmp_path / "engage.db", tmp_path / "away.db"
+    with start_server(tmp_path, workers=2) as server:
+        assert server.process is not None
+        parent = server.process.pid
+        assert server.track("before").status_code == 200
+        wait_for(lambda: len(children(parent)) == 2)
+        path.rename(away)
+        for victim in children(parent):
+            os.kill(victim, signal.SIGKILL)
+        wait_for(lambda: sum("cannot be opened" in line["message"] for line in server.lines()) == 2)
+        started = children(parent)
+        wait_for(lambda: server.track("during").status_code == 503)
+        assert not path.exists()
+        away.rename(path)
+        wait_for(lambda: server.track("after").status_code == 200)
+        wait_for(lambda: httpx.get(f"{server.url}/readyz").status_code == 200)
+        assert children(parent) == started
+        assert [event["messageId"] for event in server.export()] == ["before", "after"]
+        assert server.stop() == 0
+
+
 @pytest.mark.slow
 def test_ten_deaths_in_a_minute_end_the_server(tmp_path: Path) -> None:
     with start_server(tmp_path, workers=5) as server:

@@ -381,6 +381,9 @@ class StorageContext:
     #: never. A storage whose server expires by itself may use it; its ``expire`` returns 0 then.
     events_days: int | None = None
     dead_letters_days: int | None = 14
+    #: Whether this server had the store open before, in another process: one that is missing now is
+    #: not made anew by ``open(create=True)``, it was taken away and may come back.
+    had_store: bool = False
 
 
 #: Makes a storage from its validated options. The driver is imported here, not at the module's top.

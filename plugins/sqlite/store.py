@@ -43,9 +43,10 @@ MIN_FREE_BYTES: Final = 512 * 1024 * 1024
 class SqliteStorage(EventStore, ProfileStore, SubscriptionStore, DeadLetterStore):
     """Everything in one SQLite file."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, *, had_store: bool = False) -> None:
+        """:param had_store: see :attr:`StorageContext.had_store`."""
         self._settings = settings
-        self._writer = Writer(settings)
+        self._writer = Writer(settings, had_store=had_store)
         self._reader = Reader(settings)
         self._reading: Lane | None = None
         self.dropped_changes = 0
@@ -63,7 +64,8 @@ class SqliteStorage(EventStore, ProfileStore, SubscriptionStore, DeadLetterStore
                 budget=context.dead_letter_budget,
                 identifiers={name: tuple(traits) for name, traits in context.identifiers.items()},
                 writer=options.get("writer", "auto"),
-            )
+            ),
+            had_store=context.had_store,
         )
 
     # ------------------------------------------------------------------------------ life

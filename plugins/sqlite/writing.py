@@ -37,7 +37,8 @@ class Writer:
     is rare, and writes events while there is no process, or no longer one.
     """
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, *, had_store: bool = False) -> None:
+        """:param had_store: see :attr:`StorageContext.had_store`."""
         self._settings = settings
         self._engine = Engine(settings)
         self._lane: Lane | None = None
@@ -48,7 +49,7 @@ class Writer:
         self._events = 0
         self._pause = _BACK_OFF[0]
         self._not_before = 0.0
-        self._made = False
+        self._made = had_store
         #: Closed, and perhaps not ended.
         self._left: list[Lane] = []
 

@@ -105,9 +105,9 @@ class Meddling:
     def __getattr__(self, name: str) -> Any:
         return getattr(registry(), name)
 
-    def make_storage(self, config: Config) -> EventStore:
+    def make_storage(self, config: Config, *, had_store: bool = False) -> EventStore:
         """See :meth:`engage.registry.Registry.make_storage`."""
-        store = registry().make_storage(config)
+        store = registry().make_storage(config, had_store=had_store)
         self._meddle(store)
         return store
 
