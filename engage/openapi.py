@@ -93,6 +93,14 @@ def _components(schemas: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     components: dict[str, Any] = {}
     for name, schema in schemas.items():
         components[name] = _component(name, schema)
+        if "$ref" in components[name]:
+            # What stands beside a reference is ignored by many a tool, though not by JSON Schema.
+            # Where both say what a field is, the payload is the stricter.
+            shared = _component("payloads-common", schemas["payloads-common"])
+            assert components[name].pop("$ref") == "#/components/schemas/payloads-common"
+            properties = {**shared["properties"], **components[name].pop("properties")}
+            rules = {"type": shared["type"], "properties": properties, "anyOf": shared["anyOf"]}
+            components[name] |= rules
         for part, definition in components[name].pop("$defs", {}).items():
             components[f"{name}-{part}"] = definition
     return components
@@ -118,12 +126,7 @@ def _component(name: str, schema: Mapping[str, Any]) -> dict[str, Any]:
     component.pop("$schema", None)
     if name == "payloads-batch":
         component["properties"]["batch"]["items"] = {"anyOf": [_item(k) for k in EVENT_TYPES]}
-    if "$ref" not in component:
-        return component
-    # What stands beside a reference is ignored by many a tool, though not by JSON Schema.
-    about = {word: component.pop(word) for word in ("title", "description", "examples")}
-    shared = {"$ref": component.pop("$ref")}
-    return {**about, "allOf": [shared, {"type": "object", **component}]}
+    return component
 
 
 def _item(kind: str) -> dict[str, Any]:
