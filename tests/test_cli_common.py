@@ -59,3 +59,14 @@ def test_a_config_that_may_not_be_read_is_a_failure_and_no_wrong_usage(
         1,
         f"engage: {path}: cannot be read: Permission denied\n",
     )
+
+
+@pytest.mark.parametrize("option", ["w=1", "w=0", "tlss=true"])
+def test_names_the_whole_key_of_what_a_storage_finds_wrong(tmp_path: Path, option: str) -> None:
+    path = tmp_path / "engage.toml"
+    path.write_text(
+        f'[storage.mongo]\nurl = "mongodb://localhost/engage?{option}"\n[[workspaces]]\nid = "a"\n'
+    )
+    done = CliRunner().invoke(main, ["check", "--config", str(path)])
+    assert done.exit_code == 1
+    assert done.stderr.startswith(f"engage: {path}: storage.mongo.url: ")

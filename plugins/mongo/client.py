@@ -92,7 +92,7 @@ class Connection:
         self.weaknesses = self._read.weaknesses()
         if self.weaknesses and not allow_weak:
             raise ConfigError(
-                f"storage.mongo.url: {self.weaknesses[0]} (remove the option, or set "
+                f"url: {self.weaknesses[0]} (remove the option, or set "
                 "storage.mongo.allow_weak_acknowledgement = true)"
             )
         self.timeout = self._read.seconds("timeoutMS", timeout)

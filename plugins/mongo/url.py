@@ -48,8 +48,7 @@ class ConnectionString:
         w = self.options.get("w", "majority")
         if w == 0:
             raise ConfigError(
-                "storage.mongo.url: w=0 acknowledges nothing at all, not even a repeated message "
-                "id; remove it"
+                "url: w=0 acknowledges nothing at all, not even a repeated message id; remove it"
             )
         if w != "majority":
             found.append(
@@ -90,8 +89,7 @@ def read(url: str) -> ConnectionString:
                 pymongo.MongoClient(url, connect=False, journal=journal).close()
     except OSError as error:
         raise ConfigError(
-            "storage.mongo.url: a file that it names cannot be read "
-            f"({error.strerror or type(error).__name__})"
+            f"url: a file that it names cannot be read ({error.strerror or type(error).__name__})"
         ) from None
     except (PyMongoError, ValueError, TypeError):
         raise _unusable() from None
@@ -121,6 +119,6 @@ def _is_cut_in_a_password(rest: str) -> bool:
 
 def _unusable() -> ConfigError:
     return ConfigError(
-        "storage.mongo.url: not a valid connection string (percent-encode user and password; the "
+        "url: not a valid connection string (percent-encode user and password; the "
         "options are those of the MongoDB drivers, and must go together)"
     )
