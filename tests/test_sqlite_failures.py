@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import shutil
 import sqlite3
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from engage.api import (
     EventFilter,
     Status,
     StorageContext,
+    StorageIncompatible,
     StorageMissing,
     StorageUnavailable,
 )
@@ -235,6 +237,34 @@ async def test_a_store_that_was_moved_away_is_not_made_again(tmp_path: Path) -> 
         with pytest.raises(StorageMissing):
             await store.open(create=True)
         assert not path.exists()
+    away.rename(path)
+    await store.open(create=True)
+    assert await ids(store) == ["before"]
+    await store.close()
+
+
+@pytest.mark.parametrize("what", ["gone", "empty"])
+async def test_a_log_without_its_file_is_kept(tmp_path: Path, what: str) -> None:
+    """As after a file was moved alone: a new store in its place would make SQLite delete it."""
+    running = make(tmp_path)
+    await running.open(create=True)
+    await store_all(running, event("before"))
+    folder = tmp_path / "killed"
+    folder.mkdir()
+    for name in ("engage.db", "engage.db-wal"):  # what a killed process leaves
+        shutil.copy(tmp_path / name, folder)
+    await running.close()
+
+    path, log, away = folder / "engage.db", folder / "engage.db-wal", folder / "away.db"
+    path.rename(away)
+    if what == "empty":
+        path.touch()
+    kept = log.read_bytes()
+    store = make(folder)
+    with pytest.raises(StorageIncompatible, match=r"engage\.db-wal holds what was acknowledged"):
+        await store.open(create=True)
+    assert log.read_bytes() == kept
+    assert path.exists() == (what == "empty")
     away.rename(path)
     await store.open(create=True)
     assert await ids(store) == ["before"]

@@ -17,6 +17,7 @@ from typing import Final
 from engage.api import (
     DeadLetter,
     Outcome,
+    StorageIncompatible,
     StorageMissing,
     StorageUnavailable,
     SubscriptionChange,
@@ -88,21 +89,33 @@ class Engine(Session):
 
     def _open(self, path: str, create: bool, *, prove: bool) -> None:
         if create:
+            # Asked first: whoever makes the store at the same time has no log before it has tables.
+            orphan = tables.has_log(path)
             try:
                 file_identity(path)
             except StorageMissing:
+                self._no_orphan(orphan)
                 make_file(path)
-            self._create()
+            self._create(orphan)
         self.connection()
         if prove:
             # One that only reads must be able to when the disk is full: it proves when it writes.
             self._prove()
 
-    def _create(self) -> None:
+    def _no_orphan(self, orphan: bool) -> None:
+        if orphan:
+            path = self.settings.path
+            raise StorageIncompatible(
+                f"{path}: gone or empty, but its log {path}-wal holds what was acknowledged: put "
+                "the file back, or move the log away to begin anew"
+            )
+
+    def _create(self, orphan: bool) -> None:
         try:
             tables.look_at(self.settings.path)
         except StorageMissing:
-            pass
+            # SQLite would delete the log.
+            self._no_orphan(orphan)
         else:
             if not os.path.exists(self.settings.path + "-journal"):
                 return

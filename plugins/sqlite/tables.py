@@ -123,6 +123,14 @@ def look_at(path: str) -> None:
                 raise
 
 
+def has_log(path: str) -> bool:
+    """:return: whether a log that is not empty belongs, or belonged, to the file at ``path``."""
+    try:
+        return os.stat(path + "-wal").st_size > 0
+    except FileNotFoundError:
+        return False
+
+
 def _recognise(db: sqlite3.Connection, path: str) -> None:
     (application,) = db.execute("PRAGMA application_id").fetchone()
     if application != APPLICATION_ID:
