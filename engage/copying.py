@@ -300,7 +300,9 @@ async def _compare_profiles(source: ProfileStore, target: EventStore, tell: Told
             counts.copied += 1
         else:
             counts.conflicting += 1
-            counts.because("a profile differs; have events been expired that made it?")
+            counts.because(
+                "a profile differs: events that made it have expired, or some came meanwhile"
+            )
         tell(counts)
     return counts
 
