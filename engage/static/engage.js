@@ -12,7 +12,7 @@
   const key = options.writeKey || "";
   const silent =
     "respectPrivacy" in options &&
-    (page.navigator.globalPrivacyControl === true || [page.navigator.doNotTrack, page.doNotTrack].includes("1"));
+    (page.navigator.globalPrivacyControl || [page.navigator.doNotTrack, page.doNotTrack].includes("1"));
   const PIECE = 60000; // bytes; beacons: 64 KiB
   const KEPT = 1000; // events
 
@@ -24,7 +24,7 @@
   let failures = 0;
   /** @type {Data} */ const memory = {};
 
-  /** @param {string} name @param {?string} [value] @returns {?string} */
+  /** @param {string} name @param {?string} [value] */
   function keep(name, value) {
     const full = "engage_" + name;
     if (value !== undefined) {
@@ -37,7 +37,7 @@
       }
       try {
         if (name !== "queue" && (!value || memory[name])) {
-          document.cookie = `${full}=${encodeURIComponent(value || "")};path=/;samesite=lax;max-age=${value ? 31536000 : 0}${location.protocol === "https:" ? ";secure" : ""}`;
+          document.cookie = `${full}=${encodeURIComponent(value || "")};path=/;samesite=lax;max-age=${value ? 3e7 : 0}${location.protocol === "https:" ? ";secure" : ""}`;
         }
       } catch {}
     }
@@ -59,7 +59,7 @@
     );
   }
 
-  /** @param {string[]} events @returns {string} */
+  /** @param {string[]} events */
   function body(events) {
     return `{"writeKey":${JSON.stringify(key)},"batch":[${events}],"sentAt":"${new Date().toISOString()}"}`;
   }
@@ -93,7 +93,7 @@
 
   /** @param {number} wait */
   function later(wait) {
-    if (!timer) timer = setTimeout(send, wait);
+    timer ||= setTimeout(send, wait);
   }
 
   async function send() {
@@ -111,14 +111,14 @@
         credentials: "omit",
         keepalive: new Blob([text]).size < PIECE,
       });
-      if (answer.status > 499 || answer.status === 429 || answer.status === 408) {
+      if (answer.status > 499 || [408, 429].includes(answer.status)) {
         wait = 1000 * Number(answer.headers.get("Retry-After")) || 1;
       } else if (
         part.length > 1 &&
         [400, 413].includes(answer.status) &&
         (await answer.json().catch(() => ({}))).code !== "invalid_payload"
       ) {
-        most = part.length >> 1; // one spoils it for all: find it
+        most = part.length >> 1; // one spoils it: find it
       } else {
         if (answer.ok) most = 100;
         queue = without(queue, part);
@@ -164,7 +164,7 @@
         ...fields,
       });
       // Half an emoji is no Unicode.
-      queue.push(event.replace(/\\(ud[89a-f]..|.)/g, (c) => (c.length > 2 ? "\ufffd" : c)));
+      queue.push(event.replace(/\\(ud[89a-f]..|.)/g, (c) => (c[2] ? "\ufffd" : c)));
     } catch (error) {
       console.error("engage:", error);
     }
@@ -172,7 +172,6 @@
     if (!busy) later(50);
   }
 
-  /** @returns {Data} */
   function place() {
     return {
       path: location.pathname,
@@ -193,8 +192,8 @@
       if (silent) return;
       if (isId(userId)) {
         const known = keep("user_id");
-        if (known && known !== String(userId)) api.reset();
-        keep("user_id", String(userId));
+        if (known && known !== `${userId}`) api.reset();
+        keep("user_id", `${userId}`);
       } else traits = userId || traits;
       add("identify", { traits });
     },
@@ -219,13 +218,13 @@
   };
   page.engage = api;
   const call = (/** @type {any} */ [name, values]) => api[name]?.(...values);
-  if (early) early.push = call; // for who holds a function of the stub
+  if (early) early.push = call;
   if (silent) return;
   queue = stored();
   addEventListener("pagehide", leave);
   addEventListener("online", send);
   document.addEventListener("visibilitychange", () => {
-    if (document.visibilityState === "hidden") leave();
+    if (document.hidden) leave();
   });
   if (Array.isArray(early)) early.forEach(call);
   if (queue.length) later(50);
