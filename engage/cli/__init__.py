@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import Any
 
@@ -48,7 +49,18 @@ class Root(click.Group):
         except BrokenPipeError:
             raise  # whoever read our output has seen enough: click ends quietly
         except (EngageError, OSError) as error:
+            _let_go_of_output()
             raise Failed(error) from error
+
+
+def _let_go_of_output() -> None:
+    """What cannot be written now must not fail once more when Python ends, with status 120."""
+    if sys.stdout is None:
+        return
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 @click.group(
