@@ -25,8 +25,9 @@ __all__ = ["Gatherer"]
 
 _log = logging.getLogger(__name__)
 
-#: One call is at most so large (one request alone may be larger): longer ones do not get faster,
+#: One write is at most so large (one request alone may be larger): longer ones do not get faster,
 #: but everybody in them waits for the last.
+GROUP_EVENTS: Final = 4000
 GROUP_BYTES: Final = 16 * 1024 * 1024
 
 #: Seconds. A store that took longer to fail is not retried at once: it is down, not poisoned.
@@ -62,7 +63,6 @@ class Gatherer(Generic[_Item, _Result]):
     """Calls ``call`` with the items of all requests that wait, one call at a time.
 
     :param call: returns one result per item; :class:`StorageUnavailable` when it cannot now.
-    :param group_items: of one call at most, unless one request alone has more.
     :param max_items: waiting and in the call, of all requests together.
     :param max_bytes: likewise.
     :param timeout: seconds that a request may take, its wait included.
@@ -75,7 +75,6 @@ class Gatherer(Generic[_Item, _Result]):
         self,
         call: Callable[[Sequence[_Item]], Awaitable[Sequence[_Result]]],
         *,
-        group_items: int,
         max_items: int,
         max_bytes: int,
         timeout: float,
@@ -84,7 +83,6 @@ class Gatherer(Generic[_Item, _Result]):
         recover: Callable[[], Awaitable[None]],
     ) -> None:
         self._call = call
-        self._group_items = group_items
         self._max_items = max_items
         self._max_bytes = max_bytes
         self._timeout = timeout
@@ -175,7 +173,7 @@ class Gatherer(Generic[_Item, _Result]):
         while waiting:
             request = waiting[0]
             count += len(request.items)
-            if count > self._group_items or size + request.size > GROUP_BYTES:
+            if count > GROUP_EVENTS or size + request.size > GROUP_BYTES:
                 break
             size += request.size
             group.append(waiting.popleft())

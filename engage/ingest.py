@@ -61,7 +61,6 @@ class Ingest:
         self._reopening: asyncio.Task[None] | None = None
         self._events: Gatherer[Event, Outcome] = Gatherer(
             store.write,
-            group_items=store.write_events,
             max_items=limits.queue_events,
             max_bytes=limits.queue_bytes,
             timeout=write_timeout,
@@ -71,7 +70,6 @@ class Ingest:
         )
         self._letters: Gatherer[DeadLetter, None] = Gatherer(
             self._put,
-            group_items=store.write_events,
             max_items=limits.queue_events,
             max_bytes=limits.queue_bytes,
             timeout=write_timeout,

@@ -43,7 +43,7 @@ class Sink:
         self.done: list[int] = []
         self.failed = 0
         self.recovered = 0
-        values = {"group_items": 100, "max_items": 100, "max_bytes": 1000, "timeout": 30.0}
+        values: dict[str, Any] = {"max_items": 100, "max_bytes": 1000, "timeout": 30.0}
         self.gatherer: Gatherer[Any, str] = Gatherer(
             self.call,
             done=lambda seconds, items, results: self.done.append(len(items)),
@@ -128,8 +128,9 @@ async def test_nobody_is_answered_before_the_call_returned() -> None:
 
 
 async def test_one_call_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gathering, "GROUP_EVENTS", 3)
     monkeypatch.setattr(gathering, "GROUP_BYTES", 50)
-    sink = Sink(group_items=3)
+    sink = Sink()
     requests = [
         sink.submit("a", "b"),
         sink.submit("c", "d"),

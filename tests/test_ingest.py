@@ -69,18 +69,6 @@ async def test_the_same_event_twice_at_once() -> None:
     assert store.writes == [["a", "a"]]
 
 
-async def test_the_storage_says_how_much_it_takes_at_once() -> None:
-    class Small(MemoryStore):
-        write_events = 2
-
-    store = Small()
-    ingest = make(store, CountingMetrics())
-    requests = [ingest.write([event(name)]) for name in "abcde"]
-    await asyncio.gather(*requests, ingest.write([event("f"), event("g"), event("h")]))
-    # One request stays together, however large.
-    assert store.writes == [["a", "b"], ["c", "d"], ["e"], ["f", "g", "h"]]
-
-
 async def test_one_refused_event_costs_its_neighbours_nothing() -> None:
     store = MemoryStore()
     store.refuse["b"] = "too strange"

@@ -79,11 +79,6 @@ class Page(Generic[Item]):
 class EventStore(abc.ABC):
     """What every storage must be able to do. All methods may raise :class:`StorageUnavailable`."""
 
-    #: Events that one :meth:`write` is given at most, of all requests that wait; only one request
-    #: alone may bring more. The number from which larger writes cost no less for each event:
-    #: everybody in one waits for the last.
-    write_events: int = 4000
-
     @abc.abstractmethod
     async def open(self, *, create: bool) -> None:
         """Open the store; prepare its schema when ``create`` is true and there is none. Idempotent.

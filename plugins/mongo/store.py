@@ -59,10 +59,6 @@ _LAST_TIDY: Final = 3.0
 class MongoStorage(EventStore, ProfileStore, SubscriptionStore, DeadLetterStore):
     """Everything in one MongoDB database."""
 
-    #: Larger inserts cost a server no less for each event, and some more; and while one is under
-    #: way, whoever was in the one before is answered and sends on.
-    write_events = 500
-
     def __init__(self, connection: Connection, context: StorageContext) -> None:
         traits = {trait for names in context.identifiers.values() for trait in names}
         if len(traits) > _MOST_IDENTIFIERS:
