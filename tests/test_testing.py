@@ -81,8 +81,8 @@ class ForgetsTheCursor(SqliteStorage):
 class ByArrival(SqliteStorage):
     """Whoever arrives last wins: a register without a clock."""
 
-    def __init__(self, *arguments: Any) -> None:
-        super().__init__(*arguments)
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
         self._clock = 1_800_000_000_000
 
     async def write(self, events: Sequence[Event]) -> Sequence[Outcome]:

@@ -40,7 +40,7 @@ def concrete(path: str) -> str:
         "/v1/",
         "/v1/track/",
         "/v1/Track",
-        "//v1/track",
+        "//v1//track",
         "/v1/../v1/track",
         "/v1/%74rack",
         "/v1/track%00",
