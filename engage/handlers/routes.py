@@ -90,24 +90,27 @@ class Router(Application):
 
     def cors(self, path: str, origin: str | None) -> Mapping[str, str]:
         """:return: what an answer has of CORS that no handler gives, as a handler's would."""
-        route = self._exact.get(path, self._missing)["route"]
-        return self._cors.headers(origin, credentials=route.credentials)
+        arguments, _ = self._find(path)
+        return self._cors.headers(origin, credentials=arguments["route"].credentials)
 
     def find_handler(self, request: httputil.HTTPServerRequest, **kwargs: Any) -> Any:
         """See :class:`tornado.routing.Router`."""
-        # A host setting that ends with a slash: several SDKs put a path with its own after it.
-        path = "/" + request.path.lstrip("/") if request.path.startswith("//") else request.path
+        arguments, segments = self._find(request.path)
+        return self.get_handler_delegate(
+            request, arguments["route"].handler, arguments, path_kwargs=segments
+        )
+
+    def _find(self, path: str) -> tuple[dict[str, Any], dict[str, bytes] | None]:
+        """:return: the arguments of a path's handler, and its part in braces if it has one."""
+        if path.startswith("//"):
+            # A host setting that ends with a slash: several SDKs put a path with its own after it.
+            path = "/" + path.lstrip("/")
         arguments = self._exact.get(path)
         if arguments is not None:
-            return self.get_handler_delegate(request, arguments["route"].handler, arguments)
+            return arguments, None
         for before, after, name, arguments in self._patterns:
             if path.startswith(before) and path.endswith(after):
                 segment = path[len(before) : len(path) - len(after)]
                 if segment and "/" not in segment:
-                    return self.get_handler_delegate(
-                        request,
-                        arguments["route"].handler,
-                        arguments,
-                        path_kwargs={name: segment.encode("latin-1")},
-                    )
-        return self.get_handler_delegate(request, MissingHandler, self._missing)
+                    return arguments, {name: segment.encode("latin-1")}
+        return self._missing, None
