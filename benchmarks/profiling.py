@@ -24,7 +24,7 @@ from support.server import KEY, Server, config_text, wait_for  # noqa: E402
 
 from engage.config import load as load_config  # noqa: E402
 from engage.registry import load_plugins  # noqa: E402
-from engage.server import serve  # noqa: E402
+from engage.server.serve import serve  # noqa: E402
 
 
 def main() -> None:

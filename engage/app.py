@@ -12,20 +12,20 @@ from typing import TYPE_CHECKING
 
 from engage import logs
 from engage.api import StorageError
-from engage.auth import Authenticator
-from engage.cors import CorsPolicy
-from engage.deliveries import Deliveries
-from engage.fetching import Fetcher
+from engage.deliveries.fetcher import Fetcher
+from engage.deliveries.receive import Deliveries
 from engage.handlers.base import Handler, Services
+from engage.handlers.cors import CorsPolicy
 from engage.handlers.routes import ROUTES, Router
-from engage.ingest import Ingest
-from engage.listener import Bounds, Listener
+from engage.http1.listener import Bounds, Listener
 from engage.metrics import NullMetrics
-from engage.observers import Observers
-from engage.pipeline import Pipeline
-from engage.readiness import Readiness
-from engage.transforms import Transforms
-from engage.validate import Schemas
+from engage.pipeline.auth import Authenticator
+from engage.pipeline.ingest import Ingest
+from engage.pipeline.observers import Observers
+from engage.pipeline.pipeline import Pipeline
+from engage.pipeline.transforms import Transforms
+from engage.pipeline.validate import Schemas
+from engage.storage.readiness import Readiness
 
 if TYPE_CHECKING:
     import socket

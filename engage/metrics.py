@@ -4,7 +4,8 @@
 The steps of the pipeline know only :class:`Metrics`. Where nobody asked for metrics they are given
 :class:`NullMetrics`; :class:`PrometheusMetrics` hands the numbers to ``prometheus_client``, which
 is imported no earlier than that, because it decides at import time whether several processes share
-their numbers (environment variable ``PROMETHEUS_MULTIPROC_DIR``, set by :mod:`engage.server`).
+their numbers (environment variable ``PROMETHEUS_MULTIPROC_DIR``, set by
+:mod:`engage.server.serve`).
 
 Labels are from closed sets only: a route's name, a status, a type, an outcome, an error code, the
 name of an installed provider. Nothing that a client chooses becomes a label.

@@ -18,7 +18,10 @@ from tornado.ioloop import IOLoop
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Say how long the long tests may be."""
     parser.addoption(
-        "--rounds", type=int, default=5, help="how often tests/test_durability.py kills the server"
+        "--rounds",
+        type=int,
+        default=5,
+        help="how often tests/server/test_durability.py kills the server",
     )
 
 

@@ -67,13 +67,6 @@ from engage.api.providers import (
     WebhookRequest,
     WebhookResult,
 )
-from engage.api.steps import (
-    DROP,
-    Observer,
-    ObserverFactory,
-    Transform,
-    TransformFactory,
-)
 from engage.api.storage import (
     DeadLetter,
     DeadLetterBudget,
@@ -95,6 +88,13 @@ from engage.api.storage import (
     UserProfile,
 )
 from engage.api.times import render_time
+from engage.api.transforms import (
+    DROP,
+    Observer,
+    ObserverFactory,
+    Transform,
+    TransformFactory,
+)
 
 __all__ = [
     "API_ORIGIN",

@@ -14,8 +14,8 @@ from typing import IO, Any, Final, TypeVar
 import click
 
 from engage.api import EventStore
-from engage.checking import SettingsError
 from engage.config import Config
+from engage.config.schema_check import SettingsError
 from engage.registry import Registry, load_plugins
 
 __all__ = ["CONFIG_FILE", "Failed", "config_option", "moment", "opened", "registry_of", "safe"]

@@ -18,9 +18,9 @@ from engage.api import EVENT_TYPES
 from engage.cli.common import config_option, moment, opened, registry_of, safe
 from engage.cli.progress import Progress
 from engage.config import Config, load
-from engage.exporting import KINDS, Kind, Record, Selection
-from engage.exporting import export as records
 from engage.registry import Registry
+from engage.storage.export import KINDS, Kind, Record, Selection
+from engage.storage.export import export as records
 
 _EPOCH: Final = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 #: Lines that are gathered before they are written.

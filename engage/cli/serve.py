@@ -24,7 +24,7 @@ def serve(
 ) -> None:
     """Run the server until SIGTERM or Ctrl-C."""
     # Not at the top: no other command needs the server loaded.
-    from engage.server import serve as run
+    from engage.server.serve import serve as run
 
     config = load(config_path)
     given: dict[str, Any] = {"host": host or None, "port": port, "workers": workers}

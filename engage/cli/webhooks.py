@@ -19,11 +19,11 @@ import orjson
 from engage.api import ConfigError, DeadLetterStore, EngageError, Provider
 from engage.cli.common import config_option, moment, opened, registry_of, safe
 from engage.config import Config, load
-from engage.exporting import all_pages
 from engage.registry import Registry
+from engage.storage.export import all_pages
 
 if TYPE_CHECKING:
-    from engage.recorded import Recording
+    from engage.deliveries.dry_run import Recording
 
 __all__ = ["webhook_retry", "webhook_test", "webhook_url"]
 
@@ -117,7 +117,7 @@ def webhook_test(
     an empty line, the body; a request line may stand before them), or as JSON with url, headers,
     body or body_base64, and now. The events are written as NDJSON.
     """
-    from engage.recorded import read_recording
+    from engage.deliveries.dry_run import read_recording
 
     config = load(config_path)
     registry = registry_of(ctx)
@@ -135,8 +135,8 @@ async def _rehearse(
     recording: Recording,
     now: float | None,
 ) -> None:
-    from engage.fetching import Fetcher
-    from engage.recorded import rehearse
+    from engage.deliveries.dry_run import rehearse
+    from engage.deliveries.fetcher import Fetcher
 
     if now is None:
         now = time.time() if recording.now is None else recording.now
@@ -191,7 +191,7 @@ async def _retry(
     letter_id: str | None,
 ) -> None:
     from engage.app import build
-    from engage.incoming import UNTRANSLATED
+    from engage.deliveries.delivery import UNTRANSLATED
 
     # Only to see that there is a store: the server below would be asked to make one.
     async with opened(registry, config):

@@ -21,19 +21,19 @@ from typing import TYPE_CHECKING, Any, Final, cast
 from tornado.httputil import HTTPHeaders
 from tornado.web import HTTPError, RequestHandler, stream_request_body
 
-from engage import refusals
 from engage.errors import ApiError, body_too_large, error_body, from_exception, overloaded
-from engage.exchange import Exchange, Failure
+from engage.http1 import early_errors
+from engage.http1.exchange import Exchange, Failure
 
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from engage.auth import Authenticator, Principal
     from engage.config import Config
-    from engage.cors import CorsPolicy
-    from engage.deliveries import Deliveries
-    from engage.pipeline import Pipeline
-    from engage.readiness import Readiness
+    from engage.deliveries.receive import Deliveries
+    from engage.handlers.cors import CorsPolicy
+    from engage.pipeline.auth import Authenticator, Principal
+    from engage.pipeline.pipeline import Pipeline
+    from engage.storage.readiness import Readiness
 
 __all__ = ["Handler", "Route", "Services"]
 
@@ -283,7 +283,7 @@ class Handler(RequestHandler):
         if self._request_id is None:
             own = self.header("X-Request-Id")
             usable = own is not None and _REQUEST_ID.fullmatch(own) is not None
-            self._request_id = own if own is not None and usable else refusals.request_id()
+            self._request_id = own if own is not None and usable else early_errors.request_id()
         return self._request_id
 
     def _identify(self) -> None:
@@ -306,7 +306,7 @@ class Handler(RequestHandler):
 
     def _failed(self, failure: Failure) -> ApiError:
         if failure is Failure.TIMEOUT:
-            return refusals.request_timeout(self.services.config.server.request_timeout)
+            return early_errors.request_timeout(self.services.config.server.request_timeout)
         if failure is Failure.TOO_LARGE:
             return body_too_large(*self.body_limit)
         if failure is Failure.OVERLOADED:

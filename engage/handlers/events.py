@@ -5,12 +5,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from engage.auth import KEYLESS, KEYLESS_BYTES
-from engage.decode import check_encoding
 from engage.handlers.base import Handler
+from engage.pipeline.auth import KEYLESS, KEYLESS_BYTES
+from engage.pipeline.decode import check_encoding
 
 if TYPE_CHECKING:
-    from engage.decode import Encoding
+    from engage.pipeline.decode import Encoding
 
 __all__ = ["BatchHandler", "EventHandler"]
 

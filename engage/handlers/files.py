@@ -18,7 +18,7 @@ import orjson
 from tornado import template
 
 from engage.handlers.base import Handler, Route
-from engage.openapi import describe
+from engage.handlers.openapi import describe
 
 __all__ = ["ROUTES"]
 
@@ -85,7 +85,7 @@ def _accepts_gzip(header: str) -> bool:
 
 
 def _packaged(name: str) -> bytes:
-    return resources.files("engage").joinpath("static").joinpath(name).read_bytes()
+    return resources.files("engage.handlers").joinpath("static").joinpath(name).read_bytes()
 
 
 @functools.cache

@@ -26,7 +26,7 @@ class AliveHandler(Handler):
 
 
 class ReadyHandler(Handler):
-    """``/readyz``: requests can be sent here. See :mod:`engage.readiness`."""
+    """``/readyz``: requests can be sent here. See :mod:`engage.storage.readiness`."""
 
     async def get(self) -> None:
         """Say so, or 503."""

@@ -15,10 +15,10 @@ import orjson
 from engage.api import render_time
 from engage.errors import ApiError
 from engage.handlers.base import Handler, Route
-from engage.normalise import Clock
+from engage.pipeline.normalise import Clock
 
 if TYPE_CHECKING:
-    from engage.auth import Principal
+    from engage.pipeline.auth import Principal
 
 __all__ = ["ROUTES", "ProjectSettingsHandler", "SourceConfigHandler"]
 

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 import orjson
 
-from engage.decode import check_encoding
 from engage.handlers.base import Handler
+from engage.pipeline.decode import check_encoding
 
 if TYPE_CHECKING:
-    from engage.decode import Encoding
+    from engage.pipeline.decode import Encoding
 
 __all__ = ["SubscriptionsHandler"]
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from engage.decode import check_encoding
+from engage.deliveries.delivery import Incoming
 from engage.errors import ApiError
 from engage.handlers.base import Handler, Route
-from engage.incoming import Incoming
+from engage.pipeline.decode import check_encoding
 
 if TYPE_CHECKING:
-    from engage.decode import Encoding
+    from engage.pipeline.decode import Encoding
 
 __all__ = ["ROUTES", "WebhookHandler"]
 

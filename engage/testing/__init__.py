@@ -30,7 +30,7 @@ import pytest
 pytest.register_assert_rewrite(
     "engage.testing.events",
     "engage.testing.failures",
-    "engage.testing.letters",
+    "engage.testing.dead_letters",
     "engage.testing.processes",
     "engage.testing.profiles",
     "engage.testing.providers",
@@ -39,11 +39,11 @@ pytest.register_assert_rewrite(
     "engage.testing.users",
 )
 
-from .bench import Bench, Subject, on_store  # noqa: E402
+from .dead_letters import LetterTests  # noqa: E402
 from .events import EventTests  # noqa: E402
+from .factories import WORKSPACE, event, identify, letter  # noqa: E402
 from .failures import FailureTests  # noqa: E402
-from .letters import LetterTests  # noqa: E402
-from .making import WORKSPACE, event, identify, letter  # noqa: E402
+from .harness import Bench, Subject, on_store  # noqa: E402
 from .processes import ProcessTests  # noqa: E402
 from .profiles import ProfileTests  # noqa: E402
 from .providers import ProviderConformance  # noqa: E402

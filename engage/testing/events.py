@@ -13,8 +13,8 @@ import pytest
 
 from engage.api import Event, ProfileStore, Status, StorageMissing, StorageUnavailable
 
-from .bench import Bench, on_store
-from .making import AWKWARD, TIME, WORKSPACE, canonical, event, identify, ids, store_all
+from .factories import AWKWARD, TIME, WORKSPACE, canonical, event, identify, ids, store_all
+from .harness import Bench, on_store
 
 #: Values that come back changed, or not at all, from a store that does not look twice.
 VALUES = {

@@ -21,8 +21,8 @@ from engage.api import (
     SubscriptionStore,
 )
 
-from .bench import Bench, eventually, on_store
-from .making import TIME, WORKSPACE, event, identify, ids, letter, store_all
+from .factories import TIME, WORKSPACE, event, identify, ids, letter, store_all
+from .harness import Bench, eventually, on_store
 from .subscriptions import change
 
 #: A call of one method, made anew each time.

@@ -16,8 +16,8 @@ import orjson
 
 from engage.api import Event, ProfileStore, Status
 
-from .bench import Bench, find_factory, on_store
-from .making import TIME, WORKSPACE, event, identify, ids
+from .factories import TIME, WORKSPACE, event, identify, ids
+from .harness import Bench, find_factory, on_store
 
 #: What a child runs: it is told all the rest on its standard input.
 _CHILD = "from engage.testing.processes import child; child()"

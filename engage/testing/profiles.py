@@ -26,8 +26,8 @@ from engage.api import Link as Linked
 from engage.api import Membership as Member
 from engage.api import UserTraits as Traits
 
-from .bench import Bench, on_store
-from .making import AWKWARD, TIME, WORKSPACE, all_pages, event, identify, store_all
+from .factories import AWKWARD, TIME, WORKSPACE, all_pages, event, identify, store_all
+from .harness import Bench, on_store
 
 
 class ProfileTests:

@@ -7,8 +7,8 @@ import asyncio
 
 from engage.api import EventFilter, EventStore, ProfileStore, Status
 
-from .bench import Bench, on_store
-from .making import TIME, WORKSPACE, all_pages, event, identify, ids, store_all
+from .factories import TIME, WORKSPACE, all_pages, event, identify, ids, store_all
+from .harness import Bench, on_store
 
 
 class ScanTests:

@@ -8,8 +8,8 @@ from typing import Any
 
 from engage.api import ProfileStore, SubscriptionChange, SubscriptionStore
 
-from .bench import Bench, on_store
-from .making import AWKWARD, TIME, WORKSPACE, all_pages
+from .factories import AWKWARD, TIME, WORKSPACE, all_pages
+from .harness import Bench, on_store
 
 
 def change(

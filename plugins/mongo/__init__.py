@@ -7,7 +7,7 @@
 ``url.py``              the connection string
 ``schema.py``           collections, indexes, version, warnings about shard keys
 ``documents.py``        events as documents, keys that MongoDB cannot hold, ids
-``writing.py``          one write: what becomes of each of its events
+``writer.py``          one write: what becomes of each of its events
 ``events.py``           the collection of events
 ``profiles.py``         users and groups as registers, links, memberships
 ``changes.py``          changes of one write, folded, as statements of an update command

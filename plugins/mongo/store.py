@@ -42,7 +42,7 @@ from .profiles import Profiles
 from .schema import EVENTS, META, Schema
 from .subscriptions import Subscriptions
 from .url import DEFAULT_URL
-from .writing import Write
+from .writer import Write
 
 log = logging.getLogger("engage.storage.mongo")
 

@@ -3,15 +3,15 @@
 
 ==================  ==================================================================
 ``store.py``        what the core talks to; asynchronous, holds no SQL
-``lanes.py``        the threads in which SQLite is called
-``writing.py``      who writes: a thread, and under load a process (``process.py``)
+``worker_thread.py``        the threads in which SQLite is called
+``writer.py``      who writes: a thread, and under load a process (``writer_process.py``)
 ``engine.py``       the one writer: transactions, failure and recovery, the WAL
-``reading.py``      the reader: lookups, scans  ``paging.py``  pages of a table
+``reader.py``      the reader: lookups, scans  ``paging.py``  pages of a table
 ``events.py``       rows of events           ``profiles.py``  rows of users and groups
-``folding.py``      the changes of one write, before they meet the rows
-``choices.py``      rows of subscriptions    ``letters.py``   rows of dead letters
+``changes.py``      the changes of one write, before they meet the rows
+``subscriptions.py``      rows of subscriptions    ``dead_letters.py``   rows of dead letters
 ``connection.py``   opening the file; SQLite's errors in our words
-``tables.py``       the tables and their version
+``schema.py``       the tables and their version
 ==================  ==================================================================
 """
 

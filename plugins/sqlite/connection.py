@@ -21,7 +21,7 @@ from engage.api import (
     StorageUnavailable,
 )
 
-from . import tables
+from . import schema
 
 #: Rows of one statement, greatest first: few sizes, so that each is compiled once and kept.
 _SIZES: Final = (256, 128, 64, 32, 16, 8, 4, 2, 1)
@@ -68,7 +68,7 @@ def unavailable(path: str, error: Exception) -> StorageUnavailable:
         return StorageUnavailable(f"{path}: {text}")
     code = primary_code(error)
     name = getattr(error, "sqlite_errorname", None) or type(error).__name__
-    kind = tables.NotADatabase if code == sqlite3.SQLITE_NOTADB else StorageUnavailable
+    kind = schema.NotADatabase if code == sqlite3.SQLITE_NOTADB else StorageUnavailable
     return kind(f"{path}: {_MEANINGS.get(code, str(error))} ({name})")
 
 
@@ -183,7 +183,7 @@ class Session:
         if self._db is not None and standing == self._file:
             return self._db
         self.drop()
-        tables.look_at(self.settings.path)
+        schema.look_at(self.settings.path)
         db = connect(self.settings, readonly=self._readonly)
         try:
             self.prepare(db)
@@ -195,7 +195,7 @@ class Session:
 
     def prepare(self, db: sqlite3.Connection) -> None:
         """Make a new connection ready. Called once for each."""
-        tables.verify(db, self.settings.path)
+        schema.verify(db, self.settings.path)
 
     def drop(self) -> None:
         """Close the connection; the next call opens another."""

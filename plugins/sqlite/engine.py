@@ -23,7 +23,7 @@ from engage.api import (
     SubscriptionChange,
 )
 
-from . import choices, events, letters, profiles, tables
+from . import dead_letters, events, profiles, schema, subscriptions
 from .connection import (
     Session,
     Settings,
@@ -90,7 +90,7 @@ class Engine(Session):
     def _open(self, path: str, create: bool, *, prove: bool) -> None:
         if create:
             # Asked first: whoever makes the store at the same time has no log before it has tables.
-            orphan = tables.has_log(path)
+            orphan = schema.has_log(path)
             try:
                 file_identity(path)
             except StorageMissing:
@@ -112,7 +112,7 @@ class Engine(Session):
 
     def _create(self, orphan: bool) -> None:
         try:
-            tables.look_at(self.settings.path)
+            schema.look_at(self.settings.path)
         except StorageMissing:
             # SQLite would delete the log.
             self._no_orphan(orphan)
@@ -124,8 +124,8 @@ class Engine(Session):
             # Before WAL is turned on: the first page is then in the file itself, where it is looked
             # at. The file becomes a store in one transaction, or not at all.
             db.execute("BEGIN IMMEDIATE")
-            if tables.is_empty(db):
-                tables.create(db)
+            if schema.is_empty(db):
+                schema.create(db)
             db.execute("COMMIT")
         finally:
             db.close()
@@ -282,21 +282,21 @@ class Engine(Session):
     def apply(self, change: SubscriptionChange) -> dict[str, bool]:
         """See :meth:`SubscriptionStore.apply`."""
         with in_our_words(self.settings.path), self._transaction() as db:
-            if choices.apply(db, change):
+            if subscriptions.apply(db, change):
                 self._profiles.see(db, change.workspace_id, change.user_id, change.at)
-            return choices.state(db, change.workspace_id, change.user_id)
+            return subscriptions.state(db, change.workspace_id, change.user_id)
 
     def put(self, batch: Sequence[DeadLetter]) -> int:
         """See :meth:`DeadLetterStore.put`."""
         with in_our_words(self.settings.path), self._transaction() as db:
-            return letters.put(db, batch, self.settings.budget)
+            return dead_letters.put(db, batch, self.settings.budget)
 
     def remove(self, workspace_id: str, ids: Sequence[str]) -> int:
         """See :meth:`DeadLetterStore.remove`."""
         with in_our_words(self.settings.path), self._transaction(needs_space=False) as db:
-            return letters.remove(db, workspace_id, ids)
+            return dead_letters.remove(db, workspace_id, ids)
 
     def expire_letters(self, before: int, limit: int) -> int:
         """See :meth:`DeadLetterStore.expire_dead_letters`."""
         with in_our_words(self.settings.path), self._transaction(needs_space=False) as db:
-            return letters.expire(db, before, limit)
+            return dead_letters.expire(db, before, limit)

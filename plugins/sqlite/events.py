@@ -9,8 +9,8 @@ from typing import Any, Final
 
 from engage.api import Event, EventFilter, Outcome, Status, changes_of
 
+from .changes import EncodedChange, encode
 from .connection import insert, key_of, look_up
-from .folding import EncodedChange, encode
 from .paging import Window
 
 #: SQLite's own limit of a value is 1 GB; no event comes near.

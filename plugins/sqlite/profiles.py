@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rows of users and groups: the merge of the stored events.
 
-All changes of a write are folded in memory (``folding.py``), compared with what is stored in one
+All changes of a write are folded in memory (``changes.py``), compared with what is stored in one
 look, and written with a few statements, in the transaction that stores the events.
 """
 
@@ -17,9 +17,9 @@ import orjson
 
 from engage.api import Event, ProfileLimits, identifier_value
 
+from .changes import EncodedChange, Folded, Subject, Version, fold
 from .connection import insert, look_up
-from .folding import EncodedChange, Folded, Subject, Version, fold
-from .tables import USER
+from .schema import USER
 
 #: Links that are known to be stored; remembered so that each event of a visitor need not look.
 _KNOWN_LINKS: Final = 100_000

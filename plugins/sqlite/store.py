@@ -30,9 +30,9 @@ from engage.api import (
 
 from .connection import Settings
 from .engine import Engine
-from .lanes import Lane
-from .reading import Reader
-from .writing import Writer
+from .reader import Reader
+from .worker_thread import Lane
+from .writer import Writer
 
 Item = TypeVar("Item")
 

@@ -271,7 +271,7 @@ async def test_a_crash(
         raise ZeroDivisionError("secret inside")
 
     async with serving(tmp_path) as server, await server.connect() as client:
-        monkeypatch.setattr("engage.pipeline.Pipeline.event", crash)
+        monkeypatch.setattr("engage.pipeline.pipeline.Pipeline.event", crash)
         path = f"{TRACK}?writeKey={KEY}"
         answer = await server.send(path, BODY, headers=ORIGIN, client=client)
         assert (answer.status, answer.json["code"]) == (500, "internal_error")
@@ -466,7 +466,7 @@ async def test_subscriptions(tmp_path: Path) -> None:
     """Through HTTP: the vector's hash, no write key, the same 401 for whatever is wrong."""
     from support.server import SECRET
 
-    from engage.subscriptions import subscription_hash
+    from engage.pipeline.subscriptions import subscription_hash
 
     groups = """[[workspaces.subscription_groups]]
 id = "news"

@@ -27,14 +27,14 @@ from engage.api import (
     Transform,
     UserProfile,
 )
-from engage.auth import Authenticator, Principal
 from engage.config import DEFAULT_LIMITS, Limits, SubscriptionGroup, Workspace, WriteKey
-from engage.ingest import Ingest
 from engage.metrics import NullMetrics
-from engage.normalise import Arrival, normalise
-from engage.pipeline import Pipeline
-from engage.transforms import Transforms
-from engage.validate import Schemas
+from engage.pipeline.auth import Authenticator, Principal
+from engage.pipeline.ingest import Ingest
+from engage.pipeline.normalise import Arrival, normalise
+from engage.pipeline.pipeline import Pipeline
+from engage.pipeline.transforms import Transforms
+from engage.pipeline.validate import Schemas
 
 #: 2026-11-21T09:30:00.000Z
 NOW = 1795253400000

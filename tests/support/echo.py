@@ -12,8 +12,8 @@ from support.raw import Answer, RawClient, listening
 from support.waiting import eventually
 from tornado.web import Application, RequestHandler, stream_request_body
 
-from engage.exchange import Failure
-from engage.listener import Bounds, Listener
+from engage.http1.exchange import Failure
+from engage.http1.listener import Bounds, Listener
 from engage.metrics import NullMetrics
 
 BOUNDS: dict[str, Any] = {

@@ -11,7 +11,7 @@ from typing import Any
 
 from engage.api import Event, StorageContext, StorageUnavailable
 from engage.testing import event
-from engage.testing.making import store_all
+from engage.testing.factories import store_all
 from engage_plugins.sqlite.store import SqliteStorage
 
 

@@ -10,7 +10,7 @@ import pytest
 from support.core import Core
 
 from engage.errors import ApiError
-from engage.results import BatchResult
+from engage.pipeline.results import BatchResult
 
 GOOD = {"type": "track", "userId": "u", "event": "e"}
 BAD = {"type": "track", "userId": "u", "messageId": "bad"}

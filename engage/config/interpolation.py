@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Resolve ``${NAME}`` and ``${file:PATH}`` in the strings of a configuration.
+
+``${NAME}`` is an environment variable, ``${file:PATH}`` the content of a file (relative to the
+folder of the config file) without the line ends at its end, ``$${`` a plain ``${``. What comes out
+is not looked at again. A reference to something that is missing or empty is an error: a secret that
+is empty lets everybody in.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+from engage.config.schema_check import dotted
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+__all__ = ["resolve"]
+
+_REFERENCE: Final = re.compile(r"\$\$\{|\$\{([^{}]*)(\}?)")
+_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
+_LARGEST: Final = 64 * 1024
+
+
+class _Unresolved(Exception):
+    pass
+
+
+def resolve(
+    document: Mapping[str, Any], base_dir: Path, environ: Mapping[str, str]
+) -> tuple[dict[str, Any], list[str]]:
+    """Resolve all references of a document.
+
+    :param base_dir: the folder to which file names are relative.
+    :param environ: the environment.
+    :return: a new document, and one line for each reference that could not be resolved. The lines
+        name keys, variables and files, never a value.
+    """
+    problems: list[str] = []
+
+    def replacement(match: re.Match[str]) -> str:
+        if match[0] == "$${":
+            return "${"
+        name, closed = match[1], match[2]
+        if not closed:
+            raise _Unresolved("${ without its }; write $${ for a plain ${")
+        if name.startswith("file:"):
+            return _content(base_dir, name.removeprefix("file:"))
+        if not _NAME.fullmatch(name):
+            raise _Unresolved("a reference is ${NAME} or ${file:PATH}; write $${ for a plain ${")
+        value = environ.get(name)
+        if not value:
+            state = "not set" if value is None else "empty"
+            raise _Unresolved(f"the environment variable {name} is {state}")
+        return value
+
+    def walk(value: Any, path: tuple[str | int, ...]) -> Any:
+        if isinstance(value, Mapping):
+            return {key: walk(item, (*path, key)) for key, item in value.items()}
+        if isinstance(value, list):
+            return [walk(item, (*path, index)) for index, item in enumerate(value)]
+        if isinstance(value, str) and "${" in value:
+            try:
+                return _REFERENCE.sub(replacement, value)
+            except _Unresolved as unresolved:
+                problems.append(f"{dotted(path)}: {unresolved}")
+        return value
+
+    return walk(document, ()), problems
+
+
+def _content(base_dir: Path, name: str) -> str:
+    if not name:
+        raise _Unresolved("${file:} names no file")
+    try:
+        with (base_dir / name).open("rb") as file:
+            data = file.read(_LARGEST + 1)
+        if len(data) > _LARGEST:
+            raise _Unresolved(f"the file {name} is larger than 64 KiB")
+        text = data.decode("utf-8-sig").rstrip("\r\n")
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or "not UTF-8 text"
+        raise _Unresolved(f"the file {name} cannot be read: {reason}") from error
+    if not text:
+        raise _Unresolved(f"the file {name} is empty")
+    return text

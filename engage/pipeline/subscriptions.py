@@ -1,0 +1,168 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Changes a user's subscription choices, if a hash proves that the workspace's owner allows it.
+
+No write key: that is public, and must not change anybody's choices. The hash is Dittofeed's: hex
+HMAC-SHA256, keyed with the workspace's ``subscription_secret``, of the compact JSON of user id,
+workspace id, identifier and its key.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import uuid
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+import orjson
+
+from engage.api import (
+    EventStore,
+    ProfileStore,
+    SubscriptionChange,
+    SubscriptionStore,
+    identifier_value,
+)
+from engage.errors import ApiError, Problem, from_problems, pointer
+from engage.pipeline.normalise import uuid7
+from engage.storage.time_limit import within
+
+if TYPE_CHECKING:
+    from engage.config import Workspace
+
+__all__ = ["Subscriptions", "subscription_hash"]
+
+#: Users with the same identifier value that are tried.
+MAX_CANDIDATES: Final = 100
+
+#: Namespace of the ids of changes.
+_CHANGES: Final = uuid.UUID("2f7a1c55-94c1-5c6e-8f0a-6f4b4a1f9e02")
+
+
+def subscription_hash(
+    secret: str, *, user_id: str, workspace_id: str, identifier: str, identifier_key: str
+) -> str:
+    """:return: the hash that a link to the preferences must carry."""
+    message = orjson.dumps({"u": user_id, "w": workspace_id, "i": identifier, "k": identifier_key})
+    return hmac.new(secret.encode(), message, hashlib.sha256).hexdigest()
+
+
+class Subscriptions:
+    """Verifies and applies changes.
+
+    :param store: a :class:`SubscriptionStore` if a workspace has a ``subscription_secret`` (that is
+        looked at when the server starts); a :class:`ProfileStore` to find users by their traits.
+    :param timeout: seconds that a call of the storage may take.
+    """
+
+    def __init__(
+        self,
+        workspaces: Iterable[Workspace],
+        store: EventStore,
+        *,
+        clock: Callable[[], int],
+        timeout: float,
+    ) -> None:
+        self._workspaces = {workspace.id: workspace for workspace in workspaces}
+        self._store = store
+        self._clock = clock
+        self._timeout = timeout
+
+    async def change(self, body: Mapping[str, Any]) -> Mapping[str, bool]:
+        """Apply a change; return once it is durable.
+
+        :param body: valid by the schema ``subscriptions``.
+        :return: every group of the workspace → whether the user is subscribed, after the change.
+        :raises ApiError: 401 ``invalid_user_hash``: whatever of the credentials is wrong; 400
+            ``unknown_subscription_group``.
+        :raises StorageUnavailable: it may not be durable.
+        """
+        if type(body.get("userId")) is float:  # JSON Schema takes 1.0 for an integer
+            raise from_problems([Problem("/userId", "must be a string or an integer")])
+        workspace = self._workspaces.get(body["workspaceId"])
+        user_id = await self._verified(workspace, body)
+        if workspace is None or user_id is None or not isinstance(self._store, SubscriptionStore):
+            raise ApiError("invalid_user_hash", "the hash is not that of a known user")
+        changes: Mapping[str, bool] = body["changes"]
+        known = {group.id for group in workspace.subscription_groups}
+        unknown = [group for group in changes if group not in known]
+        if unknown:
+            raise from_problems(
+                [
+                    Problem(
+                        "/changes" + pointer(group),
+                        "the workspace has no such subscription group",
+                    )
+                    for group in unknown
+                ],
+                "unknown_subscription_group",
+            )
+        async with within(self._timeout):
+            if changes:
+                choices = await self._store.apply(
+                    SubscriptionChange(
+                        id=_change_id(body.get("messageId"), user_id, changes, self._clock()),
+                        workspace_id=workspace.id,
+                        user_id=user_id,
+                        choices=dict(changes),
+                        at=self._clock(),
+                        how="api",
+                    )
+                )
+            else:
+                choices = await self._store.state(workspace.id, user_id)
+        return {
+            group.id: choices.get(group.id, group.type == "opt_out")
+            for group in workspace.subscription_groups
+        }
+
+    async def _verified(self, workspace: Workspace | None, body: Mapping[str, Any]) -> str | None:
+        """:return: the user whose hash it is. At least one HMAC is computed in any case."""
+        given = body["hash"].encode()
+        candidates: Sequence[str] = ()
+        secrets: Sequence[str] = ()
+        if workspace is not None:
+            secrets = workspace.subscription_secrets
+            candidates = await self._candidates(workspace, body) if secrets else ()
+        found: str | None = None
+        for user_id in candidates or ("",):
+            for secret in secrets or ("-",):
+                expected = subscription_hash(
+                    secret,
+                    user_id=user_id,
+                    workspace_id=body["workspaceId"],
+                    identifier=body["identifier"],
+                    identifier_key=body["identifierKey"],
+                )
+                equal = hmac.compare_digest(expected.encode(), given)
+                if equal and found is None and candidates and secrets:
+                    found = user_id
+        return found
+
+    async def _candidates(self, workspace: Workspace, body: Mapping[str, Any]) -> Sequence[str]:
+        key, identifier = body["identifierKey"], body["identifier"]
+        if key != "id" and key not in workspace.subscription_identifiers:
+            return ()  # not indexed: nobody can ask for a scan
+        user_id = body.get("userId")
+        if user_id is not None and user_id != "":
+            return (str(user_id),)
+        if key == "id":
+            return (identifier,)
+        value = identifier_value(key, identifier)
+        if value is None or not isinstance(self._store, ProfileStore):
+            return ()
+        async with within(self._timeout):
+            users = await self._store.find_users(workspace.id, key, [value])
+        return list(users.get(value, ()))[:MAX_CANDIDATES]
+
+
+def _change_id(message_id: str | None, user_id: str, changes: Mapping[str, bool], now: int) -> str:
+    """:return: the id that makes a change idempotent.
+
+    Made of all that was asked, not of the message id alone: that is not signed, and a user who took
+    another's would silence them.
+    """
+    if not message_id:
+        return uuid7(now)
+    name = orjson.dumps([message_id, user_id, changes], option=orjson.OPT_SORT_KEYS)
+    return str(uuid.uuid5(_CHANGES, name.decode()))

@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs the transforms, in the order of the config.
+
+Each gets what the one before returned. The result is validated and measured again; identity,
+workspace, key, time of arrival and source stay what they were. A transform that raises, or returns
+what is no event, refuses that event: it is never stored untransformed.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+import orjson
+
+from engage.api import DROP, EVENT_TYPES, Event, Transform
+from engage.errors import ApiError, Problem
+from engage.pipeline.decode import too_deep
+from engage.pipeline.normalise import restated
+from engage.pipeline.validate import Schemas
+
+__all__ = ["Transforms"]
+
+_log = logging.getLogger(__name__)
+
+
+class Transforms:
+    """The transforms that the config switches on.
+
+    :param steps: name and transform, in their order.
+    :param json_depth: how deep a result may be nested.
+    """
+
+    def __init__(
+        self, steps: Sequence[tuple[str, Transform]], schemas: Schemas, *, json_depth: int = 64
+    ) -> None:
+        self._steps = tuple(steps)
+        self._schemas = schemas
+        self._json_depth = json_depth
+        self._failures: dict[str, int] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._steps)
+
+    def apply(
+        self, event: Event, event_bytes: int, event_bytes_key: str = "limits.event_bytes"
+    ) -> Event | None:
+        """Run all transforms on an event.
+
+        :param event_bytes: how large the result may be, as stored; and the config key that says so.
+        :return: ``None``: one of them dropped it.
+        :raises ApiError: 400 ``transform_failed``, 413 ``event_too_large``.
+        """
+        document: Any = event.document()
+        name = ""
+        for name, transform in self._steps:
+            try:
+                document = transform(document)
+            except Exception as error:
+                self._count(name, error)
+                raise _failed(name) from None
+            if document is DROP:
+                return None
+            if type(document) is not dict:
+                self._count(name, TypeError("it returned neither an object nor DROP"))
+                raise _failed(name)
+        try:
+            # As others will read it: whatever JSON cannot say is seen here.
+            document = orjson.loads(orjson.dumps(document))
+        except (TypeError, ValueError) as error:
+            self._count(name, error)
+            raise _failed(name) from None
+        kind = document.get("type")
+        if type(kind) is not str or kind not in EVENT_TYPES:
+            raise _failed(name, [Problem("/type", "must be a type of event")])
+        if not self._schemas.is_valid(kind, document):
+            raise _failed(name, self._schemas.problems(kind, document))
+        if too_deep(document, self._json_depth):
+            raise _failed(name, [Problem("", "is nested too deep")])
+        try:
+            return restated(event, document, event_bytes, event_bytes_key)
+        except ApiError as error:
+            if error.code == "event_too_large":
+                raise
+            raise _failed(name, error.errors) from None
+
+    def _count(self, name: str, error: Exception) -> None:
+        """Log the 1st, 2nd, 4th, 8th … failure: one that always fails must not fill the disk.
+
+        Where it happened, but not the error's text: it may quote the event.
+        """
+        count = self._failures[name] = self._failures.get(name, 0) + 1
+        if count & (count - 1) == 0:
+            frame = error.__traceback__
+            while frame is not None and frame.tb_next is not None:
+                frame = frame.tb_next
+            place = f"{frame.tb_frame.f_code.co_filename}:{frame.tb_lineno}" if frame else "?"
+            _log.error(
+                "transform %s failed with %s at %s (%d so far)",
+                name,
+                type(error).__name__,
+                place,
+                count,
+            )
+
+
+def _failed(name: str, problems: Sequence[Problem] = ()) -> ApiError:
+    detail = f": {problems[0]}" if problems else ""
+    return ApiError("transform_failed", f"the transform {name} failed{detail}", errors=problems)

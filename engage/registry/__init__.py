@@ -1,0 +1,28 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The installed plugins.
+
+=================  ==================================================================
+``discovery.py``   finds plugins through the entry-point group ``engage``
+``registry.py``    checks the options in a config and makes what the config selects
+=================  ==================================================================
+"""
+
+from __future__ import annotations
+
+from engage.registry.registry import (
+    Plugin,
+    PluginError,
+    Registered,
+    Registry,
+    load_plugins,
+    shared_credentials,
+)
+
+__all__ = [
+    "Plugin",
+    "PluginError",
+    "Registered",
+    "Registry",
+    "load_plugins",
+    "shared_credentials",
+]

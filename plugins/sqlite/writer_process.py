@@ -1,0 +1,211 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A process that writes events, for a server that is busy.
+
+A thread that writes shares Python's lock with the event loop: both wait for each other, at every
+statement. A process of its own does not. It is tied to its parent by a pair of sockets: when the
+parent is gone, by whatever way, it reads the end of file and ends too.
+
+Both sides speak frames: four bytes of length, then a value in :mod:`marshal`'s form (both ends are
+the same Python, and nobody else can reach the sockets).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import contextlib
+import gc
+import marshal
+import pickle
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Sequence
+from typing import Any, BinaryIO, Final
+
+from engage.api import Outcome, Status, StorageError, StorageUnavailable
+
+from .connection import Settings
+from .engine import Engine
+from .events import STORED, Row
+
+#: Whether a process can be had here: it needs sockets that are inherited.
+AVAILABLE: Final = sys.platform != "win32" and bool(sys.executable)
+
+#: New containers between two looks of the garbage collector.
+GARBAGE: Final = 10_000
+
+
+class WriterGoneError(StorageUnavailable):
+    """The process ended: what it was writing may be stored or not."""
+
+
+class WriterProcess(asyncio.Protocol):
+    """The process, as its parent sees it."""
+
+    def __init__(self, process: subprocess.Popen[bytes], timeout: float) -> None:
+        self._process = process
+        self._timeout = timeout
+        self._transport: asyncio.Transport | None = None
+        self._waiting: collections.deque[asyncio.Future[Any]] = collections.deque()
+        self._received = bytearray()
+        #: Whether it takes writes.
+        self.alive = False
+
+    @classmethod
+    async def start(cls, settings: Settings) -> WriterProcess:
+        """Start it and wait until it has opened the store.
+
+        :raises StorageUnavailable: it could not.
+        """
+        ours, theirs = socket.socketpair()
+        try:
+            with theirs:
+                process = await asyncio.to_thread(_spawn, theirs.fileno())
+        except BaseException as error:
+            ours.close()
+            if isinstance(error, OSError):
+                raise StorageUnavailable(f"no writer process: {error}") from error
+            raise
+        self = cls(process, settings.timeout)
+        try:
+            await asyncio.get_running_loop().create_unix_connection(lambda: self, sock=ours)
+            await self._ask(pickle.dumps(settings))
+        except BaseException:
+            await self.stop()
+            raise
+        return self
+
+    async def write(self, rows: list[Row]) -> tuple[Sequence[Outcome], int]:
+        """See :meth:`Engine.write`.
+
+        :raises WriterGoneError: the process ended meanwhile.
+        """
+        answers, dropped = await self._ask(marshal.dumps(rows))
+        if answers is None:
+            return [STORED] * len(rows), dropped
+        return [_outcome(answer) for answer in answers], dropped
+
+    async def stop(self) -> None:
+        """End it; what it was writing is committed or not."""
+        self.alive = False
+        if self._transport is not None:
+            self._transport.abort()
+        self._process.kill()
+        await asyncio.to_thread(self._process.wait)
+
+    async def _ask(self, message: bytes) -> Any:
+        if self._transport is None or self._transport.is_closing():
+            raise WriterGoneError("the writer process has ended")
+        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._waiting.append(future)
+        self._transport.write(len(message).to_bytes(4, "big") + message)
+        try:
+            async with asyncio.timeout(self._timeout):
+                return await future
+        except TimeoutError:
+            raise StorageUnavailable(f"no answer within {self._timeout:g} s") from None
+
+    # -------------------------------------------------------------------- asyncio.Protocol
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = transport  # type: ignore[assignment]
+        self.alive = True
+
+    def data_received(self, data: bytes) -> None:
+        received = self._received
+        received += data
+        while len(received) >= 4:
+            end = 4 + int.from_bytes(received[:4], "big")
+            if len(received) < end:
+                return
+            fine, answer = marshal.loads(received[4:end])
+            del received[:end]
+            future = self._waiting.popleft()
+            if future.done():
+                continue
+            if fine:
+                future.set_result(answer)
+            else:
+                future.set_exception(StorageUnavailable(answer))
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self.alive = False
+        while self._waiting:
+            future = self._waiting.popleft()
+            if not future.done():
+                future.set_exception(WriterGoneError("the writer process ended"))
+
+
+def _spawn(descriptor: int) -> subprocess.Popen[bytes]:
+    # -P: the current folder is nobody's to import from.
+    command = [sys.executable, "-P", "-m", "engage_plugins.sqlite.writer_process", str(descriptor)]
+    return subprocess.Popen(
+        command, pass_fds=[descriptor], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL
+    )
+
+
+def _outcome(answer: Any) -> Outcome:
+    return STORED if answer is None else Outcome(Status(answer[0]), answer[1], answer[2])
+
+
+# ------------------------------------------------------------------------------------ the process
+def main(descriptor: int) -> None:
+    """Write what comes, until the parent is gone."""
+    # A terminal's ^C and a service manager's SIGTERM reach the whole group; the parent, which has
+    # events to flush, says when it is over.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    # Nothing here makes cycles, and the rows of a write are many containers that are soon free.
+    gc.freeze()
+    gc.set_threshold(GARBAGE)
+    parent = socket.socket(fileno=descriptor)
+    stream = parent.makefile("rb")
+    engine: Engine | None = None
+    while (message := _next(stream)) is not None:
+        try:
+            if engine is None:
+                engine = Engine(pickle.loads(message))
+                engine.open(False, True)
+                answer: Any = (True, None)
+            else:
+                answer = (True, _written(engine, message))
+        except StorageError as error:
+            answer = (False, str(error))
+        reply = marshal.dumps(answer)
+        try:
+            parent.sendall(len(reply).to_bytes(4, "big") + reply)
+        except OSError:
+            break
+        if engine is not None:
+            engine.maintain()
+    if engine is not None:
+        engine.drop()
+
+
+def _next(stream: BinaryIO) -> bytes | None:
+    """:return: the next message; ``None``: the parent is gone, maybe in the midst of one."""
+    try:
+        start = stream.read(4)
+        size = int.from_bytes(start, "big")
+        message = stream.read(size) if len(start) == 4 else b""
+    except OSError:  # It was killed before it had read all answers.
+        return None
+    return message if message and len(message) == size else None
+
+
+def _written(engine: Engine, message: bytes) -> tuple[Any, int]:
+    outcomes, dropped = engine.write(marshal.loads(message))
+    if all(outcome is STORED for outcome in outcomes):
+        return None, dropped
+    return [
+        None
+        if outcome.status is Status.STORED
+        else (outcome.status.value, outcome.reason, outcome.stored)
+        for outcome in outcomes
+    ], dropped
+
+
+if __name__ == "__main__":
+    with contextlib.suppress(KeyboardInterrupt):
+        main(int(sys.argv[1]))

@@ -1,0 +1,529 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command line."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import pty
+import re
+import shlex
+import stat
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+from support.distributions import distribution
+from support.stores import config_file, store_of
+
+import engage
+import engage.server.serve
+from engage.api import Event
+from engage.cli import main
+from engage.cli.common import safe
+from engage.config import Config, load
+from engage.testing.factories import event, identify, letter
+
+COMMANDS = [
+    *("check", "copy", "export", "init", "plugins", "serve"),
+    *("webhook-retry", "webhook-test", "webhook-url"),
+]
+
+
+def run(*arguments: object) -> Result:
+    """Run ``engage`` in this process."""
+    return CliRunner().invoke(main, [str(argument) for argument in arguments], prog_name="engage")
+
+
+def fails(result: Result, line: str, *, status: int = 1) -> None:
+    """Check that a command failed with this one line and nothing else."""
+    assert (result.exit_code, result.stderr, result.stdout) == (status, f"engage: {line}\n", "")
+
+
+def process(*arguments: object, path: Sequence[Path] = (), **options: Any) -> Any:
+    """Run ``engage`` as a process of its own."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, path))}
+    return subprocess.run(
+        [sys.executable, "-m", "engage", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env=environment,
+        check=False,
+        **options,
+    )
+
+
+def fill(path: Path, *events: Event) -> None:
+    """Write events and a dead letter into the store of a config."""
+
+    async def write() -> None:
+        async with store_of(path) as store:
+            await store.write(events)
+            assert hasattr(store, "put")
+            await store.put([letter("d1")])
+
+    asyncio.run(write())
+
+
+@pytest.fixture
+def stored(tmp_path: Path) -> Path:
+    """Make a config whose store has five events."""
+    path = config_file(tmp_path)
+    fill(
+        path,
+        identify("m1", "ann", 1, traits={"plan": "pro"}),
+        event("m2", user_id="ann", at=2),
+        event("m3", user_id="bob", at=3),
+        event("m4", user_id="bob", workspace="other", at=4),
+        event("m5", type="group", user_id="ann", groupId="g", at=5),
+    )
+    return path
+
+
+# ---------------------------------------------------------------------------------------- general
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_has_help_with_an_example(command: str) -> None:
+    result = run(command, "--help")
+    assert result.exit_code == 0
+    assert f"Example:\n    engage {command}" in result.stdout
+    if command != "copy":
+        assert "--config" in result.stdout
+        assert "ENGAGE_CONFIG" in result.stdout
+
+
+def test_help_and_version() -> None:
+    result = run("--help")
+    assert result.exit_code == 0
+    for command in COMMANDS:
+        assert f"\n  {command} " in result.stdout
+    assert "..." not in result.stdout.partition("Commands:")[2], "a summary that was cut"
+    assert run("--version").stdout == f"engage, version {engage.__version__}\n"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("nothing",),
+        ("export",),
+        ("export", "stars"),
+        ("export", "events", "--limit", "0"),
+        ("export", "events", "--since", "yesterday"),
+        ("export", "events", "--type", "event"),
+        ("export", "users", "--type", "track"),
+        ("export", "groups", "--user", "ann"),
+        ("export", "groups", "--since", "2026-01-01"),
+        ("serve", "--port", "65536"),
+        ("serve", "--workers", "0"),
+        ("check", "--nothing"),
+        ("copy", "--from", "a.toml"),
+        ("copy", "--from", "a.toml", "--to", "./a.toml"),
+    ],
+)
+def test_wrong_usage_is_status_2(arguments: tuple[str, ...]) -> None:
+    result = run(*arguments)
+    assert result.exit_code == 2
+    assert "Error: " in result.stderr
+    assert result.stdout == ""
+
+
+@pytest.mark.parametrize("command", ["check", "serve", "export events"])
+def test_a_config_that_is_not_there(tmp_path: Path, command: str) -> None:
+    path = tmp_path / "none.toml"
+    result = run(*command.split(), "--config", path)
+    fails(result, f"{path}: there is no such file; `engage init` writes one")
+
+
+def test_the_config_from_the_environment(stored: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ENGAGE_CONFIG", str(stored))
+    assert run("export", "events", "--limit", "1").exit_code == 0
+
+
+@pytest.mark.parametrize("command", ["check", "serve", "export events"])
+def test_each_thing_that_is_wrong_is_a_line(tmp_path: Path, command: str) -> None:
+    path = tmp_path / "engage.toml"
+    path.write_text('prot = 1\n[logging]\nlevel = "x"\n')
+    result = run(*command.split(), "--config", path)
+    assert result.exit_code == 1
+    assert [line.split(": ")[2] for line in result.stderr.splitlines()] == [
+        "prot",
+        "workspaces",
+        "logging.level",
+    ]
+
+
+@pytest.mark.parametrize("command", ["check", "export events", "export users"])
+def test_only_serve_and_init_create_a_store(tmp_path: Path, command: str) -> None:
+    path = config_file(tmp_path)
+    result = run(*command.split(), "--config", path)
+    assert result.exit_code == 1
+    assert result.stderr.count("\n") == 1
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_what_would_act_on_a_terminal_is_escaped() -> None:
+    assert safe('a\x1b[31m\x07\x7f\x9b é€ "ü" \u202e\u2066\u200b\u2028\ufeff\U000e0041') == (
+        r'a\u001b[31m\u0007\u007f\u009b é€ "ü" \u202e\u2066\u200b\u2028\ufeff\udb40\udc41'
+    )
+    text = json.dumps("\x80\u202e\U000e0041", ensure_ascii=False)
+    assert json.loads(safe(text)) == json.loads(text)
+
+
+# ------------------------------------------------------------------------------------------- init
+def test_init(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = run("init")
+    assert (result.exit_code, result.stderr) == (0, "")
+    config = load("engage.toml")
+    assert config.storage.backend == "sqlite"
+    (workspace,) = config.workspaces
+    (key,) = workspace.write_keys
+    assert re.fullmatch(r"[0-9a-f]{32}", key.key)
+    for name in ("engage.toml", "engage.db"):
+        assert stat.S_IMODE(Path(name).stat().st_mode) == 0o600
+    assert run("check").exit_code == 0
+    assert run("export", "events").stdout == ""
+
+    (curl,) = re.findall(r"^  (curl .*)$", result.stdout, re.MULTILINE)
+    arguments = shlex.split(curl)
+    assert arguments[1:3] == ["-u", f"{key.key}:"]
+    assert json.loads(arguments[arguments.index("-d") + 1]) == {
+        "userId": "ann",
+        "event": "Signed Up",
+    }
+    assert arguments[-1] == "http://127.0.0.1:8080/api/public/apps/track"
+    assert (config.server.host, config.server.port) == ("127.0.0.1", 8080)
+
+
+def test_init_elsewhere_and_two_keys_differ(tmp_path: Path) -> None:
+    keys = []
+    for name in ("a/b", "c"):
+        result = run("init", tmp_path / name)
+        assert result.exit_code == 0
+        assert f"serve --config {tmp_path / name}/engage.toml" in result.stdout
+        keys.append(load(tmp_path / name / "engage.toml").workspaces[0].write_keys[0].key)
+    assert keys[0] != keys[1]
+    named = tmp_path / "named.toml"
+    assert run("init", "--config", named).exit_code == 0
+    assert load(named)
+
+
+def test_init_says_how_to_call_a_program_that_is_not_on_the_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", [str(tmp_path / ".venv/bin/engage")])
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert "\n  .venv/bin/engage serve\n" in run("init").stdout
+
+
+def test_init_overwrites_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "engage.toml"
+    path.write_text("mine")
+    fails(run("init", tmp_path), f"{path}: is there already; nothing was changed")
+    assert path.read_text() == "mine"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_init_where_it_cannot_write(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    result = run("init", tmp_path / "file" / "x")
+    assert result.exit_code == 1
+    assert result.stderr.count("\n") == 1
+
+
+# ----------------------------------------------------------------------------------------- serve
+def test_serve_hands_over_and_returns_the_status(
+    stored: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[Config] = []
+
+    def serve(config: Config, registry: Any) -> int:
+        assert "sqlite" in registry.storages
+        calls.append(config)
+        return 7
+
+    monkeypatch.setattr(engage.server.serve, "serve", serve)
+    assert run("serve", "--config", stored).exit_code == 7
+    arguments = ["--host", "::1", "--port", "0", "--workers", "4"]
+    assert run("serve", "--config", stored, *arguments).exit_code == 7
+    assert [(c.server.host, c.server.port, c.server.workers) for c in calls] == [
+        ("127.0.0.1", 8080, 1),
+        ("::1", 0, 4),
+    ]
+
+
+def test_serve_starts_nothing_when_a_plugin_option_is_wrong(
+    stored: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engage.server.serve, "serve", lambda *_: pytest.fail("started"))
+    stored.write_text(stored.read_text().replace("min_free_bytes", "min_fre_bytes"))
+    fails(
+        run("serve", "--config", stored),
+        f"{stored}: storage.sqlite.min_fre_bytes: unknown key; did you mean"
+        " storage.sqlite.min_free_bytes?",
+    )
+
+
+# ----------------------------------------------------------------------------------------- check
+def test_check(stored: Path) -> None:
+    result = run("check", "--config", stored)
+    assert (result.exit_code, result.stderr) == (0, "")
+    lines = [line.split("\t") for line in result.stdout.splitlines()]
+    assert [line[0] for line in lines] == ["config", "workspace", "workspace", "plugins", "storage"]
+    assert lines[1][1] == "acme: 1 write key, 1 subscription group"
+    assert lines[4][1] == "sqlite: open, takes events"
+
+
+def test_check_shows_no_secret(stored: Path) -> None:
+    stored.write_text(stored.read_text() + 'subscription_secret = "HIDDEN"\n')
+    result = run("check", "--config", stored)
+    assert result.exit_code == 0
+    assert "HIDDEN" not in result.output
+    assert "k-acme" not in result.output
+
+
+def test_check_with_a_storage_that_fails(tmp_path: Path) -> None:
+    path = config_file(tmp_path)
+    (tmp_path / "engage.db").mkdir()
+    result = run("check", "--config", path)
+    assert result.exit_code == 1
+    assert result.stderr.count("\n") == 1
+
+
+def test_check_of_a_folder_and_without_a_store(tmp_path: Path) -> None:
+    result = run("check", "--config", tmp_path)
+    assert (result.exit_code, result.stderr) == (
+        1,
+        f"engage: {tmp_path}: cannot be read: Is a directory\n",
+    )
+    result = run("check", "--config", config_file(tmp_path))
+    assert result.exit_code == 1
+    assert result.stderr.endswith("engage.db: there is no store; `engage serve` makes one\n")
+
+
+# --------------------------------------------------------------------------------------- plugins
+def test_plugins(stored: Path) -> None:
+    result = run("plugins", "--config", stored)
+    assert (result.exit_code, result.stderr) == (0, "")
+    rows = [line.split("\t") for line in result.stdout.splitlines()]
+    version = f"engage-server {engage.__version__}"
+    assert ["storage", "sqlite", "sqlite", version, "used"] in rows
+    assert ["storage", "mongo", "mongo", version, "-"] in rows
+
+
+def test_plugins_without_a_config(tmp_path: Path) -> None:
+    result = run("plugins", "--config", tmp_path / "none.toml")
+    assert result.exit_code == 0
+    assert "there is no such file" in result.stderr
+    assert "storage\tsqlite" in result.stdout
+
+
+GREETER = """
+    import click
+    from engage.api import hookimpl
+
+    @hookimpl
+    def engage_register_commands(cli):
+        @cli.command()
+        def {name}():
+            "Say hello."
+            click.echo("hello")
+"""
+
+
+def test_a_plugin_brings_a_command(tmp_path: Path) -> None:
+    folder = distribution(tmp_path, "greet", {"engage_greet": GREETER.format(name="greet")})
+    assert process("greet", path=[folder]).stdout == "hello\n"
+    assert re.search("  greet +Say hello[.]", process("--help", path=[folder]).stdout)
+    assert "command\tgreet\tengage_greet\tgreet 1.0" in process("plugins", path=[folder]).stdout
+
+
+def test_a_plugin_cannot_replace_a_command(tmp_path: Path) -> None:
+    folder = distribution(tmp_path, "greet", {"engage_greet": GREETER.format(name="check")})
+    path = config_file(tmp_path)
+    for arguments in (("plugins",), ("check", "--config", path), ("nothing",)):
+        done = process(*arguments, path=[folder])
+        assert (done.returncode, done.stderr.splitlines()[-1]) == (
+            1,
+            'engage: plugin "engage_greet" (engage_greet, distribution greet 1.0): there is a'
+            " command 'check' of engage itself already; give it another name",
+        )
+
+
+def test_a_broken_plugin_is_one_line_and_help_still_works(tmp_path: Path) -> None:
+    folder = distribution(tmp_path, "bad", {"bad": "import not_there"})
+    line = (
+        'engage: plugin "bad" (bad, distribution bad 1.0): cannot be imported:'
+        " ModuleNotFoundError: No module named 'not_there'; install what it needs or remove it:"
+        " pip uninstall bad\n"
+    )
+    done = process("plugins", path=[folder])
+    assert (done.returncode, done.stderr) == (1, line)
+    done = process("--help", path=[folder])
+    assert (done.returncode, done.stderr) == (0, line)
+    assert "serve" in done.stdout
+    done = process("init", tmp_path / "new", path=[folder])
+    assert (done.returncode, done.stderr) == (1, line)
+    assert not (tmp_path / "new").exists()
+
+
+# ---------------------------------------------------------------------------------------- export
+def exported(*arguments: object) -> list[dict[str, Any]]:
+    """:return: the lines of an export."""
+    result = run("export", *arguments)
+    assert (result.exit_code, result.stderr) == (0, "")
+    return [json.loads(line) for line in result.stdout.splitlines()]
+
+
+def test_export_events(stored: Path) -> None:
+    def ids(*arguments: object) -> list[str]:
+        return [line["messageId"] for line in exported("events", "--config", stored, *arguments)]
+
+    assert ids() == ["m1", "m2", "m3", "m4", "m5"]
+    assert ids("--limit", 2) == ["m1", "m2"]
+    assert ids("--workspace", "other") == ["m4"]
+    assert ids("--user", "ann", "--type", "track") == ["m2"]
+    assert ids("--since", "2025-01-01T00:00:00.004Z") == ["m4", "m5"]
+    assert ids("--since", "2025-01-01T01:00:00.005+01:00") == ["m5"]
+    assert ids("--since", "2025-01-02") == []
+
+
+def test_export_other_kinds(stored: Path) -> None:
+    assert len(exported("users", "--config", stored)) == 1
+    assert exported("groups", "--config", stored) == [
+        {"workspaceId": "acme", "groupId": "g", "traits": {}}
+    ]
+    assert exported("subscriptions", "--config", stored) == []
+    assert exported("dead-letters", "--config", stored)[0]["id"] == "d1"
+
+
+def test_export_of_an_unknown_workspace_says_so(stored: Path) -> None:
+    result = run("export", "events", "--config", stored, "--workspace", "nobody")
+    assert result.exit_code == 0
+    assert result.stdout == ""
+    assert result.stderr == f"engage: no workspace 'nobody' is in {stored}\n"
+
+
+def test_export_pages_through_all(tmp_path: Path) -> None:
+    path = config_file(tmp_path)
+    fill(path, *(event(f"m{n}", at=n) for n in range(1203)))
+    assert [line["messageId"] for line in exported("events", "--config", path)] == [
+        f"m{n}" for n in range(1203)
+    ]
+    assert len(exported("events", "--config", path, "--limit", 1001)) == 1001
+
+
+def test_a_reader_that_has_seen_enough(tmp_path: Path) -> None:
+    path = config_file(tmp_path)
+    fill(path, *(event(f"m{n}", properties={"x": "y" * 500}) for n in range(1000)))
+    done = subprocess.run(
+        f"{shlex.quote(sys.executable)} -m engage export events --config {path} | head -1",
+        shell=True,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.stdout.count("\n") == 1
+    assert done.stderr == ""
+
+
+def on_terminal(*arguments: object) -> tuple[int, str]:
+    """Run ``engage`` with its standard output and error on a terminal.
+
+    :return: exit status and what a person saw.
+    """
+    leader, follower = pty.openpty()
+    with subprocess.Popen(
+        [sys.executable, "-m", "engage", *map(str, arguments)],
+        stdin=subprocess.DEVNULL,
+        stdout=follower,
+        stderr=follower,
+    ) as running:
+        os.close(follower)
+        seen = b""
+        # Linux ends a terminal whose last writer is gone with EIO.
+        while data := _read(leader):
+            seen += data
+        os.close(leader)
+        status = running.wait(120)
+    return status, seen.decode().replace("\r\n", "\n")
+
+
+def _read(descriptor: int) -> bytes:
+    try:
+        return os.read(descriptor, 65536)
+    except OSError:
+        return b""
+
+
+def test_what_goes_to_a_terminal_is_escaped_and_still_the_same_json(tmp_path: Path) -> None:
+    path = config_file(tmp_path)
+    name = "\x1b]0;owned\x07 \x9b31m \u202eabc\u2069 é"
+    fill(path, event("m", user_id="u", event=name))
+    status, seen = on_terminal("export", "events", "--config", path)
+    assert status == 0
+    assert json.loads(seen)["event"] == name
+    assert not re.search("[\x1b\x07\x9b\u202e\u2069]", seen)
+    assert "é" in seen
+    assert name.encode()[-2:] in process("export", "events", "--config", path).stdout.encode()
+
+
+def test_check_and_plugins_on_a_terminal(stored: Path) -> None:
+    status, seen = on_terminal("check", "--config", stored)
+    assert status == 0
+    assert "All is well." in seen
+    status, seen = on_terminal("plugins", "--config", stored)
+    assert status == 0
+    assert "BRINGS" in seen
+    assert "\t" not in seen
+
+
+# ------------------------------------------------------------------------------------------ copy
+def test_a_command_that_serves_nobody_loads_no_server() -> None:
+    """Half of its time would go into that."""
+    code = "import sys, engage.cli; print(*sorted({'tornado', 'engage.app'} & set(sys.modules)))"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True)
+    assert found.stdout.strip() == b""
+
+
+def test_copy(stored: Path, tmp_path: Path) -> None:
+    target = config_file(tmp_path, "other")
+    for copied, duplicate in ((5, 0), (0, 5)):
+        result = run("copy", "--from", stored, "--to", target)
+        assert (result.exit_code, result.stderr) == (0, "")
+        assert result.stdout.splitlines() == [
+            f"events\tcopied={copied}\tduplicate={duplicate}\tconflicting=0\trefused=0",
+            "subscription changes\tcopied=0\tduplicate=0\tconflicting=0\trefused=0",
+            f"dead letters\tcopied={copied // 5}\tduplicate={duplicate // 5}\tconflicting=0"
+            "\trefused=0",
+            "profiles\tthe same=1\tduplicate=0\tconflicting=0\trefused=0",
+        ]
+    both = [run("export", "events", "--config", path).stdout for path in (stored, target)]
+    assert both[0] == both[1] != ""
+
+
+def test_copy_says_what_did_not_arrive(stored: Path, tmp_path: Path) -> None:
+    target = config_file(tmp_path, "other")
+    fill(target, event("m2", user_id="somebody else"))
+    result = run("copy", "--from", stored, "--to", target)
+    assert result.exit_code == 1
+    assert "events\tcopied=4\tduplicate=0\tconflicting=1\trefused=0" in result.stdout
+    assert result.stderr == (
+        "engage: events: another event is stored under the same message id\n"
+        "engage: not everything arrived\n"
+    )
+
+
+def test_copy_creates_no_source(tmp_path: Path) -> None:
+    source, target = config_file(tmp_path, "a"), config_file(tmp_path, "b")
+    result = run("copy", "--from", source, "--to", target)
+    assert result.exit_code == 1
+    assert result.stderr.count("\n") == 1
+    assert not (tmp_path / "a.db").exists()

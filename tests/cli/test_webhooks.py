@@ -1,0 +1,254 @@
+# SPDX-License-Identifier: Apache-2.0
+"""engage webhook-url, webhook-test, webhook-retry."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+
+import pytest
+from click.testing import CliRunner
+from support.hooks import public, workspace
+from support.webhooks import signature_vectors
+from test_receive import segment
+
+from engage.app import build
+from engage.cli import main
+from engage.config import load
+from engage.deliveries.delivery import Incoming
+from engage.registry import load_plugins
+
+VECTOR = next(v for v in signature_vectors("stripe") if v["id"] == "stripe-02")
+OTHER = {"secret": "whsec_other"}
+
+
+def run(*arguments):
+    return CliRunner().invoke(main, [str(argument) for argument in arguments], prog_name="engage")
+
+
+def config(folder, *workspaces, server=None):
+    path = folder / "engage.toml"
+    storage = '[storage]\nbackend = "sqlite"\n[storage.sqlite]\npath = "engage.db"\n'
+    path.write_text(f"[server]\n{server or public()}\n{storage}" + "".join(workspaces))
+    return path
+
+
+@pytest.fixture
+def stripe(tmp_path):
+    return config(tmp_path, workspace("acme", {"stripe": VECTOR["config"]}))
+
+
+# ---- webhook-url
+def test_url_of_each_workspace(tmp_path):
+    path = config(
+        tmp_path,
+        workspace("acme", {"stripe": VECTOR["config"]}),
+        workspace("other", {"stripe": OTHER}),
+    )
+    result = run("webhook-url", "stripe", "--config", path)
+    assert result.exit_code == 0
+    lines = result.stdout.splitlines()
+    url = "https://events.example.com/api/public/webhooks/stripe?workspaceId="
+    assert lines[:2] == [f"acme\t{url}acme", f"other\t{url}other"]
+    assert "signing secret" in result.stdout.lower()
+    only = run("webhook-url", "stripe", "--config", path, "--workspace", "other")
+    assert only.stdout.startswith(f"other\t{url}other\n")
+
+
+def test_url_without_a_public_url_is_a_warning(tmp_path):
+    path = config(tmp_path, workspace("acme", {"stripe": OTHER}), server="port = 81")
+    result = run("webhook-url", "stripe", "--config", path)
+    assert result.exit_code == 0
+    assert "server.public_url" in result.stderr
+    assert "http://127.0.0.1:81/api/public/webhooks/stripe" in result.stdout
+
+
+def test_url_of_an_option_is_the_option(tmp_path):
+    options = {"auth_token": "x", "public_url": "https://hook.example.com/sms"}
+    path = config(tmp_path, workspace("acme", {"twilio": options}))
+    result = run("webhook-url", "twilio", "--config", path)
+    assert result.stdout.startswith("acme\thttps://hook.example.com/sms\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("nobody",), "no webhook provider 'nobody' is installed; there is: "),
+        (("segment",), "no workspace has segment; add [workspaces.webhooks.segment]"),
+        (("stripe", "--workspace", "x"), "the workspace 'x' has no stripe"),
+    ],
+)
+def test_url_says_what_is_missing(stripe, arguments, said):
+    result = run("webhook-url", *arguments, "--config", stripe)
+    assert result.exit_code == 1
+    assert said in result.stderr
+    assert len(result.stderr.splitlines()) == 1
+
+
+def test_every_provider_says_what_to_set(tmp_path):
+    for name, registered in load_plugins().webhooks.items():
+        made = registered.factory
+        assert len(made.setup) > 60, name
+        assert all(len(line) <= 100 for line in made.setup.splitlines()), name
+
+
+# ---- webhook-test
+def recorded(folder, vector=VECTOR, **changes):
+    path = folder / "delivery.json"
+    fields = {"url", "headers", "body", "now"}
+    path.write_text(json.dumps({key: vector[key] for key in fields if key in vector} | changes))
+    return path
+
+
+def test_a_recording_as_json(stripe, tmp_path):
+    result = run("webhook-test", "stripe", recorded(tmp_path), "--config", stripe)
+    assert result.exit_code == 0, result.stderr
+    [line] = result.stdout.splitlines()
+    document = json.loads(line)
+    assert document["workspaceId"] == "acme"
+    assert document["source"] == "webhook:stripe"
+    assert "verified for workspace acme" in result.stderr
+    assert "1 events, 0 ignored, 0 not understood" in result.stderr
+    assert not (tmp_path / "engage.db").exists()
+
+
+@pytest.mark.parametrize("line", ["POST /api/public/webhooks/stripe HTTP/1.1\r\n", ""])
+@pytest.mark.parametrize("end", ["\r\n", "\n"])
+def test_a_recording_as_it_came(stripe, tmp_path, line, end):
+    head = line + "".join(f"{name}: {value}\r\n" for name, value in VECTOR["headers"])
+    path = tmp_path / "delivery.http"
+    path.write_bytes((head + "\r\n").replace("\r\n", end).encode() + VECTOR["raw"])
+    result = run("webhook-test", "stripe", path, "--config", stripe, "--now", VECTOR["now"])
+    assert result.exit_code == 0, result.stderr
+    old = run("webhook-test", "stripe", path, "--config", stripe, "--now", "2030-01-01T00:00:00Z")
+    assert old.exit_code == 1
+    assert "it does not verify: signed" in old.stderr
+    assert not old.stdout
+
+
+def test_a_recording_that_does_not_verify(stripe, tmp_path):
+    path = recorded(tmp_path, body=VECTOR["body"] + " ")
+    result = run("webhook-test", "stripe", path, "--config", stripe)
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert result.stderr == "engage: it does not verify: the signature does not match\n"
+
+
+def test_a_recording_that_is_not_understood(tmp_path):
+    path = config(tmp_path, workspace("acme", {"segment": {"secret": "segment-secret"}}))
+    body = b'{"type": "track", "userId": "u", "messageId": "m"}'
+    file = recorded(
+        tmp_path,
+        {"headers": segment(body).headers, "body_base64": ""},
+        body_base64=base64.b64encode(body).decode(),
+    )
+    result = run("webhook-test", "segment", file, "--config", path)
+    assert result.exit_code == 1
+    assert "it would be kept as a dead letter" in result.stderr
+
+
+def test_a_recording_names_its_workspace(tmp_path):
+    path = config(
+        tmp_path,
+        workspace("acme", {"stripe": VECTOR["config"]}),
+        workspace("other", {"stripe": OTHER}),
+    )
+    unnamed = run("webhook-test", "stripe", recorded(tmp_path), "--config", path)
+    assert unnamed.exit_code == 1
+    assert "say for which --workspace: acme, other" in unnamed.stderr
+    url = VECTOR["url"] + "?workspaceId=acme"
+    named = run("webhook-test", "stripe", recorded(tmp_path, url=url), "--config", path)
+    assert named.exit_code == 0, named.stderr
+
+
+def test_a_recording_that_names_two_workspaces(tmp_path):
+    path = config(tmp_path, workspace("acme", {"stripe": VECTOR["config"]}))
+    url, headers = VECTOR["url"] + "?workspaceId=acme", [["df-workspace-id", "other"]]
+    file = recorded(tmp_path, url=url, headers=[*VECTOR["headers"], *headers])
+    result = run("webhook-test", "stripe", file, "--config", path)
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert "names several workspaces" in result.stderr
+
+
+def test_a_recipient_is_written_as_the_server_does(tmp_path):
+    path = config(tmp_path, workspace("acme", {"postmark": {"value": "a long random value"}}))
+    body = {"RecordType": "Delivery", "MessageID": "m", "Recipient": "Ann@Example.COM"}
+    headers = [["Authorization", "a long random value"]]
+    file = recorded(tmp_path, {"headers": headers, "body": json.dumps(body)})
+    result = run("webhook-test", "postmark", file, "--config", path)
+    assert result.exit_code == 0, result.stderr
+    assert json.loads(result.stdout)["anonymousId"] == "email:ann@example.com"
+
+
+@pytest.mark.parametrize("now", ["nan", "inf", "-1", "1e300", "yesterday"])
+def test_a_time_that_is_none(stripe, tmp_path, now):
+    result = run("webhook-test", "stripe", recorded(tmp_path), "--config", stripe, "--now", now)
+    assert result.exit_code == 2
+    assert "is no time such as" in result.stderr
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"{}", b"no header\n\nbody", b"a: b"])
+def test_a_file_that_is_no_recording(stripe, tmp_path, content):
+    path = tmp_path / "delivery"
+    path.write_bytes(content)
+    result = run("webhook-test", "stripe", path, "--config", stripe)
+    assert result.exit_code == 1
+    assert "the recording" in result.stderr
+    assert result.exception is None or isinstance(result.exception, SystemExit)
+
+
+# ---- webhook-retry
+def test_dead_deliveries_are_translated_again(tmp_path):
+    path = config(tmp_path, workspace("acme", {"segment": {"secret": "segment-secret"}}))
+    assert run("webhook-retry", "--config", path).exit_code == 1  # there is no store yet
+
+    async def fill():
+        app = build(load(path), load_plugins())
+        await app.open()
+        try:
+            for body in (b"not json", b'{"type": "track", "event": 1, "userId": "u"}'):
+                await app.deliveries.receive(
+                    Incoming(
+                        provider="segment",
+                        method="POST",
+                        target="/api/public/webhooks/segment",
+                        headers=segment(body).headers,
+                        body=body,
+                    )
+                )
+        finally:
+            await app.close()
+
+    asyncio.run(fill())
+    result = run("webhook-retry", "--config", path)
+    assert result.exit_code == 1
+    assert "0 deliveries translated, 0 events stored" in result.stdout
+    assert "2 of 2 deliveries still cannot be translated" in result.stderr
+
+    # A version of the provider that understands one of them.
+    registry = load_plugins()
+    segment_class = registry.webhooks["segment"].factory
+    original = segment_class.translate
+
+    def patient(self, request):
+        if request.body.startswith(b"{"):
+            fields = json.loads(request.body) | {"event": "one"}
+            request = type(request)(
+                method="POST",
+                headers=[],
+                body=json.dumps(fields).encode(),
+                url=request.url,
+                now=request.now,
+            )
+        return original(self, request)
+
+    segment_class.translate = patient
+    try:
+        result = run("webhook-retry", "--config", path, "--provider", "segment")
+    finally:
+        segment_class.translate = original
+    assert "1 deliveries translated, 1 events stored" in result.stdout
+    assert "1 of 2 deliveries still" in result.stderr
+    exported = run("export", "dead-letters", "--config", path)
+    assert len(exported.stdout.splitlines()) == 1
+    assert run("webhook-retry", "--config", path, "--provider", "stripe").exit_code == 0

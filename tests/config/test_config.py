@@ -1,0 +1,452 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The config file, from TOML to dataclasses."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import jsonschema_rs
+import pytest
+
+from engage.api import ConfigError
+from engage.config import (
+    Config,
+    Cors,
+    Limits,
+    Logging,
+    Retention,
+    Selected,
+    ServerConfig,
+    StorageConfig,
+    SubscriptionGroup,
+    Workspace,
+    WriteKey,
+    config_schema,
+    load,
+)
+from engage.config.schema_check import SettingsError
+
+MINIMAL = '[[workspaces]]\nid = "acme"\n'
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Any:
+    """Write a config file and return its path."""
+
+    def _write(text: str) -> Path:
+        path = tmp_path / "engage.toml"
+        path.write_text(text, encoding="utf-8")
+        return path
+
+    return _write
+
+
+def refused(path: Path, environ: dict[str, str] | None = None) -> list[str]:
+    """:return: the lines with which a config is refused, without the file's name."""
+    with pytest.raises(SettingsError) as caught:
+        load(path, environ or {})
+    prefix = f"{path}: "
+    assert all(line.startswith(prefix) for line in caught.value.problems)
+    return [line.removeprefix(prefix) for line in caught.value.problems]
+
+
+def test_defaults(write: Any) -> None:
+    path = write(MINIMAL)
+    assert load(path) == Config(
+        path=path,
+        base_dir=path.parent,
+        workspaces=(Workspace(id="acme", name="acme"),),
+        written={"workspaces": [{"id": "acme"}]},
+    )
+    assert load(path).storage.backend == "mongo"
+    assert load(path).storage.options == {}
+
+
+def test_everything(write: Any) -> None:
+    path = write("""
+        [server]
+        host = "0.0.0.0"
+        port = 9000
+        workers = 3
+        public_url = "https://events.example.com/base/"
+        request_timeout = 1.5
+        idle_timeout = 5
+        max_connections = 10
+        shutdown_grace = 3
+        shutdown_delay = 1
+        metrics_host = "::1"
+        metrics_port = 0
+        [storage]
+        backend = "sqlite"
+        write_timeout = 2
+        [storage.sqlite]
+        path = "x.db"
+        [storage.mongo]
+        url = "${URL}"
+        [limits]
+        body_bytes = 1000
+        user_traits = 7
+        [retention]
+        events_days = 30
+        dead_letters_days = 0
+        [cors]
+        origins = ["https://a.example", "http://localhost:3000"]
+        max_age = 60
+        [logging]
+        level = "warning"
+        format = "json"
+        [[transforms]]
+        name = "first"
+        options = { keys = ["a"] }
+        [[transforms]]
+        name = "second"
+        [observers.bell]
+        loud = true
+        [[workspaces]]
+        id = "acme"
+        name = "Acme"
+        subscription_secret = ["new", "${OLD}"]
+        subscription_identifiers = ["email"]
+        [[workspaces.write_keys]]
+        id = "website"
+        key = "k1"
+        [[workspaces.write_keys]]
+        id = "old"
+        key = "k2"
+        disabled = true
+        [[workspaces.subscription_groups]]
+        id = "news"
+        name = "News"
+        channel = "email"
+        type = "opt_out"
+        [workspaces.webhooks.sendgrid]
+        verification_key = "x"
+        [[workspaces]]
+        id = "other"
+        subscription_secret = "one"
+    """)
+    config = load(path, {"URL": "mongodb://u:p@h/", "OLD": "old"})
+    assert config.server == ServerConfig(
+        host="0.0.0.0",
+        port=9000,
+        workers=3,
+        public_url="https://events.example.com/base",
+        request_timeout=1.5,
+        idle_timeout=5,
+        max_connections=10,
+        shutdown_grace=3,
+        shutdown_delay=1,
+        metrics_host="::1",
+        metrics_port=0,
+    )
+    assert config.storage == StorageConfig(
+        backend="sqlite",
+        write_timeout=2,
+        options={"path": "x.db"},
+        tables={"sqlite": {"path": "x.db"}, "mongo": {"url": "mongodb://u:p@h/"}},
+    )
+    assert config.limits == Limits(body_bytes=1000, user_traits=7)
+    assert config.retention == Retention(events_days=30, dead_letters_days=None)
+    assert config.cors == Cors(origins=("https://a.example", "http://localhost:3000"), max_age=60)
+    assert config.logging == Logging(level="warning", format="json")
+    assert config.transforms == (
+        Selected(name="first", options={"keys": ["a"]}),
+        Selected(name="second"),
+    )
+    assert config.observers == (Selected(name="bell", options={"loud": True}),)
+    assert config.workspaces == (
+        Workspace(
+            id="acme",
+            name="Acme",
+            subscription_secrets=("new", "old"),
+            subscription_identifiers=("email",),
+            subscription_groups=(
+                SubscriptionGroup(id="news", name="News", channel="email", type="opt_out"),
+            ),
+            write_keys=(
+                WriteKey(id="website", key="k1"),
+                WriteKey(id="old", key="k2", disabled=True),
+            ),
+            webhooks={"sendgrid": {"verification_key": "x"}},
+        ),
+        Workspace(id="other", name="other", subscription_secrets=("one",)),
+    )
+
+
+def test_a_whole_float_is_an_integer(write: Any) -> None:
+    port = load(write("[server]\nport = 8081.0\n" + MINIMAL)).server.port
+    assert (port, type(port)) == (8081, int)
+
+
+def test_a_byte_order_mark_and_crlf(write: Any) -> None:
+    assert load(write("\ufeff" + MINIMAL.replace("\n", "\r\n"))).workspaces[0].id == "acme"
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("", "workspaces: is missing; write [[workspaces]]"),
+        (
+            '[workspaces]\nid = "x"\n',
+            "workspaces: must be a list, not a table; write [[workspaces]]",
+        ),
+        (
+            '[[workspaces]]\nid = "x"\n[workspaces.write_keys]\nid = "a"\nkey = "b"\n',
+            "workspaces[0].write_keys: must be a list, not a table;"
+            " write [[workspaces.write_keys]]",
+        ),
+        (
+            "[server]\nshutdown_grace = 5\nshutdown_delay = 5\n" + MINIMAL,
+            "server.shutdown_delay: must be less than server.shutdown_grace, which includes it"
+            " (5 >= 5)",
+        ),
+        ("workspaces = []", "workspaces: must not be empty"),
+        (
+            "worksapces = []\n" + MINIMAL,
+            "worksapces: unknown key; did you mean workspaces?",
+        ),
+        ("port = 1\n" + MINIMAL, "port: unknown key; did you mean server.port?"),
+        ("[server]\nprot = 1\n" + MINIMAL, "server.prot: unknown key; did you mean server.port?"),
+        ('[server]\nport = "1"\n' + MINIMAL, "server.port: must be an integer, not a string"),
+        ("[server]\nport = 65536\n" + MINIMAL, "server.port: must be at most 65535 (it is 65536)"),
+        ("[server]\nport = 8.5\n" + MINIMAL, "server.port: must be an integer, not a number"),
+        ("[server]\nworkers = 0\n" + MINIMAL, "server.workers: must be at least 1 (it is 0)"),
+        (
+            "[server]\nrequest_timeout = nan\n" + MINIMAL,
+            "server.request_timeout: must be a finite number",
+        ),
+        (
+            "[server]\nrequest_timeout = 0\n" + MINIMAL,
+            "server.request_timeout: must be more than 0",
+        ),
+        (
+            '[server]\npublic_url = "events.example.com"\n' + MINIMAL,
+            "server.public_url: must be a URL such as https://events.example.com, without a query"
+            ' (it is "events.example.com")',
+        ),
+        ("server = 1\n" + MINIMAL, "server: must be a table, not an integer"),
+        (
+            "server = 1979-05-27\n" + MINIMAL,
+            "server: must be a table, not a date or time",
+        ),
+        (
+            "[storage]\nwrite_timeuot = 1\n" + MINIMAL,
+            "storage.write_timeuot: not the name of a plugin; did you mean storage.write_timeout?",
+        ),
+        (
+            '[storage]\nurl = "mongodb://SECRET"\n' + MINIMAL,
+            "storage.url: must be a table, not a string",
+        ),
+        ("[limits]\nbody_bytes = 0\n" + MINIMAL, "limits.body_bytes: must be at least 1 (it is 0)"),
+        (
+            "[limits]\nevent_bytes = 30000000\n" + MINIMAL,
+            "limits.event_bytes: must not be more than limits.decompressed_bytes"
+            " (30000000 > 20971520)",
+        ),
+        (
+            '[cors]\norigins = ["https://a.example/path"]\n' + MINIMAL,
+            'cors.origins[0]: must be "*" or an origin such as https://shop.example.com, without a'
+            ' path (it is "https://a.example/path")',
+        ),
+        (
+            '[logging]\nlevel = "warn"\n' + MINIMAL,
+            'logging.level: must be one of "debug", "info", "warning", "error"; did you mean'
+            ' warning? (it is "warn")',
+        ),
+        (
+            '[[workspaces]]\nid = "-"\n',
+            "workspaces[0].id: must be 1 to 64 letters, digits, - and _, and begin with a letter or"
+            ' digit (it is "-")',
+        ),
+        ('[[workspaces]]\nname = "x"\n', "workspaces[0].id: is missing"),
+        (
+            MINIMAL + 'subscription_secret = ""',
+            "workspaces[0].subscription_secret: must not be empty",
+        ),
+        (
+            MINIMAL + "subscription_secret = []",
+            "workspaces[0].subscription_secret: must not be empty",
+        ),
+        (
+            MINIMAL + 'subscription_secret = ["SECRET", ""]',
+            "workspaces[0].subscription_secret[1]: must not be empty",
+        ),
+        (
+            MINIMAL + 'subscription_secret = ["SECRET", "SECRET"]',
+            "workspaces[0].subscription_secret[1]: the same secret as"
+            " workspaces[0].subscription_secret[0]",
+        ),
+        (MINIMAL * 2, "workspaces[1].id: the same workspace id as workspaces[0].id"),
+        (
+            MINIMAL
+            + '[[workspaces.write_keys]]\nid = "a"\nkey = "SECRET"\n[[workspaces]]\nid = "b"\n'
+            + '[[workspaces.write_keys]]\nid = "a"\nkey = "SECRET"\n',
+            "workspaces[1].write_keys[0].key: the same write key as"
+            " workspaces[0].write_keys[0].key",
+        ),
+        (
+            MINIMAL
+            + '[[workspaces.write_keys]]\nid = "a"\nkey = "1"\n'
+            + '[[workspaces.write_keys]]\nid = "a"\nkey = "2"\n',
+            "workspaces[0].write_keys[1].id: the same id as workspaces[0].write_keys[0].id",
+        ),
+        (
+            MINIMAL + '[[workspaces.write_keys]]\nid = "a"\nkey = "SECRET:"\n',
+            "workspaces[0].write_keys[0].key: must be visible ASCII characters, without a colon",
+        ),
+        (
+            MINIMAL
+            + '[[workspaces.subscription_groups]]\nid = "n"\nchannel = "c"\ntype = "opt_in"\n' * 2,
+            "workspaces[0].subscription_groups[1].id: the same id as"
+            " workspaces[0].subscription_groups[0].id",
+        ),
+        (
+            MINIMAL + '[[workspaces.write_keys]]\nid = "a"\nkey = "${SECRET_KEY}"\n',
+            "workspaces[0].write_keys[0].key: the environment variable SECRET_KEY is not set",
+        ),
+        (
+            MINIMAL + "[workspaces.webhooks.Bad]\n",
+            "workspaces[0].webhooks.Bad: not the name of a plugin",
+        ),
+        ("[[transforms]]\noptions = {}\n" + MINIMAL, "transforms[0].name: is missing"),
+    ],
+)
+def test_refused(write: Any, text: str, line: str) -> None:
+    found = refused(write(text))
+    assert line in found
+    assert "SECRET" not in "".join(found).replace("SECRET_KEY", "")
+
+
+def test_an_empty_secret_from_the_environment(write: Any) -> None:
+    path = write(MINIMAL + 'subscription_secret = "${S}"')
+    assert refused(path, {"S": ""}) == [
+        "workspaces[0].subscription_secret: the environment variable S is empty"
+    ]
+    assert refused(path, {"S": " "}) == ["workspaces[0].subscription_secret: must not be empty"]
+
+
+def test_says_all_that_is_wrong(write: Any) -> None:
+    path = write("[server]\nport = -1\nhots = 1\n[[workspaces]]\n")
+    with pytest.raises(SettingsError, match=r"\(and 2 more\)$"):
+        load(path)
+    assert len(refused(path)) == 3
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"[server\n", "not TOML: Expected ']'"),
+        (b"a = 1\na = 2\n", "not TOML: Cannot overwrite a value"),
+        (b"\xff\xfea\0", "not UTF-8 text (at byte 0)"),
+        (b"a = " + b"[" * 100_000, "not TOML: "),
+    ],
+)
+def test_what_is_no_toml(tmp_path: Path, data: bytes, message: str) -> None:
+    path = tmp_path / "c.toml"
+    path.write_bytes(data)
+    with pytest.raises(ConfigError) as caught:
+        load(path)
+    assert str(caught.value).startswith(f"{path}: {message}")
+    assert "\n" not in str(caught.value)
+
+
+def test_no_file(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="there is no such file; `engage init` writes one"):
+        load(tmp_path / "c.toml")
+    with pytest.raises(ConfigError, match="cannot be read: Is a directory"):
+        load(tmp_path)
+
+
+def test_no_secret_is_in_a_repr(write: Any) -> None:
+    path = write(
+        MINIMAL
+        + 'subscription_secret = "SECRET"\n[[workspaces.write_keys]]\nid = "a"\nkey = "SECRET"\n'
+        + '[workspaces.webhooks.x]\nkey = "SECRET"\n[storage.mongo]\nurl = "SECRET"\n'
+        + '[observers.o]\nkey = "SECRET"\n[[transforms]]\nname = "t"\noptions = {k = "SECRET"}\n'
+    )
+    assert "SECRET" not in repr(load(path))
+
+
+# ------------------------------------------------------------------------- the schema and the code
+SECTIONS = {
+    "server": ServerConfig,
+    "storage": StorageConfig,
+    "limits": Limits,
+    "retention": Retention,
+    "cors": Cors,
+    "logging": Logging,
+}
+NOT_KEYS = {"storage": {"options", "tables"}}
+
+
+@pytest.mark.parametrize("section", SECTIONS)
+def test_the_schema_and_the_dataclasses_have_the_same_keys_and_defaults(section: str) -> None:
+    properties = config_schema()["properties"][section]["properties"]
+    made = SECTIONS[section]()
+    fields = {field.name for field in dataclasses.fields(made)} - NOT_KEYS.get(section, set())
+    assert set(properties) == fields
+    for name, schema in properties.items():
+        value = getattr(made, name)
+        default = schema.get("default")
+        assert default == (list(value) if isinstance(value, tuple) else value), name
+
+
+def test_the_schema_of_workspaces_has_the_fields_of_the_dataclasses() -> None:
+    workspace = config_schema()["properties"]["workspaces"]["items"]["properties"]
+    fields = {field.name for field in dataclasses.fields(Workspace)}
+    assert {key.replace("secret", "secrets") for key in workspace} == fields
+    for key, cls in (("write_keys", WriteKey), ("subscription_groups", SubscriptionGroup)):
+        assert set(workspace[key]["items"]["properties"]) == {
+            field.name for field in dataclasses.fields(cls)
+        }
+
+
+def walk(schema: Any) -> Any:
+    """:return: every part of a schema that is a schema."""
+    if isinstance(schema, dict):
+        yield schema
+        for key, value in schema.items():
+            if key != "x-messages":
+                yield from walk(value)
+    elif isinstance(schema, list):
+        for value in schema:
+            yield from walk(value)
+
+
+def test_the_schema_keeps_the_house_rules() -> None:
+    schema = config_schema()
+    jsonschema.Draft202012Validator.check_schema(schema)
+    assert {"$id", "title", "description", "examples"} <= schema.keys()
+    for part in walk(schema):
+        assert not isinstance(part.get("format"), str)
+        assert "multipleOf" not in part
+        if isinstance(pattern := part.get("pattern"), str):
+            assert pattern.endswith(r"(?![\s\S])")
+            assert "pattern" in part["x-messages"]
+        if part.get("type") == "string":
+            assert "maxLength" in part, part
+
+
+def test_the_examples_of_the_schema_are_valid_and_load(tmp_path: Path) -> None:
+    schema = config_schema()
+    for number, example in enumerate(schema["examples"]):
+        jsonschema.validate(example, schema, cls=jsonschema.Draft202012Validator)
+        assert jsonschema_rs.is_valid(schema, example)
+        path = tmp_path / f"{number}.toml"
+        # JSON strings, numbers and arrays are TOML, and inline tables differ by a colon only.
+        lines = [f"{key} = {toml(value)}" for key, value in example.items()]
+        path.write_text("\n".join(lines))
+        assert load(path).workspaces[0].write_keys[0].key == "3b1c"
+
+
+def toml(value: Any) -> str:
+    """:return: a value as inline TOML."""
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{key} = {toml(item)}" for key, item in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join(map(toml, value)) + "]"
+    return json.dumps(value)

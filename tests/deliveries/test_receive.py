@@ -1,0 +1,565 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What becomes of a delivery that verifies: users, writes, dead letters, answers."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import hashlib
+import hmac
+import json
+from urllib.parse import quote_plus
+
+import httpx
+import pytest
+from click.testing import CliRunner
+from support.hooks import PUBLIC_URL, deliver, public, toml, workspace
+from support.inprocess import registry, serving
+from support.server import start_server
+from support.webhooks import make, request
+
+from engage.api import (
+    ConfigError,
+    DeadLetterStore,
+    PayloadInvalid,
+    StorageUnavailable,
+    TranslatedEvent,
+    Translation,
+)
+from engage.app import build
+from engage.cli import main
+from engage.config import load
+from engage.deliveries.delivery import PATH_HEADER, REDACTED, redacted
+from engage.metrics import NullMetrics
+from engage.registry import shared_credentials
+
+KEY = "mandrill-key"
+SECRET = "segment-secret"
+
+
+def hooks(**webhooks):
+    return "".join(
+        f"[workspaces.webhooks.{name}]\n"
+        + "".join(f"{option} = {toml(value)}\n" for option, value in options.items())
+        for name, options in webhooks.items()
+    )
+
+
+MANDRILL = {"workspace": hooks(mailchimp={"webhook_key": KEY}), "server": public()}
+SEGMENT = {"workspace": hooks(segment={"secret": SECRET, "allow_batch": True})}
+
+
+def mandrill(*items, key=KEY, query=""):
+    """A delivery of Mandrill events."""
+    url = f"{PUBLIC_URL}/api/public/webhooks/mailchimp{query}"
+    value = json.dumps(items)
+    signed = hmac.new(key.encode(), f"{url}mandrill_events{value}".encode(), "sha1").digest()
+    headers = {"X-Mandrill-Signature": base64.b64encode(signed).decode(), "X-Trace": "t1"}
+    return request(f"mandrill_events={quote_plus(value)}", headers, url=url)
+
+
+def item(n, kind="open", email="a@example.com", **fields):
+    message = {"email": email, "metadata": fields.pop("metadata", {})}
+    return {"event": kind, "_id": f"m{n}", "ts": 1461095246 + n, "msg": message, **fields}
+
+
+def segment(body, secret=SECRET, *, signed=None, headers=()):
+    raw = body if isinstance(body, bytes) else json.dumps(body).encode()
+    signature = hmac.new(secret.encode(), signed or raw, "sha1").hexdigest()
+    url = f"{PUBLIC_URL}/api/public/webhooks/segment"
+    return request(raw, [("X-Signature", signature), *headers], url=url)
+
+
+def batch(*items):
+    raw = [json.dumps(one).encode() for one in items]
+    return segment(b"[" + b",".join(raw) + b"]", signed=raw[0])
+
+
+async def identify(server, user, **traits):
+    answer = await server.send("/v1/identify", {"userId": user, "traits": traits})
+    assert answer.status == 200
+
+
+async def documents(server):
+    """What was stored of deliveries."""
+    return [event.document() for event in await server.events() if event.origin != "api"]
+
+
+# ---- whose event it is
+async def test_a_recipient_nobody_has_is_an_anonymous_id(tmp_path):
+    async with serving(tmp_path, **MANDRILL) as server:
+        assert (await deliver(server, mandrill(item(1, email=" A@Example.COM ")))).status == 200
+        [document] = await documents(server)
+        assert document["anonymousId"] == "email:a@example.com"
+        assert "userId" not in document
+
+
+async def test_the_one_user_with_that_address_has_the_event(tmp_path):
+    async with serving(tmp_path, **MANDRILL) as server:
+        await identify(server, "u1", email="A@example.com")
+        await identify(server, "u2", email="two@example.com")
+        await identify(server, "u3", email="two@example.com")
+        delivery = mandrill(
+            item(1), item(2, email="two@example.com"), item(3, metadata={"userId": "u9"})
+        )
+        assert (await deliver(server, delivery)).json == {
+            "success": True,
+            "accepted": 3,
+            "ignored": 0,
+        }
+        first, second, third = await documents(server)
+        assert first["userId"] == "u1"
+        assert "anonymousId" not in first
+        assert second["anonymousId"] == "email:two@example.com"
+        assert third["userId"] == "u9"
+
+
+async def test_a_user_who_is_identified_later_has_what_comes_then(tmp_path):
+    async with serving(tmp_path, **MANDRILL) as server:
+        await deliver(server, mandrill(item(1)))
+        await identify(server, "u1", email="a@example.com")
+        await deliver(server, mandrill(item(2)))
+        # The first one again: it is no other event for being known now.
+        again = await deliver(server, mandrill(item(1)))
+        assert again.json == {"success": True, "accepted": 0, "ignored": 0}
+        before, after = await documents(server)
+        assert before["anonymousId"] == "email:a@example.com"
+        assert after["userId"] == "u1"
+        assert not await server.dead_letters()
+
+
+@pytest.mark.slow
+def test_a_user_who_is_identified_by_another_process(tmp_path):
+    store = f'[storage]\nbackend = "sqlite"\n[storage.sqlite]\npath = "{tmp_path / "both.db"}"\n'
+    folders = [tmp_path / "one", tmp_path / "two"]
+    for folder in folders:
+        folder.mkdir()
+    with (
+        start_server(folders[0], storage=store, **MANDRILL) as receiver,
+        start_server(folders[1], storage=store, **MANDRILL) as other,
+    ):
+        owners = []
+        for number in (1, 2):
+            sent = mandrill(item(number))
+            url = receiver.url + "/api/public/webhooks/mailchimp"
+            answer = httpx.post(url, content=sent.body, headers=dict(sent.headers), timeout=60)
+            assert answer.status_code == 200
+            if number == 1:
+                identity = {"userId": "u1", "traits": {"email": "a@example.com"}}
+                identified = httpx.post(
+                    f"{other.url}/v1/identify", json=identity, auth=(other.key, ""), timeout=60
+                )
+                assert identified.status_code == 200
+        result = CliRunner().invoke(main, ["export", "events", "--config", str(receiver.config)])
+        for line in result.stdout.splitlines():
+            event = json.loads(line)
+            if event["type"] == "track":
+                owners.append(event.get("userId") or event["anonymousId"])
+        assert owners == ["email:a@example.com", "u1"]
+
+
+async def test_a_phone_number_finds_its_user(tmp_path):
+    token = {"auth_token": "token"}
+    async with serving(tmp_path, server=public(), workspace=hooks(twilio=token)) as server:
+        await identify(server, "u1", phone="+1 (555) 867-5310")
+        url = f"{PUBLIC_URL}/api/public/webhooks/twilio"
+        fields = {"MessageSid": "SM1", "MessageStatus": "failed", "To": "+15558675310"}
+        signed = url + "".join(name + fields[name] for name in sorted(fields))
+        signature = base64.b64encode(hmac.new(b"token", signed.encode(), "sha1").digest())
+        body = "&".join(f"{name}={quote_plus(value)}" for name, value in fields.items())
+        answer = await deliver(
+            server, request(body, {"X-Twilio-Signature": signature.decode()}, url=url)
+        )
+        assert answer.status == 200
+        [document] = await documents(server)
+        assert (document["event"], document["userId"]) == ("SMS Failed", "u1")
+
+
+async def test_recipients_are_looked_up_once_for_a_delivery(tmp_path, monkeypatch):
+    async with serving(tmp_path, **MANDRILL) as server:
+        calls = []
+        find_users = server.app.store.find_users
+
+        async def counted(workspace_id, trait, values):
+            calls.append((workspace_id, trait, list(values)))
+            return await find_users(workspace_id, trait, values)
+
+        monkeypatch.setattr(server.app.store, "find_users", counted)
+        items = [item(n, email=f"{n % 2}@example.com") for n in range(600)]
+        assert (await deliver(server, mandrill(*items))).json["accepted"] == 600
+        assert calls == [("acme", "email", ["0@example.com", "1@example.com"])]
+
+
+async def test_a_storage_that_does_not_find_users_is_503(tmp_path, monkeypatch):
+    async with serving(tmp_path, **MANDRILL) as server:
+
+        async def broken(*_):
+            raise StorageUnavailable("no")
+
+        monkeypatch.setattr(server.app.store, "find_users", broken)
+        answer = await deliver(server, mandrill(item(1)))
+        assert (answer.status, answer.json["code"]) == (503, "storage_unavailable")
+        assert int(answer.headers["retry-after"]) >= 5
+        assert not await documents(server)
+
+
+# ---- what is kept
+async def test_a_delivery_that_makes_no_sense_is_kept_whole(tmp_path):
+    async with serving(tmp_path, **SEGMENT) as server:
+        delivery = segment(
+            b'{"type": \xff}', headers=[("Authorization", "Bearer abc"), ("X-Trace", "t1")]
+        )
+        for _ in range(2):  # again: the same letter
+            answer = await deliver(server, delivery)
+            assert answer.json == {"success": True, "accepted": 0, "ignored": 0}
+        [letter] = await server.dead_letters()
+        assert letter.item == delivery.body
+        assert letter.origin == "segment"
+        assert letter.reason == "untranslated"
+        assert not letter.truncated
+        headers = {name.lower(): value for name, value in letter.headers}
+        assert headers["x-trace"] == "t1"
+        assert headers["x-signature"] == headers["authorization"] == REDACTED
+        assert headers[PATH_HEADER] == "/api/public/webhooks/segment"
+        assert not await server.events()
+
+
+async def test_a_bad_element_costs_only_itself(tmp_path):
+    async with serving(tmp_path, **SEGMENT) as server:
+        good = {"type": "track", "event": "E", "userId": "u", "messageId": "m1"}
+        long = {"type": "track", "event": "E", "userId": "u" * 513, "messageId": "m2"}
+        answer = await deliver(server, batch(good, 7, long, {**good, "messageId": "m3"}))
+        assert answer.json == {"success": True, "accepted": 2, "ignored": 0}
+        assert [document["messageId"] for document in await documents(server)] == ["m1", "m3"]
+        [letter] = await server.dead_letters()
+        assert {error["pointer"] for error in letter.errors} == {"/1", "/2/userId"}
+
+
+async def test_an_event_too_large_is_a_dead_letter(tmp_path):
+    limits = "[limits]\nwebhook_event_bytes = 2000\n"
+    async with serving(tmp_path, **SEGMENT, config_extra=limits) as server:
+        event = {"type": "track", "event": "E", "userId": "u", "properties": {"x": "y" * 3000}}
+        assert (await deliver(server, segment(event))).status == 200
+        [letter] = await server.dead_letters()
+        assert "limits.webhook_event_bytes" in letter.message
+        assert not await server.events()
+
+
+async def test_a_letter_can_be_translated_again(tmp_path, monkeypatch):
+    async with serving(tmp_path, **MANDRILL) as server:
+        provider = server.app.deliveries._providers["mailchimp"]["acme"]
+        monkeypatch.setattr(
+            provider, "translate", lambda request: (_ for _ in ()).throw(PayloadInvalid("new"))
+        )
+        await deliver(server, mandrill(item(1), item(2, kind="inbound")))
+        monkeypatch.undo()
+        [letter] = await server.dead_letters()
+        result = await server.app.deliveries.retry(letter)
+        assert (result.accepted, result.ignored, result.rejected) == (1, 1, 0)
+        [document] = await documents(server)
+        assert document["event"] == "Email Opened"
+        assert isinstance(server.app.store, DeadLetterStore)
+        assert await server.app.store.remove("acme", [letter.id]) == 1
+
+
+async def test_a_letter_of_a_delivery_that_was_compressed(tmp_path):
+    async with serving(tmp_path, **SEGMENT) as server:
+        raw = b'{"type":"track","event":1,"userId":"u"}'
+        plain = segment(raw)
+        answer = await deliver(
+            server,
+            request(
+                gzip.compress(raw),
+                [*plain.headers, ("Content-Encoding", "gzip")],
+                url=plain.url,
+            ),
+        )
+        assert answer.status == 200
+        [letter] = await server.dead_letters()
+        assert gzip.decompress(letter.item) == raw
+        assert (await server.app.deliveries.retry(letter)).rejected == 1
+
+
+async def test_events_without_a_time_keep_that_of_their_letter(tmp_path):
+    async with serving(tmp_path, **SEGMENT) as server:
+        await deliver(server, segment(b"not json"))
+        [letter] = await server.dead_letters()
+        provider = server.app.deliveries._providers["segment"]["acme"]
+        document = {"type": "track", "event": "E", "userId": "u", "messageId": "m"}
+        provider.translate = lambda request: Translation(events=[TranslatedEvent(document)])
+        await server.app.deliveries.retry(letter)
+        [event] = await server.events()
+        assert event.timestamp == letter.received_at < event.received_at
+
+
+async def test_a_retry_neither_dates_anew_nor_conflicts(tmp_path):
+    async with serving(tmp_path, **SEGMENT) as server:
+        undated = {"type": "track", "event": "E", "userId": "u", "messageId": "m1"}
+        dated = {**undated, "messageId": "m2", "originalTimestamp": "2020-01-01T00:00:00.000Z"}
+        await deliver(server, batch(undated, dated, 7))
+        [letter] = await server.dead_letters()
+        before = await documents(server)
+        result = await server.app.deliveries.retry(letter)
+        assert (result.accepted, result.duplicates, result.rejected) == (0, 2, 1)
+        assert await server.dead_letters() == [letter]
+        assert await documents(server) == before
+        assert before[1]["timestamp"] == "2020-01-01T00:00:00.000Z"
+
+
+def test_headers_that_may_be_secret_are_redacted():
+    provider = make("shopify", {"client_secret": "s3cr3t-of-mine"})
+    headers = [
+        ("X-Shopify-Hmac-SHA256", "abc"),
+        ("Authorization", "Basic eDp5"),
+        ("Cookie", "a=b"),
+        ("X-Webhook-Key", "abc"),
+        ("X-Api-Key", "k"),
+        ("X-My-Token", "t"),
+        ("X-Odd", "prefix s3cr3t-of-mine"),
+        ("X-Shopify-Topic", "orders/create"),
+    ]
+    kept = redacted(headers, provider)
+    assert [name for name, value in kept if value != REDACTED] == ["X-Shopify-Topic"]
+    assert "s3cr3t-of-mine" not in str(kept)
+
+
+# ---- batches
+async def test_many_events_are_several_writes(tmp_path, monkeypatch):
+    async with serving(tmp_path, **SEGMENT) as server:
+        written = []
+        write = server.app._ingest.write
+
+        async def counted(events):
+            written.append(len(events))
+            return await write(events)
+
+        monkeypatch.setattr(server.app._ingest, "write", counted)
+        items = [
+            {"type": "track", "event": "E", "userId": "u", "messageId": f"m{n}"}
+            for n in range(3000)
+        ]
+        answer = await deliver(server, batch(*items))
+        assert answer.json["accepted"] == 3000
+        assert len(written) > 1
+        assert sum(written) == 3000
+        stored = [document["messageId"] for document in await documents(server)]
+        assert stored == [f"m{n}" for n in range(3000)]
+
+
+async def test_a_delivery_is_503_when_a_later_write_fails_and_whole_when_it_comes_again(
+    tmp_path, monkeypatch
+):
+    async with serving(tmp_path, **SEGMENT) as server:
+        items = [
+            {"type": "track", "event": "E", "userId": "u", "messageId": f"m{n}"}
+            for n in range(1200)
+        ]
+        write = server.app._ingest.write
+        calls = iter(range(10))
+
+        async def failing(events):
+            if next(calls) == 1:
+                raise StorageUnavailable("no")
+            return await write(events)
+
+        monkeypatch.setattr(server.app._ingest, "write", failing)
+        assert (await deliver(server, batch(*items))).status == 503
+        monkeypatch.undo()
+        assert (await deliver(server, batch(*items))).status == 200
+        assert len(await documents(server)) == 1200
+
+
+async def test_the_time_of_a_provider_is_not_corrected(tmp_path):
+    async with serving(tmp_path, **SEGMENT) as server:
+        event = {
+            "type": "track",
+            "event": "E",
+            "userId": "u",
+            "messageId": "m",
+            "originalTimestamp": "2024-01-01T00:00:00.000Z",
+            "timestamp": "2024-01-01T00:00:00.400Z",
+            "sentAt": "2020-01-01T00:00:00.000Z",
+        }
+        await deliver(server, segment(event))
+        [document] = await documents(server)
+        assert document["timestamp"] == "2024-01-01T00:00:00.400Z"
+        assert document["originalTimestamp"] == "2024-01-01T00:00:00.000Z"
+
+
+async def test_the_ids_of_deliveries_are_their_own(tmp_path):
+    async with serving(tmp_path, **SEGMENT) as server:
+        event = {"type": "track", "event": "E", "userId": "u", "messageId": "m"}
+        assert (await server.send("/v1/track", event)).status == 200
+        assert (await deliver(server, segment(event))).json["accepted"] == 1
+        assert len(await server.events()) == 2
+
+
+# ---- answers
+async def test_head_and_probe_answer_200(tmp_path):
+    async with serving(tmp_path, **MANDRILL) as server:
+        path = "/api/public/webhooks/mailchimp"
+        answer = await server.send(path, method="HEAD", key=None)
+        assert (answer.status, answer.body) == (200, b"")
+        probe = request("mandrill_events=%5B%5D", url=f"{PUBLIC_URL}{path}")
+        assert (await deliver(server, probe)).status == 200
+        assert (await deliver(server, mandrill())).status == 200
+        assert not await server.dead_letters()
+
+
+async def test_unknown_names_and_methods(tmp_path):
+    async with serving(tmp_path, **SEGMENT) as server:
+        for path, method, status, code in (
+            ("/api/public/webhooks/nobody", "POST", 404, "unknown_provider"),
+            ("/api/public/webhooks/nobody", "GET", 404, "unknown_provider"),
+            ("/api/public/webhooks/nobody", "HEAD", 404, None),
+            ("/api/public/webhooks/segment/x", "POST", 404, "not_found"),
+            ("/api/public/webhooks/segment", "GET", 405, "method_not_allowed"),
+            ("/api/public/webhooks/resend", "POST", 400, "workspace_required"),
+            ("/api/public/webhooks/resend?workspaceId=acme", "POST", 401, "invalid_signature"),
+        ):
+            answer = await server.send(path, {}, method=method, key=None)
+            assert answer.status == status, path
+            if code is not None:
+                assert answer.json["code"] == code
+        encoded = await server.send(
+            "/api/public/webhooks/segment", {}, headers={"Content-Encoding": "br"}
+        )
+        assert encoded.status == 415
+
+
+async def test_a_provider_that_stumbles_never_makes_a_500(tmp_path, monkeypatch):
+    async with serving(tmp_path, **SEGMENT) as server:
+        provider = server.app.deliveries._providers["segment"]["acme"]
+
+        def stumble(*_):
+            raise KeyError("oops")
+
+        delivery = segment({"type": "track", "event": "E", "userId": "u", "messageId": "m"})
+        for method, status in (
+            ("probe", 200),
+            ("needs", 401),
+            ("verify", 401),
+            ("translate", 200),
+            ("reply", 200),
+        ):
+            monkeypatch.setattr(provider, method, stumble)
+            assert (await deliver(server, delivery)).status == status, method
+            monkeypatch.undo()
+        assert len(await server.dead_letters()) == 1  # of translate
+
+
+async def test_what_no_json_can_say_is_a_dead_letter(tmp_path, monkeypatch):
+    async with serving(tmp_path, **SEGMENT) as server:
+        provider = server.app.deliveries._providers["segment"]["acme"]
+        for odd in ({1, 2}, 2**64, "\ud800"):
+            document = {"type": "track", "event": "E", "userId": "u", "properties": {"x": odd}}
+            events = [TranslatedEvent(document)]
+            monkeypatch.setattr(
+                provider, "translate", lambda request, e=events: Translation(events=e)
+            )
+            answer = await deliver(server, segment({"odd": repr(odd)}))
+            assert answer.status == 200
+        assert len(await server.dead_letters()) == 3
+        assert not await server.events()
+
+
+async def test_deliveries_are_counted(tmp_path):
+    class Counting(NullMetrics):
+        def __init__(self):
+            self.seen = []
+
+        def webhook(self, provider, outcome):
+            self.seen.append((provider, outcome))
+
+    metrics = Counting()
+    async with serving(tmp_path, **SEGMENT, metrics=metrics) as server:
+        event = {"type": "track", "event": "E", "userId": "u", "messageId": "m"}
+        await deliver(server, segment(event))
+        await deliver(server, segment({"type": "delete", "userId": "u"}))
+        await deliver(server, segment(b"x"))
+        await deliver(server, segment(event, "wrong"))
+        await server.send("/api/public/webhooks/nobody", {})
+    assert metrics.seen == [
+        ("segment", "accepted"),
+        ("segment", "ignored"),
+        ("segment", "untranslated"),
+        ("segment", "invalid_signature"),
+        ("unknown", "unknown_provider"),
+    ]
+
+
+async def test_the_log_says_whether_a_dead_letter_was_kept(tmp_path, caplog, monkeypatch):
+    async with serving(tmp_path, **SEGMENT) as server:
+        bad = segment({"type": "track", "event": "E", "userId": "u" * 513})
+        await deliver(server, bad)
+        [letter] = await server.dead_letters()
+        assert f"webhook segment: kept as dead letter {letter.id}: " in caplog.text
+        caplog.clear()
+        # As on a storage that keeps events only.
+        monkeypatch.setattr("engage.pipeline.ingest.DeadLetterStore", type("Nobody", (), {}))
+        assert (await deliver(server, bad)).status == 200
+    assert "webhook segment: lost, the storage keeps no dead letters: " in caplog.text
+    assert "kept" not in caplog.text
+
+
+async def test_the_log_says_that_no_workspace_has_the_provider(tmp_path, caplog):
+    async with serving(tmp_path, **SEGMENT) as server:
+        await server.send("/api/public/webhooks/resend", {}, key=None)
+    assert "webhook resend refused: it names no workspace, and 0 have this provider" in caplog.text
+
+
+async def test_what_is_refused_is_logged_without_its_values(tmp_path, caplog):
+    async with serving(tmp_path, **SEGMENT) as server:
+        secret = hashlib.sha256(b"").hexdigest()
+        delivery = segment({"type": "track", "mark": "in-the-body"}, secret)
+        assert (await deliver(server, delivery)).status == 401
+    assert "webhook segment refused" in caplog.text
+    assert "in-the-body" not in caplog.text
+    assert delivery.values("X-Signature")[0] not in caplog.text
+
+
+# ---- config
+def config(folder, text):
+    path = folder / "engage.toml"
+    path.write_text('[storage]\nbackend = "sqlite"\n[storage.sqlite]\npath = "e.db"\n' + text)
+    return load(path)
+
+
+@pytest.mark.parametrize(
+    ("mine", "theirs"),
+    [
+        ({"segment": {"secret": "same"}}, {"segment": {"secret": ["other", "same"]}}),
+        ({"segment": {"secret": "same"}}, {"stripe": {"secret": "same"}}),
+        (
+            {"resend": {"secret": "whsec_MDEyMzQ1Njc4OWFiY2RlZg=="}},
+            {"standard-webhooks": {"secret": "MDEyMzQ1Njc4OWFiY2RlZg"}},
+        ),
+    ],
+)
+def test_a_secret_of_two_workspaces_is_an_error_at_the_start(tmp_path, mine, theirs):
+    text = workspace("one", mine) + workspace("two", theirs)
+    with pytest.raises(ConfigError, match="same"):
+        build(config(tmp_path, text), registry())
+
+
+def test_a_workspace_may_use_a_secret_twice():
+    provider = make("segment", {"secret": "x"})
+    assert shared_credentials({"a": {"one": provider}, "b": {"one": provider}}) == []
+    [problem] = shared_credentials({"a": {"one": provider, "two": provider}})
+    assert "'one'" in problem
+    assert "'two'" in problem
+
+
+@pytest.mark.parametrize("provider", ["mailchimp", "twilio"])
+def test_who_signs_the_url_needs_to_know_it(tmp_path, provider):
+    option = {"mailchimp": "webhook_key", "twilio": "auth_token"}[provider]
+    with pytest.raises(ConfigError, match=r"server\.public_url"):
+        build(config(tmp_path, workspace("one", {provider: {option: "x"}})), registry())
+    own = {option: "x", "public_url": "https://other.example.com/hook"}
+    build(config(tmp_path, workspace("one", {provider: own})), registry())
+
+
+@pytest.mark.parametrize("secret", ["", [], [""], "whsec_c2hvcnQ="])
+def test_an_empty_or_short_secret_is_an_error_at_the_start(tmp_path, secret):
+    with pytest.raises(ConfigError, match="secret"):
+        build(config(tmp_path, workspace("one", {"resend": {"secret": secret}})), registry())

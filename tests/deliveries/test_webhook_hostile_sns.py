@@ -1,0 +1,222 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a message of SNS can make a whole server call: only SNS, and only for an allowed topic."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import io
+import json
+
+import pytest
+from support import sns
+from support.inprocess import serving
+from support.sns import CERTIFICATE_URL, ELSEWHERE, HOST, TOPIC
+from tornado.httpclient import HTTPRequest, HTTPResponse
+from tornado.httputil import HTTPHeaders
+
+import engage.app
+from engage.deliveries.fetcher import FAILED_SECONDS, Fetcher
+
+OPEN = {"eventType": "Open", "mail": {"destination": ["a@b.c"], "messageId": "m"}, "open": {}}
+URL = "/api/public/webhooks/amazon-ses"
+
+
+class Internet:
+    """Stands for everything outside: remembers what was called, answers with what it is told."""
+
+    def __init__(self):
+        self.calls = []
+        self.status = 200
+        self.headers = {}
+        self.body = sns.certificate()
+
+    async def fetch(self, request: HTTPRequest, raise_error: bool = True) -> HTTPResponse:
+        self.calls.append(request.url)
+        assert request.follow_redirects is False
+        assert request.request_timeout <= 3
+        assert request.connect_timeout <= 3
+        assert request.proxy_host is None
+        if self.status == 599:
+            raise ConnectionRefusedError
+        headers = HTTPHeaders(self.headers)
+        return HTTPResponse(request, self.status, headers, io.BytesIO(self.body))
+
+    def close(self):
+        pass
+
+
+@pytest.fixture
+def clock():
+    """Of the calls."""
+    return {"is": 0.0}
+
+
+@pytest.fixture
+def internet(monkeypatch, clock):
+    outside = Internet()
+    made = functools.partial(Fetcher, outside, lambda: clock["is"])
+    monkeypatch.setattr(engage.app, "Fetcher", made)
+    return outside
+
+
+@contextlib.asynccontextmanager
+async def ses(folder, **options):
+    """A server with amazon-ses and nothing pinned."""
+    given = {"allowed_topic_arns": [TOPIC], **options}
+    lines = [f"{name} = {json.dumps(value)}" for name, value in given.items()]
+    extra = "\n".join(["[workspaces.webhooks.amazon-ses]", *lines, ""])
+    async with serving(folder, config_extra=extra) as server:
+        yield server
+
+
+async def deliver(server, envelope, key=None):
+    return await server.send(URL, envelope, key=key, headers={"Content-Type": "text/plain"})
+
+
+async def refused(server, envelope):
+    answer = await deliver(server, envelope)
+    assert (answer.status, answer.json["code"]) == (401, "invalid_signature"), envelope
+
+
+async def nothing_stored(server):
+    assert await server.events() == []
+    assert await server.dead_letters() == []
+
+
+async def test_the_certificate_is_fetched_once_from_sns(tmp_path, internet):
+    async with ses(tmp_path) as server:
+        for number in range(3):
+            envelope = sns.signed(sns.notification(OPEN, MessageId=f"m-{number}"))
+            assert (await deliver(server, envelope)).status == 200
+        assert internet.calls == [CERTIFICATE_URL]
+        assert len(await server.events()) == 3
+
+
+@pytest.mark.parametrize("kind", ["notification", "confirmation"])
+async def test_a_certificate_from_elsewhere_is_never_fetched(tmp_path, internet, kind):
+    make = getattr(sns, kind)
+    arguments = [OPEN] if kind == "notification" else []
+    async with ses(tmp_path) as server:
+        for url in ELSEWHERE:
+            await refused(server, sns.signed(make(*arguments, SigningCertURL=url)))
+        assert internet.calls == []
+        await nothing_stored(server)
+
+
+async def test_a_confirmation_url_elsewhere_is_never_called(tmp_path, internet):
+    async with ses(tmp_path) as server:
+        for url in ELSEWHERE:
+            envelope = sns.confirmation(SubscribeURL=url)
+            with contextlib.suppress(TypeError):
+                envelope = sns.signed(envelope)
+            await refused(server, envelope)
+        assert internet.calls == []
+        await nothing_stored(server)
+
+
+async def test_a_topic_that_is_not_allowed_makes_no_call(tmp_path, internet):
+    async with ses(tmp_path) as server:
+        for envelope in (
+            sns.notification(OPEN, TopicArn=TOPIC + "-mine"),
+            sns.confirmation(TopicArn=TOPIC + "-mine"),
+        ):
+            await refused(server, sns.signed(envelope))
+        assert internet.calls == []
+        await nothing_stored(server)
+
+
+async def test_a_subscription_is_confirmed_after_its_signature(tmp_path, internet):
+    async with ses(tmp_path) as server:
+        forged = sns.signed(sns.confirmation(Token="forged"), sns.OTHER_KEY)
+        await refused(server, forged)
+        assert internet.calls == [CERTIFICATE_URL]
+        answer = await deliver(server, sns.signed(sns.confirmation()))
+        assert (answer.status, answer.json["ignored"]) == (200, 1)
+        assert internet.calls == [
+            CERTIFICATE_URL,
+            f"{HOST}/?Action=ConfirmSubscription&TopicArn={TOPIC}&Token=2336412f37f",
+        ]
+        answer = await deliver(server, sns.signed(sns.confirmation("UnsubscribeConfirmation")))
+        assert answer.status == 200
+        assert len(internet.calls) == 2
+        await nothing_stored(server)
+
+
+async def test_without_auto_confirm_nothing_is_confirmed(tmp_path, internet):
+    async with ses(tmp_path, auto_confirm=False) as server:
+        assert (await deliver(server, sns.signed(sns.confirmation()))).status == 200
+        assert internet.calls == [CERTIFICATE_URL]
+        [letter] = await server.dead_letters()
+        assert b"SubscribeURL" in letter.item
+
+
+async def test_with_a_pinned_certificate_nothing_is_called(tmp_path, internet):
+    async with ses(tmp_path, signing_cert_pem=sns.certificate().decode()) as server:
+        assert (await deliver(server, sns.signed(sns.notification(OPEN)))).status == 200
+        assert (await deliver(server, sns.signed(sns.confirmation()))).status == 200
+        assert internet.calls == []
+
+
+@pytest.mark.parametrize("status", [301, 302, 307, 308, 404, 500, 599])
+async def test_an_answer_that_is_no_certificate_is_not_followed(tmp_path, internet, status):
+    internet.status = status
+    internet.headers = {"Location": "https://169.254.169.254/latest/meta-data/"}
+    async with ses(tmp_path) as server:
+        for _ in range(3):
+            answer = await deliver(server, sns.signed(sns.notification(OPEN)))
+            assert answer.status == 503
+            assert int(answer.headers["retry-after"]) > 0
+        # The failure is remembered.
+        assert internet.calls == [CERTIFICATE_URL]
+        await nothing_stored(server)
+
+
+async def test_another_certificate_does_not_verify(tmp_path, internet):
+    internet.body = sns.certificate(sns.OTHER_KEY)
+    async with ses(tmp_path) as server:
+        await refused(server, sns.signed(sns.notification(OPEN)))
+        await nothing_stored(server)
+
+
+@pytest.mark.parametrize("body", [b"", b"<html>", sns.certificate(sns.ELLIPTIC_KEY)], ids=len)
+async def test_what_is_no_certificate_is_a_failed_call(tmp_path, internet, clock, body):
+    certificate, internet.body = internet.body, body
+    async with ses(tmp_path) as server:
+        for _ in range(2):
+            answer = await deliver(server, sns.signed(sns.notification(OPEN)))
+            assert answer.status == 503
+            assert int(answer.headers["retry-after"]) > 0
+        assert internet.calls == [CERTIFICATE_URL]
+        await nothing_stored(server)
+        internet.body = certificate
+        clock["is"] += FAILED_SECONDS
+        assert (await deliver(server, sns.signed(sns.notification(OPEN)))).status == 200
+
+
+async def test_a_document_too_long_is_not_kept(tmp_path, internet):
+    internet.body = sns.certificate() + b"\n" * 65536
+    async with ses(tmp_path) as server:
+        assert (await deliver(server, sns.signed(sns.notification(OPEN)))).status == 503
+        await nothing_stored(server)
+
+
+async def test_forgers_cannot_make_it_call_without_end(tmp_path, internet):
+    async with ses(tmp_path) as server:
+        for number in range(30):
+            url = f"{HOST}/SimpleNotificationService-{number:032x}.pem"
+            envelope = sns.notification(OPEN, SigningCertURL=url)
+            answer = await deliver(server, sns.signed(envelope, sns.OTHER_KEY))
+            assert answer.status in (401, 503)
+        assert len(internet.calls) == 10
+        await nothing_stored(server)
+
+
+async def test_the_headers_of_sns_must_agree(tmp_path, internet):
+    async with ses(tmp_path) as server:
+        envelope = sns.signed(sns.notification(OPEN))
+        for name in ("x-amz-sns-message-type", "x-amz-sns-message-id", "x-amz-sns-topic-arn"):
+            answer = await server.send(URL, envelope, key=None, headers={name: "other"})
+            assert answer.status == 401
+        assert internet.calls == []
+        await nothing_stored(server)

@@ -1,0 +1,176 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Genuine and recorded deliveries of every provider over HTTP, into a store."""
+
+from __future__ import annotations
+
+import json
+from urllib.parse import urlsplit
+
+import pytest
+import test_amazon_ses
+import test_amplitude
+import test_conformance
+import test_mixpanel
+import test_mparticle
+import test_posthog
+import test_postmark
+import test_rudderstack
+import test_sendgrid
+from support.hooks import PUBLIC_URL, deliver, public, workspace
+from support.inprocess import serving
+from support.webhooks import NOW, assert_matches, request_of
+from test_vectors import MAPPINGS, VECTORS, delivery_of
+
+from engage.api import WebhookRequest
+
+MODULES = (
+    test_amazon_ses,
+    test_amplitude,
+    test_conformance,
+    test_mixpanel,
+    test_mparticle,
+    test_posthog,
+    test_postmark,
+    test_rudderstack,
+    test_sendgrid,
+)
+CASES = {
+    f"{case.plugin.rpartition('.')[2]}-{name.removeprefix('Test')}": case
+    for module in MODULES
+    for name, case in vars(module).items()
+    if name.startswith("Test") and hasattr(case, "plugin") and case.__module__ == module.__name__
+}
+PEM = test_amazon_ses.PEM.decode()
+#: One case for each provider.
+PROVIDERS = {
+    case.plugin.rpartition(".")[2].replace("_", "-"): case
+    for case in reversed(CASES.values())  # the first of them
+}
+
+
+@pytest.fixture(autouse=True)
+def clock(monkeypatch):
+    """Deliveries are as old as the test says."""
+    now = {"is": NOW}
+    monkeypatch.setattr("engage.deliveries.receive.time.time", lambda: now["is"])
+    return now
+
+
+class Case:
+    """A conformance class, with the URL and the options that a server wants."""
+
+    def __init__(self, case):
+        self.suite = case()
+        self.name = case.plugin.rpartition(".")[2].replace("_", "-")
+        self.options, self.others = dict(case.options), dict(case.other_options)
+        if self.name == "amazon-ses":  # nothing is to be fetched here
+            self.options["signing_cert_pem"] = self.others["signing_cert_pem"] = PEM
+        query = urlsplit(case.url).query
+        self.suite.url = (
+            f"{PUBLIC_URL}/api/public/webhooks/{self.name}"
+            f"?workspaceId=mine{'&' if query else ''}{query}"
+        )
+
+    def serving(self, folder):
+        return serving(
+            folder,
+            server=public(),
+            config_extra=workspace("mine", {self.name: self.options})
+            + workspace("theirs", {self.name: self.others}),
+        )
+
+    def delivery(self, body=None, options=None, timestamp=None):
+        return self.suite.delivery(
+            self.suite.body if body is None else body,
+            self.suite.options if options is None else options,
+            str(int(NOW)) if timestamp is None else timestamp,
+        )
+
+    def here(self, request):
+        """The delivery, sent to this case's URL."""
+        return changed(request, url=self.suite.url)
+
+
+def changed(request, **changes):
+    fields = {name: getattr(request, name) for name in ("method", "headers", "body", "url", "now")}
+    return WebhookRequest(**{**fields, **changes})
+
+
+@pytest.fixture(params=CASES, ids=str)
+def case(request):
+    return Case(CASES[request.param])
+
+
+async def test_a_genuine_delivery_is_stored_once(case, tmp_path):
+    async with case.serving(tmp_path) as server:
+        answer = await deliver(server, case.here(case.delivery()))
+        assert answer.status == 200, answer.body
+        events = await server.events()
+        if isinstance(case.suite, test_conformance.TestTwilioJson):
+            assert not events
+            return
+        assert events
+        for event in events:
+            document = event.document()
+            assert event.workspace_id == document["workspaceId"] == "mine"
+            assert event.origin == case.name
+            assert document["source"] == f"webhook:{case.name}"
+            assert "writeKeyId" not in document
+        again = await deliver(server, case.here(case.delivery()))
+        assert again.status == 200
+        assert len(await server.events()) == len(events)
+        assert not await server.dead_letters()
+
+
+@pytest.mark.parametrize("vector", VECTORS, ids=lambda vector: vector["id"])
+async def test_recorded_deliveries(vector, tmp_path, clock):
+    clock["is"] = vector["now"]
+    parts = urlsplit(vector["url"])
+    options = dict(vector["config"])
+    path = f"/api/public/webhooks/{vector['provider']}"
+    if parts.path != path:  # the example of the provider's own page
+        options["public_url"] = vector["url"]
+    request = request_of(vector)
+    async with serving(
+        tmp_path,
+        server=public(f"{parts.scheme}://{parts.netloc}"),
+        config_extra=workspace("ws-1", {vector["provider"]: options}),
+    ) as server:
+        url = f"{PUBLIC_URL}{path}" + (f"?{parts.query}" if parts.query else "")
+        answer = await deliver(server, changed(request, url=url))
+        expected = {"valid": 200, "invalid": 401, "unreadable": 200}[vector["expected"]]
+        assert answer.status == vector.get("expected_status", expected), answer.body
+        if vector["expected"] != "valid":
+            assert not await server.events()
+        letters = await server.dead_letters()
+        if vector["expected"] == "unreadable":
+            [letter] = letters
+            assert letter.item == vector["raw"]
+        elif vector["expected"] == "invalid":
+            assert not letters
+
+
+@pytest.mark.parametrize(
+    "mapping", MAPPINGS, ids=lambda mapping: f"{mapping['provider']}: {mapping['description']}"
+)
+async def test_recorded_translations(mapping, tmp_path):
+    case = Case(PROVIDERS[mapping["provider"]])
+    if mapping["provider"] == "segment":
+        case = Case(CASES["segment-SegmentBatch"])
+    unsigned = delivery_of(mapping["provider"], mapping["input"])
+    body = unsigned.body
+    if mapping["provider"] == "amazon-ses":  # the case wraps it
+        body = json.loads(body)["Message"].encode()
+    if unsigned.query:
+        case.suite.url = f"{case.suite.url.partition('?')[0]}?{unsigned.query}".replace(
+            mapping["workspaceId"], "mine"
+        )
+    case.suite.headers = dict(unsigned.headers) if mapping["provider"] == "shopify" else {}
+    async with case.serving(tmp_path) as server:
+        answer = await deliver(server, case.here(case.delivery(body)))
+        assert answer.status == 200, answer.body
+        assert not await server.dead_letters()
+        events = await server.events()
+        assert len(events) == len(mapping["expected_events"])
+        for event, expected in zip(events, mapping["expected_events"], strict=True):
+            assert_matches(event.document(), expected)

@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The provider of docs/write-a-provider.md, installed with pip as a distribution of its own."""
+
+from __future__ import annotations
+
+import hmac
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import httpx
+import pytest
+from support.cache import cached
+from support.server import Server, config_text
+
+ROOT = Path(__file__).resolve().parents[2]
+SOURCE = ROOT / "tests/example_provider"
+SECRET = "secret-of-acme"
+
+
+@pytest.fixture(scope="module")
+def installed() -> Path:
+    """Install the distribution; the folder is to be put on the path."""
+    ingredients = b"".join(path.read_bytes() for path in sorted(SOURCE.glob("*.*")))
+
+    def make(folder: Path) -> None:
+        source = folder / "source"  # a build leaves folders beside the sources
+        shutil.copytree(SOURCE, source, ignore=shutil.ignore_patterns("__pycache__", "build"))
+        pip = [sys.executable, "-m", "pip", "install", "-q", "--disable-pip-version-check"]
+        run(folder, *pip, "--no-deps", "--target", str(folder / "site"), str(source))
+
+    return cached("example-provider", ingredients, make) / "site"
+
+
+def run(folder: Path, *arguments: str, path: Path | None = None) -> str:
+    """:return: what a process writes that must succeed."""
+    done = subprocess.run(
+        arguments,
+        cwd=folder,
+        env={**os.environ, **({} if path is None else {"PYTHONPATH": str(path)})},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.mark.slow
+def test_it_passes_the_conformance_suite(installed: Path, tmp_path: Path) -> None:
+    shutil.copy(SOURCE / "test_acme_mail.py", tmp_path)
+    pytest_ = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
+    assert " passed" in run(tmp_path, *pytest_, "test_acme_mail.py", path=installed)
+
+
+def test_the_server_takes_its_deliveries(installed: Path, tmp_path: Path) -> None:
+    config = config_text(workspace=f'[workspaces.webhooks.acme-mail]\nsecret = "{SECRET}"\n')
+    body = json.dumps(
+        {"events": [{"id": "e1", "kind": "bounced", "email": "A@example.com", "permanent": True}]}
+    ).encode()
+    now = str(int(time.time()))
+    signature = hmac.new(SECRET.encode(), now.encode() + b"." + body, "sha256").hexdigest()
+    with Server(tmp_path, config, environment={"PYTHONPATH": str(installed)}).start() as server:
+        url = f"{server.url}/api/public/webhooks/acme-mail"
+        headers = {"acme-timestamp": now, "acme-signature": signature}
+        answer = httpx.post(url, content=body, headers=headers)
+        assert answer.json() == {"success": True, "accepted": 1, "ignored": 0}
+        assert httpx.post(url, content=body + b" ", headers=headers).status_code == 401
+    engage = [sys.executable, "-m", "engage"]
+    (line,) = run(tmp_path, *engage, "export", "events", path=installed).splitlines()
+    event = json.loads(line)
+    assert event["event"] == "Email Bounced"
+    assert event["anonymousId"] == "email:a@example.com"
+    assert event["source"] == "webhook:acme-mail"
+    assert event["properties"]["bounceType"] == "hard"
+    said = run(tmp_path, *engage, "webhook-url", "acme-mail", path=installed)
+    assert "/api/public/webhooks/acme-mail?workspaceId=acme" in said
+    assert "Acme Mail > Settings" in said
+
+
+def test_the_page_shows_these_files_and_they_are_short() -> None:
+    page = (ROOT / "docs/write-a-provider.md").read_text("utf-8")
+    shown = re.findall(r"^```[a-z]*\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    for name, lines in (
+        ("pyproject.toml", 20),
+        ("engage_acme_mail.py", 99),
+        ("test_acme_mail.py", 19),
+    ):
+        text = (SOURCE / name).read_text("utf-8")
+        assert text in shown, name
+        assert len(text.splitlines()) <= lines, name

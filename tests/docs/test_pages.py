@@ -1,0 +1,167 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The documents say what the code does: tables, examples, links."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+from click.testing import CliRunner
+from support import config_page
+
+from engage import hookspecs
+from engage.cli import main
+from engage.config import config_schema, load
+from engage.pipeline.subscriptions import subscription_hash
+from engage.registry import load_plugins
+
+pytestmark = pytest.mark.checkout
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+EXAMPLE = ROOT / "config.example.toml"
+STORAGE = ROOT / "tests/example_storage"
+PLUGIN_PAGE = (ROOT / "docs/write-a-plugin.md").read_text("utf-8")
+
+
+def blocks(text: str, language: str) -> list[str]:
+    """:return: the fenced blocks of a language."""
+    return re.findall(rf"^```{language}\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+
+
+# --------------------------------------------------------------------------------- configuration
+def test_the_tables_are_those_of_the_schema() -> None:
+    text = config_page.PAGE.read_text("utf-8")
+    assert config_page.page(text) == text, "run: python tests/support/config_page.py"
+
+
+def test_the_example_config_loads_and_its_plugins_take_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ENGAGE_SUBSCRIPTION_SECRET", "s")
+    monkeypatch.setenv("SENDGRID_VERIFICATION_KEY", "MFkw")
+    config = load(EXAMPLE)
+    load_plugins().check(config)
+    assert config.workspaces[0].subscription_secrets == ("s",)
+
+
+def test_the_example_config_has_every_section_and_its_comments_are_the_defaults() -> None:
+    text = EXAMPLE.read_text("utf-8")
+    everything = tomllib.loads(re.sub(r"^# (?=[\[\]a-z_.]+( =|\]))", "", text, flags=re.MULTILINE))
+    schema = config_schema()
+    assert everything.keys() == schema["properties"].keys()
+    section = ""
+    for line in text.splitlines():
+        section = line.strip("[]") if re.fullmatch(r"\[[a-z]+\]", line) else section
+        if match := re.fullmatch(r"# ([a-z_]+) = (.*)", line):
+            key = schema["properties"][section]["properties"].get(match[1])
+            if key is not None:
+                assert tomllib.loads(f"x = {match[2]}")["x"] == key["default"], line
+
+
+@pytest.mark.parametrize("path", DOCS, ids=lambda path: path.name)
+def test_toml_in_the_documents_is_toml_and_its_tables_are_known(path: Path) -> None:
+    sections = config_schema()["properties"].keys() | {"build-system", "project", "tool"}
+    for block in blocks(path.read_text("utf-8"), "toml"):
+        assert tomllib.loads(block).keys() <= sections
+
+
+# ------------------------------------------------------------------------------------ how to write
+def test_the_page_shows_the_files_that_are_tested() -> None:
+    for name, language in (
+        ("pyproject.toml", "toml"),
+        ("engage_ledger.py", "python"),
+        ("test_ledger.py", "python"),
+    ):
+        assert (STORAGE / name).read_text("utf-8") in blocks(PLUGIN_PAGE, language), name
+
+
+def test_every_hook_has_a_heading_that_is_its_signature() -> None:
+    headings = re.findall(r"^### `(.+)`$", PLUGIN_PAGE, re.MULTILINE)
+    hooks = [
+        f"{name}({', '.join(inspect.signature(function).parameters)})"
+        for name, function in inspect.getmembers(hookspecs, inspect.isfunction)
+        if name.startswith("engage_")
+    ]
+    assert sorted(headings) == sorted(hooks)
+
+
+def example(hook: str) -> Any:
+    """:return: the implementation of a hook that the page shows."""
+    (block,) = [block for block in blocks(PLUGIN_PAGE, "python") if f"def {hook}(" in block]
+    names: dict[str, Any] = {}
+    exec(compile(block, hook, "exec"), names)
+    return names[hook]
+
+
+def registered(hook: str) -> tuple[str, Any, Any]:
+    """:return: what that implementation registers."""
+    calls: list[Any] = []
+    example(hook)(register=lambda *arguments: calls.append(arguments))
+    (call,) = calls
+    return call
+
+
+def test_hook_engage_register_transform() -> None:
+    from engage.api import DROP
+
+    name, factory, _ = registered("engage_register_transform")
+    transform = factory({"drop": ["Heartbeat"]})
+    assert name == "drop"
+    assert transform({"event": "Heartbeat"}) is DROP
+    assert transform({"event": "Other"}) == {"event": "Other"}
+
+
+async def test_hook_engage_register_observer(capsys: pytest.CaptureFixture[str]) -> None:
+    _, factory, _ = registered("engage_register_observer")
+    await factory({"greeting": "hi"})([1, 2])
+    assert capsys.readouterr().out == "hi 2\n"
+
+
+def test_hook_engage_register_commands() -> None:
+    group = click.Group("engage")
+    example("engage_register_commands")(cli=group)
+    assert list(group.commands) == ["hello"]
+
+
+# ------------------------------------------------------------------------------------ what it means
+@pytest.mark.parametrize(
+    ("user_id", "identifier"), [("user-1", "a@b.co"), ('ü"1', "é\n@b.co"), ("\0\x7f", "\u2028</")]
+)
+def test_the_hash_of_the_page_is_that_of_the_server(user_id: str, identifier: str) -> None:
+    (block,) = blocks((ROOT / "docs/events.md").read_text("utf-8"), "python")
+    names: dict[str, Any] = {}
+    exec(compile(block, "events.md", "exec"), names)
+    assert names["subscription_hash"]("s", user_id, "acme", identifier, "email") == (
+        subscription_hash(
+            "s", user_id=user_id, workspace_id="acme", identifier=identifier, identifier_key="email"
+        )
+    )
+
+
+# ---------------------------------------------------------------------------------------- README
+def test_the_readme_has_the_snippet() -> None:
+    (snippet,) = blocks((ROOT / "docs/snippet.md").read_text("utf-8"), "html")
+    assert snippet in blocks((ROOT / "README.md").read_text("utf-8"), "html")
+
+
+def test_the_readme_has_the_curl_line_that_init_prints(tmp_path: Path) -> None:
+    printed = CliRunner().invoke(main, ["init", str(tmp_path)]).stdout
+    readme = (ROOT / "README.md").read_text("utf-8")
+    line = re.compile(r"curl -u [0-9a-f]{32}: .*/api/public/apps/track$", re.MULTILINE)
+    shown, made = line.findall(readme), line.findall(printed)
+    assert len(shown) == len(made) == 1
+    key = re.compile(r"[0-9a-f]{32}")
+    assert key.sub("", shown[0]) == key.sub("", made[0])
+
+
+# ----------------------------------------------------------------------------------------- links
+@pytest.mark.parametrize("path", DOCS, ids=lambda path: path.name)
+def test_links_lead_somewhere(path: Path) -> None:
+    text = re.sub(r"^```.*?^```$", "", path.read_text("utf-8"), flags=re.MULTILINE | re.DOTALL)
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        if not re.match(r"[a-z]+:|#", target):
+            assert (path.parent / target.partition("#")[0]).exists(), target

@@ -1,0 +1,318 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The HTTP connection under a small Tornado application, with raw sockets: what is taken."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import re
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.echo import BOUNDS, Echo, on_uvloop, running
+from support.raw import RawClient, request
+from support.waiting import eventually
+from tornado.web import Application
+
+from engage.http1.connection import Connection
+from engage.http1.listener import Bounds, Listener
+from engage.metrics import NullMetrics
+
+
+async def test_answers_and_keeps_the_connection() -> None:
+    """Three requests, one connection."""
+    async with running() as server, await RawClient.connect(server.port) as client:
+        for body in (b"a", b"b" * 90_000, b"c"):
+            await client.send(request(body))
+            answer = await client.answer()
+            assert (answer.status, answer.body) == (200, body)
+            assert "connection" not in answer.headers
+            assert "date" in answer.headers
+
+
+async def test_one_byte_at_a_time() -> None:
+    """However the bytes are cut."""
+    async with running() as server, await RawClient.connect(server.port) as client:
+        chunked = b"3\r\nabc\r\n0\r\n\r\n"
+        data = request(b"xyz") + request(
+            chunked, length=False, headers={"Transfer-Encoding": "chunked"}
+        )
+        for index in range(len(data)):
+            await client.send(data[index : index + 1])
+            await asyncio.sleep(0)
+        assert (await client.answer()).body == b"xyz"
+        assert (await client.answer()).body == b"abc"
+
+
+async def test_pipelined_requests_are_answered_in_order() -> None:
+    """200 requests in one piece, chunked and with a length."""
+    async with running() as server, await RawClient.connect(server.port) as client:
+        data = b""
+        for index in range(100):
+            data += request(b"n%d" % index)
+            data += request(
+                b"1\r\nm\r\n1\r\n:\r\n0\r\nTrailer: x\r\n\r\n",
+                length=False,
+                headers={"Transfer-Encoding": "chunked"},
+            )
+        await client.send(data)
+        for index in range(100):
+            assert (await client.answer()).body == b"n%d" % index
+            assert (await client.answer()).body == b"m:"
+
+
+async def test_a_pipeline_waits_for_a_slow_handler_within_bounds() -> None:
+    """While a handler is busy, the client is not read for ever."""
+    async with running() as server, await RawClient.connect(server.port) as client:
+        gate = server.settings["gate"] = asyncio.Event()
+        await client.send(request(b"first"))
+        one = request(b"z" * 50_000)
+        sending = asyncio.create_task(client.send(one * 400))
+        connection = await eventually(lambda: next(iter(server.listener.connections), None))
+        await eventually(lambda: connection._paused)
+        assert len(connection._buffer) < 1_000_000
+        gate.set()
+        for _ in range(401):
+            assert (await client.answer()).status == 200
+        await sending
+
+
+async def test_expect_100_continue() -> None:
+    """The client is told to send; refused by the head, it is not."""
+    async with running() as server:
+        expect = {"Expect": "100-continue", "Content-Length": "3"}
+        async with await RawClient.connect(server.port) as client:
+            await client.send(request(None, headers=expect))
+            assert (await client.answer()).status == 100
+            await client.send(b"abc")
+            assert (await client.answer()).body == b"abc"
+            # Who does not wait is not told.
+            await client.send(request(b"abc", headers={"Expect": "100-continue"}))
+            assert (await client.answer()).status == 200
+        async with await RawClient.connect(server.port) as client:
+            await client.send(request(None, headers={**expect, "X-Refuse": "1"}))
+            answer = await client.answer()
+            assert (answer.status, answer.headers["connection"]) == (403, "close")
+
+
+@pytest.mark.parametrize(
+    ("version", "connection", "kept"),
+    [
+        ("1.1", "", None),
+        ("1.1", "close", "close"),
+        ("1.1", "Close, x", "close"),
+        ("1.1", "keep-alive", None),
+        ("1.0", "", "close"),
+        ("1.0", "Keep-Alive", "keep-alive"),
+    ],
+)
+async def test_keep_alive(version: str, connection: str, kept: str | None) -> None:
+    """As the version and the header say."""
+    async with running() as server, await RawClient.connect(server.port) as client:
+        header = f"Connection: {connection}\r\n" if connection else ""
+        await client.send(f"GET /echo HTTP/{version}\r\nHost: a\r\n{header}\r\n".encode())
+        answer = await client.answer()
+        assert (answer.status, answer.headers.get("connection")) == (200, kept)
+        if kept == "close":
+            assert await client.closed()
+        else:
+            await client.send(request(b"again"))
+            assert (await client.answer()).body == b"again"
+
+
+async def test_head_and_answers_without_a_length() -> None:
+    """HEAD has no body; what has no length comes in chunks, or ends with the connection."""
+    async with running() as server, await RawClient.connect(server.port) as client:
+        await client.send(request(None, method="HEAD"))
+        answer = await client.answer(method="HEAD")
+        assert (answer.status, answer.headers["content-length"]) == (200, "5")
+        await client.send(request(None, method="GET", target="/stream"))
+        head = await client.reader.readuntil(b"\r\n\r\n")
+        assert b"Transfer-Encoding: chunked" in head
+        assert await client.reader.readexactly(21) == b"3\r\none\r\n3\r\ntwo\r\n0\r\n\r\n"
+        await client.send(b"GET /stream HTTP/1.0\r\n\r\n")
+        data = await client.reader.read()
+        assert b"chunked" not in data
+        assert data.endswith(b"\r\n\r\nonetwo")
+
+
+@pytest.mark.parametrize(
+    ("target", "uri"),
+    [
+        ("/echo?a=b", b"/echo?a=b"),
+        ("http://example.com/echo/x", b"/echo/x"),
+        ("HTTPS://example.com/echo?y", b"/echo?y"),
+        ("*", b"*"),
+    ],
+)
+async def test_forms_of_the_target(target: str, uri: bytes) -> None:
+    """Also the absolute form, which a proxy gets."""
+    async with running() as server:
+        answer = await server.ask(request(None, method="OPTIONS", target=target))
+        assert (answer.status, answer.body) == (200, uri)
+
+
+@pytest.mark.parametrize("method", ["BREW", "PROPFIND", "get", "M-SEARCH", "CONNECT"])
+async def test_other_methods_reach_the_application(method: str) -> None:
+    """Known to the parser or not, with a body or without."""
+    async with running() as server, await RawClient.connect(server.port) as client:
+        await client.send(request(b"body", method=method))
+        assert (await client.answer()).status == 405
+        await client.send(request(b"again"))
+        assert (await client.answer()).body == b"again"
+
+
+async def test_an_upgrade_is_not_followed() -> None:
+    """``curl --http2`` asks for one, with a body."""
+    headers = {"Connection": "Upgrade, HTTP2-Settings", "Upgrade": "h2c", "HTTP2-Settings": "AAMA"}
+    async with running() as server:
+        answer = await server.ask(request(b"body", headers=headers))
+        assert (answer.status, answer.body) == (200, b"body")
+
+
+async def test_empty_lines_between_requests() -> None:
+    """Some clients end a body with one."""
+    async with running() as server, await RawClient.connect(server.port) as client:
+        await client.send(b"\r\n\r\n" + request(b"one") + b"\r\n" + request(b"two"))
+        assert (await client.answer()).body == b"one"
+        assert (await client.answer()).body == b"two"
+
+
+async def test_a_client_that_says_no_more_is_answered() -> None:
+    """``printf … | nc -N``: all that it sent."""
+    async with running() as server, await RawClient.connect(server.port) as client:
+        server.settings["gate"] = gate = asyncio.Event()
+        await client.send(request(b"one") + request(b"two"))
+        client.half_close()
+        await asyncio.sleep(0)
+        gate.set()
+        assert (await client.answer()).body == b"one"
+        assert (await client.answer()).body == b"two"
+        assert await client.closed()
+
+
+async def test_who_hangs_up_does_not_cancel() -> None:
+    """The body was complete: the handler finishes its work."""
+    async with running() as server:
+        gate = server.settings["gate"] = asyncio.Event()
+        async with await RawClient.connect(server.port) as client:
+            await client.send(request(b"kept"))
+            await eventually(lambda: any(one.serving for one in server.listener.connections))
+            client.writer.transport.abort()
+        gate.set()
+        await eventually(lambda: server.seen == [b"kept"])
+
+
+@pytest.mark.parametrize(
+    "test",
+    [
+        test_answers_and_keeps_the_connection,
+        test_a_pipeline_waits_for_a_slow_handler_within_bounds,
+        test_expect_100_continue,
+        test_a_client_that_says_no_more_is_answered,
+        test_who_hangs_up_does_not_cancel,
+    ],
+)
+def test_with_uvloop(test: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    """The same."""
+    on_uvloop(test())
+
+
+class _Wire(asyncio.Transport):
+    """A transport that only remembers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sent = b""
+        self.closing = False
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        """See :class:`asyncio.WriteTransport`."""
+        assert not self.closing
+        self.sent += bytes(data)
+
+    def can_write_eof(self) -> bool:
+        """See :class:`asyncio.WriteTransport`."""
+        return True
+
+    def write_eof(self) -> None:
+        """See :class:`asyncio.WriteTransport`."""
+
+    def close(self) -> None:
+        """See :class:`asyncio.BaseTransport`."""
+        self.closing = True
+
+    abort = close
+
+    def pause_reading(self) -> None:
+        """See :class:`asyncio.ReadTransport`."""
+
+    resume_reading = pause_reading
+
+
+_PIECES = [
+    request(b"abc"),
+    request(b"3\r\nabc\r\n0\r\n\r\n", length=False, headers={"Transfer-Encoding": "chunked"}),
+    request(None, method="GET"),
+    request(None, method="HEAD"),
+    request(b"x", headers={"X-Refuse": "1"}),
+    request(b"x", headers={"Expect": "100-continue"}),
+    request(b"x", headers={"Connection": "close"}),
+    request(b"x" * 3000),
+    b"\r\n",
+]
+
+
+@given(
+    st.lists(st.sampled_from(_PIECES), min_size=1, max_size=6),
+    st.lists(st.tuples(st.integers(0, 4000), st.integers(0, 3), st.binary(max_size=3)), max_size=3),
+    st.lists(st.integers(0, 4000), max_size=12),
+    st.booleans(),
+)
+@settings(max_examples=150, deadline=None)
+def test_whatever_comes(
+    pieces: list[bytes],
+    changes: list[tuple[int, int, bytes]],
+    cuts: list[int],
+    hangs_up: bool,
+) -> None:
+    """Requests, some broken, cut anywhere: no exception, only answers, and all is let go."""
+    data = b"".join(pieces)
+    for at, cut, noise in changes:
+        data = data[:at] + noise + data[at + cut :]
+
+    async def feed() -> tuple[bytes, Listener]:
+        application = Application([(r"/echo.*|\*", Echo)], seen=[], log_function=lambda _: None)
+        bounds = Bounds(**BOUNDS | {"header_bytes": 500, "body_bytes": 2000})
+        listener = Listener(application, bounds, NullMetrics())
+        connection, wire = Connection(listener), _Wire()
+        connection.connection_made(wire)
+        edges = sorted({0, len(data), *(cut for cut in cuts if cut < len(data))})
+        for start, end in itertools.pairwise(edges):
+            if wire.closing:
+                break
+            connection.data_received(data[start:end])
+            await asyncio.sleep(0)
+        if not wire.closing and not hangs_up:
+            connection.eof_received()
+        for _ in range(60):
+            await asyncio.sleep(0)
+        connection.connection_lost(None)
+        for _ in range(3):
+            await asyncio.sleep(0)
+        return wire.sent, listener
+
+    sent, listener = asyncio.run(feed())
+    assert listener.inflight == 0
+    assert not listener.connections
+    while sent:
+        head, separator, sent = sent.partition(b"\r\n\r\n")
+        assert separator
+        assert head.startswith(b"HTTP/1.1 ")
+        length = re.search(rb"content-length: (\d+)", head, re.IGNORECASE)
+        # The answer to a HEAD has a length and no body; what follows it begins another answer.
+        if length is not None and not sent.startswith(b"HTTP/1.1 "):
+            sent = sent[int(length[1]) :]

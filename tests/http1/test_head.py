@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Heads of requests. What is refused, and how, is in ``test_http1_refused.py``."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from engage.http1.head import (
+    MAX_HEADERS,
+    BadRequestError,
+    Head,
+    TooManyHeadersError,
+    check_beginning,
+)
+
+PLAIN = (
+    b"POST /v1/track?a=b HTTP/1.1\r\nHost: a\r\nX-One: 1\r\nx-one: 2\r\nContent-Length: 5\r\n\r\n"
+)
+
+
+def test_what_is_in_it() -> None:
+    """Names in any case, values without the white space around them."""
+    head = Head(PLAIN.replace(b"X-One: 1", b"X-One:\t 1 \t"))
+    assert (head.method, head.target, head.version) == ("POST", "/v1/track?a=b", "HTTP/1.1")
+    assert head.headers.get_list("X-One") == ["1", "2"]
+    assert (head.length, head.chunked, head.keep_alive) == (5, False, True)
+    assert not head.expects_continue
+
+
+@pytest.mark.parametrize(
+    ("value", "expects"), [("100-continue", True), ("100-Continue", True), ("x", False)]
+)
+def test_expectations(value: str, expects: bool) -> None:
+    """Only one is known; HTTP/1.0 has none."""
+    raw = PLAIN.replace(b"X-One: 1", f"Expect: {value}".encode())
+    assert Head(raw).expects_continue is expects
+    assert not Head(raw.replace(b"HTTP/1.1", b"HTTP/1.0")).expects_continue
+
+
+def test_the_number_of_headers() -> None:
+    """Whatever the method is."""
+    for method in (b"POST", b"BREW"):
+        for count in (MAX_HEADERS, MAX_HEADERS + 1):
+            raw = method + b" / HTTP/1.1\r\n" + b"a: b\r\n" * count + b"\r\n"
+            if count == MAX_HEADERS:
+                assert len(Head(raw).headers.get_list("a")) == MAX_HEADERS
+            else:
+                with pytest.raises(TooManyHeadersError):
+                    Head(raw)
+
+
+@given(st.binary(max_size=200), st.integers(0, len(PLAIN)), st.integers(0, 20))
+@example(b"", 0, 0)
+@example(b"\n", 0, 0)
+def test_whatever_it_is(noise: bytes, at: int, cut: int) -> None:
+    """A head, or one of two refusals; and a head is never two."""
+    raw = PLAIN[:at] + noise + PLAIN[at + cut :]
+    end = raw.find(b"\r\n\r\n")
+    if end < 0:
+        return
+    try:
+        head = Head(raw[: end + 4])
+    except (BadRequestError, TooManyHeadersError):
+        return
+    assert b"\n" not in raw[: end + 4].replace(b"\r\n", b"")
+    assert head.chunked == ("Transfer-Encoding" in head.headers)
+    lengths = head.headers.get_list("Content-Length")
+    assert len(lengths) + head.chunked <= 1
+    assert head.length == (int(lengths[0]) if lengths else 0)
+    assert all("\r" not in value and "\n" not in value for _, value in head.headers.get_all())
+
+
+@given(st.lists(st.sampled_from([b"GET ", b"/", b"\r\n", b"\r", b"\n", b"a: b", b"\0"])))
+def test_a_beginning_that_is_cut_anywhere(pieces: list[bytes]) -> None:
+    """What is checked in parts is refused exactly when the whole is."""
+    buffer, searched, refused = bytearray(), 0, False
+    for piece in pieces:
+        buffer += piece
+        try:
+            check_beginning(buffer, searched)
+        except BadRequestError:
+            refused = True
+            break
+        searched = len(buffer)
+    whole = bytearray(b"".join(pieces))
+    if not whole:
+        return
+    if refused:
+        with pytest.raises(BadRequestError):
+            check_beginning(whole, 0)
+    else:
+        check_beginning(whole, 0)

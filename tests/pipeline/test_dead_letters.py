@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is kept of a refused event, and when a duplicate is none."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+import pytest
+from support.core import NOW, event
+
+from engage.errors import ApiError, Problem
+from engage.pipeline.dead_letters import MAX_ITEM, conflict_error, differences, letter_id, letter_of
+from engage.pipeline.normalise import Arrival
+
+ERROR = ApiError("invalid_payload", "event: is required", errors=[Problem("/event", "is required")])
+
+
+def arrival(workspace: str = "acme", origin: str = "api", now: int = NOW) -> Arrival:
+    return Arrival(
+        workspace_id=workspace,
+        origin=origin,
+        write_key_id="website",
+        received_at=now,
+        event_bytes=65536,
+    )
+
+
+def test_what_is_kept() -> None:
+    item = {"userId": 7, "anonymousId": "a", "messageId": "m", "writeKey": "key-1", "x": [1]}
+    letter = letter_of(item, ERROR, arrival())
+    assert orjson.loads(letter.item) == {
+        "userId": 7,
+        "anonymousId": "a",
+        "messageId": "m",
+        "x": [1],
+    }
+    assert (letter.workspace_id, letter.origin, letter.write_key_id) == ("acme", "api", "website")
+    assert (letter.user_id, letter.anonymous_id, letter.message_id) == ("7", "a", "m")
+    assert (letter.reason, letter.message) == ("invalid_payload", "event: is required")
+    assert letter.errors == [{"pointer": "/event", "message": "is required"}]
+    assert letter.received_at == NOW
+    assert not letter.truncated
+    assert item["writeKey"] == "key-1"
+
+
+@pytest.mark.parametrize(
+    "item", [5, None, [], "x", {"userId": [], "anonymousId": True, "messageId": {}}, {"userId": ""}]
+)
+def test_what_is_no_event_has_no_ids(item: Any) -> None:
+    letter = letter_of(item, ERROR, arrival())
+    assert letter.user_id is letter.anonymous_id is letter.message_id is None
+    assert orjson.loads(letter.item) == item
+
+
+def test_a_retry_is_the_same_letter() -> None:
+    item = {"userId": "u", "sentAt": "2026-11-21T09:30:00Z"}
+    letter = letter_of(item, ERROR, arrival())
+    again = letter_of({**item, "sentAt": "2026-11-21T09:31:00Z"}, ERROR, arrival(now=NOW + 1))
+    assert again.id == letter.id
+    others = [
+        letter_of(item, ERROR, arrival("other")),
+        letter_of(item, ERROR, arrival(origin="stripe")),
+        letter_of({"userId": "v"}, ERROR, arrival()),
+        letter_of([item], ERROR, arrival()),
+    ]
+    assert len({letter.id, *(other.id for other in others)}) == 5
+
+
+def test_ids_are_over_length_prefixed_parts() -> None:
+    assert letter_id("ab", "c", b"d") != letter_id("a", "bc", b"d")
+    assert letter_id("a", "b", b"cd") != letter_id("a", "bc", b"d")
+
+
+def test_a_long_item_is_cut_within_no_character() -> None:
+    item = {"a": "é" * MAX_ITEM}
+    letter = letter_of(item, ERROR, arrival())
+    assert letter.truncated
+    assert MAX_ITEM - 3 < len(letter.item) <= MAX_ITEM
+    letter.item.decode()
+    letter_of({"ab": "é" * MAX_ITEM}, ERROR, arrival()).item.decode()
+    # … and two that differ only after the cut are two
+    assert letter_of({"a": "é" * MAX_ITEM + "x"}, ERROR, arrival()).id != letter.id
+    whole = letter_of(item, ERROR, arrival(), max_item=None)
+    assert not whole.truncated
+    assert orjson.loads(whole.item) == item
+    exact = {"a": "x" * (MAX_ITEM - 8)}
+    assert len(letter_of(exact, ERROR, arrival()).item) == MAX_ITEM
+    assert not letter_of(exact, ERROR, arrival()).truncated
+
+
+def test_long_ids_are_cut() -> None:
+    letter = letter_of({"userId": "u" * 1000, "messageId": "m" * 1000}, ERROR, arrival())
+    assert letter.user_id == "u" * 512
+    assert letter.message_id == "m" * 256
+
+
+def test_what_is_not_json_is_kept_somehow() -> None:
+    assert b"object" in letter_of({"a": object()}, ERROR, arrival()).item
+
+
+STORED = {
+    "type": "track",
+    "userId": "u",
+    "event": "e",
+    "properties": {"a": 1, "b": [1.5]},
+    "originalTimestamp": "2026-11-21T09:30:00Z",
+    "context": {"x": 1},
+    "receivedAt": "2026-11-21T09:30:00.000Z",
+}
+
+
+def compare(new: dict[str, Any], old: dict[str, Any] = STORED) -> list[str]:
+    return differences(event("m", body=orjson.dumps(new)), orjson.dumps(old))
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {},
+        {"receivedAt": "2027-01-01T00:00:00.000Z", "timestamp": "x"},
+        {"context": {"x": 2}, "sentAt": "x", "integrations": {"A": True}},
+        {"properties": {"b": [1.5], "a": 1}},
+        {"traits": {}},
+        {"traits": None},
+    ],
+)
+def test_the_same_event_again(changed: dict[str, Any]) -> None:
+    assert compare({**STORED, **changed}) == []
+
+
+@pytest.mark.parametrize(
+    ("changed", "fields"),
+    [
+        ({"type": "page"}, ["type"]),
+        ({"userId": "v"}, ["userId"]),
+        ({"anonymousId": "a"}, ["anonymousId"]),
+        ({"groupId": "g"}, ["groupId"]),
+        ({"previousId": "p"}, ["previousId"]),
+        ({"event": "f", "name": "n"}, ["event", "name"]),
+        ({"traits": {"a": 1}}, ["traits"]),
+        ({"properties": {"a": True, "b": [1.5]}}, ["properties"]),
+        ({"properties": {"a": 1.0, "b": [1.5]}}, ["properties"]),
+        ({"properties": {"a": 1}}, ["properties"]),
+        ({"originalTimestamp": "2026-11-21T09:30:01Z"}, ["originalTimestamp"]),
+    ],
+)
+def test_another_event_under_the_same_id(changed: dict[str, Any], fields: list[str]) -> None:
+    assert compare({**STORED, **changed}) == fields
+    assert compare(STORED, {**STORED, **changed}) == fields
+    error = conflict_error(fields)
+    assert error.code == "message_id_conflict"
+    assert fields[0] in error.message

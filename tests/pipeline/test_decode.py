@@ -1,0 +1,325 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Bytes that are JSON, and bytes that are not."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import gzip
+import json
+import math
+import random
+import struct
+import zlib
+from typing import Any
+
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engage.config import DEFAULT_LIMITS
+from engage.errors import ApiError
+from engage.pipeline.decode import check_encoding, decode_json, decompress, too_deep
+
+TEXT = b'{"userId": "u-1"}' * 100
+
+
+def raw_deflate(data: bytes) -> bytes:
+    """:return: deflate without the zlib wrapper."""
+    packer = zlib.compressobj(wbits=-zlib.MAX_WBITS)
+    return packer.compress(data) + packer.flush()
+
+
+def refused(data: bytes, **limits: int) -> ApiError:
+    """:return: what ``data`` is refused with."""
+    with pytest.raises(ApiError) as caught:
+        decode_json(data, dataclasses.replace(DEFAULT_LIMITS, **limits))
+    return caught.value
+
+
+# ---------------------------------------------------------------------------------------- encoding
+@pytest.mark.parametrize(
+    ("header", "encoding"),
+    [
+        (None, "identity"),
+        ("", "identity"),
+        ([], "identity"),
+        ("identity", "identity"),
+        ("gzip", "gzip"),
+        (" GZip ", "gzip"),
+        ("x-gzip", "gzip"),
+        (["gzip"], "gzip"),
+        ("deflate", "deflate"),
+    ],
+)
+def test_known_encodings(header: Any, encoding: str) -> None:
+    assert check_encoding(header) == encoding
+
+
+@pytest.mark.parametrize("header", ["br", "gzip, gzip", "zstd", "gzip,identity", ["gzip", "gzip"]])
+def test_unknown_encodings(header: Any) -> None:
+    with pytest.raises(ApiError) as caught:
+        check_encoding(header)
+    assert (caught.value.status, caught.value.code) == (415, "unsupported_encoding")
+
+
+@pytest.mark.parametrize(
+    ("encoding", "body"),
+    [
+        ("identity", TEXT),
+        ("gzip", gzip.compress(TEXT, mtime=0)),
+        ("gzip", gzip.compress(TEXT[:50], mtime=0) + gzip.compress(TEXT[50:], mtime=0)),
+        (
+            "gzip",
+            gzip.compress(b"", mtime=0)
+            + gzip.compress(TEXT, mtime=0)
+            + gzip.compress(b"", mtime=0),
+        ),
+        ("gzip", gzip.compress(TEXT, mtime=0) + b"\0" * 512),
+        ("gzip", b"".join(gzip.compress(TEXT[i : i + 2], mtime=0) for i in range(0, len(TEXT), 2))),
+        ("deflate", zlib.compress(TEXT)),
+        ("deflate", raw_deflate(TEXT)),
+    ],
+)
+def test_decompress(encoding: Any, body: bytes) -> None:
+    assert decompress(body, encoding, len(TEXT)) == TEXT
+    with pytest.raises(ApiError) as caught:
+        decompress(body, encoding, len(TEXT) - 1)
+    assert (caught.value.status, caught.value.code) == (413, "body_too_large")
+    assert "limits.decompressed_bytes" in caught.value.message
+
+
+def test_raw_deflate_that_looks_like_zlib() -> None:
+    """A stored block of the right length begins with what could be a zlib header."""
+    data = b"x" * 30
+    for size in range(1, 400):
+        block = b"\x78" + struct.pack("<HH", size, size ^ 0xFFFF)
+        if (block[0] << 8 | block[1]) % 31 == 0:
+            break
+    # 0x78 = not final, type 0 ("stored"), the other bits are padding.
+    data = b"x" * size
+    stream = block + data + b"\x01\x00\x00\xff\xff"
+    assert zlib.decompress(stream, wbits=-zlib.MAX_WBITS) == data
+    assert decompress(stream, "deflate", 1000) == data
+
+
+@given(st.binary(max_size=300_000), st.sampled_from(["gzip", "zlib", "raw"]), st.integers(1, 4))
+def test_what_was_packed_comes_out(data: bytes, packing: str, members: int) -> None:
+    if packing == "gzip":
+        step = max(len(data) // members, 1)
+        parts = [data[i : i + step] for i in range(0, max(len(data), 1), step)]
+        body, encoding = b"".join(map(gzip.compress, parts)), "gzip"
+    else:
+        body, encoding = (zlib.compress if packing == "zlib" else raw_deflate)(data), "deflate"
+    assert decompress(body, encoding, max(len(data), 1)) == data  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("encoding", "body"),
+    [
+        ("gzip", b""),
+        ("gzip", TEXT),
+        ("gzip", zlib.compress(TEXT)),
+        ("gzip", gzip.compress(TEXT, mtime=0)[:-1]),
+        ("gzip", gzip.compress(TEXT, mtime=0)[:10]),
+        ("gzip", gzip.compress(TEXT, mtime=0) + b"more"),
+        ("gzip", gzip.compress(TEXT, mtime=0) + gzip.compress(TEXT, mtime=0)[:-1]),
+        ("gzip", gzip.compress(TEXT, mtime=0)[:-8] + b"\0" * 8),
+        ("gzip", gzip.compress(b"", mtime=0) * 1001),
+        ("deflate", b""),
+        ("deflate", TEXT),
+        ("deflate", gzip.compress(TEXT, mtime=0)),
+        ("deflate", zlib.compress(TEXT)[:-1]),
+        ("deflate", zlib.compress(TEXT) + b"more"),
+        ("deflate", raw_deflate(TEXT)[:-1]),
+        ("deflate", raw_deflate(TEXT) + b"\0"),
+    ],
+)
+def test_not_compressed_right(encoding: Any, body: bytes) -> None:
+    with pytest.raises(ApiError) as caught:
+        decompress(body, encoding, 10_000_000)
+    assert (caught.value.status, caught.value.code) == (400, "invalid_encoding")
+
+
+@given(st.data())
+def test_no_damage_is_a_crash(data: st.DataObject) -> None:
+    body = bytearray(gzip.compress(TEXT, mtime=0))
+    for _ in range(data.draw(st.integers(1, 5))):
+        body[data.draw(st.integers(0, len(body) - 1))] = data.draw(st.integers(0, 255))
+    with contextlib.suppress(ApiError):
+        decompress(bytes(body), "gzip", 100_000)
+
+
+def test_bomb() -> None:
+    """A gigabyte of zeros in a megabyte costs what the limit allows, not a gigabyte."""
+    packer = zlib.compressobj(wbits=31)
+    megabyte = b"\0" * 2**20
+    bomb = b"".join([packer.compress(megabyte) for _ in range(1024)] + [packer.flush()])
+    with pytest.raises(ApiError) as caught:
+        decompress(bomb, "gzip", 2**20)
+    assert caught.value.code == "body_too_large"
+
+
+# -------------------------------------------------------------------------------------------- JSON
+@pytest.mark.parametrize(
+    ("data", "value"),
+    [
+        (b'\xef\xbb\xbf{"a":1}', {"a": 1}),
+        (b' \n{"a":1}\r\n', {"a": 1}),
+        (b'{"a":1,"a":2}', {"a": 2}),
+        (b'{"__proto__":1,"$set":2,"a.b":3,"":4}', {"__proto__": 1, "$set": 2, "a.b": 3, "": 4}),
+        (b'"\\u0000"', "\0"),
+        (b"9223372036854775807", 2**63 - 1),
+        (b"-9223372036854775808", -(2**63)),
+        (b"1.7976931348623157e308", 1.7976931348623157e308),
+        (b"0.1", 0.1),
+        (b"0.12345678901234567890123", 0.12345678901234567890123),
+        (b"12345678901234567890.5", 12345678901234567890.5),
+        (b"12345678901234567890e0", 1.2345678901234567e19),
+        (b'"12345678901234567890"', "12345678901234567890"),
+        (b'"\\ud83d\\ude00"', "\U0001f600"),
+        (b"[]", []),
+        (b"null", None),
+    ],
+)
+def test_taken_exactly(data: bytes, value: Any) -> None:
+    decoded = decode_json(data, DEFAULT_LIMITS)
+    assert decoded == value
+    assert type(decoded) is type(value)
+
+
+def test_minus_zero() -> None:
+    assert math.copysign(1, decode_json(b"-0.0", DEFAULT_LIMITS)) == -1
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b" ",
+        b"\xef\xbb\xbf",
+        b"\xef\xbb\xbf\xef\xbb\xbf{}",
+        b"hello",
+        b"{} {}",
+        b"{}{}",
+        b'{"a":1,}',
+        b"[1,]",
+        b"{'a':1}",
+        b"// no\n{}",
+        b"NaN",
+        b'{"a":Infinity}',
+        b"-Infinity",
+        b"1e999",
+        b"-1e400",
+        b"01",
+        b"+1",
+        b".5",
+        b"9223372036854775808",
+        b"-9223372036854775809",
+        b'{"a":[18446744073709551616]}',
+        b"9" * 400,
+        b"-" + b"9" * 400,
+        b'{"a":' + b"1" * 5000 + b"}",
+        b'"\\ud800"',
+        b'"\\udc00\\ud800"',
+        b'{"\\ud800":1}',
+        b'"\xed\xa0\x80"',
+        b'"\xff"',
+        b'{"a":"\xc3"}',
+        '{"a":1}'.encode("utf-16"),
+        '{"a":1}'.encode("utf-32-le"),
+        b'"\x01"',
+        b'"tab\tinside"',
+        b'{"a"',
+        b'"\\x41"',
+    ],
+)
+def test_refused(data: bytes) -> None:
+    error = refused(data)
+    assert (error.status, error.code) == (400, "invalid_json")
+    assert len(error.message) < 200
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (b"", "empty"),
+        (b'"\xff"', "UTF-8"),
+        (gzip.compress(b"{}"), "Content-Encoding"),
+        (b"[" * 65 + b"]" * 65, "limits.json_depth"),
+        (b"9" * 19, "64-bit"),
+        (b"{", "line 1"),
+    ],
+)
+def test_messages_name_the_rule(data: bytes, words: str) -> None:
+    assert words in refused(data).message
+
+
+@pytest.mark.parametrize(
+    ("opening", "closing"), [(b"[", b"]"), (b'{"a":', b"}"), (b'[{"]":', b"}]"), (b'["]",', b"]")]
+)
+def test_depth(opening: bytes, closing: bytes) -> None:
+    """64 levels and no more, whatever brackets stand in strings."""
+    per = len(closing)
+    for levels in (63, 64):
+        times = levels // per
+        decode_json(opening * times + b"1" + closing * times, DEFAULT_LIMITS)
+    for levels in (66, 1000, 1026, 100_000):
+        times = levels // per
+        error = refused(opening * times + b"1" + closing * times)
+        assert "json_depth" in error.message
+
+
+def test_depth_65() -> None:
+    decode_json(b"[" * 64 + b"]" * 64, DEFAULT_LIMITS)
+    assert refused(b"[" * 65 + b"]" * 65).code == "invalid_json"
+    # many brackets, but side by side
+    decode_json(b"[" + b",".join([b"[[]]"] * 1000) + b"]", DEFAULT_LIMITS)
+
+
+nested = st.recursive(
+    st.none() | st.integers(-(2**63), 2**63 - 1) | st.text(max_size=5),
+    lambda child: st.lists(child, max_size=3) | st.dictionaries(st.text(max_size=3), child),
+    max_leaves=20,
+)
+
+
+@given(nested, st.integers(1, 6))
+def test_too_deep_is_the_depth(value: Any, limit: int) -> None:
+    def depth(value: Any) -> int:
+        if isinstance(value, dict):
+            return 1 + max(map(depth, value.values()), default=0)
+        if isinstance(value, list):
+            return 1 + max(map(depth, value), default=0)
+        return 0
+
+    assert too_deep(value, limit) == (depth(value) > limit)
+
+
+@given(nested)
+def test_what_others_write_is_read_the_same(value: Any) -> None:
+    assert decode_json(json.dumps(value).encode(), DEFAULT_LIMITS) == value
+    assert decode_json(orjson.dumps(value), DEFAULT_LIMITS) == value
+
+
+def test_count_of_values() -> None:
+    most = DEFAULT_LIMITS.json_values
+    decode_json(b"[" + b"1," * (most - 1) + b"1]", DEFAULT_LIMITS)
+    error = refused(b"[" + b"1," * most + b"1]")
+    assert (error.status, error.code) == (413, "body_too_large")
+    assert "limits.json_values" in error.message
+    # Before anything is parsed: this is not even JSON.
+    assert refused(b"[]," * most).status == 413
+    assert refused(b"{" * (most + 1)).status == 413
+
+
+def test_long_numbers_are_looked_at_exactly() -> None:
+    """At every place, and beside text that looks like them."""
+    random.seed(7)
+    for _ in range(200):
+        number = random.choice([2**63 - 1, -(2**63), 10**18, -(10**18)])
+        text = json.dumps({"t": "9" * 40, "a": [1, {"b": number}], "f": 1.2345678901234567890e30})
+        assert decode_json(text.encode(), DEFAULT_LIMITS)["a"][1]["b"] == number
+        wrong = json.dumps({"t": "9" * 40, "a": [1, {"b": number * 10}]})
+        assert "64-bit" in refused(wrong.encode()).message

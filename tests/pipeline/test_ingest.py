@@ -1,0 +1,268 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Events and dead letters on their way to the storage."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections.abc import Sequence
+
+import pytest
+from support.core import CountingMetrics, MemoryStore, event, turns
+from support.waiting import eventually
+
+from engage.api import DeadLetter, Event, EventStore, Status, StorageUnavailable
+from engage.config import DEFAULT_LIMITS
+from engage.errors import ApiError
+from engage.pipeline import ingest as ingest_module
+from engage.pipeline.ingest import Ingest
+
+
+def letter(number: int) -> DeadLetter:
+    return DeadLetter(
+        id=str(number),
+        workspace_id="acme",
+        origin="api",
+        write_key_id="website",
+        user_id=None,
+        anonymous_id=None,
+        message_id=None,
+        reason="invalid_payload",
+        message="",
+        errors=(),
+        item=b"{}",
+        truncated=False,
+        headers=(),
+        received_at=0,
+    )
+
+
+def make(
+    store: EventStore, metrics: CountingMetrics, timeout: float = 30.0, **limits: int
+) -> Ingest:
+    return Ingest(
+        store,
+        limits=dataclasses.replace(DEFAULT_LIMITS, **limits),
+        write_timeout=timeout,
+        metrics=metrics,
+    )
+
+
+async def test_write_and_repeat() -> None:
+    store, metrics = MemoryStore(), CountingMetrics()
+    ingest = make(store, metrics)
+    outcomes = await ingest.write([event("a"), event("b"), event("a")])
+    assert [outcome.status for outcome in outcomes] == [
+        Status.STORED,
+        Status.STORED,
+        Status.DUPLICATE,
+    ]
+    assert (await ingest.write([event("a")]))[0].status is Status.DUPLICATE
+    assert metrics.writes == [3, 1]
+
+
+async def test_the_same_event_twice_at_once() -> None:
+    store = MemoryStore()
+    ingest = make(store, CountingMetrics())
+    first, second = await asyncio.gather(ingest.write([event("a")]), ingest.write([event("a")]))
+    assert {first[0].status, second[0].status} == {Status.STORED, Status.DUPLICATE}
+    assert store.writes == [["a", "a"]]
+
+
+async def test_one_refused_event_costs_its_neighbours_nothing() -> None:
+    store = MemoryStore()
+    store.refuse["b"] = "too strange"
+    ingest = make(store, CountingMetrics())
+    outcomes = await ingest.write([event("a"), event("b"), event("c")])
+    assert [outcome.status for outcome in outcomes] == [
+        Status.STORED,
+        Status.REFUSED,
+        Status.STORED,
+    ]
+
+
+async def test_observers_hear_of_what_is_newly_stored() -> None:
+    store, heard = MemoryStore(), list[str]()
+    store.refuse["c"] = "no"
+
+    def stored(events: Sequence[Event]) -> None:
+        assert all(event.identity in store.events for event in events)
+        heard.extend(event.message_id for event in events)
+
+    ingest = Ingest(
+        store,
+        limits=DEFAULT_LIMITS,
+        write_timeout=30,
+        metrics=CountingMetrics(),
+        stored=stored,
+    )
+    await ingest.write([event("a"), event("b"), event("a"), event("c")])
+    await ingest.write([event("a")])
+    assert heard == ["a", "b"]
+
+
+async def test_queue_is_bounded_by_events_and_bytes() -> None:
+    store = MemoryStore()
+    gate = asyncio.Event()
+    store.before = lambda events: gate.wait()
+    ingest = make(store, CountingMetrics(), queue_events=3, queue_bytes=10_000)
+    first = asyncio.ensure_future(ingest.write([event("a"), event("b")]))
+    await turns()
+    assert ingest.waiting == 2
+    for events in ([event("c"), event("d")], [event("c", body=b"x" * 10_000)]):
+        with pytest.raises(ApiError) as caught:
+            await ingest.write(events)
+        assert caught.value.code == "overloaded"
+    gate.set()
+    await first
+
+
+async def test_a_store_that_does_not_answer_is_opened_anew() -> None:
+    store, metrics = MemoryStore(), CountingMetrics()
+    store.before = lambda events: asyncio.Event().wait()
+    ingest = make(store, metrics, timeout=0.2)
+    with pytest.raises(StorageUnavailable):
+        await ingest.write([event("a")])
+    await ingest.drain()
+    assert (store.closed, store.opened) == (1, 1)
+    assert metrics.errors == 1
+    store.before = None
+    ingest._events._timeout = 30
+    assert (await ingest.write([event("a")]))[0].status is Status.STORED
+
+
+class Broken(MemoryStore):
+    """Once closed it cannot be opened until it is told that it can."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.usable = asyncio.Event()
+
+    async def open(self, *, create: bool) -> None:
+        await super().open(create=create)
+        if not self.usable.is_set():
+            raise StorageUnavailable("still down")
+        self.before = None
+
+    async def close(self) -> None:
+        await super().close()
+        self.before = _not_open
+        raise RuntimeError("closing fails too")
+
+
+def _not_open(events: Sequence[Event]) -> None:
+    raise StorageUnavailable("it is not open")
+
+
+async def test_a_store_that_cannot_be_opened_is_tried_until_it_can(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Also when nobody sends anything: a load balancer sends nothing to who is not ready."""
+    monkeypatch.setattr(ingest_module, "_REOPEN_PAUSE", 0.01)
+    store = Broken()
+    store.before = lambda events: asyncio.Event().wait()
+    ingest = make(store, CountingMetrics(), timeout=0.2)
+    with pytest.raises(StorageUnavailable):
+        await ingest.write([event("a")])
+    ingest._events._timeout = 30
+    # Nobody waits for it meanwhile.
+    with pytest.raises(StorageUnavailable):
+        await ingest.write([event("a")])
+    await eventually(lambda: store.opened > 3)
+    store.usable.set()
+    await eventually(lambda: store.before is None)
+    assert (await ingest.write([event("a")]))[0].status is Status.STORED
+    opened = store.opened
+    await ingest.close()
+    assert (store.closed, store.opened) == (1, opened)
+    assert [
+        record.message for record in caplog.records if record.name == "engage.pipeline.ingest"
+    ] == [
+        "opening the storage anew failed, trying again: StorageUnavailable",
+        "the storage is open again",
+    ]
+
+
+async def test_closing_ends_the_tries_to_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ingest_module, "_REOPEN_PAUSE", 0.01)
+    store = Broken()
+    store.before = lambda events: asyncio.Event().wait()
+    ingest = make(store, CountingMetrics(), timeout=0.1)
+    with pytest.raises(StorageUnavailable):
+        await ingest.write([event("a")])
+    await eventually(lambda: store.opened > 2)
+    await ingest.close()
+    opened = store.opened
+    await asyncio.sleep(0.05)
+    assert store.opened == opened
+
+
+async def test_who_comes_while_the_store_is_opened_waits_no_longer_than_anybody() -> None:
+    class Slow(MemoryStore):
+        opening = asyncio.Event()
+
+        async def open(self, *, create: bool) -> None:
+            self.opening.set()
+            await asyncio.Event().wait()
+
+    store = Slow()
+    store.before = lambda events: asyncio.Event().wait()
+    ingest = make(store, CountingMetrics(), timeout=0.2)
+    with pytest.raises(StorageUnavailable):
+        await ingest.write([event("a")])
+    ingest._write_timeout = 3600
+    await store.opening.wait()
+    for name in "bc":
+        with pytest.raises(StorageUnavailable):
+            await asyncio.wait_for(ingest.write([event(name)]), 30)
+    assert store.writes == [["a"]]
+
+
+async def test_dead_letters() -> None:
+    store, metrics = MemoryStore(), CountingMetrics()
+    ingest = make(store, metrics)
+    await ingest.put_dead_letters([])
+    await asyncio.gather(
+        ingest.put_dead_letters([letter(1), letter(2)]), ingest.put_dead_letters([letter(1)])
+    )
+    assert len(store.letters) == 2
+    assert metrics.letters["invalid_payload"] == 3
+
+
+async def test_a_dead_letter_that_cannot_be_kept_is_an_error() -> None:
+    store = MemoryStore()
+
+    def down() -> None:
+        raise StorageUnavailable("no")
+
+    store.before_put = down
+    with pytest.raises(StorageUnavailable):
+        await make(store, CountingMetrics()).put_dead_letters([letter(1)])
+
+
+async def test_budgets_and_storages_without_dead_letters_are_counted() -> None:
+    class Full(MemoryStore):
+        async def put(self, letters: Sequence[DeadLetter]) -> int:
+            return len(letters)
+
+    class Sink(EventStore):
+        open = close = check = write = find = scan = expire = MemoryStore.check  # type: ignore
+
+    metrics = CountingMetrics()
+    await make(Full(), metrics).put_dead_letters([letter(1), letter(2)])
+    await make(Sink(), metrics).put_dead_letters([letter(1)])
+    assert metrics.lost["dead_letter"] == 3
+
+
+async def test_close_takes_nothing_more_and_leaves_the_store_open() -> None:
+    store = MemoryStore()
+    ingest = make(store, CountingMetrics())
+    request = asyncio.ensure_future(ingest.write([event("a")]))
+    await turns(1)
+    await ingest.close()
+    assert (await request)[0].status is Status.STORED
+    for attempt in (ingest.write([event("b")]), ingest.put_dead_letters([letter(1)])):
+        with pytest.raises(ApiError) as caught:
+            await attempt
+        assert caught.value.code == "shutting_down"
+    assert store.closed == 0

@@ -1,0 +1,513 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a payload means."""
+
+from __future__ import annotations
+
+import re
+import uuid
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support.core import NOW, SCHEMAS
+
+from engage.api import Event, render_time
+from engage.errors import ApiError
+from engage.pipeline.normalise import (
+    Arrival,
+    Clock,
+    Envelope,
+    normalise,
+    parse_time,
+    restated,
+    uuid7,
+)
+
+RECEIVED = "2026-11-21T09:30:00.000Z"
+
+
+def arrival(**fields: Any) -> Arrival:
+    values = {
+        "workspace_id": "acme",
+        "write_key_id": "website",
+        "received_at": NOW,
+        "event_bytes": 65536,
+    }
+    return Arrival(**{**values, **fields})
+
+
+def make(kind: str, item: dict[str, Any], index: int = 0, **fields: Any) -> Event:
+    """:return: the event of a valid item."""
+    assert SCHEMAS.problems(kind, item) == []
+    before = orjson.dumps(item)
+    event = normalise(item, kind, arrival(**fields), index)
+    assert orjson.dumps(item) == before, "the item was changed"
+    return event
+
+
+def track(**fields: Any) -> Event:
+    return make("track", {"userId": "u", "event": "e", **fields})
+
+
+# ------------------------------------------------------------------------------------------ fields
+def test_what_is_stored() -> None:
+    event = track(messageId="m", properties={"a": [1, None]}, extra={"x": 1}, writeKey="key-1")
+    assert event.document() == {
+        "type": "track",
+        "userId": "u",
+        "event": "e",
+        "messageId": "m",
+        "properties": {"a": [1, None]},
+        "extra": {"x": 1},
+        "timestamp": RECEIVED,
+        "receivedAt": RECEIVED,
+        "workspaceId": "acme",
+        "writeKeyId": "website",
+        "source": "api",
+    }
+    assert event.identity == ("acme", "api", "m")
+    assert (event.type, event.user_id, event.anonymous_id, event.name) == ("track", "u", None, "e")
+    assert (event.received_at, event.timestamp) == (NOW, NOW)
+    assert b"key-1" not in event.body
+
+
+def test_server_names_are_the_servers() -> None:
+    event = track(
+        workspaceId="other", writeKeyId="x", receivedAt="x", source="webhook:x", type=None
+    )
+    document = event.document()
+    assert document["workspaceId"] == event.workspace_id == "acme"
+    assert document["writeKeyId"] == "website"
+    assert document["receivedAt"] == RECEIVED
+    assert document["source"] == "api"
+    assert document["type"] == "track"
+
+
+def test_a_delivery_has_no_key() -> None:
+    event = make(
+        "track",
+        {"userId": "u", "event": "e", "writeKeyId": "forged"},
+        write_key_id=None,
+        origin="stripe",
+        source="webhook:stripe",
+    )
+    assert "writeKeyId" not in event.document()
+    assert event.document()["source"] == "webhook:stripe"
+    assert event.origin == "stripe"
+
+
+def test_null_is_absent() -> None:
+    fields = (
+        "anonymousId",
+        "context",
+        "integrations",
+        "properties",
+        "traits",
+        "groupId",
+        "previousId",
+        "timestamp",
+        "originalTimestamp",
+        "sentAt",
+        "messageId",
+    )
+    document = track(**dict.fromkeys(fields), other=None).document()
+    assert set(fields) & set(document) == {"timestamp", "messageId"}
+    assert document["timestamp"] == RECEIVED
+    assert document["messageId"]
+    assert document["other"] is None
+    assert "traits" not in make("identify", {"userId": "u", "traits": None}).document()
+
+
+@pytest.mark.parametrize("number", [0, 17, -5, 2**63 - 1, -(2**63)])
+def test_integer_ids_become_strings(number: int) -> None:
+    event = make("alias", {"userId": number, "anonymousId": number, "previousId": number})
+    assert event.user_id == event.anonymous_id == str(number)
+    document = event.document()
+    assert document["userId"] == document["anonymousId"] == document["previousId"] == str(number)
+    group = make("group", {"userId": "u", "groupId": number})
+    assert group.document()["groupId"] == str(number)
+    elsewhere = track(groupId=number, previousId=number).document()
+    assert elsewhere["groupId"] == elsewhere["previousId"] == str(number)
+
+
+@pytest.mark.parametrize("field", ["userId", "anonymousId", "groupId", "previousId"])
+def test_float_ids_are_refused(field: str) -> None:
+    """JSON Schema takes 1.0 for an integer."""
+    own = {"groupId": "group", "previousId": "alias"}.get(field, "track")
+    item = {"userId": "u", "anonymousId": "a", "event": "e", field: 1.0}
+    for kind in (own, "track"):
+        assert SCHEMAS.is_valid(kind, item)
+        with pytest.raises(ApiError) as caught:
+            normalise(item, kind, arrival())
+        assert caught.value.code == "invalid_payload"
+        assert caught.value.errors[0].pointer == f"/{field}"
+
+
+def test_empty_id_is_absent() -> None:
+    """RudderStack's browser SDK sends it for "nobody"."""
+    event = make("track", {"userId": "", "anonymousId": "a", "event": "e"})
+    assert event.user_id is None
+    assert "userId" not in event.document()
+
+
+def test_name() -> None:
+    assert make("page", {"userId": "u", "name": "Home", "event": "x"}).name == "Home"
+    assert make("screen", {"userId": "u"}).name is None
+    assert make("identify", {"userId": "u", "name": "Ada", "event": "x"}).name is None
+
+
+def test_strange_names_and_values_are_kept() -> None:
+    value = {"__proto__": 1, "$set": {"a.b": 2}, "": "\0", "n": -0.0, "i": 2**63 - 1, "f": 1e308}
+    assert orjson.dumps(track(properties=value).document()["properties"]) == orjson.dumps(value)
+    assert make("track", {"userId": "u\0", "event": "\0"}).user_id == "u\0"
+
+
+# ------------------------------------------------------------------------------------------ traits
+def test_identify_takes_traits_from_the_context() -> None:
+    item = {"userId": "u", "traits": {"a": 1}, "context": {"traits": {"a": 2, "b": 3}}}
+    document = make("identify", item).document()
+    assert document["traits"] == {"a": 1, "b": 3}
+    assert document["context"] == item["context"]
+    item = {"userId": "u", "context": {"traits": {"b": 3}}}
+    assert make("identify", item).document()["traits"] == {"b": 3}
+    item = {"userId": "u", "traits": {"a": 1}, "context": {"traits": ["b"]}}
+    assert make("identify", item).document()["traits"] == {"a": 1}
+
+
+def test_the_traits_of_a_groups_context_are_the_users() -> None:
+    item = {"userId": "u", "groupId": "g", "context": {"traits": {"email": "a@b.c"}}}
+    assert "traits" not in make("group", item).document()
+
+
+def test_envelope_goes_under_each_item() -> None:
+    envelope = Envelope(
+        context={"locale": "de", "page": {"a": 1}, "traits": {"plan": "x"}},
+        integrations={"All": False},
+        sent_at="2026-11-21T09:30:00Z",
+    )
+    item = {"userId": "u", "context": {"page": {"b": 2}}, "integrations": {"X": True}}
+    document = make("identify", item, envelope=envelope).document()
+    assert document["context"] == {"locale": "de", "page": {"b": 2}, "traits": {"plan": "x"}}
+    assert document["integrations"] == {"All": False, "X": True}
+    assert document["traits"] == {"plan": "x"}
+    assert document["sentAt"] == "2026-11-21T09:30:00Z"
+    bare = make("identify", {"userId": "u"}, envelope=envelope).document()
+    assert bare["context"] == envelope.context
+    assert make("identify", {"userId": "u"}, envelope=Envelope()).document().keys() == (
+        make("identify", {"userId": "u"}).document().keys()
+    )
+
+
+# --------------------------------------------------------------------------------------- size, ids
+def test_size_is_that_of_the_stored_event() -> None:
+    size = len(track(messageId="m", p="").body)
+    item = {"userId": "u", "event": "e", "messageId": "m", "p": "x" * 100}
+    assert len(normalise(item, "track", arrival(event_bytes=size + 100)).body) == size + 100
+    with pytest.raises(ApiError) as caught:
+        normalise(item, "track", arrival(event_bytes=size + 99))
+    assert (caught.value.status, caught.value.code) == (413, "event_too_large")
+    assert "limits.event_bytes" in caught.value.message
+    # a context of the envelope counts
+    with pytest.raises(ApiError):
+        normalise(
+            item,
+            "track",
+            arrival(event_bytes=size + 100, envelope=Envelope(context={"a": 1})),
+        )
+
+
+def test_what_json_cannot_say_is_refused() -> None:
+    for value in (2**64, object(), {1: 2}):
+        with pytest.raises(ApiError) as caught:
+            normalise({"userId": "u", "event": "e", "x": value}, "track", arrival())
+        assert caught.value.code == "invalid_payload"
+
+
+@pytest.mark.parametrize("message_id", [None, ""])
+def test_message_ids_of_the_server(message_id: str | None) -> None:
+    first, second = (track(messageId=message_id).message_id for _ in range(2))
+    assert first != second
+    for text in (first, second):
+        parsed = uuid.UUID(text)
+        assert (parsed.version, parsed.variant) == (7, uuid.RFC_4122)
+        assert str(parsed) == text
+        assert parsed.int >> 80 == NOW
+
+
+@given(st.integers(0, 2**48 - 1))
+def test_uuid7(milliseconds: int) -> None:
+    parsed = uuid.UUID(uuid7(milliseconds))
+    assert (parsed.version, parsed.variant) == (7, uuid.RFC_4122)
+    assert parsed.int >> 80 == milliseconds
+
+
+def test_idempotency_key() -> None:
+    def message_id(key: str | None, index: int = 0, workspace: str = "acme") -> str:
+        item = {"userId": "u", "event": "e"}
+        fields = {"idempotency_key": key, "workspace_id": workspace}
+        return make("track", item, index, **fields).message_id
+
+    assert message_id("k") == message_id("k")
+    assert uuid.UUID(message_id("k")).version == 5
+    ids = [
+        message_id("k"),
+        message_id("k", 1),
+        message_id("l"),
+        message_id("k", workspace="other"),
+        message_id("k1"),
+        message_id("k", 11),
+        message_id("k1", 1),
+        message_id(None),
+    ]
+    assert len(set(ids)) == len(ids)
+    own = make("track", {"userId": "u", "event": "e", "messageId": "m"}, idempotency_key="k")
+    assert own.message_id == "m"
+
+
+# ------------------------------------------------------------------------------------------- times
+def stamped(**fields: Any) -> str:
+    """:return: the corrected time."""
+    event = track(**fields)
+    text: str = event.document()["timestamp"]
+    assert render_time(event.timestamp) == text
+    return text
+
+
+@pytest.mark.parametrize(
+    ("fields", "timestamp", "original"),
+    [
+        ({}, RECEIVED, None),
+        (
+            {"timestamp": "2026-11-21T09:29:00+00:00"},
+            "2026-11-21T09:29:00.000Z",
+            "2026-11-21T09:29:00+00:00",
+        ),
+        (
+            {"originalTimestamp": "2026-11-21T08:29:00Z"},
+            "2026-11-21T08:29:00.000Z",
+            "2026-11-21T08:29:00Z",
+        ),
+        (  # the client's clock is a year late
+            {"timestamp": "2025-11-21T09:29:50Z", "sentAt": "2025-11-21T09:29:55.250Z"},
+            "2026-11-21T09:29:54.750Z",
+            "2025-11-21T09:29:50Z",
+        ),
+        (  # … a year early
+            {"timestamp": "2027-11-21T09:29:50Z", "sentAt": "2027-11-21T09:29:55Z"},
+            "2026-11-21T09:29:55.000Z",
+            "2027-11-21T09:29:50Z",
+        ),
+        (  # both: it happened at the earlier, and what was sent is kept as sent
+            {
+                "timestamp": "2020-01-01T00:00:00Z",
+                "originalTimestamp": "2026-11-21T09:29:50Z",
+                "sentAt": "2026-11-21T09:30:00Z",
+            },
+            "2020-01-01T00:00:00.000Z",
+            "2026-11-21T09:29:50Z",
+        ),
+        (
+            {
+                "timestamp": "2026-11-21T09:29:50Z",
+                "originalTimestamp": "2026-11-21T09:29:40Z",
+                "sentAt": "2026-11-21T09:30:00Z",
+            },
+            "2026-11-21T09:29:40.000Z",
+            "2026-11-21T09:29:40Z",
+        ),
+        # sent before it happened: never later than now
+        (
+            {"timestamp": "2026-11-21T09:29:50Z", "sentAt": "2026-11-21T09:29:40Z"},
+            RECEIVED,
+            "2026-11-21T09:29:50Z",
+        ),
+        ({"timestamp": "2126-11-21T09:29:50Z"}, RECEIVED, "2126-11-21T09:29:50Z"),
+        (
+            {"timestamp": "1970-01-01T00:00:00Z"},
+            "1970-01-01T00:00:00.000Z",
+            "1970-01-01T00:00:00Z",
+        ),
+        # a result outside 1970 to 9999 falls back to the original
+        (
+            {"timestamp": "1980-01-01T00:00:00Z", "sentAt": "2060-01-01T00:00:00Z"},
+            "1980-01-01T00:00:00.000Z",
+            "1980-01-01T00:00:00Z",
+        ),
+        (
+            {"timestamp": "2000-01-01T00:00:00Z", "sentAt": "9999-12-31T23:59:59Z"},
+            "2000-01-01T00:00:00.000Z",
+            "2000-01-01T00:00:00Z",
+        ),
+        # … and where that is outside too, to the server's clock
+        ({"timestamp": "1969-12-31T23:59:59Z"}, RECEIVED, "1969-12-31T23:59:59Z"),
+        ({"timestamp": "0001-01-01T00:00:00Z"}, RECEIVED, "0001-01-01T00:00:00Z"),
+    ],
+)
+def test_correction(fields: dict[str, str], timestamp: str, original: str | None) -> None:
+    assert stamped(**fields) == timestamp
+    assert track(**fields).document().get("originalTimestamp") == original
+
+
+def test_sent_at_of_the_envelope() -> None:
+    envelope = Envelope(sent_at="2025-11-21T09:30:00Z")
+    item = {"userId": "u", "event": "e", "timestamp": "2025-11-21T09:29:59Z"}
+    event = make("track", item, envelope=envelope)
+    assert event.document()["timestamp"] == "2026-11-21T09:29:59.000Z"
+    item["sentAt"] = "2025-11-21T09:29:59Z"  # its own comes first
+    event = make("track", item, envelope=envelope)
+    assert event.document()["timestamp"] == RECEIVED
+
+
+def test_a_providers_clock_is_not_corrected() -> None:
+    item = {
+        "userId": "u",
+        "event": "e",
+        "timestamp": "2025-11-21T09:29:50Z",
+        "sentAt": "2025-11-21T09:30:00Z",
+    }
+    event = make("track", item, correct_clock=False)
+    assert event.document()["timestamp"] == "2025-11-21T09:29:50.000Z"
+
+
+@pytest.mark.parametrize("field", ["timestamp", "originalTimestamp", "sentAt"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "2026-02-30T00:00:00Z",
+        "2025-02-29T12:00:00Z",
+        "2026-04-31T00:00:00Z",
+        "0000-01-01T00:00:00Z",
+        "9999-12-31T23:59:59-14:00",
+        "0001-01-01T00:00:00+00:01",
+    ],
+)
+def test_a_time_that_does_not_exist(field: str, text: str) -> None:
+    item = {"userId": "u", "event": "e", field: text}
+    assert SCHEMAS.is_valid("track", item)
+    with pytest.raises(ApiError) as caught:
+        normalise(item, "track", arrival())
+    assert (caught.value.status, caught.value.code) == (400, "invalid_payload")
+    assert caught.value.message == f"{field}: no such time: {text}"
+
+
+@pytest.mark.parametrize(
+    ("text", "same"),
+    [
+        ("2026-11-21t09:30:00z", "2026-11-21T09:30:00.000Z"),
+        ("2026-11-21T09:30:00.1Z", "2026-11-21T09:30:00.100Z"),
+        ("2026-11-21T09:30:00.123Z", "2026-11-21T09:30:00.123Z"),
+        ("2026-11-21T09:30:00.123456Z", "2026-11-21T09:30:00.123Z"),
+        ("2026-11-21T09:30:00.123999999z", "2026-11-21T09:30:00.123Z"),
+        ("2026-11-21T09:30:60Z", "2026-11-21T09:30:59.999Z"),
+        ("2026-11-21T09:30:60.5+14:00", "2026-11-20T19:30:59.999Z"),
+        ("2026-11-21t09:30:60.123456789z", "2026-11-21T09:30:59.999Z"),
+        ("2026-11-21T09:30:00+14:00", "2026-11-20T19:30:00.000Z"),
+        ("2026-11-21T09:30:00-00:00", "2026-11-21T09:30:00.000Z"),
+        ("2026-11-21T09:30:00-23:59", "2026-11-22T09:29:00.000Z"),
+        ("2024-02-29T23:59:59.999+05:45", "2024-02-29T18:14:59.999Z"),
+        ("1969-12-31T23:59:59.9999Z", "1969-12-31T23:59:59.999Z"),
+        ("9999-12-31T23:59:59.999999999Z", "9999-12-31T23:59:59.999Z"),
+        ("0001-01-01T00:00:00Z", "0001-01-01T00:00:00.000Z"),
+    ],
+)
+def test_times(text: str, same: str) -> None:
+    assert SCHEMAS.is_valid("track", {"userId": "u", "event": "e", "timestamp": text})
+    milliseconds = parse_time(text)
+    assert milliseconds is not None
+    assert render_time(milliseconds) == same
+
+
+@given(st.datetimes(timezones=st.timezones()))
+def test_parse_time_is_the_calendar(moment: datetime) -> None:
+    offset = moment.utcoffset() or timedelta()
+    if offset % timedelta(minutes=1):
+        return  # local mean time of long ago: RFC 3339 cannot say it
+    milliseconds = parse_time(moment.isoformat())
+    try:
+        utc = moment.astimezone(UTC)
+    except OverflowError:
+        assert milliseconds is None
+        return
+    assert milliseconds is not None
+    expected = utc.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    assert render_time(milliseconds) == expected
+    assert parse_time(expected) == milliseconds
+
+
+@given(st.text(max_size=40) | st.from_regex(r"[0-9Tt:.Zz+-]{5,40}"))
+def test_parse_time_never_raises(text: str) -> None:
+    """Even of what the schema refuses."""
+    result = parse_time(text)
+    if result is not None:
+        assert re.fullmatch(r"[0-9]{4}-.*Z", render_time(result))
+
+
+def test_clock_never_goes_back() -> None:
+    times = iter([5_000_000, 3_000_000, 6_999_999])
+    clock = Clock(lambda: next(times))
+    assert [clock(), clock(), clock()] == [5, 5, 6]
+    assert abs(Clock()() - datetime.now(UTC).timestamp() * 1000) < 60_000
+
+
+# ----------------------------------------------------------------------------------------- restated
+def test_restated_keeps_what_the_server_decided() -> None:
+    event = track(messageId="m", timestamp="2026-11-21T09:00:00Z")
+    document = {
+        "type": "page",
+        "anonymousId": 5,
+        "userId": "",
+        "name": "Home",
+        "messageId": "x",
+        "workspaceId": "x",
+        "writeKeyId": "x",
+        "receivedAt": "x",
+        "source": "x",
+        "writeKey": "x",
+        "traits": None,
+    }
+    new = restated(event, dict(document), 65536)
+    assert new.identity == event.identity
+    assert (new.received_at, new.timestamp) == (event.received_at, event.timestamp)
+    assert (new.type, new.user_id, new.anonymous_id, new.name) == ("page", None, "5", "Home")
+    stored = new.document()
+    for field in ("messageId", "workspaceId", "writeKeyId", "receivedAt", "source", "timestamp"):
+        assert stored[field] == event.document()[field]
+    assert not {"writeKey", "traits", "userId"} & stored.keys()
+
+
+def test_restated_may_change_the_time() -> None:
+    event = track(messageId="m")
+    for text, expected in (
+        ("2026-11-21T08:00:00+01:00", "2026-11-21T07:00:00.000Z"),
+        ("2126-11-21T08:00:00Z", RECEIVED),
+        ("1960-11-21T08:00:00Z", RECEIVED),
+    ):
+        new = restated(event, {**event.document(), "timestamp": text}, 65536)
+        assert new.document()["timestamp"] == render_time(new.timestamp) == expected
+    with pytest.raises(ApiError):
+        restated(event, {**event.document(), "timestamp": "2026-02-30T00:00:00Z"}, 65536)
+    with pytest.raises(ApiError):
+        restated(event, {**event.document(), "x": "y" * 1000}, 1000)
+
+
+# --------------------------------------------------------------------------------- for any payload
+@given(
+    st.dictionaries(
+        st.text(max_size=5),
+        st.recursive(
+            st.none() | st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.text(max_size=5),
+            lambda child: st.lists(child, max_size=3) | st.dictionaries(st.text(max_size=3), child),
+            max_leaves=5,
+        ),
+        max_size=6,
+    )
+)
+def test_every_field_is_stored_as_it_came(fields: dict[str, Any]) -> None:
+    item = {**fields, "userId": "u", "event": "e"}
+    if not SCHEMAS.is_valid("track", item):
+        return
+    stored = normalise(item, "track", arrival()).document()
+    assert {name: stored[name] for name in item} == item

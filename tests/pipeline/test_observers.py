@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Observers are told, and never get in the way."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+
+import pytest
+from support.core import CountingMetrics, event, turns
+
+from engage.api import Event
+from engage.pipeline.observers import QUEUE, Observers
+
+
+async def test_each_is_told_everything_in_order() -> None:
+    heard: dict[str, list[str]] = {"a": [], "b": []}
+
+    def observer(name: str) -> object:
+        async def observe(events: Sequence[Event]) -> None:
+            await asyncio.sleep(0)
+            heard[name] += [event.message_id for event in events]
+
+        return observe
+
+    observers = Observers({name: observer(name) for name in heard}, CountingMetrics())  # type: ignore
+    assert observers
+    observers.publish([event("1"), event("2")])
+    observers.publish([event("3")])
+    await observers.close()
+    assert heard == {"a": ["1", "2", "3"], "b": ["1", "2", "3"]}
+
+
+async def test_a_failing_one_is_named_and_goes_on(caplog: pytest.LogCaptureFixture) -> None:
+    heard: list[str] = []
+
+    async def observe(events: Sequence[Event]) -> None:
+        heard.append(events[0].message_id)
+        if len(heard) == 1:
+            raise ValueError("oh")
+
+    observers = Observers({"clumsy": observe}, CountingMetrics())
+    with caplog.at_level(logging.ERROR):
+        for number in "12":
+            observers.publish([event(number)])
+        await observers.drain()
+    assert heard == ["1", "2"]
+    assert "clumsy" in caplog.text
+    await observers.close()
+
+
+async def test_a_slow_one_loses_batches_and_nothing_else() -> None:
+    gate = asyncio.Event()
+    heard: list[int] = []
+
+    async def slow(events: Sequence[Event]) -> None:
+        await gate.wait()
+        heard.append(len(events))
+
+    quick: list[int] = []
+
+    async def fast(events: Sequence[Event]) -> None:
+        quick.append(len(events))
+
+    metrics = CountingMetrics()
+    observers = Observers({"slow": slow, "fast": fast}, metrics)
+    batch = [event("1")]
+    observers.publish(batch)
+    await turns()  # one is taken out of the queue
+    for _ in range(QUEUE + 7):
+        observers.publish(batch)
+        await turns(2)
+    assert metrics.lost["observer_batch"] == 7
+    assert len(quick) == QUEUE + 8
+    gate.set()
+    await observers.close()
+    assert len(heard) == QUEUE + 1
+
+
+async def test_one_that_never_returns_is_given_up(caplog: pytest.LogCaptureFixture) -> None:
+    heard: list[str] = []
+
+    async def stuck(events: Sequence[Event]) -> None:
+        heard.append(events[0].message_id)
+        if len(heard) == 1:
+            await asyncio.Event().wait()
+
+    observers = Observers({"stuck": stuck}, CountingMetrics(), timeout=0.05)
+    observers.publish([event("1")])
+    observers.publish([event("2")])
+    await observers.drain()
+    assert heard == ["1", "2"]
+    assert "stuck took more than" in caplog.text
+    await observers.close()
+
+
+async def test_closing_does_not_wait_for_ever() -> None:
+    metrics = CountingMetrics()
+
+    async def stuck(events: Sequence[Event]) -> None:
+        await asyncio.Event().wait()
+
+    observers = Observers({"stuck": stuck}, metrics)
+    for _ in range(3):
+        observers.publish([event("1")])
+    await turns()
+    await observers.close(grace=0.05)
+    assert metrics.lost["observer_batch"] == 2
+
+
+async def test_nobody() -> None:
+    observers = Observers({}, CountingMetrics())
+    assert not observers
+    observers.publish([event("1")])
+    await observers.close()

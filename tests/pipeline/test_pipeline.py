@@ -1,0 +1,328 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The steps together: one event, a delivery."""
+
+from __future__ import annotations
+
+import gzip
+import zlib
+from collections.abc import Sequence
+from typing import Any
+
+import orjson
+import pytest
+from support.core import NOW, OTHER, Core, MemoryStore, make_core
+from support.steps import BAD, GOOD, batch, event, refused
+
+from engage.api import DROP, Event, StorageUnavailable
+from engage.config import config_schema
+from engage.pipeline.auth import Principal
+
+
+# ------------------------------------------------------------------------------------- one event
+async def test_event() -> None:
+    core = make_core()
+    result = await event(core, {"userId": 7, "event": "e", "messageId": "m"})
+    assert orjson.loads(result.body()) == {"success": True, "messageId": "m"}
+    assert core.documents[0]["userId"] == "7"
+    assert core.documents[0]["type"] == "track"
+    assert core.metrics.events == {("track", "stored"): 1}
+
+
+async def test_a_store_that_hangs_holds_no_repeat_for_ever() -> None:
+    store = MemoryStore()
+    store.with_stored, store.hangs_finding = False, True
+    core = make_core(store, write_timeout=0.5)
+    await event(core, {**GOOD, "messageId": "m"})
+    with pytest.raises(StorageUnavailable):
+        await event(core, {**GOOD, "messageId": "m"})
+
+
+async def test_a_repeat_is_a_success() -> None:
+    core = make_core()
+    for _ in range(2):
+        result = await event(core, {**GOOD, "messageId": "m\0é"})
+        assert orjson.loads(result.body())["messageId"] == "m\0é"
+    assert len(core.documents) == 1
+    assert core.letters == []
+    assert core.metrics.events == {("track", "stored"): 1, ("track", "duplicate"): 1}
+
+
+@pytest.mark.parametrize("with_stored", [True, False])
+async def test_another_event_under_a_known_id_is_kept(with_stored: bool) -> None:
+    core = make_core()
+    core.store.with_stored = with_stored
+    await event(core, {**GOOD, "messageId": "m"})
+    await event(core, {**GOOD, "messageId": "m", "properties": {"a": 1}})
+    assert len(core.documents) == 1
+    (letter,) = core.letters
+    assert (letter.reason, letter.message_id) == ("message_id_conflict", "m")
+    assert orjson.loads(letter.item)["properties"] == {"a": 1}
+    assert core.metrics.events["track", "conflict"] == 1
+
+
+@pytest.mark.parametrize(
+    ("encoding", "pack"), [("gzip", gzip.compress), ("deflate", zlib.compress)]
+)
+async def test_compressed(encoding: Any, pack: Any) -> None:
+    core = make_core()
+    raw = pack(orjson.dumps(GOOD))
+    await core.pipeline.event("track", raw, encoding, core.principal)
+    assert len(core.documents) == 1
+    error = await refused(core.pipeline.event("track", raw[:-2], encoding, core.principal))
+    assert error.code == "invalid_encoding"
+
+
+async def test_what_is_as_deep_as_can_be_configured_is_stored() -> None:
+    deepest = config_schema()["properties"]["limits"]["properties"]["json_depth"]["maximum"]
+    core = make_core(json_depth=deepest)
+    value: Any = 1
+    for _ in range(deepest - 2):
+        value = [value]
+    await event(core, {**GOOD, "properties": {"a": value}})
+    assert core.documents[0]["properties"] == {"a": value}
+    error = await refused(event(core, {**GOOD, "properties": {"a": [value]}}))
+    assert error.code == "invalid_json"
+
+
+@pytest.mark.parametrize(
+    ("item", "pointer"),
+    [
+        ({"userId": "u"}, "/event"),
+        ({**GOOD, "type": "page"}, "/type"),
+        ({**GOOD, "type": ["track"]}, "/type"),
+        ({**GOOD, "userId": 1.0}, "/userId"),
+        ({**GOOD, "timestamp": "2026-02-30T00:00:00Z"}, "/timestamp"),
+        ([], ""),
+        (5, ""),
+        (None, ""),
+    ],
+)
+async def test_an_invalid_event_is_reported_and_kept(item: Any, pointer: str) -> None:
+    core = make_core()
+    error = await refused(event(core, item))
+    assert (error.status, error.code) == (400, "invalid_payload")
+    assert error.errors[0].pointer == pointer
+    assert core.documents == []
+    (letter,) = core.letters
+    assert (letter.reason, letter.write_key_id) == ("invalid_payload", "website")
+    assert orjson.loads(letter.item) == item
+    assert core.metrics.events == {("track", "invalid_payload"): 1}
+    # a retry makes no second letter, strict mode none at all
+    await refused(event(core, item))
+    assert len(core.letters) == 1
+    strict = make_core()
+    await refused(event(strict, item, strict=True))
+    assert strict.letters == []
+
+
+async def test_not_json_is_no_event() -> None:
+    core = make_core()
+    error = await refused(core.pipeline.event("track", b"{", principal=core.principal))
+    assert error.code == "invalid_json"
+    assert core.letters == []
+
+
+async def test_too_large() -> None:
+    core = make_core()
+    error = await refused(event(core, {**GOOD, "x": "y" * 65536}))
+    assert (error.status, error.code) == (413, "event_too_large")
+    (letter,) = core.letters
+    assert letter.truncated
+
+
+async def test_refused_by_the_storage() -> None:
+    core = make_core()
+    core.store.refuse["m"] = "a key is too long"
+    error = await refused(event(core, {**GOOD, "messageId": "m"}))
+    assert (error.status, error.code, error.message) == (400, "event_refused", "a key is too long")
+    assert core.letters[0].reason == "event_refused"
+
+
+async def test_unavailable() -> None:
+    core = make_core()
+
+    def down(*_: Any) -> None:
+        raise StorageUnavailable("no")
+
+    core.store.before = down
+    with pytest.raises(StorageUnavailable):
+        await event(core, GOOD)
+    # a dead letter that cannot be kept is no answer either
+    core.store.before_put = down
+    with pytest.raises(StorageUnavailable):
+        await event(core, BAD)
+
+
+async def test_key_in_the_body() -> None:
+    core = make_core()
+    await event(core, {**GOOD, "writeKey": "key-2"}, principal=None)
+    (document,) = core.documents
+    assert (document["workspaceId"], document["writeKeyId"]) == ("other", "app")
+    assert "writeKey" not in document
+    for item, code in (
+        (GOOD, "missing_write_key"),
+        ([], "missing_write_key"),
+        ({**GOOD, "writeKey": "x"}, "invalid_write_key"),
+        ({**GOOD, "writeKey": "key-0"}, "write_key_disabled"),
+        ({"writeKey": "x"}, "invalid_write_key"),  # the key comes before the schema
+    ):
+        assert (await refused(event(core, item, principal=None))).code == code
+    assert core.letters == []
+
+
+async def test_requests_of_one_millisecond_are_not_mixed_up() -> None:
+    core = make_core()
+    ours, theirs = core.principal, Principal(OTHER, "app")
+    for principal in (ours, theirs, ours):
+        await event(core, GOOD, principal=principal)
+    await event(core, GOOD, idempotency_key="k")
+    await batch(core, [GOOD], {"context": {"a": 1}})
+    await event(core, GOOD)
+    assert [(d["workspaceId"], d["writeKeyId"], d.get("context")) for d in core.documents] == [
+        ("acme", "website", None),
+        ("other", "app", None),
+        ("acme", "website", None),
+        ("acme", "website", None),
+        ("acme", "website", {"a": 1}),
+        ("acme", "website", None),
+    ]
+    assert len({document["messageId"] for document in core.documents}) == 6
+
+
+async def test_the_key_of_the_header_wins() -> None:
+    core = make_core()
+    await event(core, {**GOOD, "writeKey": "key-2"})
+    assert core.documents[0]["workspaceId"] == "acme"
+    await refused(event(core, {**BAD, "writeKey": "key-2"}))
+    assert b"writeKey" not in core.letters[0].item
+
+
+@pytest.mark.parametrize("encoding", ["identity", "gzip"])
+async def test_without_a_key_in_front_a_body_must_be_small(encoding: Any) -> None:
+    core = make_core(event_bytes=5_000_000)
+    for size, taken in ((2**20 - 100, True), (2**20, False)):
+        raw = orjson.dumps({**GOOD, "writeKey": "key-1", "x": "y" * size})
+        raw = gzip.compress(raw) if encoding == "gzip" else raw
+        await core.pipeline.event("track", raw, encoding, core.principal)
+        call = core.pipeline.event("track", raw, encoding, None)
+        if taken:
+            await call
+        else:
+            assert (await refused(call)).code == "body_too_large"
+
+
+async def test_idempotency_key() -> None:
+    core = make_core()
+    first = await event(core, GOOD, idempotency_key="k")
+    second = await event(core, GOOD, idempotency_key="k")
+    assert first.message_id == second.message_id
+    assert len(core.documents) == 1
+
+
+# -------------------------------------------------------------------------------------- transforms
+async def test_transforms() -> None:
+    def step(document: dict[str, Any]) -> Any:
+        if document["event"] == "drop":
+            return DROP
+        if document["event"] == "fail":
+            raise ValueError
+        return {**document, "seen": True}
+
+    core = make_core(transforms=[("step", step)])
+    await event(core, {**GOOD, "messageId": "m"})
+    dropped = await event(core, {**GOOD, "event": "drop", "messageId": "d"})
+    assert dropped.message_id == "d"
+    error = await refused(event(core, {**GOOD, "event": "fail"}))
+    assert (error.status, error.code) == (400, "transform_failed")
+    assert [document["seen"] for document in core.documents] == [True]
+    assert [letter.reason for letter in core.letters] == ["transform_failed"]
+    result = await batch(
+        core, [{**GOOD, "event": name} for name in ("e", "drop", "fail", "e", "drop")]
+    )
+    assert (result.accepted, len(result.rejected)) == (4, 1)
+    assert core.metrics.events["track", "dropped"] == 3
+    # a repeat is compared with what was stored, transformed like it
+    await event(core, {**GOOD, "messageId": "m"})
+    assert core.metrics.events["track", "conflict"] == 0
+
+
+# ---------------------------------------------------------------------------------------- delivery
+async def deliver(core: Core, documents: Sequence[Any]) -> Any:
+    return await core.pipeline.deliver("acme", "stripe", documents)
+
+
+async def test_delivery() -> None:
+    core = make_core()
+    time = "2020-01-01T00:00:00Z"
+    documents = [
+        {**GOOD, "messageId": "a", "timestamp": time, "sentAt": "2020-01-01T00:00:05Z"},
+        {**GOOD, "messageId": "a", "timestamp": time, "sentAt": "2020-01-01T00:00:05Z"},
+        {**BAD, "x": "y" * 50_000},
+        {**GOOD, "messageId": "b", "x": "y" * 100_000},
+    ]
+    result = await deliver(core, documents)
+    assert (result.accepted, result.duplicates) == (2, 1)
+    assert [rejected.index for rejected in result.rejected] == [2]
+    stored: list[Event] = list(core.store.events.values())
+    assert [event.identity for event in stored] == [
+        ("acme", "stripe", "a"),
+        ("acme", "stripe", "b"),
+    ]
+    document = stored[0].document()
+    assert document["source"] == "webhook:stripe"
+    assert document["timestamp"] == "2020-01-01T00:00:00.000Z"
+    assert "writeKeyId" not in document
+    assert stored[0].received_at == NOW
+    # The delivery is kept as a whole, by whoever has it.
+    assert core.letters == []
+
+
+async def test_a_transform_that_makes_a_delivered_event_too_large() -> None:
+    core = make_core(
+        transforms=[("swell", lambda event: {**event, "x": "y" * 2000})], webhook_event_bytes=1000
+    )
+    (refused,) = (await deliver(core, [{**GOOD, "messageId": "a"}])).rejected
+    assert refused.error.code == "event_too_large"
+    assert "limits.webhook_event_bytes" in refused.error.message
+
+
+async def test_a_large_delivery_is_several_writes() -> None:
+    core = make_core(webhook_event_bytes=1000, decompressed_bytes=10_000)
+    documents: list[Any] = [{**GOOD, "messageId": str(n)} for n in range(1200)]
+    documents[1100]["x"] = "y" * 1000
+    result = await deliver(core, documents)
+    assert (result.accepted, [r.index for r in result.rejected]) == (1199, [1100])
+    assert "limits.webhook_event_bytes" in result.rejected[0].error.message
+    assert len(core.store.writes) == 3
+    assert core.letters == []
+
+
+async def test_a_conflict_of_a_delivery_is_kept_in_any_case() -> None:
+    core = make_core()
+    documents = [
+        {**GOOD, "messageId": "a", "properties": {"n": n, "x": "y" * 50_000}} for n in (1, 2)
+    ]
+    result = await deliver(core, [*documents, BAD])
+    assert (result.accepted, result.duplicates, len(result.rejected)) == (1, 1, 1)
+    (letter,) = core.letters
+    assert letter.reason == "message_id_conflict"
+    assert (letter.origin, letter.write_key_id, letter.truncated) == ("stripe", None, False)
+    assert len(letter.item) > 50_000
+
+
+async def test_a_public_key_cannot_take_the_ids_of_deliveries() -> None:
+    core = make_core()
+    await event(core, {**GOOD, "messageId": "a", "source": "webhook:stripe"})
+    result = await deliver(core, [{**GOOD, "messageId": "a"}])
+    assert result.accepted == 1
+
+
+async def test_delivery_without_storage() -> None:
+    store = MemoryStore()
+
+    def down(events: Any) -> None:
+        raise StorageUnavailable("no")
+
+    store.before = down
+    with pytest.raises(StorageUnavailable):
+        await deliver(make_core(store), [GOOD])

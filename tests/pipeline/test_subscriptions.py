@@ -1,0 +1,254 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Subscription changes: who may, and what becomes of them."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+from typing import Any
+
+import orjson
+import pytest
+from support.core import ACME, NOW, SECRET, MemoryStore, make_core
+
+from engage.api import EventStore, StorageUnavailable, SubscriptionStore
+from engage.errors import ApiError
+from engage.pipeline import subscriptions
+from engage.pipeline.subscriptions import Subscriptions, subscription_hash
+
+W = "11111111-1111-4111-8111-111111111111"
+
+
+def test_hash_is_dittofeeds() -> None:
+    key = "00112233aabbccdd"
+    assert (
+        subscription_hash(
+            key, user_id="user-1", workspace_id=W, identifier="a@b.co", identifier_key="email"
+        )
+        == "a5ec1e5a924357ab9960d4e33c609245b6fde83483702d528a3a6e53c66b3a06"
+    )
+    assert (
+        subscription_hash(
+            key, user_id='ü"1', workspace_id=W, identifier="é\n@b.co", identifier_key="email"
+        )
+        == "7f6e636e41113fe81fb4b2f32649226d7f90432d8b5a15339b377cedd8b05714"
+    )
+
+
+def body(
+    changes: dict[str, bool] | None = None,
+    *,
+    user: str = "u-1",
+    secret: str = SECRET,
+    **fields: Any,
+) -> dict[str, Any]:
+    """:return: a change that is rightly signed."""
+    values: dict[str, Any] = {
+        "workspaceId": "acme",
+        "identifier": "Ada@Example.com",
+        "identifierKey": "email",
+        "changes": {"news": False} if changes is None else changes,
+        **fields,
+    }
+    values.setdefault(
+        "hash",
+        subscription_hash(
+            secret,
+            user_id=user,
+            workspace_id=values["workspaceId"],
+            identifier=values["identifier"],
+            identifier_key=values["identifierKey"],
+        ),
+    )
+    return values
+
+
+def store_with_users(*users: str) -> MemoryStore:
+    store = MemoryStore()
+    store.users["acme", "email", "ada@example.com"] = list(users or ["u-1"])
+    return store
+
+
+async def put(store: MemoryStore, value: Any, **options: Any) -> Any:
+    core = make_core(store, **options)
+    return await core.pipeline.subscriptions(orjson.dumps(value))
+
+
+async def refused(store: MemoryStore, value: Any) -> ApiError:
+    with pytest.raises(ApiError) as caught:
+        await put(store, value)
+    assert store.changes == []
+    return caught.value
+
+
+async def test_change_and_what_all_groups_are_afterwards() -> None:
+    store = store_with_users()
+    assert await put(store, body({})) == {"news": True, "offers": False}
+    assert store.changes == []
+    assert await put(store, body({"news": False})) == {"news": False, "offers": False}
+    assert await put(store, body({"offers": True})) == {"news": False, "offers": True}
+    change = store.changes[0]
+    assert (change.workspace_id, change.user_id, change.choices) == ("acme", "u-1", {"news": False})
+    assert (change.at, change.how) == (NOW, "api")
+    assert store.asked[0] == ("acme", "email", ["ada@example.com"])
+
+
+async def test_every_secret_verifies() -> None:
+    store = store_with_users()
+    await put(store, body(secret="an older one"))
+    assert len(store.changes) == 1
+
+
+async def test_the_user_is_the_one_whose_hash_it_is() -> None:
+    store = store_with_users("u-0", "u-1", "u-2")
+    await put(store, body(user="u-1"))
+    assert [change.user_id for change in store.changes] == ["u-1"]
+
+
+async def test_at_most_so_many_candidates() -> None:
+    users = [f"u-{number}" for number in range(101)]
+    store = store_with_users(*users)
+    await put(store, body(user="u-99"))
+    assert [change.user_id for change in store.changes] == ["u-99"]
+    store = store_with_users(*users)
+    assert (await refused(store, body(user="u-100"))).code == "invalid_user_hash"
+
+
+async def test_by_id_nobody_is_looked_up() -> None:
+    store = MemoryStore()
+    await put(store, body(user="u-1", identifierKey="id", identifier="u-1"))
+    await put(store, body(user="u-2", userId="u-2"))
+    await put(store, body(user="7", userId=7))
+    assert [change.user_id for change in store.changes] == ["u-1", "u-2", "7"]
+    assert store.asked == []
+    assert (await refused(MemoryStore(), body(user="u-1", userId="u-2"))).status == 401
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"hash": "0" * 64},
+        {"hash": "é"},
+        {"workspaceId": "nope"},
+        {"workspaceId": "other"},  # it has no secret
+        {"identifierKey": "name"},
+        {"identifier": "bob@example.com"},
+        {"identifier": "   "},
+        {"identifierKey": "phone"},
+        {"hash": "0" * 64, "changes": {"nope": True}},
+    ],
+)
+async def test_one_answer_for_every_wrong_credential(
+    wrong: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    digests = 0
+    new = hmac.new
+
+    def counting(*arguments: Any) -> Any:
+        nonlocal digests
+        digests += 1
+        return new(*arguments)
+
+    value = body(**wrong)
+    monkeypatch.setattr(subscriptions.hmac, "new", counting)
+    error = await refused(store_with_users(), value)
+    assert (error.status, error.code) == (401, "invalid_user_hash")
+    assert error.message == "the hash is not that of a known user"
+    assert "WWW-Authenticate" not in error.headers
+    assert digests >= 1
+
+
+async def test_an_identifier_that_is_not_declared_is_not_even_looked_up() -> None:
+    store = MemoryStore()
+    store.users["acme", "name", "Ada"] = ["u-1"]
+    for more in ({}, {"userId": "u-1"}):
+        error = await refused(store, body(identifierKey="name", identifier="Ada", **more))
+        assert error.status == 401
+    assert store.asked == []
+
+
+@pytest.mark.parametrize("user_id", [1.0, 1.5, True, " ", [], {}])
+async def test_what_is_no_id_is_no_credential_either(user_id: Any) -> None:
+    error = await refused(store_with_users(), body(userId=user_id))
+    assert (error.status, error.code) == (400, "invalid_payload")
+    assert [problem.pointer for problem in error.errors] == ["/userId"]
+
+
+async def test_an_upper_case_hash_is_none() -> None:
+    value = body()
+    value["hash"] = value["hash"].upper()
+    assert (await refused(store_with_users(), value)).status == 401
+
+
+async def test_the_empty_hash_of_nobody_is_refused() -> None:
+    """What is computed when there is no user, or no secret, must not verify."""
+    for secret, workspace in ((SECRET, "acme"), ("-", "other"), ("-", "nope")):
+        value = body(user="", secret=secret, workspaceId=workspace, identifier="nobody@b.c")
+        assert (await refused(store_with_users(), value)).status == 401
+
+
+async def test_unknown_groups_are_named_and_nothing_changes() -> None:
+    error = await refused(store_with_users(), body({"news": False, "no/pe": True, "x": True}))
+    assert (error.status, error.code) == (400, "unknown_subscription_group")
+    assert [problem.pointer for problem in error.errors] == ["/changes/no~1pe", "/changes/x"]
+
+
+@pytest.mark.parametrize("changed", [{"changes": {"news": "true"}}, {"hash": None}])
+async def test_what_the_schema_refuses(changed: dict[str, Any]) -> None:
+    error = await refused(store_with_users(), {**body(), **changed})
+    assert (error.status, error.code) == (400, "invalid_payload")
+
+
+async def test_not_json() -> None:
+    with pytest.raises(ApiError) as caught:
+        await make_core().pipeline.subscriptions(b"a=b")
+    assert caught.value.code == "invalid_json"
+
+
+async def test_a_repeat_changes_nothing() -> None:
+    store = store_with_users("u-1", "u-2")
+    await put(store, body({"news": False}, messageId="m"))
+    await put(store, body({"news": True}, messageId="n"))
+    assert (await put(store, body({"news": False}, messageId="m")))["news"] is True
+    assert len(store.changes) == 2
+    # Another user's, or other choices, under the same id are not silenced.
+    await put(store, body({"news": False}, messageId="m", user="u-2"))
+    await put(store, body({"offers": True}, messageId="m"))
+    assert len(store.changes) == 4
+
+
+@pytest.mark.parametrize("message_id", [None, ""])
+async def test_without_a_message_id_every_change_is_one(message_id: str | None) -> None:
+    store = store_with_users()
+    for _ in range(2):
+        await put(store, body(messageId=message_id))
+    assert len({change.id for change in store.changes}) == 2
+
+
+async def test_storage_that_does_not_answer() -> None:
+    class Slow(MemoryStore):
+        async def find_users(self, *arguments: Any) -> Any:
+            await asyncio.Event().wait()
+
+    class SlowToApply(MemoryStore):
+        async def apply(self, change: Any) -> Any:
+            await asyncio.Event().wait()
+
+    with pytest.raises(StorageUnavailable):
+        await put(Slow(), body(), write_timeout=0.05)
+    with pytest.raises(StorageUnavailable):
+        await put(SlowToApply(), body(userId="u-1"), write_timeout=0.05)
+
+
+async def test_a_storage_without_profiles_knows_nobody_by_a_trait() -> None:
+    class Few(SubscriptionStore, EventStore):
+        open = close = check = write = find = scan = expire = MemoryStore.check  # type: ignore
+        state = scan_subscriptions = history = MemoryStore.check  # type: ignore
+
+        async def apply(self, change: Any) -> Any:
+            return change.choices
+
+    service = Subscriptions([ACME], Few(), clock=lambda: NOW, timeout=5)
+    assert (await service.change(body(userId="u-1")))["news"] is False
+    with pytest.raises(ApiError):
+        await service.change(body())

@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What transforms may do, and what becomes of one that fails."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pytest
+from support.core import SCHEMAS, event
+
+from engage.api import DROP, Event, Transform
+from engage.errors import ApiError
+from engage.pipeline.transforms import Transforms
+
+
+def apply(*steps: Any, size: int = 65536, of: Event | None = None) -> Event | None:
+    named: list[tuple[str, Transform]] = [(f"step-{i}", step) for i, step in enumerate(steps)]
+    return Transforms(named, SCHEMAS).apply(event("m") if of is None else of, size)
+
+
+def adding(**fields: Any) -> Transform:
+    return lambda document: {**document, **fields}
+
+
+def test_each_gets_what_the_one_before_returned() -> None:
+    seen: list[Any] = []
+
+    def second(document: dict[str, Any]) -> dict[str, Any]:
+        seen.append(document["a"])
+        document["b"] = 2
+        return document
+
+    result = apply(adding(a=1), second)
+    assert result is not None
+    assert seen == [1]
+    assert {"a": 1, "b": 2}.items() <= result.document().items()
+
+
+def test_drop_ends_it() -> None:
+    def never(document: dict[str, Any]) -> dict[str, Any]:
+        raise AssertionError
+
+    assert apply(lambda document: DROP, never) is None
+
+
+def test_what_is_stored_elsewhere_is_not_changed_in_place() -> None:
+    before = event("m")
+    body = before.body
+
+    def mutate(document: dict[str, Any]) -> dict[str, Any]:
+        document.clear()
+        document.update(type="track", userId="v", event="f")
+        return document
+
+    after = apply(mutate, of=before)
+    assert before.body == body
+    assert after is not None
+    assert (after.user_id, after.name) == ("v", "f")
+
+
+def test_identity_workspace_arrival_and_source_stay() -> None:
+    fields = ("messageId", "workspaceId", "receivedAt", "source")
+    after = apply(adding(**dict.fromkeys(fields, "forged"), writeKey="k"))
+    assert after is not None
+    assert after.identity == event("m").identity
+    assert b"forged" not in after.body
+    assert "writeKey" not in after.document()
+
+
+@pytest.mark.parametrize(
+    "transform",
+    [
+        lambda document: 1 / 0,
+        lambda document: None,
+        lambda document: [document],
+        adding(event=None),
+        adding(userId=" "),
+        adding(userId=1.5),
+        adding(type="unknown"),
+        adding(type=["track"]),
+        adding(timestamp="yesterday"),
+        adding(timestamp="2026-02-30T00:00:00Z"),
+        adding(x=object()),
+        adding(x=2**70),
+        adding(x={1: 2}),
+        adding(x="\ud800"),
+        lambda document: {},
+    ],
+)
+def test_failure_refuses_the_event(transform: Transform) -> None:
+    with pytest.raises(ApiError) as caught:
+        apply(adding(a=1), transform)
+    assert (caught.value.status, caught.value.code) == (400, "transform_failed")
+    assert "step-1" in caught.value.message
+
+
+def test_nested_too_deep() -> None:
+    value: Any = 1
+    for _ in range(64):
+        value = [value]
+    with pytest.raises(ApiError) as caught:
+        apply(adding(x=value))
+    assert caught.value.code == "transform_failed"
+
+
+def test_result_is_measured_again() -> None:
+    after = apply(adding(x=""))
+    assert after is not None
+    size = len(after.body)
+    assert apply(adding(x="y" * 10), size=size + 10) is not None
+    with pytest.raises(ApiError) as caught:
+        apply(adding(x="y" * 11), size=size + 10)
+    assert caught.value.code == "event_too_large"
+
+
+def test_the_log_names_the_transform_and_the_place_but_no_value(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def failing(document: dict[str, Any]) -> dict[str, Any]:
+        raise ValueError(f"secret {document}")
+
+    transforms = Transforms([("clumsy", failing)], SCHEMAS)
+    with caplog.at_level(logging.ERROR):
+        for _ in range(100):
+            with pytest.raises(ApiError) as caught:
+                transforms.apply(event("m"), 65536)
+            assert "secret" not in caught.value.message
+    assert len(caplog.records) == 7  # 1, 2, 4 … 64
+    assert "clumsy" in caplog.text
+    assert "test_transforms.py" in caplog.text
+    assert "secret" not in caplog.text
+
+
+def test_truth() -> None:
+    assert not Transforms([], SCHEMAS)
+    assert Transforms([("a", adding())], SCHEMAS)

@@ -1,0 +1,161 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the client is told about an invalid payload."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from support.core import SCHEMAS
+
+from engage.api import EVENT_TYPES
+from engage.errors import MAX_ERRORS, Problem
+from engage.pipeline.validate import _DEFAULTS
+
+
+def only(kind: str, value: Any) -> tuple[str, str]:
+    """:return: the only problem."""
+    problems = SCHEMAS.problems(kind, value)
+    assert len(problems) == 1, problems
+    return problems[0].pointer, problems[0].message
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "pointer", "message"),
+    [
+        (
+            "track",
+            {"userId": "u" * 513, "event": "e"},
+            "/userId",
+            "too long (513 characters, at most 512)",
+        ),
+        ("track", {"event": "e"}, "", "userId or anonymousId is required"),
+        ("track", {"userId": None, "event": "e"}, "", "userId or anonymousId is required"),
+        ("track", {"userId": "u"}, "/event", "is required"),
+        ("track", {"userId": "u", "event": 5}, "/event", "must be a string, not 5"),
+        (
+            "track",
+            {"userId": True, "event": "e"},
+            "/userId",
+            "must be a string or an integer, not true",
+        ),
+        ("track", {"userId": [1], "event": "e"}, "/userId", "must be a string or an integer"),
+        ("track", {"userId": "  ", "event": "e"}, "/userId", 'must not be blank, not "  "'),
+        (
+            "track",
+            {"userId": "u", "event": "e", "context": 1},
+            "/context",
+            "must be an object, not 1",
+        ),
+        (
+            "track",
+            {"userId": "u", "event": "e", "type": "page"},
+            "/type",
+            'must be track here, not "page"',
+        ),
+        ("track", [], "", "must be an object"),
+        ("alias", {"anonymousId": "a", "userId": "u"}, "/previousId", "is required"),
+        ("alias", {"previousId": "p"}, "/userId", "is required"),
+        ("group", {"userId": "u", "groupId": ""}, "/groupId", "must not be empty"),
+        ("batch", {}, "/batch", "is required"),
+        ("item", {"type": "x"}, "/type", None),
+        ("item", {}, "/type", "is required"),
+        (
+            "subscriptions",
+            {
+                "workspaceId": "w",
+                "identifier": "i",
+                "identifierKey": "k",
+                "hash": "h",
+                "changes": {"a/b~c": 1},
+            },
+            "/changes/a~1b~0c",
+            "must be true or false, not 1",
+        ),
+    ],
+)
+def test_problem(kind: str, value: Any, pointer: str, message: str | None) -> None:
+    found, words = only(kind, value)
+    assert found == pointer
+    assert message in (None, words)
+
+
+def test_several_problems_come_in_order() -> None:
+    value = {"userId": 1.5, "event": "", "properties": [], "timestamp": 5}
+    assert [problem.pointer for problem in SCHEMAS.problems("track", value)] == [
+        "/event",
+        "/properties",
+        "/timestamp",
+        "/userId",
+    ]
+
+
+def test_long_values_and_names_are_cut() -> None:
+    _, message = only("track", {"userId": "u", "event": "e", "timestamp": "x" * 60})
+    assert len(message) < 200
+    _, message = only("track", {"userId": "u", "event": "e", "context": "\x00" * 100_000})
+    assert len(message) < 120
+    pointer, _ = only(
+        "subscriptions",
+        {
+            "workspaceId": "w",
+            "identifier": "i",
+            "identifierKey": "k",
+            "hash": "h",
+            "changes": {"g" * 10_000: 1},
+        },
+    )
+    assert len(pointer) < 120
+
+
+def test_what_is_too_long_is_not_searched() -> None:
+    """20 MiB of blanks would take seconds."""
+    pointer, message = only("track", {"userId": " " * 20_000_000, "event": "e"})
+    assert (pointer, message) == ("/userId", "too long (20000000 characters, at most 512)")
+    assert "blank" in only("track", {"userId": " " * 512, "event": "e"})[1]
+
+
+def test_at_most_so_many() -> None:
+    changes = dict.fromkeys(map(str, range(1000)), 5)
+    value = {"workspaceId": "w", "identifier": "i", "identifierKey": "k", "hash": "h"}
+    assert len(SCHEMAS.problems("subscriptions", {**value, "changes": changes})) == MAX_ERRORS
+
+
+def test_valid_has_no_problems() -> None:
+    assert SCHEMAS.problems("identify", {"userId": 5, "traits": None, "x": [1]}) == []
+
+
+def test_integers_beyond_64_bits_are_described() -> None:
+    """A transform can make one."""
+    assert isinstance(SCHEMAS.problems("track", {"userId": "u", "event": 2**70})[0], Problem)
+
+
+def test_every_rule_without_words_of_its_own_has_a_default() -> None:
+    said = {"required", "maxLength", "maxProperties", "not"}
+
+    def walk(schema: Any) -> None:
+        if isinstance(schema, list):
+            for child in schema:
+                walk(child)
+        if not isinstance(schema, dict):
+            return
+        for keyword in ("type", "enum", "minLength", "pattern", "anyOf", "additionalProperties"):
+            if keyword in schema and not isinstance(schema[keyword], dict):
+                assert (
+                    keyword in schema.get("x-messages", {})
+                    or keyword in _DEFAULTS
+                    or (keyword in said)
+                )
+        for name, child in schema.items():
+            if name not in ("examples", "x-messages", "enum"):
+                walk(list(child.values()) if name in ("properties", "$defs") else child)
+
+    for schema in SCHEMAS.documents.values():
+        walk(schema)
+
+
+def test_kinds() -> None:
+    assert set(SCHEMAS.documents) == {*EVENT_TYPES, "common", "item", "batch", "subscriptions"}
+    for kind in EVENT_TYPES:
+        assert SCHEMAS.documents[kind]["properties"]["type"]["enum"] == [kind, None]
+    assert SCHEMAS.documents["item"]["properties"]["type"]["enum"] == list(EVENT_TYPES)

@@ -1,0 +1,298 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A whole engage on MongoDB while the server, the network or engage itself fails.
+
+After each fault: every 2xx is stored exactly once, nothing else is lost, the profiles are the merge
+of the stored events, and no process needs a restart.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import itertools
+import os
+import random
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+from support import mongo
+from support.proxy import CLOSE, CUT, LOSE_REPLY, NOT_PRIMARY, SILENCE, Proxy
+from support.server import Server, config_text, start_server, wait_for
+from support.traffic import Sender, Traffic, expected_groups, expected_users, send_all
+
+from engage.api import StorageUnavailable
+from engage.config import load
+from engage.registry import load_plugins
+from engage.storage.export import Kind, Selection, export
+from engage.testing.harness import eventually
+
+pytestmark = [pytest.mark.mongo, pytest.mark.slow]
+
+#: Where nothing is killed, the server need not be durable.
+KIND = mongo.proxied_kind()
+#: Faults are noticed sooner than a user would want it.
+IMPATIENT = "timeoutMS=2000&serverSelectionTimeoutMS=500"
+
+
+def storage(url: str, *, write_timeout: float = 4) -> str:
+    return f"""
+[storage]
+backend = "mongo"
+write_timeout = {write_timeout}
+
+[storage.mongo]
+url = "{url}"
+"""
+
+
+def database() -> str:
+    return f"engage_test_{os.urandom(6).hex()}"
+
+
+def run(server: Server, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """A command of engage with the config of this server."""
+    command = [sys.executable, "-m", "engage", *arguments, "--config", str(server.config)]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+
+
+@dataclasses.dataclass(frozen=True)
+class Snapshot:
+    """What ``engage export`` would print, without starting a process for it."""
+
+    events: list[dict[str, Any]]
+    users: list[dict[str, Any]]
+    groups: list[dict[str, Any]]
+
+    @property
+    def ids(self) -> Counter[str]:
+        return Counter(event["messageId"] for event in self.events)
+
+    @property
+    def merged(self) -> bool:
+        """Whether the profiles are the merge of the stored events."""
+        return self.users == expected_users(self.events) and self.groups == expected_groups(
+            self.events
+        )
+
+
+def look(server: Server) -> Snapshot:
+    async def read() -> Snapshot:
+        store = load_plugins().make_storage(load(server.config))
+        await store.open(create=False)
+        try:
+            kinds: tuple[Kind, ...] = ("events", "users", "groups")
+            found = [
+                [orjson.loads(record.json) async for record in export(store, kind, Selection())]
+                for kind in kinds
+            ]
+        finally:
+            await store.close()
+        names = ("userId", "groupId")
+        for documents, name in zip(found[1:], names, strict=True):
+            documents.sort(key=lambda document, name=name: str(document[name]))
+        return Snapshot(*found)
+
+    # The config's time limit is short, and a server that was just killed may need longer.
+    return asyncio.run(eventually(read, StorageUnavailable))
+
+
+# ------------------------------------------------------------------------------ down at start-up
+def test_the_server_is_down_at_first_and_comes(tmp_path: Path) -> None:
+    mongod = mongo.MongoServer(mongo.durable_kind(), tmp_path / "mongo")
+    text = config_text(storage=storage(mongod.url("x", IMPATIENT)))
+    with Server(tmp_path, text) as server:
+        try:
+            server.start(ready=False)
+            # Ready is what was ready within the last ten seconds: it never was.
+            response = server.track("m1")
+            assert response.status_code == 503
+            assert response.json()["code"] == "storage_unavailable"
+            assert 5 <= int(response.headers["Retry-After"]) <= 30
+            wait_for(lambda: server.get("/readyz").status_code == 503, what="/readyz to fail")
+            assert server.get("/healthz").status_code == 200
+            done = run(server, "check")
+            assert done.returncode == 1
+            line = done.stderr.strip().splitlines()[-1]
+            assert f"127.0.0.1:{mongod.port}" in line
+            assert "Traceback" not in done.stderr
+
+            mongod.start()
+            wait_for(lambda: server.get("/readyz").status_code == 200, what="/readyz")
+            assert server.track("m1").status_code == 200
+            assert run(server, "check").returncode == 0
+            assert look(server).ids == Counter(["m1"])
+            assert server.stop() == 0
+        finally:
+            mongod.kill()
+
+
+def test_commands_say_that_there_is_no_store(tmp_path: Path) -> None:
+    url = mongo.shared(KIND).url(options=IMPATIENT)
+    server = Server(tmp_path, config_text(storage=storage(url)))
+    for command in (["check"], ["export", "events"]):
+        done = run(server, *command)
+        assert done.returncode == 1
+        assert "no engage store" in done.stderr
+        assert "Traceback" not in done.stderr
+
+
+def test_check_says_what_weak_acknowledgement_means(tmp_path: Path) -> None:
+    weak = mongo.shared(KIND).url(options="w=1")
+    text = storage(weak)
+    server = Server(tmp_path, config_text(storage=text))
+    done = run(server, "check")
+    assert done.returncode == 1
+    assert "allow_weak_acknowledgement" in done.stderr
+    with start_server(tmp_path, storage=text + "allow_weak_acknowledgement = true\n") as server:
+        assert any("a failover may lose it" in line["message"] for line in server.lines())
+        done = run(server, "check")
+        assert done.returncode == 0
+        assert "a failover may lose it" in done.stderr
+
+
+# -------------------------------------------------------------------------- the network misbehaves
+def every(count: int, action: Any, *names: str) -> Any:
+    """A rule: each ``count``-th of these commands meets ``action``."""
+    numbers = itertools.count(1)
+    return lambda name, _: action if name in names and next(numbers) % count == 0 else None
+
+
+WRITES = ("insert", "update")
+FAULTS = {
+    "cut in the middle of a reply": every(4, CUT, *WRITES),
+    "cut in the middle of any reply": every(7, CUT, *WRITES, "find", "ismaster"),
+    "a reply is lost": every(4, LOSE_REPLY, *WRITES),
+    "hung up before it was passed on": every(4, CLOSE, *WRITES),
+    "not primary": every(4, NOT_PRIMARY, *WRITES),
+    "interrupted at shutdown": every(
+        4, {"ok": 0.0, "code": 11600, "errmsg": "interrupted"}, *WRITES
+    ),
+    "write concern failed": every(
+        4, {"ok": 1.0, "n": 1, "writeConcernError": {"code": 91, "errmsg": "x"}}, "insert"
+    ),
+}
+
+
+def test_faults_while_many_write(tmp_path: Path) -> None:
+    """One engage lives through all of them."""
+    with Proxy(mongo.shared(KIND).address) as proxy:
+        text = storage(proxy.url(database(), IMPATIENT))
+        with start_server(tmp_path, storage=text) as server:
+            assert server.process is not None
+            process = server.process.pid
+            for number, (fault, rule) in enumerate(FAULTS.items()):
+                before = look(server).ids
+                sender = Sender(("127.0.0.1", server.port), Traffic(number), connections=4)
+                proxy.rule = rule
+                sender.start()
+                sender.wait_for(acknowledged=12)
+                proxy.rule = None
+                # Everything recovers by itself, and what was not acknowledged may be sent again.
+                sender.wait_for(acknowledged=len(sender.acknowledged) + 4)
+                sender.stop()
+                check(server, sender, before, fault)
+            assert server.process.pid == process
+            assert server.process.poll() is None
+
+
+def check(server: Server, sender: Sender, before: Counter[str], fault: str) -> None:
+    """What was acknowledged is stored once; the rest is sent again; the profiles are the merge."""
+    assert not sender.wrong, fault
+    acknowledged = {one for request in sender.acknowledged for one in request.message_ids}
+    unanswered = {one for request in sender.unanswered for one in request.message_ids}
+    found = look(server).ids - before
+    assert set(found.values()) <= {1}, fault
+    assert acknowledged <= found.keys(), f"{fault}: acknowledged, and lost"
+    assert found.keys() <= acknowledged | unanswered, f"{fault}: stored, and never sent"
+    send_all(("127.0.0.1", server.port), sender.unanswered)
+    after = look(server)
+    assert after.ids - before == Counter(acknowledged | unanswered), fault
+    assert after.merged, fault
+
+
+def test_a_server_that_accepts_and_never_answers(tmp_path: Path) -> None:
+    with Proxy(mongo.shared(KIND).address) as proxy:
+        text = storage(proxy.url(database(), "timeoutMS=1000&serverSelectionTimeoutMS=500"))
+        with start_server(tmp_path, storage=text) as server:
+            assert server.track("before").status_code == 200
+            proxy.rule = lambda *_: SILENCE
+            start = time.monotonic()
+            response = server.track("during")
+            assert response.status_code == 503
+            # Not before the configured timeout, and not never.
+            assert time.monotonic() - start > 0.5
+            wait_for(lambda: server.get("/readyz").status_code == 503, what="/readyz to fail")
+            proxy.rule = None
+            proxy.cut()
+            wait_for(lambda: server.track("during").status_code == 200, what="recovery")
+            assert look(server).ids == Counter(["before", "during"])
+
+
+# ------------------------------------------------------------------------------ killed, with -9
+@pytest.mark.timeout(0)
+@pytest.mark.parametrize("victim", ["engage", "mongo", "both"])
+def test_killed_while_many_write(tmp_path: Path, pytestconfig: pytest.Config, victim: str) -> None:
+    rounds: int = pytestconfig.getoption("--rounds")
+    seed = random.randrange(10**6)
+    print(f"seed {seed}")
+    chance = random.Random(seed)
+    with mongo.own(tmp_path) as mongod:
+        text = storage(mongod.url("engage", IMPATIENT))
+        with start_server(tmp_path, storage=text) as server:
+            for number in range(rounds):
+                before = look(server).ids
+                sender = Sender(
+                    ("127.0.0.1", server.port), Traffic(seed * 1000 + number), connections=4
+                )
+                sender.start()
+                sender.wait_for(acknowledged=chance.randrange(1, 15))
+                time.sleep(chance.random() * 0.2)
+                if victim != "engage":
+                    mongod.kill()
+                if victim == "mongo":
+                    # It answers 503 meanwhile, and goes on by itself.
+                    wait_for(sender.unanswered.copy, what="a 503")
+                    mongod.start()
+                    sender.wait_for(acknowledged=len(sender.acknowledged) + 3)
+                    sender.stop()
+                else:
+                    server.kill()
+                    sender.join()
+                    if victim == "both":
+                        mongod.start()
+                    server.start()
+                check(server, sender, before, f"round {number}")
+            assert server.stop() == 0
+            assert look(server).merged
+
+
+# ------------------------------------------------------------------------ several behave as one
+def test_four_processes_on_one_store_behave_as_one(tmp_path: Path) -> None:
+    """Each event is sent to two of them: one stores it, and the profiles come out the same."""
+    url = mongo.shared(KIND).url()
+    servers: list[Server] = []
+    try:
+        for number in range(4):
+            folder = tmp_path / str(number)
+            folder.mkdir()
+            servers.append(start_server(folder, storage=storage(url, write_timeout=8)))
+        traffic = Traffic(5)
+        requests = [traffic.request() for _ in range(60)]
+        order = random.Random(5)
+        for _ in range(2):
+            order.shuffle(requests)
+            for index, server in enumerate(servers):
+                send_all(("127.0.0.1", server.port), requests[index::4], connections=3)
+        wanted = Counter({one: 1 for request in requests for one in request.message_ids})
+        found = look(servers[0])
+        assert found.ids == wanted
+        assert found.merged or not mongo.can(KIND, "atomic-updates")
+    finally:
+        for server in servers:
+            server.kill()

@@ -1,0 +1,570 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the MongoDB storage promises beyond what every storage does: options, indexes, marks."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+from collections.abc import AsyncIterator, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pymongo
+import pytest
+from support import mongo
+from support.proxy import CLOSE, Proxy
+from support.waiting import eventually
+
+from engage.api import (
+    ConfigError,
+    DeadLetterBudget,
+    EventFilter,
+    Status,
+    StorageContext,
+    StorageIncompatible,
+    StorageUnavailable,
+    SubscriptionChange,
+)
+from engage.registry import load_plugins
+from engage.testing import WORKSPACE, event, identify, letter
+from engage_plugins.mongo import client, schema, store
+from engage_plugins.mongo.store import MongoStorage
+
+pytestmark = pytest.mark.mongo
+
+KINDS = mongo.kinds()
+#: The kind on which several connections may change one document.
+ATOMIC = KINDS[-1]
+#: The kind that may be cut off.
+PROXIED = mongo.proxied_kind()
+
+
+def new(tmp_path: Path, url: str, **context: Any) -> MongoStorage:
+    options = {"url": url, **context.pop("options", {})}
+    fields = {"identifiers": {WORKSPACE: ("email",)}, **context}
+    return MongoStorage.from_options(options, StorageContext(base_dir=tmp_path, **fields))
+
+
+@contextlib.asynccontextmanager
+async def opened(tmp_path: Path, url: str, **context: Any) -> AsyncIterator[MongoStorage]:
+    made = new(tmp_path, url, **context)
+    await made.open(create=True)
+    try:
+        yield made
+    finally:
+        await made.close()
+
+
+_clients: list[Any] = []
+
+
+def raw(url: str) -> Any:
+    """The database, through the driver; closed after the test."""
+    made: Any = pymongo.MongoClient(url)
+    _clients.append(made)
+    return made.get_default_database()
+
+
+@pytest.fixture(autouse=True)
+def _closed() -> Iterator[None]:
+    yield
+    while _clients:
+        _clients.pop().close()
+
+
+async def message_ids(made: MongoStorage) -> list[str]:
+    page = await made.scan(EventFilter(), after=None, limit=1000)
+    return [one.message_id for one in page.items]
+
+
+# ------------------------------------------------------------------------------------- options
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ("w=1", "w=1"),
+        ("w=2", "w=2"),
+        ("W=dc", "w=dc"),
+        ("journal=false", "journal=false"),
+        ("w=majority&journal=false", "journal=false"),
+    ],
+)
+async def test_weak_acknowledgement_must_be_allowed(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, options: str, said: str
+) -> None:
+    url = mongo.shared(ATOMIC).url(options=options)
+    with pytest.raises(ConfigError, match=said) as raised:
+        new(tmp_path, url)
+    assert "allow_weak_acknowledgement" in str(raised.value)
+    made = new(tmp_path, url, options={"allow_weak_acknowledgement": True})
+    with caplog.at_level(logging.WARNING), contextlib.suppress(StorageUnavailable):
+        await made.open(create=True)
+    assert any("weak acknowledgement" in line and said in line for line in caplog.messages)
+    await made.close()
+
+
+def test_no_acknowledgement_at_all_is_never_allowed(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="w=0"):
+        new(tmp_path, "mongodb://h/x?w=0", options={"allow_weak_acknowledgement": True})
+
+
+async def test_defaults_that_the_url_overrules(tmp_path: Path) -> None:
+    made = new(tmp_path, "mongodb://127.0.0.1:1/x")
+    made._connection.connect()
+    options = made._connection._client.options
+    assert made._connection._client.write_concern.document == {"w": "majority", "j": True}
+    assert options.retry_writes
+    assert (options.timeout, options.server_selection_timeout) == (8.0, 3.0)
+    await made.close()
+    given = "timeoutMS=1234&serverSelectionTimeoutMS=567&retryWrites=false&maxPoolSize=7"
+    made = new(tmp_path, f"mongodb://127.0.0.1:1/x?{given}")
+    made._connection.connect()
+    options = made._connection._client.options
+    assert (options.timeout, options.server_selection_timeout) == (1.234, 0.567)
+    assert not options.retry_writes
+    assert options.pool_options.max_pool_size == 7
+    await made.close()
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "mongodb://u:s3cret/pass@h/x",
+        "mongodb://u:s3cret@x@h/x",
+        "mongodb://u:s3cret%zz@h:99999/x",
+        "mongodb://u:s3cret@h/x?tlsss=s3cret",
+        "mongodb://u:s3cret@h/x?timeoutMS=s3cret",
+        "mongodb://u:s3cret@h/a.s3cret$",
+    ],
+)
+async def test_credentials_are_never_shown(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, url: str
+) -> None:
+    caplog.set_level(logging.DEBUG, "engage")
+    try:
+        made = new(tmp_path, url + ("" if "?" in url else "?serverSelectionTimeoutMS=1"))
+        await made.open(create=False)
+    except (ConfigError, StorageUnavailable) as error:
+        shown = f"{error!r} {error} {error.__cause__!r}"
+    assert "s3cret" not in shown
+    assert "s3cret" not in caplog.text
+
+
+async def test_the_name_of_the_store_has_no_credentials(tmp_path: Path) -> None:
+    port = mongo.free_port()
+    url = f"mongodb://user:s3cret@127.0.0.1:{port}/x?serverSelectionTimeoutMS=100"
+    made = new(tmp_path, url)
+    with pytest.raises(StorageUnavailable) as raised:
+        await made.open(create=False)
+    assert str(raised.value).startswith(f"mongodb://127.0.0.1:{port}/x: ")
+    srv = new(tmp_path, "mongodb+srv://user:s3cret@cluster.example/x")
+    assert srv._connection.name == "mongodb+srv://cluster.example/x"
+
+
+def test_it_comes_through_the_public_door() -> None:
+    plugin = load_plugins().storages["mongo"]
+    assert plugin.schema["properties"]["url"]["writeOnly"] is True
+
+
+# --------------------------------------------------------------------------------------- codes
+def test_permanent_codes_are_a_closed_list() -> None:
+    """As the server publishes them; whatever is not listed is unavailability."""
+    names = {
+        2: "BadValue",
+        14: "TypeMismatch",
+        15: "Overflow",
+        22: "InvalidBSON",
+        52: "DollarPrefixedFieldName",
+        53: "InvalidIdField",
+        56: "EmptyFieldName",
+        57: "DottedFieldName",
+        10334: "BSONObjectTooLarge",
+        17419: "what an update would make of a document is too large",
+        17420: "what an upsert would make is too large",
+    }
+    assert names.keys() == client.PERMANENT
+
+
+def _failing(name: str, reply: dict[str, Any]) -> Any:
+    return lambda command, _: reply if command == name else None
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        {"ok": 0.0, "code": 2, "errmsg": "of the command, not of a document"},
+        {"ok": 0.0, "code": 13, "errmsg": "unauthorised"},
+        {"ok": 0.0, "code": 8000, "errmsg": "over quota"},
+        {"ok": 1, "n": 1, "writeErrors": [{"index": 0, "code": 121, "errmsg": "validator"}]},
+        {"ok": 1, "n": 1, "writeErrors": [{"index": 0, "code": 112, "errmsg": "E11000 BadValue"}]},
+        {"ok": 1, "n": 2, "writeConcernError": {"code": 64, "errmsg": "waiting timed out"}},
+        {
+            "ok": 1,
+            "n": 1,
+            "writeErrors": [{"index": 0, "code": 11000, "errmsg": "E11000 duplicate key"}],
+            "writeConcernError": {"code": 100, "errmsg": "not enough members"},
+        },
+    ],
+)
+async def test_all_other_codes_fail_the_write(tmp_path: Path, reply: dict[str, Any]) -> None:
+    """Never a dead letter, never a success; the text of an error decides nothing."""
+    server = mongo.shared(PROXIED)
+    with Proxy(server.address) as proxy:
+        url = proxy.url(f"engage_test_{os.urandom(6).hex()}", "retryWrites=false")
+        async with opened(tmp_path, url) as made:
+            proxy.rule = _failing("insert", reply)
+            with pytest.raises(StorageUnavailable) as raised:
+                await made.write([event("a"), event("b")])
+            assert "unauthorised" not in str(raised.value)
+            proxy.rule = _failing("update", reply)
+            with pytest.raises(StorageUnavailable):
+                await made.write([identify("c", "u", 1)])
+            proxy.rule = None
+            outcomes = await made.write([event("a"), event("b"), identify("c", "u", 1)])
+            assert Status.REFUSED not in {outcome.status for outcome in outcomes}
+            assert await made.profile(WORKSPACE, "u") is not None
+
+
+async def test_a_foreign_unique_index_acknowledges_nothing(tmp_path: Path) -> None:
+    url = mongo.shared(ATOMIC).url()
+    async with opened(tmp_path, url) as made:
+        raw(url).events.create_index("event", unique=True)
+        await made.write([event("a")])
+        with pytest.raises(StorageUnavailable, match="unique"):
+            await made.write([event("b")])
+        assert await message_ids(made) == ["a"]
+
+
+async def test_one_write_is_as_few_commands_as_it_may_be(tmp_path: Path) -> None:
+    server = mongo.shared(PROXIED)
+    with Proxy(server.address) as proxy:
+        url = proxy.url(f"engage_test_{os.urandom(6).hex()}")
+        async with opened(tmp_path, url) as made:
+
+            async def commands(*events: Any) -> list[str]:
+                proxy.seen.clear()
+                await made.write(events)
+                return sorted(name for name in proxy.seen if name not in ("isMaster", "ismaster"))
+
+            assert await commands(*(event(str(n)) for n in range(500))) == ["insert"]
+            many = [identify(f"i{n}", f"u{n % 50}", n, traits={"n": n}) for n in range(200)]
+            assert await commands(*many) == ["find", "insert", "update"]
+            linked = [event(f"t{n}", user_id="u1", anonymous_id="v") for n in range(3)]
+            assert await commands(linked[0]) == ["find", "find", "insert", "update"]
+            # The link is known to be durable: it costs nothing more.
+            assert await commands(*linked[1:]) == ["insert"]
+
+
+# ------------------------------------------------------------------------- marks and left-overs
+async def _marked(url: str) -> int:
+    return int(raw(url).events.count_documents({"_mark": {"$exists": True}}))
+
+
+async def test_marks_go_after_the_acknowledgement(tmp_path: Path) -> None:
+    url = mongo.shared(ATOMIC).url()
+    async with opened(tmp_path, url) as made:
+        await made.write([identify("m", "u", 1, traits={"a": 1}), event("n")])
+        document = raw(url).events.find_one({"_id": f"{WORKSPACE}:api:m"})
+        assert document is not None
+        await eventually(lambda: not raw(url).events.find_one({"_mark": {"$exists": True}}))
+        await made.write([identify("o", "u", 2)])
+    assert await _marked(url) == 0
+
+
+async def _cut_off(tmp_path: Path, url: str, proxy: Proxy, events: Sequence[Any]) -> None:
+    """Insert events so that their changes are not applied, as a process does that is killed."""
+    dying = new(tmp_path, url)
+    await dying.open(create=True)
+    proxy.rule = lambda name, _: CLOSE if name == "update" else None
+    with pytest.raises(StorageUnavailable):
+        await dying.write(events)
+    # No more from this one: it is dead.
+    assert dying._housekeeping is not None
+    dying._housekeeping.cancel()
+    await dying._connection.close()
+    proxy.rule = None
+
+
+async def test_changes_that_a_crash_cut_off_are_applied_when_the_store_is_opened(
+    tmp_path: Path,
+) -> None:
+    with Proxy(mongo.shared(PROXIED).address) as proxy:
+        url = proxy.url(f"engage_test_{os.urandom(6).hex()}", "timeoutMS=2000")
+        many = [identify(f"m{n}", f"u{n}", n, anonymous_id="v", traits={"n": n}) for n in range(5)]
+        await _cut_off(tmp_path, url, proxy, many)
+        assert await _marked(url) == 5
+        assert raw(url).users.count_documents({}) == 0
+        async with opened(tmp_path, url) as made:
+            for number in range(5):
+                profile = await made.profile(WORKSPACE, f"u{number}")
+                assert profile is not None
+                assert profile.traits == {"n": number}
+                assert profile.anonymous_ids == ["v"]
+            assert await _marked(url) == 0
+
+
+async def test_changes_that_a_crash_cut_off_are_applied_when_the_event_comes_again(
+    tmp_path: Path,
+) -> None:
+    """Before the repeat is acknowledged, and the *stored* event's changes."""
+    with Proxy(mongo.shared(PROXIED).address) as proxy:
+        url = proxy.url(f"engage_test_{os.urandom(6).hex()}", "timeoutMS=2000")
+        async with opened(tmp_path, url) as living:
+            first = identify("m", "u", 1, traits={"which": "stored"})
+            await _cut_off(tmp_path, url, proxy, [first])
+            again = identify("m", "u", 9, traits={"which": "again", "more": 1})
+            (outcome,) = await living.write([again])
+            assert outcome.status is Status.DUPLICATE
+            profile = await living.profile(WORKSPACE, "u")
+            assert profile is not None
+            assert profile.traits == {"which": "stored"}
+
+
+async def test_a_process_that_lives_on_completes_what_failed(tmp_path: Path) -> None:
+    with Proxy(mongo.shared(PROXIED).address) as proxy:
+        url = proxy.url(f"engage_test_{os.urandom(6).hex()}", "timeoutMS=2000")
+        async with opened(tmp_path, url) as made:
+            proxy.rule = lambda name, _: CLOSE if name == "update" else None
+            with pytest.raises(StorageUnavailable):
+                await made.write([identify("m", "u", 1, traits={"a": 1})])
+            proxy.rule = None
+            await eventually(lambda: raw(url).users.find_one({"_id": f"{WORKSPACE}:u"}))
+            await eventually(lambda: not raw(url).events.find_one({"_mark": {"$exists": True}}))
+
+
+async def test_a_choice_and_its_record_are_one_write(tmp_path: Path) -> None:
+    """A crash after the choice was written: the record is in the history all the same."""
+    with Proxy(mongo.shared(PROXIED).address) as proxy:
+        url = proxy.url(f"engage_test_{os.urandom(6).hex()}", "timeoutMS=2000")
+
+        def change(name: str, wanted: bool, user: str = "u") -> SubscriptionChange:
+            return SubscriptionChange(
+                id=name, workspace_id=WORKSPACE, user_id=user, choices={"g": wanted}, at=1, how="t"
+            )
+
+        async def history(made: MongoStorage) -> list[tuple[str, bool | None, bool]]:
+            page = await made.history(WORKSPACE, None, after=None, limit=100)
+            return [(one.change_id, one.before, one.after) for one in page.items]
+
+        dying = new(tmp_path, url)
+        await dying.open(create=True)
+        for user in ("u", "v"):
+            await dying.state(WORKSPACE, user)
+
+        def rule(name: str, command: Any) -> Any:
+            return CLOSE if name == "insert" and command["insert"] == schema.HISTORY else None
+
+        proxy.rule = rule
+        for user in ("u", "v"):
+            with pytest.raises(StorageUnavailable):
+                await dying.apply(change(f"first-{user}", True, user))
+        assert dying._housekeeping is not None
+        dying._housekeeping.cancel()
+        await dying._connection.close()
+        proxy.rule = None
+        living = new(tmp_path, url)
+        # Not yet by opening: the next change of the same user finds it.
+        living._prepared = True
+        living._connection.connect()
+        living._housekeeping = asyncio.create_task(living._keep_house())
+        assert dict(await living.apply(change("first-u", True))) == {"g": True}
+        assert dict(await living.apply(change("second", False))) == {"g": False}
+        assert await history(living) == [("first-u", None, True), ("second", True, False)]
+        await living.close()
+        async with opened(tmp_path, url) as made:
+            assert sorted(await history(made)) == [
+                ("first-u", None, True),
+                ("first-v", None, True),
+                ("second", True, False),
+            ]
+
+
+# ------------------------------------------------------------------------------------- the schema
+async def test_several_processes_prepare_it_at_once(tmp_path: Path) -> None:
+    url = mongo.shared(ATOMIC).url()
+    stores = [new(tmp_path, url) for _ in range(6)]
+    await asyncio.gather(*(one.open(create=True) for one in stores))
+    await asyncio.gather(*(one.check() for one in stores))
+    indexes = raw(url).events.index_information()
+    for keys, _ in schema.INDEXES[schema.EVENTS]:
+        assert schema.index_name(keys) in indexes
+    assert "traits.email.i_1_createdAt_1__id_1" in raw(url).users.index_information()
+    for one in stores:
+        await one.close()
+
+
+async def test_a_newer_store_is_refused(tmp_path: Path) -> None:
+    url = mongo.shared(ATOMIC).url()
+    async with opened(tmp_path, url):
+        meta = raw(url).meta
+    # A newer one that we can still read, and one that we cannot.
+    meta.update_one({"_id": "schema"}, {"$set": {"version": 99}})
+    async with opened(tmp_path, url) as made:
+        await made.check()
+    meta.update_one({"_id": "schema"}, {"$set": {"minReader": 99}})
+    for create in (True, False):
+        with pytest.raises(StorageIncompatible, match="newer"):
+            await new(tmp_path, url).open(create=create)
+    meta.replace_one({"_id": "schema"}, {"whose": "somebody else's"})
+    with pytest.raises(StorageIncompatible, match="not engage's"):
+        await new(tmp_path, url).open(create=True)
+
+
+async def test_an_identifier_that_is_declared_later(tmp_path: Path) -> None:
+    url = mongo.shared(ATOMIC).url()
+    async with opened(tmp_path, url) as made:
+        users = [
+            identify(f"m{n}", f"u{n}", n, traits={"code.x": f"c{n % 2}", "n": n}) for n in range(9)
+        ]
+        await made.write(users)
+        assert await made.find_users(WORKSPACE, "code.x", ["c1"]) == {}
+    later = {"identifiers": {WORKSPACE: ("email", "code.x", "n")}}
+    async with opened(tmp_path, url, **later) as made:
+        found = await made.find_users(WORKSPACE, "code.x", ["c0", "c1", "c2"])
+        assert found == {"c0": ["u0", "u2", "u4", "u6", "u8"], "c1": ["u1", "u3", "u5", "u7"]}
+        # One that changes afterwards is found by its new value only.
+        await made.write([identify("m", "u1", 100, traits={"code.x": "c2"})])
+        found = await made.find_users(WORKSPACE, "code.x", ["c1", "c2"])
+        assert found == {"c1": ["u3", "u5", "u7"], "c2": ["u1"]}
+
+
+def test_too_many_identifiers(tmp_path: Path) -> None:
+    names = {WORKSPACE: [f"t{number}" for number in range(41)]}
+    with pytest.raises(ConfigError, match="subscription_identifiers"):
+        new(tmp_path, "mongodb://h/x", identifiers=names)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_expiry_by_the_server_where_it_can(tmp_path: Path, kind: str) -> None:
+    url = mongo.shared(kind).url()
+
+    def seconds(collection: str) -> Any:
+        index = raw(url)[collection].index_information().get("receivedAt_1", {})
+        return index.get("expireAfterSeconds")
+
+    able = mongo.can(kind, "ttl")
+    async with opened(tmp_path, url, events_days=30):
+        assert seconds("events") == (30 * 86_400 if able else None)
+        assert seconds("dead_letters") == (14 * 86_400 if able else None)
+    async with opened(tmp_path, url, events_days=60):
+        assert seconds("events") == (60 * 86_400 if able else None)
+    async with opened(tmp_path, url, events_days=None) as made:
+        assert seconds("events") is None
+        # The background's deletes work whatever the server does by itself.
+        await made.write([event(str(number), at=number) for number in range(10)])
+        newest = (await made.find(WORKSPACE, "api", "9")).received_at  # type: ignore[union-attr]
+        assert await made.expire(newest, limit=4) == 4
+        assert await message_ids(made) == ["4", "5", "6", "7", "8", "9"]
+
+
+@pytest.mark.parametrize(
+    ("collection", "key", "safe"),
+    [
+        ("events", {"_id": "hashed"}, True),
+        ("events", {"workspaceId": 1, "_id": 1}, True),
+        ("events", {"workspaceId": 1, "messageId": "hashed"}, True),
+        ("events", {"receivedAt": 1}, False),
+        ("events", {"userId": "hashed"}, False),
+        ("users", {"workspaceId": 1, "userId": 1}, True),
+        ("users", {"createdAt": 1}, False),
+        ("links", {"user": "hashed"}, True),
+        ("dead_letters", {"reason": 1}, False),
+    ],
+)
+async def test_a_shard_key_that_breaks_uniqueness(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, collection: str, key: Any, safe: bool
+) -> None:
+    """The proxy answers as a mongos would."""
+    with Proxy(mongo.shared(PROXIED).address) as proxy:
+        database = f"engage_test_{os.urandom(6).hex()}"
+
+        def mongos(name: str, command: Any) -> Any:
+            if name in ("ismaster", "isMaster", "hello"):
+                return {
+                    "ismaster": True,
+                    "msg": "isdbgrid",
+                    "maxBsonObjectSize": 16777216,
+                    "maxMessageSizeBytes": 48000000,
+                    "maxWriteBatchSize": 1000,
+                    "maxWireVersion": 17,
+                    "minWireVersion": 0,
+                    "ok": 1.0,
+                }
+            if name == "find" and command["$db"] == "config":
+                entry = {"_id": f"{database}.{collection}", "key": key}
+                batch = [entry] if entry["_id"] in command["filter"]["_id"]["$in"] else []
+                return {
+                    "cursor": {"id": 0, "ns": "config.collections", "firstBatch": batch},
+                    "ok": 1.0,
+                }
+            return None
+
+        proxy.rule = mongos
+        async with opened(tmp_path, proxy.url(database)) as made:
+            assert await made._schema.unsafe_shard_keys() == ([] if safe else [(collection, key)])
+            await made.write([event("m")])
+    warned = any("sharded on" in line and collection in line for line in caplog.messages)
+    assert warned is not safe
+
+
+# ------------------------------------------------------------------------------------ retention
+@pytest.mark.parametrize("kind", KINDS)
+async def test_writing_goes_on_while_much_is_expired(tmp_path: Path, kind: str) -> None:
+    count = 2000 if kind == "ferretdb" else 10_000
+    url = mongo.shared(kind).url()
+    async with opened(tmp_path, url) as made, opened(tmp_path, url) as other:
+        old = [event(f"old{number}", at=number) for number in range(count)]
+        for start in range(0, count, 2000):
+            await other.write(old[start : start + 2000])
+        border = old[-1].received_at + 1
+        written: list[str] = []
+        done = False
+
+        async def write() -> None:
+            while not done:
+                name = f"new{len(written)}"
+                (outcome,) = await made.write([event(name, at=count + 10)])
+                assert outcome.status is Status.STORED
+                written.append(name)
+
+        writer = asyncio.create_task(write())
+        try:
+            await eventually(lambda: len(written) > 3)
+            deleted, during = 0, []
+            while deleted < count:
+                before = len(written)
+                deleted += await other.expire(border, limit=500)
+                during.append(len(written) - before)
+        finally:
+            done = True
+            await writer
+        assert deleted == count
+        # Not one batch of deletes held up the writing altogether.
+        assert sum(count > 0 for count in during) >= len(during) // 2
+        assert sorted(await message_ids(made))[:1000] == sorted(written)[:1000]
+
+
+# --------------------------------------------------------------------------------- dead letters
+async def test_budgets_hold_for_several_processes_nearly(tmp_path: Path) -> None:
+    url = mongo.shared(ATOMIC).url()
+    budget = DeadLetterBudget(api_count=20, api_bytes=10**6)
+    async with (
+        opened(tmp_path, url, dead_letter_budget=budget) as one,
+        opened(tmp_path, url, dead_letter_budget=budget) as two,
+    ):
+        assert await one.put([letter(f"a{number}") for number in range(15)]) == 0
+        assert await two.put([letter(f"b{number}") for number in range(15)]) == 10
+        assert raw(url).dead_letters.count_documents({}) == 20
+
+
+def test_the_numbers_of_the_module_are_documented() -> None:
+    """A reader of the docs finds what the code does."""
+    page = (Path(__file__).parents[3] / "docs" / "storage-mongo.md").read_text()
+    for collection, indexes in schema.INDEXES.items():
+        assert f"`{collection}`" in page
+        for keys, _ in indexes:
+            assert "`{" + ", ".join(f"{name}: {way}" for name, way in keys.items()) + "}`" in page
+    for code in client.PERMANENT:
+        assert str(code) in page
+    assert store.MongoStorage.__doc__

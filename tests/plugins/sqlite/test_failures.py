@@ -1,0 +1,441 @@
+# SPDX-License-Identifier: Apache-2.0
+"""SQLite: what goes wrong while it runs, the real thing, and that it works again afterwards."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shutil
+import sqlite3
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.sqlite import file_limit, large, make, until_full
+
+from engage.api import (
+    EventFilter,
+    Status,
+    StorageContext,
+    StorageIncompatible,
+    StorageMissing,
+    StorageUnavailable,
+)
+from engage.testing import event, identify
+from engage.testing.factories import TIME, ids, letter, store_all
+from engage.testing.harness import eventually
+from engage_plugins.sqlite import engine, paging
+from engage_plugins.sqlite.store import SqliteStorage
+
+#: The second on a machine that is so busy that even this comes too late.
+LOCKED = "locked|no answer within"
+
+
+async def test_files_may_not_grow(tmp_path: Path) -> None:
+    store = make(tmp_path)
+    await store.open(create=True)
+    with file_limit(2_000_000):
+        acknowledged = await until_full(store)
+        assert acknowledged
+        for _ in range(3):
+            # After an I/O error nothing is acknowledged, not even what is there already.
+            with pytest.raises(StorageUnavailable):
+                await store.write([large(str(len(acknowledged)))])
+        assert (await ids(store))[: len(acknowledged)] == acknowledged
+    await eventually(store.check, StorageUnavailable)
+    outcomes = await store.write([*(large(one) for one in acknowledged), large("after")])
+    assert {one.status for one in outcomes[:-1]} == {Status.DUPLICATE}
+    assert outcomes[-1].status is Status.STORED
+    await store.close()
+
+
+async def test_nothing_is_believed_after_an_io_error(tmp_path: Path) -> None:
+    """Until a checkpoint has read and synced all of it, which a reader can hold up."""
+    patient, store = make(tmp_path), make(tmp_path, timeout=3)
+    await patient.open(create=True)
+    await store_all(patient, event("before"))
+    await patient.close()
+    await eventually(lambda: store.open(create=True), StorageUnavailable)
+    with contextlib.closing(sqlite3.connect(tmp_path / "engage.db")) as reader:
+        reader.execute("BEGIN")
+        reader.execute("SELECT count(*) FROM events").fetchone()
+        with file_limit(500_000):
+            await until_full(store)
+        for one in ("before", "new"):
+            with pytest.raises(StorageUnavailable):
+                await store.write([event(one)])
+        reader.execute("ROLLBACK")
+    (outcome,) = await eventually(lambda: store.write([event("before")]), StorageUnavailable)
+    assert outcome.status is Status.DUPLICATE
+    assert os.stat(tmp_path / "engage.db-wal").st_size < 100_000
+    await store.close()
+
+
+async def test_max_bytes(tmp_path: Path) -> None:
+    store = make(tmp_path, max_bytes=2_000_000)
+    await store.open(create=True)
+    await store.put([letter("l")])
+    acknowledged = await until_full(store)
+    assert 10 < len(acknowledged) < 40
+    # Reading goes on, and expiring makes room.
+    assert await ids(store) == acknowledged
+    assert await store.expire(TIME + 1, limit=10, force=True) == 10
+    assert await store.remove("acme", ["l"]) == 1
+    await store_all(store, *(large(f"n{number}") for number in range(5)))
+    await store.close()
+
+
+async def test_min_free_bytes(tmp_path: Path) -> None:
+    store = make(tmp_path)
+    await store.open(create=True)
+    await store_all(store, *(event(str(number), at=number) for number in range(5)))
+    await store.close()
+    full = make(tmp_path, min_free_bytes=2**53 - 1)
+    await full.open(create=True)
+    for _ in range(2):
+        for call in (
+            full.check,
+            lambda: full.write([event("n")]),
+            lambda: full.put([letter("l")]),
+        ):
+            with pytest.raises(StorageUnavailable, match="min_free_bytes"):
+                await call()
+    assert len(await ids(full)) == 5
+    assert await full.expire(TIME + 3, limit=10) == 3
+    assert await ids(full) == ["3", "4"]
+    await full.close()
+
+
+async def test_locked_by_another(tmp_path: Path) -> None:
+    patient, store = make(tmp_path), make(tmp_path, timeout=1)
+    await patient.open(create=True)
+    await store_all(patient, event("before"))
+    await eventually(lambda: store.open(create=True), StorageUnavailable)
+    with contextlib.closing(sqlite3.connect(tmp_path / "engage.db", isolation_level=None)) as db:
+        db.execute("BEGIN IMMEDIATE")
+        for _ in range(2):
+            with pytest.raises(StorageUnavailable, match=LOCKED):
+                await store.write([event("during")])
+        assert await ids(patient) == ["before"]
+        with pytest.raises(StorageUnavailable, match=LOCKED):
+            await make(tmp_path, timeout=1).open(create=True)
+        db.execute("ROLLBACK")
+    await eventually(lambda: store.write([event("during")]), StorageUnavailable)
+    assert await ids(patient) == ["before", "during"]
+    await store.close()
+    await patient.close()
+
+
+async def test_a_short_lock_is_waited_for(tmp_path: Path) -> None:
+    store = make(tmp_path)
+    await store.open(create=True)
+    db = sqlite3.connect(tmp_path / "engage.db", isolation_level=None, check_same_thread=False)
+    with contextlib.closing(db):
+        db.execute("BEGIN IMMEDIATE")
+        writing = asyncio.ensure_future(store.write([event("m")]))
+        await asyncio.sleep(0.2)
+        assert not writing.done()
+        db.execute("COMMIT")
+        (outcome,) = await writing
+    assert outcome.status is Status.STORED
+    await store.close()
+
+
+async def test_another_process_comes_and_goes(tmp_path: Path) -> None:
+    """It must see that we are there: who believes to be the last deletes the log on leaving."""
+    store, second = make(tmp_path), make(tmp_path)
+    await store.open(create=True)
+    await store_all(store, event("a"))
+    assert await ids(store) == ["a"]
+    await second.open(create=True)
+    assert await ids(second) == ["a"]
+    await second.close()
+    script = (
+        "import sqlite3, sys; db = sqlite3.connect(sys.argv[1]);"
+        "print(db.execute('SELECT count(*) FROM events').fetchone()[0]); db.close()"
+    )
+
+    async def count() -> int:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-c", script, tmp_path / "engage.db", stdout=subprocess.PIPE
+        )
+        output, _ = await process.communicate()
+        return int(output)
+
+    assert await count() == 1
+    log = os.stat(tmp_path / "engage.db-wal")
+    await store_all(store, event("b"))
+    assert await count() == 2
+    assert os.stat(tmp_path / "engage.db-wal").st_ino == log.st_ino
+    await store.close()
+
+
+async def test_no_folder_for_the_file(tmp_path: Path) -> None:
+    store = make(tmp_path / "none")
+    with pytest.raises(StorageUnavailable, match=r"there is no folder .*none; make it first"):
+        await store.open(create=True)
+
+
+async def test_another_store_in_its_place_is_used(tmp_path: Path) -> None:
+    """As when a backup is put back under a running server."""
+    store = make(tmp_path)
+    await store.open(create=True)
+    await store_all(store, event("before"))
+    for name in ("engage.db", "engage.db-wal", "engage.db-shm"):
+        (tmp_path / name).rename(tmp_path / f"away.{name}")
+    other = make(tmp_path)
+    await other.open(create=True)
+    await store_all(other, event("restored"))
+    await other.close()
+    await eventually(store.check, StorageUnavailable)
+    await store_all(store, event("after"))
+    assert await ids(store) == ["restored", "after"]
+    await store.close()
+
+
+@pytest.mark.parametrize("what", ["gone", "junk", "empty", "other"])
+async def test_the_file_is_replaced(tmp_path: Path, what: str) -> None:
+    """Writing on into a file that nobody can find again would be a silent loss."""
+    path, away = tmp_path / "engage.db", tmp_path / "away.db"
+    store = make(tmp_path)
+    await store.open(create=True)
+    await store_all(store, event("before"))
+    path.rename(away)
+    if what == "junk":
+        path.write_bytes(b"junk" * 5000)
+    elif what == "empty":
+        path.touch()
+    elif what == "other":
+        with contextlib.closing(sqlite3.connect(tmp_path / "other.db")) as db:
+            db.execute("CREATE TABLE t (x)")
+        (tmp_path / "other.db").rename(path)
+    for _ in range(2):
+        with pytest.raises(StorageUnavailable):
+            await store.write([event("during")])
+        with pytest.raises(StorageUnavailable):
+            await store.scan(EventFilter(), after=None, limit=1)
+    path.unlink(missing_ok=True)
+    away.rename(path)
+    await eventually(store.check, StorageUnavailable)
+    assert await ids(store) == ["before"]
+    await store.close()
+
+
+async def test_a_store_that_was_moved_away_is_not_made_again(tmp_path: Path) -> None:
+    """Not even when it is opened anew: what is written there would be lost when it is back."""
+    path, away = tmp_path / "engage.db", tmp_path / "away.db"
+    store = make(tmp_path)
+    await store.open(create=True)
+    await store_all(store, event("before"))
+    path.rename(away)
+    await store.close()
+    for _ in range(2):
+        with pytest.raises(StorageMissing):
+            await store.open(create=True)
+        assert not path.exists()
+    away.rename(path)
+    await store.open(create=True)
+    assert await ids(store) == ["before"]
+    await store.close()
+
+
+@pytest.mark.parametrize("what", ["gone", "empty"])
+async def test_a_log_without_its_file_is_kept(tmp_path: Path, what: str) -> None:
+    """As after a file was moved alone: a new store in its place would make SQLite delete it."""
+    running = make(tmp_path)
+    await running.open(create=True)
+    await store_all(running, event("before"))
+    folder = tmp_path / "killed"
+    folder.mkdir()
+    for name in ("engage.db", "engage.db-wal"):  # what a killed process leaves
+        shutil.copy(tmp_path / name, folder)
+    await running.close()
+
+    path, log, away = folder / "engage.db", folder / "engage.db-wal", folder / "away.db"
+    path.rename(away)
+    if what == "empty":
+        path.touch()
+    kept = log.read_bytes()
+    store = make(folder)
+    with pytest.raises(StorageIncompatible, match=r"engage\.db-wal holds what was acknowledged"):
+        await store.open(create=True)
+    assert log.read_bytes() == kept
+    assert path.exists() == (what == "empty")
+    away.rename(path)
+    await store.open(create=True)
+    assert await ids(store) == ["before"]
+    await store.close()
+
+
+async def test_threads_that_hang_are_few(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = make(tmp_path, timeout=0.2)
+    free, started = threading.Event(), 0
+
+    def hang(*_: Any) -> None:
+        nonlocal started
+        started += 1
+        free.wait(60)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(engine.Engine, "open", hang)
+        for _ in range(8):
+            with pytest.raises(StorageUnavailable):
+                await store.open(create=True)
+    assert started <= 4
+    free.set()
+    await eventually(lambda: store.open(create=True), StorageUnavailable)
+    await store.close()
+
+
+async def test_a_store_that_takes_too_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A disk that hangs: the caller is answered in time, and it works again when the disk does."""
+    store = make(tmp_path, timeout=0.5)
+    await eventually(lambda: store.open(create=True), StorageUnavailable)
+    free = threading.Event()
+    real = engine.Engine.write
+
+    def slow(self: engine.Engine, batch: Any) -> Any:
+        free.wait(60)
+        return real(self, batch)
+
+    monkeypatch.setattr(engine.Engine, "write", slow)
+    results = await asyncio.gather(
+        *(store.write([event(str(number))]) for number in range(3)), return_exceptions=True
+    )
+    assert [type(one) for one in results] == [StorageUnavailable] * 3
+    free.set()
+    await eventually(store.check, StorageUnavailable)
+    # The one that was under way went on; those that waited were not made.
+    assert await ids(store) == ["0"]
+    await store.close()
+
+
+async def test_a_read_that_takes_too_long_is_ended(tmp_path: Path) -> None:
+    store = make(tmp_path, timeout=0.5)
+    await eventually(lambda: store.open(create=True), StorageUnavailable)
+    endless = "WITH RECURSIVE n(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n) SELECT max(x) FROM n"
+
+    def read() -> None:
+        with store._reader._snapshot() as db:
+            db.execute(endless).fetchone()
+
+    with pytest.raises(StorageUnavailable):
+        await store._read(read)
+    assert await eventually(lambda: ids(store), StorageUnavailable) == []
+    await store.close()
+
+
+# ------------------------------------------------------------------------------------- the log
+async def test_the_log_stays_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine, "CHECKPOINT_BYTES", 400_000)
+    monkeypatch.setattr(engine, "FORCED_CHECKPOINT_BYTES", 1_200_000)
+    monkeypatch.setattr(engine, "CHECKPOINT_PAUSE", 0.0)
+    store = make(tmp_path, writer="thread")
+    await store.open(create=True)
+    most = 0
+    for number in range(100):
+        await store_all(store, large(str(number)))
+        most = max(most, os.stat(tmp_path / "engage.db-wal").st_size)
+    assert most < 1_200_000
+    assert len(await ids(store)) == 100
+    await store.close()
+
+
+async def test_a_reader_that_holds_up_the_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It grows while somebody reads an old state; writes go on, and it is short again later."""
+    monkeypatch.setattr(engine, "CHECKPOINT_BYTES", 400_000)
+    monkeypatch.setattr(engine, "FORCED_CHECKPOINT_BYTES", 1_000_000)
+    monkeypatch.setattr(engine, "CHECKPOINT_PAUSE", 0.0)
+    monkeypatch.setattr(engine, "FORCED_CHECKPOINT_WAIT", 0.01)
+    store = make(tmp_path, writer="thread")
+    await store.open(create=True)
+    log = tmp_path / "engage.db-wal"
+    with contextlib.closing(sqlite3.connect(tmp_path / "engage.db")) as reader:
+        reader.execute("BEGIN")
+        reader.execute("SELECT count(*) FROM events").fetchone()
+        for number in range(60):
+            await store_all(store, large(str(number)))
+        assert log.stat().st_size > 2_000_000
+        reader.execute("ROLLBACK")
+    monkeypatch.setattr(engine, "KEPT_BYTES", 100_000)
+    for number in range(60, 80):
+        await store_all(store, large(str(number)))
+    used = store.gauges()["wal_bytes"]
+    with contextlib.closing(sqlite3.connect(tmp_path / "engage.db")) as reader:
+        _, frames, _ = reader.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
+    assert frames * 4120 < 1_000_000 or used < 1_000_000
+    assert len(await ids(store)) == 80
+    await store.close()
+
+
+# ------------------------------------------------------------------------------------- look-ups
+async def test_an_identifier_that_is_declared_later(tmp_path: Path) -> None:
+    def with_traits(*traits: str) -> SqliteStorage:
+        context = StorageContext(base_dir=tmp_path, identifiers={"acme": traits})
+        return SqliteStorage.from_options({}, context)
+
+    store = with_traits("email")
+    await store.open(create=True)
+    await store_all(store, identify("1", "u", traits={"email": "a@b.c", "code": "X"}))
+    assert await store.find_users("acme", "code", ["X"]) == {}
+    await store.close()
+    store = with_traits("code")
+    await store.open(create=True)
+    assert await store.find_users("acme", "code", ["X"]) == {"X": ["u"]}
+    assert await store.find_users("acme", "email", ["a@b.c"]) == {}
+    await store_all(store, identify("2", "u", 1, traits={"email": "new@b.c"}))
+    await store.close()
+    store = with_traits("email", "code")
+    await store.open(create=True)
+    assert await store.find_users("acme", "email", ["a@b.c", "new@b.c"]) == {"new@b.c": ["u"]}
+    await store.close()
+
+
+async def test_a_letter_that_is_no_text(tmp_path: Path) -> None:
+    """That may be why the event was refused."""
+    store = make(tmp_path)
+    await store.open(create=True)
+    odd = letter(
+        "l",
+        user_id="u\ud800",
+        message="\udfff",
+        errors=[{"pointer": "/\ud800", "message": "x"}],
+        headers=[("a", "\ud800")],
+    )
+    assert await store.put([odd, letter("m")]) == 0
+    (first, second) = (await store.scan_dead_letters(None, after=None, limit=9)).items
+    assert (first.user_id, first.message, first.headers) == ("u?", "?", [("a", "?")])
+    assert second.id == "m"
+    await store.close()
+
+
+async def test_cursors_of_others(tmp_path: Path) -> None:
+    store = make(tmp_path)
+    await store.open(create=True)
+    for cursor in ("", "x", "-1", "1.5", "9" * 30, "\x00", "٣"):
+        with pytest.raises(ValueError, match="cursor"):
+            await store.scan(EventFilter(), after=cursor, limit=1)
+    await store.close()
+
+
+async def test_pages_are_short_however_few_are_wanted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(paging, "_ROWS", 10)
+    store = make(tmp_path)
+    await store.open(create=True)
+    rare = [number in (3, 47) for number in range(60)]
+    await store_all(
+        store, *(event(str(n), user_id="rare" if r else "usual") for n, r in enumerate(rare))
+    )
+    page = await store.scan(EventFilter(user_id="rare"), after="5", limit=100)
+    assert list(page.items) == []
+    assert page.cursor == "15"
+    assert await ids(store, user_id="rare") == ["3", "47"]
+    await store.close()

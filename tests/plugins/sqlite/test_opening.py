@@ -1,0 +1,174 @@
+# SPDX-License-Identifier: Apache-2.0
+"""SQLite: what may stand where the store should be, when it is opened."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sqlite3
+from collections.abc import Awaitable
+from pathlib import Path
+
+import pytest
+from support.sqlite import file_limit, large, make
+
+from engage.api import (
+    StorageContext,
+    StorageIncompatible,
+    StorageMissing,
+    StorageUnavailable,
+)
+from engage.testing import event, identify
+from engage.testing.factories import ids, store_all
+from engage.testing.harness import eventually
+from engage_plugins.sqlite import schema
+from engage_plugins.sqlite.store import SqliteStorage
+
+
+async def one_line(opening: Awaitable[None], kind: type[Exception]) -> str:
+    with pytest.raises(kind) as raised:
+        await opening
+    message = str(raised.value)
+    assert "\n" not in message
+    assert "engage.db" in message
+    return message
+
+
+async def test_no_store(tmp_path: Path) -> None:
+    store = make(tmp_path)
+    await one_line(store.open(create=False), StorageMissing)
+    assert os.listdir(tmp_path) == []
+    (tmp_path / "engage.db").touch()
+    await one_line(store.open(create=False), StorageMissing)
+    await store.open(create=True)
+    await store.close()
+
+
+async def test_no_folder(tmp_path: Path) -> None:
+    store = make(tmp_path, path="nowhere/engage.db")
+    await one_line(store.open(create=True), StorageUnavailable)
+
+
+async def test_a_folder(tmp_path: Path) -> None:
+    (tmp_path / "engage.db").mkdir()
+    for create in (True, False):
+        await one_line(make(tmp_path).open(create=create), StorageUnavailable)
+
+
+@pytest.mark.parametrize(
+    "content", [b"hello", b"\x00" * 5000, bytes(range(256)) * 80], ids=range(3)
+)
+async def test_not_a_database(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "engage.db").write_bytes(content)
+    for create in (True, False):
+        message = await one_line(make(tmp_path).open(create=create), StorageUnavailable)
+        assert "not a SQLite database" in message
+    assert (tmp_path / "engage.db").read_bytes() == content
+
+
+async def test_somebody_elses_database(tmp_path: Path) -> None:
+    with contextlib.closing(sqlite3.connect(tmp_path / "engage.db")) as db:
+        db.execute("CREATE TABLE events (seq INTEGER)")
+    before = (tmp_path / "engage.db").read_bytes()
+    store = make(tmp_path)
+    await one_line(store.open(create=True), StorageIncompatible)
+    assert (tmp_path / "engage.db").read_bytes() == before
+
+
+async def test_a_newer_store(tmp_path: Path) -> None:
+    store = make(tmp_path)
+    await store.open(create=True)
+    await store_all(store, event("m"))
+    await store.close()
+
+    def set_version(version: int, min_reader: int) -> None:
+        with contextlib.closing(sqlite3.connect(tmp_path / "engage.db")) as db:
+            db.execute("UPDATE store SET value = ? WHERE name = 'version'", (version,))
+            db.execute("UPDATE store SET value = ? WHERE name = 'min_reader'", (min_reader,))
+            db.commit()
+
+    set_version(schema.VERSION + 7, schema.VERSION + 1)
+    for create in (True, False):
+        message = await one_line(store.open(create=create), StorageIncompatible)
+        assert "newer version" in message
+    # Newer, but it says that we understand it.
+    set_version(schema.VERSION + 7, schema.VERSION)
+    await store.open(create=False)
+    assert await ids(store) == ["m"]
+    await store.close()
+
+
+async def test_the_disk_is_full_at_the_start(tmp_path: Path) -> None:
+    store = make(tmp_path)
+    with file_limit(8192):
+        await one_line(store.open(create=True), StorageUnavailable)
+    await store.open(create=True)
+    await store_all(store, event("m"))
+    await store.close()
+    again = make(tmp_path)
+    with file_limit(8192):
+        await one_line(again.open(create=True), StorageUnavailable)
+    with file_limit(33_000):
+        # Enough for the index of the log: reading needs no more.
+        await again.open(create=False)
+        assert await ids(again) == ["m"]
+        with pytest.raises(StorageUnavailable):
+            await again.write([large("n")])
+    await eventually(again.check, StorageUnavailable)
+    await again.close()
+
+
+async def test_opening_commits(tmp_path: Path) -> None:
+    """Frames that a killed process wrote but did not sync become durable before they are used."""
+
+    def opens() -> int:
+        with contextlib.closing(sqlite3.connect(tmp_path / "engage.db")) as db:
+            (value,) = db.execute("SELECT value FROM store WHERE name = 'opens'").fetchone()
+        return int(value)
+
+    store = make(tmp_path)
+    for expected in (1, 2):
+        await store.open(create=True)
+        assert opens() == expected
+        await store.close()
+    await store.open(create=False)
+    assert opens() == 2
+    await store_all(store, event("m"))
+    assert opens() == 3
+    await store_all(store, event("n"))
+    assert opens() == 3
+    await store.close()
+
+
+async def test_modes(tmp_path: Path) -> None:
+    """Events are personal data: nobody else reads them, whatever the umask."""
+    before = os.umask(0)
+    try:
+        store = make(tmp_path)
+        await store.open(create=True)
+        await store_all(store, event("m"))
+        names = sorted(os.listdir(tmp_path))
+        assert names == ["engage.db", "engage.db-shm", "engage.db-wal"]
+        for one in names:
+            assert os.stat(tmp_path / one).st_mode & 0o777 == 0o600
+        await store.close()
+    finally:
+        os.umask(before)
+
+
+async def test_who_only_reads_leaves_the_lookups_of_the_server_alone(tmp_path: Path) -> None:
+    """Whoever changes the config tries it with ``engage check`` while the server still runs."""
+    server = make(tmp_path)
+    await server.open(create=True)
+    await store_all(server, identify("1", "u", traits={"email": "a@b.c"}))
+    context = StorageContext(base_dir=tmp_path, identifiers={"acme": ["phone"], "new": ["email"]})
+    other = SqliteStorage.from_options({}, context)
+    await other.open(create=False)
+    await other.check()
+    assert await server.find_users("acme", "email", ["a@b.c"]) == {"a@b.c": ["u"]}
+    # What it writes all the same is found by the server.
+    await store_all(other, identify("2", "v", traits={"email": "d@e.f"}))
+    await other.close()
+    found = await server.find_users("acme", "email", ["a@b.c", "d@e.f"])
+    assert found == {"a@b.c": ["u"], "d@e.f": ["v"]}
+    await server.close()

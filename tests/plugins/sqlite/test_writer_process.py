@@ -1,0 +1,315 @@
+# SPDX-License-Identifier: Apache-2.0
+"""SQLite with a process that writes: the same promises, and what becomes of it when either dies."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import pickle
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engage.api import Event, Status, StorageContext, StorageUnavailable
+from engage.testing import StorageConformance, event, identify
+from engage.testing.factories import ids, store_all
+from engage.testing.harness import eventually
+from engage_plugins.sqlite import engine, process, writing
+from engage_plugins.sqlite.store import SqliteStorage
+
+pytestmark = pytest.mark.skipif(not process.AVAILABLE, reason="needs sockets that are inherited")
+
+
+@pytest.mark.slow
+class TestSqliteProcess(StorageConformance):
+    """The conformance suite again."""
+
+    plugin = "engage_plugins.sqlite"
+
+    def options(self, tmp_path: Path) -> Mapping[str, Any]:
+        return {"path": str(tmp_path / "engage.db"), "writer": "process"}
+
+    def break_store(self, options: Mapping[str, Any]) -> None:
+        path = Path(options["path"])
+        path.rename(path.with_suffix(".away"))
+        path.mkdir()
+
+    def mend_store(self, options: Mapping[str, Any]) -> None:
+        path = Path(options["path"])
+        path.rmdir()
+        path.with_suffix(".away").rename(path)
+
+
+def make(tmp_path: Path, writer: str = "process", *, timeout: float = 30) -> SqliteStorage:
+    context = StorageContext(base_dir=tmp_path, identifiers={}, write_timeout=timeout)
+    return SqliteStorage.from_options({"writer": writer}, context)
+
+
+def writer_of(store: SqliteStorage) -> process.WriterProcess:
+    found = store._writer._process
+    assert found is not None
+    return found
+
+
+async def until(condition: Callable[[], bool], seconds: float = 30) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        await asyncio.sleep(0.02)
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    # A zombie, whose parent is gone as well, is nobody.
+    with contextlib.suppress(OSError):
+        return " Z " not in Path(f"/proc/{pid}/stat").read_text()
+    return False
+
+
+async def test_it_is_killed(tmp_path: Path) -> None:
+    """Writing goes on, at once, in a thread; nothing that was acknowledged is lost."""
+    store = make(tmp_path)
+    await store.open(create=True)
+    acknowledged = []
+    for number in range(60):
+        if number == 30:
+            os.kill(writer_of(store)._process.pid, signal.SIGKILL)
+        (outcome,) = await store.write([event(str(number))])
+        # What the process had still stored, nobody told: it is a duplicate then.
+        assert outcome.status in (Status.STORED, Status.DUPLICATE)
+        acknowledged.append(str(number))
+    assert store._writer._process is None
+    assert await ids(store) == acknowledged
+    await store.close()
+
+
+async def test_it_is_killed_while_many_wait(tmp_path: Path) -> None:
+    store = make(tmp_path)
+    await store.open(create=True)
+    writes = [
+        asyncio.ensure_future(store.write([identify(f"{number}-{n}", "u", n) for n in range(50)]))
+        for number in range(40)
+    ]
+    await asyncio.wait(writes[:3])
+    os.kill(writer_of(store)._process.pid, signal.SIGKILL)
+    await asyncio.gather(*writes)
+    assert len(await ids(store)) == 2000
+    await store.close()
+
+
+async def test_it_starts_when_there_is_much_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writing, "BUSY", 3)
+    store = make(tmp_path, "auto")
+    await store.open(create=True)
+    number = 0
+
+    async def one() -> None:
+        nonlocal number
+        number += 1
+        await store_all(store, event(str(number)))
+
+    await one()
+    assert store._writer._process is None
+
+    async def busy() -> None:
+        # On a slow machine a second may hold fewer than three.
+        end = time.monotonic() + 60
+        while store._writer._process is None:
+            await one()
+            assert time.monotonic() < end
+
+    await busy()
+    first = writer_of(store)._process.pid
+    await one()
+    os.kill(first, signal.SIGKILL)
+    await one()
+    assert store._writer._process is None
+    # It comes back, after a while.
+    await busy()
+    assert writer_of(store)._process.pid != first
+    await one()
+    assert await ids(store) == [str(n) for n in range(1, number + 1)]
+    await store.close()
+
+
+async def test_a_thread_if_that_is_wanted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(writing, "BUSY", 1)
+    store = make(tmp_path, "thread")
+    await store.open(create=True)
+    for number in range(10):
+        await store_all(store, event(str(number)))
+    assert store._writer._process is None
+    assert store._writer._starting is None
+    await store.close()
+
+
+async def test_it_cannot_be_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(writing, "BUSY", 1)
+    monkeypatch.setattr(process.sys, "executable", str(tmp_path / "no-python"))
+    store = make(tmp_path, "auto")
+    await store.open(create=True)
+    await store_all(store, event("0"))
+    await until(lambda: store._writer._starting is None)
+    for number in range(1, 10):
+        await store_all(store, event(str(number)))
+    assert store._writer._process is None
+    assert len(await ids(store)) == 10
+    await store.close()
+
+
+async def test_closing_ends_it(tmp_path: Path) -> None:
+    store = make(tmp_path)
+    await store.open(create=True)
+    pid = writer_of(store)._process.pid
+    await store_all(store, event("m"))
+    await store.close()
+    assert not is_alive(pid)
+    with pytest.raises(StorageUnavailable):
+        await store.write([event("n")])
+
+
+async def test_signals_to_the_group_do_not_end_it(tmp_path: Path) -> None:
+    """The parent has events to flush when a terminal or a service manager tells everybody to go."""
+    store = make(tmp_path)
+    await store.open(create=True)
+    pid = writer_of(store)._process.pid
+    for one in (signal.SIGINT, signal.SIGTERM):
+        os.kill(pid, one)
+    await store_all(store, event("m"))
+    assert writer_of(store)._process.pid == pid
+    await store.close()
+
+
+async def test_it_hangs(tmp_path: Path) -> None:
+    """The caller is answered in time; opened anew, the store works."""
+    store = make(tmp_path)
+    await store.open(create=True)
+    await store_all(store, event("before"))
+    pid = writer_of(store)._process.pid
+    writer_of(store)._timeout = 0.5
+    os.kill(pid, signal.SIGSTOP)
+    with pytest.raises(StorageUnavailable):
+        await store.write([event("during")])
+    await store.close()
+    assert not is_alive(pid)
+    await store.open(create=True)
+    await store.write([event("during"), event("after")])
+    assert sorted(await ids(store)) == ["after", "before", "during"]
+    await store.close()
+
+
+PARENT = """
+import asyncio, sys
+from pathlib import Path
+from engage.api import StorageContext
+from engage.testing import event
+from engage_plugins.sqlite.store import SqliteStorage
+
+async def main():
+    context = StorageContext(base_dir=Path(sys.argv[1]), identifiers={})
+    store = SqliteStorage.from_options({"writer": "process"}, context)
+    await store.open(create=True)
+    print(store._writer._process._process.pid, flush=True)
+    number = 0
+    while True:
+        await store.write([event(str(number))])
+        print(number, flush=True)
+        number += 1
+
+asyncio.run(main())
+"""
+
+
+async def test_the_parent_is_killed(tmp_path: Path) -> None:
+    """No process is left behind, and the file is free."""
+    parent = subprocess.Popen(  # noqa: ASYNC220
+        [sys.executable, "-c", PARENT, str(tmp_path)], stdout=subprocess.PIPE, text=True
+    )
+    with parent:
+        assert parent.stdout is not None
+        pid = int(parent.stdout.readline())
+        for _ in range(20):
+            last = int(parent.stdout.readline())
+        parent.kill()
+        rest = [line for line in parent.stdout.read().splitlines(True) if line.endswith("\n")]
+        last = int(rest[-1]) if rest else last
+    await until(lambda: not is_alive(pid))
+    store = make(tmp_path, "thread")
+    await store.open(create=True)
+    found = await ids(store)
+    # All that was acknowledged, and at most the one that was under way.
+    assert found[: last + 1] == [str(number) for number in range(last + 1)]
+    assert len(found) <= last + 2
+    await store.close()
+
+
+@pytest.mark.parametrize("last", ["an answer unread", "half a message", "half a length", "nothing"])
+def test_a_parent_that_is_gone_is_no_error(tmp_path: Path, last: str) -> None:
+    """However the connection ends: nothing on standard error, where the log is."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        child = subprocess.Popen(
+            [sys.executable, "-m", "engage_plugins.sqlite.writer_process", str(theirs.fileno())],
+            pass_fds=[theirs.fileno()],
+            stdin=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+        )
+        theirs.close()
+        settings = pickle.dumps(make(tmp_path)._settings)
+        message = len(settings).to_bytes(4, "big") + settings
+        if last == "an answer unread":
+            ours.sendall(message)
+            assert select.select([ours], [], [], 30)[0]
+        elif last == "half a message":
+            ours.sendall(message[:-10])
+        elif last == "half a length":
+            ours.sendall(message[:2])
+    _, errors = child.communicate(timeout=30)
+    assert (child.returncode, errors) == (0, b"")
+
+
+async def test_what_it_says_is_what_the_thread_says(tmp_path: Path) -> None:
+    store = make(tmp_path)
+    await store.open(create=True)
+    first: list[Event] = [event("a", properties={"n": 1}), event("b\x00"), event("c")]
+    bad = event("bad")
+    object.__setattr__(bad, "message_id", "\ud800")
+    outcomes = await store.write([*first, bad, event("a", properties={"n": 2})])
+    assert [one.status.value for one in outcomes] == ["stored"] * 3 + ["refused", "duplicate"]
+    assert outcomes[3].reason
+    assert outcomes[4].stored == first[0].body
+    await store.close()
+
+
+async def test_an_io_error_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The thread that takes over believes nothing until a checkpoint."""
+    store = make(tmp_path)
+    await store.open(create=True)
+    await store_all(store, event("m"))
+    trusted = []
+    real = engine.Engine._trust_again
+
+    def trust(self: engine.Engine, db: Any) -> None:
+        trusted.append(True)
+        real(self, db)
+
+    monkeypatch.setattr(engine.Engine, "_trust_again", trust)
+    os.kill(writer_of(store)._process.pid, signal.SIGKILL)
+    (outcome,) = await eventually(lambda: store.write([event("m")]), StorageUnavailable)
+    assert outcome.status is Status.DUPLICATE
+    assert trusted
+    await store.close()

@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every recorded delivery against the provider that it was sent by, without a server.
+
+What is recorded of a translation is the event as it is stored in an empty workspace: at least those
+properties and that context, everything else exactly.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from urllib.parse import urlencode
+
+import pytest
+from support.webhooks import DATA, make, mappings, request, request_of, signature_vectors
+
+from engage.api import PayloadInvalid, SignatureMismatch, identifier_value
+from engage.pipeline.normalise import Arrival, normalise
+from engage.pipeline.validate import Schemas
+
+PROVIDERS = sorted(
+    {v["provider"] for v in json.loads((DATA / "webhook_mappings.json").read_bytes())}
+)
+SIGNED = sorted(
+    {v["provider"] for v in json.loads((DATA / "webhook_signatures.json").read_bytes())}
+)
+VECTORS = [vector for provider in SIGNED for vector in signature_vectors(provider)]
+MAPPINGS = [mapping for provider in PROVIDERS for mapping in mappings(provider)]
+
+#: Options with which a provider can be made, for translating only.
+OPTIONS = {provider: signature_vectors(provider)[0]["config"] for provider in SIGNED}
+
+#: Milliseconds; later than every recorded event.
+RECEIVED_AT = 1_800_000_000_000
+
+
+def test_nothing_was_lost_of_the_recordings():
+    assert len(VECTORS) == 146
+    assert len(MAPPINGS) == 52
+
+
+@pytest.mark.parametrize("vector", VECTORS, ids=lambda vector: vector["id"])
+def test_signature(vector):
+    provider = make(vector["provider"], vector["config"], url=vector["url"])
+    delivery = request_of(vector)
+    if vector["expected"] == "invalid":
+        answered = provider.probe(delivery)
+        if vector.get("expected_status") == 200:
+            assert answered is not None
+            return
+        assert answered is None
+        with pytest.raises(SignatureMismatch):
+            verify(provider, delivery)
+        return
+    assert provider.probe(delivery) is None
+    verify(provider, delivery)
+    if vector["expected"] == "unreadable":
+        with pytest.raises(PayloadInvalid):
+            provider.translate(delivery)
+    else:  # some recordings are about the signature only: their payload is nobody's
+        with contextlib.suppress(PayloadInvalid):
+            provider.translate(delivery)
+
+
+def verify(provider, delivery):
+    # All recordings that need a certificate bring it in their options.
+    assert provider.needs(delivery) is None
+    try:
+        provider.verify(delivery, None)
+    except SignatureMismatch:
+        raise
+    except Exception as error:  # any exception in verify is a mismatch to the core
+        raise SignatureMismatch(repr(error)) from error
+
+
+@pytest.mark.parametrize(
+    "mapping", MAPPINGS, ids=lambda mapping: f"{mapping['provider']}: {mapping['description']}"
+)
+def test_translation(mapping):
+    provider = make(mapping["provider"], OPTIONS[mapping["provider"]])
+    translation = provider.translate(delivery_of(mapping["provider"], mapping["input"]))
+    assert not translation.rejected
+    got = [stored(event) for event in translation.events]
+    assert len(got) == len(mapping["expected_events"])
+    for document, expected in zip(got, mapping["expected_events"], strict=True):
+        for field, value in expected.items():
+            if field in ("properties", "context"):
+                assert {name: document[field].get(name) for name in value} == value
+            else:
+                assert document[field] == value
+        for field in ("userId", "anonymousId"):
+            assert document.get(field) == expected.get(field)
+        if "timestamp" not in expected:
+            assert document["timestamp"] == document["receivedAt"]
+    ids = [document["messageId"] for document in got]
+    assert len(set(ids)) == len(ids)
+    again = provider.translate(delivery_of(mapping["provider"], mapping["input"]))
+    assert [event.document["messageId"] for event in again.events] == ids
+
+
+def stored(event):
+    """The document as it is stored in a workspace where nobody is known."""
+    document = dict(event.document)
+    if "userId" not in document and "anonymousId" not in document:
+        value = identifier_value(event.recipient.trait, event.recipient.value)
+        document["anonymousId"] = f"{event.recipient.trait}:{value}"
+    assert Schemas.load().problems(document["type"], document) == []
+    arrival = Arrival(
+        workspace_id="acme",
+        write_key_id=None,
+        received_at=RECEIVED_AT,
+        event_bytes=2**20,
+        correct_clock=False,
+    )
+    return normalise(document, document["type"], arrival).document()
+
+
+def delivery_of(provider, payload):
+    """Wrap a payload as the provider does."""
+    if provider == "mailchimp":
+        return request(urlencode({"mandrill_events": json.dumps(payload)}))
+    if provider == "twilio":
+        query = urlencode(payload["query"])
+        return request(urlencode(payload["form"]), url=f"https://ingest.example.com/x?{query}")
+    if provider == "shopify":
+        return request(json.dumps(payload["body"]), payload["headers"])
+    if provider == "amazon-ses":
+        envelope = {
+            "Type": "Notification",
+            "MessageId": "22b80b92-fdea-4c2c-8f9d-bdfb0c7bf324",
+            "TopicArn": "arn:aws:sns:us-east-1:123456789012:ses-events",
+            "Message": json.dumps(payload),
+            "Timestamp": "2024-01-01T00:00:00.000Z",
+        }
+        return request(json.dumps(envelope))
+    return request(json.dumps(payload), {"svix-id": "msg_1"})

@@ -1,0 +1,259 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Finding plugins; whatever is wrong with one is one line with plugin, distribution and cure."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Callable
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+from support.distributions import distribution
+
+from engage.registry.discovery import GROUP, Found, PluginError, discover
+
+Install = Callable[..., None]
+_numbers = itertools.count()
+
+STORAGE = """
+    from engage.api import hookimpl
+
+    @hookimpl
+    def engage_register_storage(register):
+        register("{name}", object, {{"type": "object"}})
+"""
+
+
+@pytest.fixture
+def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
+    """Install a distribution; the module names of each test are its own, so that none is cached."""
+
+    def _install(name: str, modules: dict[str, str]) -> None:
+        unique = {f"{key} = engage_test_{next(_numbers)}": value for key, value in modules.items()}
+        monkeypatch.syspath_prepend(distribution(tmp_path / name, name, unique))
+
+    return _install
+
+
+def found() -> Found:
+    """:return: what is found beside what engage itself brings."""
+    ours = metadata.distribution("engage-server").name
+    points = [point for point in metadata.entry_points(group=GROUP) if point.dist.name != ours]
+    return discover(reserved_commands={"serve"}, entry_points=points)
+
+
+def broken(plugin: str, distribution: str) -> str:
+    """:return: what is said of a plugin that is broken."""
+    with pytest.raises(PluginError) as caught:
+        found()
+    line = str(caught.value)
+    match = re.fullmatch(
+        rf'plugin "{plugin}" \(engage_test_[0-9]+, distribution {re.escape(distribution)}\): (.+)',
+        line,
+    )
+    assert match, line
+    assert "; " in line, "names a cure"
+    return match[1]
+
+
+def test_finds_what_is_installed(install: Install) -> None:
+    install("one", {"b": STORAGE.format(name="bee"), "a": STORAGE.format(name="ay")})
+    install("two", {"c": STORAGE.format(name="cee")})
+    everything = found()
+    assert [plugin.name for plugin in everything.plugins] == ["a", "b", "c"]
+    storages = everything.tables["storage"]
+    assert list(storages) == ["ay", "bee", "cee"]
+    assert storages["cee"].distribution == "two 1.0"
+    assert storages["cee"].plugin == "c"
+    assert storages["cee"].factory is object
+    assert storages["cee"].schema == {"type": "object"}
+
+
+def test_the_built_in_plugins_come_through_the_same_door() -> None:
+    storages = discover().tables["storage"]
+    assert {"mongo", "sqlite"} <= storages.keys()
+    assert storages["sqlite"].distribution.startswith("engage-server ")
+
+
+def test_every_hook(install: Install) -> None:
+    install(
+        "all",
+        {
+            "all": """
+                import click
+                from engage.api import hookimpl
+
+                @hookimpl
+                def engage_register_storage(register):
+                    register("s", object, {})
+
+                @hookimpl(specname="engage_register_webhook")
+                def another_name(register):
+                    register("w", object, {})
+
+                @hookimpl
+                def engage_register_transform(register):
+                    register("t", object, {})
+
+                @hookimpl
+                def engage_register_observer(register):
+                    register("o", object, {})
+
+                @hookimpl
+                def engage_register_commands(cli):
+                    @cli.command()
+                    def hello():
+                        pass
+            """
+        },
+    )
+    everything = found()
+    assert {kind: list(table) for kind, table in everything.tables.items()} == {
+        "storage": ["s"],
+        "webhook": ["w"],
+        "transform": ["t"],
+        "observer": ["o"],
+    }
+    assert list(everything.commands) == ["hello"]
+    assert everything.command_plugins["hello"].distribution == "all 1.0"
+
+
+def test_two_plugins_of_one_name(install: Install) -> None:
+    install("one", {"same": STORAGE.format(name="x")})
+    install("two", {"same": STORAGE.format(name="y")})
+    with pytest.raises(PluginError) as caught:
+        found()
+    said = str(caught.value)
+    assert re.search(
+        r'^plugin "same" .* distribution (one|two) 1.0\): the distribution (one|two) 1.0 has a'
+        r" plugin of the same name; uninstall one of them: pip uninstall (one|two)$",
+        said,
+    )
+    assert "one 1.0" in said
+    assert "two 1.0" in said
+
+
+def test_two_storages_of_one_name(install: Install) -> None:
+    install("one", {"first": STORAGE.format(name="same")})
+    install("two", {"second": STORAGE.format(name="same")})
+    with pytest.raises(PluginError, match=r"there is a storage 'same' already") as caught:
+        found()
+    for part in ("first", "second", "one 1.0", "two 1.0", "give it another name"):
+        assert part in str(caught.value)
+
+
+def test_an_import_error(install: Install) -> None:
+    install("bad", {"p": "import a_module_that_is_not_there"})
+    assert broken("p", "bad 1.0") == (
+        "cannot be imported: ModuleNotFoundError: No module named 'a_module_that_is_not_there';"
+        " install what it needs or remove it: pip uninstall bad"
+    )
+
+
+def test_a_syntax_error_is_one_line_too(install: Install) -> None:
+    install("bad", {"p": "def"})
+    assert broken("p", "bad 1.0").startswith("cannot be imported: SyntaxError: ")
+
+
+def test_a_misspelt_hook(install: Install) -> None:
+    install(
+        "bad",
+        {
+            "p": """
+                from engage.api import hookimpl
+
+                @hookimpl
+                def engage_register_storge(register):
+                    pass
+            """
+        },
+    )
+    assert broken("p", "bad 1.0") == (
+        "there is no hook engage_register_storge; did you mean engage_register_storage?"
+    )
+
+
+def test_a_wrong_argument(install: Install) -> None:
+    install(
+        "bad",
+        {
+            "p": """
+                from engage.api import hookimpl
+
+                @hookimpl
+                def engage_register_storage(registry):
+                    pass
+            """
+        },
+    )
+    assert broken("p", "bad 1.0") == (
+        "engage_register_storage has an argument 'registry' that the hook has not;"
+        " call it 'register'"
+    )
+
+
+def test_a_hook_without_its_mark(install: Install) -> None:
+    install("bad", {"p": "def engage_register_storage(register): pass"})
+    assert broken("p", "bad 1.0") == (
+        "engage_register_storage is not marked as a hook; put @engage.api.hookimpl above it"
+    )
+
+
+def test_no_hook_at_all(install: Install) -> None:
+    install("bad", {"p": "import json"})
+    assert broken("p", "bad 1.0").startswith(
+        "it implements no hook; the hooks are engage_register_"
+    )
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        ("register('x')", "engage_register_storage failed: TypeError: "),
+        ("1 / 0", "engage_register_storage failed: ZeroDivisionError: division by zero; "),
+        (
+            "register('Bad Name', object, {})",
+            "'Bad Name' cannot be the name of a storage; use 1 to",
+        ),
+        ("register(5, object, {})", "5 cannot be the name of a storage; "),
+        ("register('backend', object, {})", "'backend' is a key of [storage] itself; use another"),
+        ("register('x', 5, {})", "the factory of 'x' is not callable; "),
+        ("register('x', object, [])", "the options schema of 'x' is not an object; "),
+        (
+            "register('x', object, {'type': 'strnig'})",
+            "the options schema of 'x' is no JSON Schema: ",
+        ),
+    ],
+)
+def test_a_registration_that_is_wrong(install: Install, call: str, said: str) -> None:
+    install(
+        "bad",
+        {
+            "p": f"""
+                from engage.api import hookimpl
+
+                @hookimpl
+                def engage_register_storage(register):
+                    {call}
+            """
+        },
+    )
+    assert broken("p", "bad 1.0").startswith(said)
+
+
+@pytest.mark.parametrize("name", ["serve", "hello"])
+def test_a_command_that_is_there_already(install: Install, name: str) -> None:
+    source = """
+        import click
+        from engage.api import hookimpl
+
+        @hookimpl
+        def engage_register_commands(cli):
+            cli.add_command(click.Command("{name}"))
+    """
+    install("one", {"one": source.format(name="hello")})
+    install("two", {"two": source.format(name=name)})
+    with pytest.raises(PluginError, match=rf"there is a command '{name}' of .* already; give it"):
+        found()

@@ -1,0 +1,300 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a config makes of the installed plugins."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+
+from engage.api import ConfigError, EventStore, ProfileStore, StorageUnavailable, SubscriptionStore
+from engage.config import Config, load
+from engage.config.schema_check import SettingsError
+from engage.registry import PluginError, Registry
+from engage.registry.discovery import Found, Registered
+
+OPTIONS = {
+    "type": "object",
+    "additionalProperties": False,
+    "properties": {
+        "secret": {"writeOnly": True, "type": ["string", "array"]},
+        "mode": {"enum": ["fast", "safe"]},
+    },
+}
+
+
+class _Store:
+    def __init__(self, options: Mapping[str, Any], context: Any) -> None:
+        self.options = options
+        self.context = context
+
+
+def _concrete(*bases: type) -> type:
+    """:return: a class that can be made although it implements nothing."""
+    made = type("Store", (_Store, *bases), {})
+    made.__abstractmethods__ = frozenset()  # type: ignore[attr-defined]
+    return made
+
+
+Sink = _concrete(EventStore)
+Whole = _concrete(EventStore, ProfileStore, SubscriptionStore)
+
+
+def registry(**tables: Mapping[str, Any]) -> Registry:
+    """:return: a registry with these factories, their options as :data:`OPTIONS`."""
+    kinds = {
+        kind: {
+            name: Registered(
+                name=name, factory=factory, schema=OPTIONS, plugin="p", distribution="d 1.0"
+            )
+            for name, factory in tables.get(kind, {}).items()
+        }
+        for kind in ("storage", "webhook", "transform", "observer")
+    }
+    plugins: Any = ("p",) if tables else ()
+    return Registry(Found(plugins=plugins, tables=kinds, commands={}, command_plugins={}))
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Callable[..., Config]:
+    """Load a config of these lines and one workspace."""
+
+    def _config(text: str = "", workspace: str = "") -> Config:
+        path = tmp_path / "engage.toml"
+        path.write_text(f'{text}\n[[workspaces]]\nid = "acme"\n{workspace}')
+        return load(path, {"MODE": "hunter2"})
+
+    return _config
+
+
+def test_makes_the_storage(config: Any, tmp_path: Path) -> None:
+    text = """
+        [storage]
+        backend = "whole"
+        write_timeout = 3
+        [storage.whole]
+        mode = "fast"
+        [limits]
+        user_traits = 1
+        user_trait_bytes = 2
+        user_links = 3
+        user_memberships = 4
+        dead_letter_count = 5
+        dead_letter_bytes = 6
+        webhook_dead_letter_count = 7
+        webhook_dead_letter_bytes = 8
+        [retention]
+        events_days = 9
+        dead_letters_days = 10
+    """
+    made = registry(storage={"whole": Whole}).make_storage(
+        config(text, 'subscription_identifiers = ["crm"]\nsubscription_secret = "s"')
+    )
+    assert made.options == {"mode": "fast"}
+    context = made.context
+    assert context.base_dir == tmp_path
+    assert context.identifiers == {"acme": ("crm", "email", "phone")}
+    limits, budget = context.profile_limits, context.dead_letter_budget
+    assert [limits.traits, limits.trait_bytes, limits.links, limits.memberships] == [1, 2, 3, 4]
+    assert [budget.api_count, budget.api_bytes] == [5, 6]
+    assert [budget.webhook_count, budget.webhook_bytes] == [7, 8]
+    assert context.write_timeout == 3
+    assert (context.events_days, context.dead_letters_days) == (9, 10)
+
+
+@pytest.mark.parametrize(
+    ("backend", "said"),
+    [
+        ("sqlte", "no storage 'sqlte' is installed; did you mean 'sqlite'?"),
+        (
+            "oracle",
+            "no storage 'oracle' is installed; there is: mongo, sqlite. Install its plugin"
+            " with pip",
+        ),
+    ],
+)
+def test_an_unknown_backend(config: Any, backend: str, said: str) -> None:
+    chosen = config(f'[storage]\nbackend = "{backend}"')
+    installed = registry(storage={"mongo": Sink, "sqlite": Sink})
+    for call in (installed.check, installed.make_storage):
+        with pytest.raises(ConfigError) as caught:
+            call(chosen)
+        assert str(caught.value) == f"{chosen.path}: storage.backend: {said}"
+
+
+def test_nothing_is_installed(config: Any) -> None:
+    with pytest.raises(SettingsError, match=r"no plugin is installed at all.*pip install -e \."):
+        registry().check(config())
+
+
+def test_options_are_checked_against_the_schema_of_the_plugin(config: Any) -> None:
+    chosen = config(
+        """
+        [storage]
+        backend = "s"
+        [storage.s]
+        moed = 1
+        [storage.other]
+        mode = "x"
+        [storage.gone]
+        [observers.o]
+        mode = "${MODE}"
+        [[transforms]]
+        name = "t"
+        options = { secret = 5 }
+        [[transforms]]
+        name = "u"
+        """,
+        '[workspaces.webhooks.w]\nsecret = ""\n[workspaces.webhooks.v]',
+    )
+    installed = registry(
+        storage={"other": Sink, "s": Sink},
+        transform={"t": dict},
+        observer={"o": dict},
+        webhook={"w": dict},
+    )
+    with pytest.raises(SettingsError) as caught:
+        installed.check(chosen)
+    lines = [line.removeprefix(f"{chosen.path}: ") for line in caught.value.problems]
+    assert lines == [
+        "storage.s.moed: unknown key; did you mean storage.s.mode?",
+        'storage.other.mode: must be one of "fast", "safe" (it is "x")',
+        "storage.gone: no storage 'gone' is installed; there is: other, s. Install its plugin with"
+        " pip",
+        "transforms[0].options.secret: must be a string or a list, not an integer",
+        "transforms[1].name: no transform 'u' is installed; there is: t. Install its plugin with"
+        " pip",
+        'observers.o.mode: must be one of "fast", "safe" (it is "${MODE}")',
+        "workspaces[0].webhooks.w.secret: must not be empty",
+        "workspaces[0].webhooks.v: no webhook 'v' is installed; there is: w. Install its plugin"
+        " with pip",
+    ]
+
+
+def test_a_factory_gets_only_valid_options(config: Any) -> None:
+    made: list[object] = []
+    installed = registry(transform={"t": made.append})
+    with pytest.raises(ConfigError, match="mode"):
+        installed.make_transforms(config('[[transforms]]\nname = "t"\noptions = {mode = "x"}'))
+    assert made == []
+
+
+def test_transforms_come_in_the_order_of_the_config(config: Any) -> None:
+    installed = registry(
+        transform={"a": lambda options: ("A", options), "b": lambda options: ("B", options)},
+        observer={"o": lambda options: ("O", options)},
+    )
+    chosen = config(
+        '[[transforms]]\nname = "b"\noptions = {mode = "fast"}\n[[transforms]]\nname = "a"\n'
+        "[observers.o]\n"
+    )
+    assert installed.make_transforms(chosen) == [("b", ("B", {"mode": "fast"})), ("a", ("A", {}))]
+    assert installed.make_observers(chosen) == [("o", ("O", {}))]
+
+
+def _raises(error: Exception) -> Callable[..., Any]:
+    def factory(*_: Any) -> Any:
+        raise error
+
+    return factory
+
+
+def test_what_a_factory_raises(config: Any) -> None:
+    chosen = config('[storage]\nbackend = "s"')
+    with pytest.raises(ConfigError) as caught:
+        registry(storage={"s": _raises(ConfigError("url: no host"))}).make_storage(chosen)
+    assert str(caught.value) == f"{chosen.path}: storage.s: url: no host"
+    with pytest.raises(ConfigError) as caught:
+        registry(storage={"s": _raises(ConfigError("mode: not: now"))}).make_storage(chosen)
+    assert str(caught.value) == f"{chosen.path}: storage.s.mode: not: now"
+    with pytest.raises(PluginError) as caught:
+        registry(storage={"s": _raises(ModuleNotFoundError("No module\n named x"))}).make_storage(
+            chosen
+        )
+    assert str(caught.value) == (
+        "plugin \"p\" (distribution d 1.0): cannot make the storage 's': ModuleNotFoundError:"
+        " No module named x"
+    )
+    with pytest.raises(StorageUnavailable):
+        registry(storage={"s": _raises(StorageUnavailable("gone"))}).make_storage(chosen)
+
+
+def test_the_text_of_a_factorys_error_has_no_secret(config: Any) -> None:
+    chosen = config('[storage]\nbackend = "s"\n[storage.s]\nsecret = "hunter2"')
+    with pytest.raises(PluginError) as caught:
+        registry(storage={"s": _raises(ValueError("bad: hunter2"))}).make_storage(chosen)
+    assert str(caught.value).endswith("ValueError: bad: ***")
+
+
+GROUP = '[[workspaces.subscription_groups]]\nid = "n"\nchannel = "c"\ntype = "opt_in"\n'
+
+
+@pytest.mark.parametrize(
+    ("workspace", "said"),
+    [
+        (GROUP, "cannot keep subscriptions, and workspaces.subscription_groups is set"),
+        ('subscription_secret = "s"', "keeps no profiles, and workspaces.subscription_secret is"),
+    ],
+)
+def test_a_storage_that_cannot_do_what_is_configured(
+    config: Any, workspace: str, said: str
+) -> None:
+    chosen = config('[storage]\nbackend = "sink"', workspace)
+    with pytest.raises(ConfigError, match=f"the storage 'sink' {said}"):
+        registry(storage={"sink": Sink}).make_storage(chosen)
+    whole = config('[storage]\nbackend = "whole"', workspace)
+    registry(storage={"whole": Whole}).make_storage(whole)
+
+
+def test_makes_each_provider_for_each_workspace(config: Any) -> None:
+    class Made(tuple[Any, ...]):
+        def credentials(self) -> list[bytes]:
+            return [self[0].encode()]
+
+    def make(options: Mapping[str, Any], context: Any) -> Made:
+        return Made((options["secret"], context.workspace_id, context.public_url))
+
+    installed = registry(webhook={"w": make})
+    chosen = config(
+        '[server]\npublic_url = "https://e.example/"',
+        '[workspaces.webhooks.w]\nsecret = "1"\n'
+        '[[workspaces]]\nid = "b"\n[workspaces.webhooks.w]\nsecret = "2"\n'
+        '[[workspaces]]\nid = "c"\n',
+    )
+    assert installed.make_webhooks(chosen) == {
+        "w": {
+            "acme": ("1", "acme", "https://e.example"),
+            "b": ("2", "b", "https://e.example"),
+        }
+    }
+
+
+def test_one_secret_in_two_workspaces(config: Any) -> None:
+    installed = registry(
+        storage={"mongo": Sink}, webhook={"w": _raises(ConfigError("no")), "v": dict}
+    )
+    chosen = config(
+        "",
+        '[workspaces.webhooks.w]\nsecret = ["HIDDEN", "HIDDEN"]\n'
+        '[[workspaces]]\nid = "b"\n[workspaces.webhooks.v]\nsecret = ["x", "HIDDEN"]\n',
+    )
+    with pytest.raises(SettingsError) as caught:
+        installed.check(chosen)
+    assert str(caught.value) == (
+        f"{chosen.path}: workspaces[1].webhooks.v.secret[1]: the same secret as"
+        " workspaces[0].webhooks.w.secret[0], of another workspace"
+    )
+
+
+def test_commands_are_kept() -> None:
+    command = click.Command("x")
+    found = Found(
+        plugins=(),
+        tables={kind: {} for kind in ("storage", "webhook", "transform", "observer")},
+        commands={"x": command},
+        command_plugins={},
+    )
+    assert Registry(found).commands == {"x": command}

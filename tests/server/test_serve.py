@@ -1,0 +1,487 @@
+# SPDX-License-Identifier: Apache-2.0
+"""engage.server.serve as a process: start, drain, signals, workers, metrics, logs."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import json
+import os
+import re
+import resource
+import signal
+import socket
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+from support.processes import alive, children, descendants
+from support.server import (
+    DEADLINE,
+    KEY,
+    SECRET,
+    SQLITE,
+    Server,
+    config_text,
+    start_server,
+    wait_for,
+)
+
+from engage.config import Config, Selected, StorageConfig, Workspace, WriteKey
+from engage.registry import Registry
+from engage.registry.discovery import Found, Registered
+from engage.server.serve import secrets_of
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
+
+EVENT = json.dumps({"userId": "u", "event": "Tested", "messageId": "slow"}).encode()
+HEAD = (
+    b"POST /v1/track HTTP/1.1\r\nHost: x\r\n"
+    b"Authorization: Basic %s\r\nContent-Length: %d\r\n\r\n"
+    % (base64.b64encode(f"{KEY}:".encode()), len(EVENT))
+)
+READY = b"GET /readyz HTTP/1.1\r\nHost: x\r\n\r\n"
+
+
+@contextlib.contextmanager
+def _connected(server: Server) -> Iterator[socket.socket]:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=DEADLINE) as sock:
+        yield sock
+
+
+def _answer(sock: socket.socket) -> tuple[int, str, bytes]:
+    """Read one answer: status, head in lower case, body."""
+    data = b""
+    while b"\r\n\r\n" not in data:
+        more = sock.recv(65536)
+        assert more, f"the connection ended after {data!r}"
+        data += more
+    head, _, body = data.partition(b"\r\n\r\n")
+    found = re.search(rb"(?i)\r\ncontent-length: (\d+)", head)
+    assert found
+    while len(body) < int(found[1]):
+        body += sock.recv(65536)
+    return int(head.split()[1]), head.decode("latin-1").lower(), body
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as sock:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            sock.bind(("127.0.0.1", port))
+            sock.listen()
+        except OSError:
+            return False
+    return True
+
+
+def _said(server: Server, message: str) -> None:
+    wait_for(lambda: any(line["message"] == message for line in server.lines()), what=message)
+
+
+# ------------------------------------------------------------------------------------------- drain
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_drain_answers_what_is_in_flight_and_exits_0(tmp_path: Path, workers: int) -> None:
+    with start_server(tmp_path, workers=workers) as server, _connected(server) as slow:
+        slow.sendall(HEAD + EVENT[:10])
+        assert server.track("quick").status_code == 200
+        # Without this the request might still lie unread in the kernel when the drain begins.
+        with _connected(server) as other:
+            other.sendall(READY)
+            assert _answer(other)[0] == 200
+        server.signal(signal.SIGTERM)
+        _said(server, "draining")
+        slow.sendall(EVENT[10:])
+        status, head, body = _answer(slow)
+        assert (status, json.loads(body)["messageId"]) == (200, "slow")
+        assert "\r\nconnection: close" in head
+        assert slow.recv(1) == b""
+        assert server.wait() == 0
+        assert sorted(event["messageId"] for event in server.export()) == ["quick", "slow"]
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_during_the_delay_everybody_is_answered_and_sent_elsewhere(
+    tmp_path: Path, workers: int
+) -> None:
+    lines = "shutdown_delay = 1000\nshutdown_grace = 2000"
+    with start_server(tmp_path, workers=workers, server=lines) as server:
+        server.signal(signal.SIGTERM)
+        # Of two workers each takes up the drain in its own time.
+        wait_for(
+            lambda: (
+                sum(line["message"] == "draining" for line in server.lines())
+                == (1 if workers == 1 else 1 + workers)
+            ),
+            what="every process to drain",
+        )
+        for _ in range(8):
+            with _connected(server) as sock:
+                sock.sendall(READY)
+                status, head, body = _answer(sock)
+                assert status == 503
+                assert json.loads(body)["code"] == "shutting_down"
+                assert "\r\nconnection: close" in head
+                assert re.search(r"\r\nretry-after: [1-5]\r\n", head + "\r\n")
+        with _connected(server) as sock:
+            sock.sendall(HEAD + EVENT)
+            status, head, _ = _answer(sock)
+            assert status == 200
+            assert "\r\nconnection: close" in head
+        # The second signal: at once, although the delay has only begun.
+        workers_there = children(server.process.pid) if server.process else set()
+        server.signal(signal.SIGTERM)
+        assert server.wait() == 1
+        wait_for(lambda: not any(map(alive, workers_there)), what="the workers to end")
+        # What was acknowledged before is there nevertheless.
+        assert [event["messageId"] for event in server.export()] == ["slow"]
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_control_c_goes_to_all_processes_and_is_one_drain(tmp_path: Path, workers: int) -> None:
+    with start_server(tmp_path, workers=workers) as server:
+        assert server.process is not None
+        os.killpg(server.process.pid, signal.SIGINT)
+        assert server.wait() == 0
+        assert "Traceback" not in server.log()
+
+
+def test_sigterm_to_all_processes_is_one_drain(tmp_path: Path) -> None:
+    """systemd does that."""
+    with start_server(tmp_path, workers=2) as server:
+        assert server.process is not None
+        os.killpg(server.process.pid, signal.SIGTERM)
+        assert server.wait() == 0
+
+
+def test_who_waits_to_be_accepted_when_the_drain_begins_is_answered(tmp_path: Path) -> None:
+    with start_server(tmp_path) as server:
+        server.signal(signal.SIGSTOP)
+        with contextlib.ExitStack() as stack:
+            newcomers = [stack.enter_context(_connected(server)) for _ in range(20)]
+            for sock in newcomers:
+                sock.sendall(HEAD + EVENT)
+            server.signal(signal.SIGTERM)
+            server.signal(signal.SIGCONT)
+            for sock in newcomers:
+                assert _answer(sock)[0] == 200
+        assert server.wait() == 0
+
+
+def test_a_request_that_never_ends_does_not_outlive_the_grace(tmp_path: Path) -> None:
+    with start_server(tmp_path, server="shutdown_grace = 3") as server, _connected(server) as slow:
+        slow.sendall(HEAD + EVENT[:10])
+        with _connected(server) as other:
+            other.sendall(READY)
+            assert _answer(other)[0] == 200
+        server.signal(signal.SIGTERM)
+        assert server.wait() == 0
+        assert server.export() == []
+
+
+# ---------------------------------------------------------------------------------------- start-up
+def _cannot_start(server: Server) -> str:
+    """Start in vain; return the one line that says why."""
+    server.launch()
+    assert server.wait() == 1
+    lines = server.log().splitlines()
+    assert len(lines) == 1, lines
+    message: str = json.loads(lines[0])["message"]
+    return message
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_port_that_is_taken(tmp_path: Path, workers: int) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        config = config_text(workers=workers).replace("port = 0", f"port = {port}")
+        message = _cannot_start(Server(tmp_path, config))
+    assert message.startswith(f"cannot start: cannot listen on 127.0.0.1:{port}: address already")
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_store_that_cannot_be_opened(tmp_path: Path, workers: int) -> None:
+    (tmp_path / "engage.db").mkdir()
+    message = _cannot_start(Server(tmp_path, config_text(workers=workers)))
+    assert message.startswith("cannot start: ")
+    assert "engage.db" in message
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_metrics_port_that_is_taken(tmp_path: Path, workers: int) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        config = config_text(workers=workers, server=f"metrics_port = {port}")
+        message = _cannot_start(Server(tmp_path, config))
+    assert f"cannot listen on 127.0.0.1:{port}" in message
+    assert "server.metrics_port" in message
+
+
+def test_all_secrets_of_the_config_are_known_to_the_log() -> None:
+    schema = {
+        "properties": {"token": {"writeOnly": True}, "url": {"writeOnly": True}, "region": {}}
+    }
+    tables = {
+        kind: {
+            "some": Registered(
+                name="some", factory=object, schema=schema, plugin="some", distribution="some 1.0"
+            )
+        }
+        for kind in ("storage", "webhook", "transform", "observer")
+    }
+    registry = Registry(Found(plugins=(), tables=tables, commands={}, command_plugins={}))
+    workspace = Workspace(
+        id="acme",
+        name="Acme",
+        subscription_secrets=("subscription-1", "subscription-2"),
+        write_keys=(WriteKey(id="website", key="the-write-key"),),
+        webhooks={"some": {"token": ["signing-key-1", "key-2"], "region": "somewhere-else-1"}},
+    )
+    storage = StorageConfig(
+        backend="some", options={"url": "scheme://user:pass@word@host/engage", "token": "storage-1"}
+    )
+    config = Config(
+        path=Path(),
+        base_dir=Path(),
+        workspaces=(workspace,),
+        storage=storage,
+        transforms=(Selected(name="some", options={"token": "transform-1"}),),
+        observers=(Selected(name="some", options={"url": "https://hooks.example.com/T/secret"}),),
+    )
+    assert set(secrets_of(config, registry)) == {
+        *("subscription-1", "subscription-2", "the-write-key", "signing-key-1", "key-2"),
+        *("pass@word", "storage-1", "transform-1", "https://hooks.example.com/T/secret"),
+    }
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_connections_are_not_bounded_by_the_usual_limit_of_open_files(
+    tmp_path: Path, workers: int
+) -> None:
+    def few_files() -> None:
+        hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        resource.setrlimit(resource.RLIMIT_NOFILE, (128, hard))
+
+    with (
+        start_server(tmp_path, workers=workers, preexec=few_files) as server,
+        contextlib.ExitStack() as stack,
+    ):
+        # Of two workers at least one has more than 128 of them.
+        for _ in range(150 * workers):
+            stack.enter_context(_connected(server)).sendall(b"POST /v1/track HTTP/1.1\r\n")
+        assert server.track("one more").status_code == 200
+
+
+def test_a_system_that_allows_too_few_files_is_named(tmp_path: Path) -> None:
+    def few_files() -> None:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (128, 128))
+
+    with start_server(tmp_path, preexec=few_files) as server:
+        warning = next(line for line in server.lines() if line["level"] == "warning")
+        assert "max_connections is 2048, but the system allows only 128" in warning["message"]
+
+
+# ----------------------------------------------------------------------------------------- workers
+def test_a_worker_that_dies_is_replaced_and_nobody_notices(tmp_path: Path) -> None:
+    with start_server(tmp_path, workers=2) as server:
+        assert server.process is not None
+        parent = server.process.pid
+        before = wait_for(lambda: (now := children(parent)) and len(now) == 2 and now)
+        victim = min(before)
+        os.kill(victim, signal.SIGKILL)
+        wait_for(lambda: victim not in children(parent) and len(children(parent)) == 2)
+        died = [line for line in server.lines() if "died" in line["message"]]
+        assert [(line["level"], line["pid"]) for line in died] == [("error", victim)]
+        for number in range(10):
+            with httpx.Client(timeout=DEADLINE) as fresh:
+                url = f"{server.url}/v1/track?writeKey={KEY}"
+                event = {"userId": "u", "event": "E", "messageId": f"m{number}"}
+                assert fresh.post(url, json=event).status_code == 200
+        assert len(server.export()) == 10
+        assert server.stop() == 0
+
+
+def test_a_worker_that_starts_while_the_store_is_away_waits_for_it(tmp_path: Path) -> None:
+    """It makes no other store, and does not die of it until the server gives up."""
+    path, away = tmp_path / "engage.db", tmp_path / "away.db"
+    with start_server(tmp_path, workers=2) as server:
+        assert server.process is not None
+        parent = server.process.pid
+        assert server.track("before").status_code == 200
+        wait_for(lambda: len(children(parent)) == 2)
+        path.rename(away)
+        for victim in children(parent):
+            os.kill(victim, signal.SIGKILL)
+        wait_for(lambda: sum("cannot be opened" in line["message"] for line in server.lines()) == 2)
+        started = children(parent)
+        wait_for(lambda: server.track("during").status_code == 503)
+        assert not path.exists()
+        away.rename(path)
+        wait_for(lambda: server.track("after").status_code == 200)
+        wait_for(lambda: httpx.get(f"{server.url}/readyz").status_code == 200)
+        assert children(parent) == started
+        assert [event["messageId"] for event in server.export()] == ["before", "after"]
+        assert server.stop() == 0
+
+
+@pytest.mark.slow
+def test_ten_deaths_in_a_minute_end_the_server(tmp_path: Path) -> None:
+    with start_server(tmp_path, workers=5) as server:
+        assert server.process is not None
+        parent = server.process
+        killed: set[int] = set()
+        while parent.poll() is None:
+            wait_for(
+                lambda: parent.poll() is not None or children(parent.pid) - killed,
+                what="a new worker",
+            )
+            for pid in children(parent.pid) - killed:
+                killed.add(pid)
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+        assert server.wait() == 1
+        assert len(killed) >= 10
+        assert "giving up" in server.log()
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_no_orphan_keeps_the_port_or_the_file(tmp_path: Path, workers: int) -> None:
+    storage = f'{SQLITE}writer = "process"\n'
+    with start_server(tmp_path, workers=workers, storage=storage) as server:
+        assert server.process is not None
+        parent = server.process.pid
+        if workers > 1:
+            wait_for(lambda: len(children(parent)) == workers, what="all workers")
+        assert server.track("before").status_code == 200
+        # Of one worker too: a storage may have processes of its own.
+        family = descendants(parent)
+        assert len(family) > (0 if workers == 1 else workers)
+        port = server.port
+        server.signal(signal.SIGKILL)
+        assert server.wait() == -signal.SIGKILL
+        wait_for(lambda: not any(map(alive, family)), what="the orphans to end")
+        # A process of several threads is a zombie before the last of them lets go of its files.
+        wait_for(lambda: _is_free(port), what="the port")
+        server.start()
+        assert server.track("after").status_code == 200
+        assert [event["messageId"] for event in server.export()] == ["before", "after"]
+
+
+# ----------------------------------------------------------------------------------------- metrics
+def _value(text: str, start: str) -> float:
+    return sum(float(line.split()[-1]) for line in text.splitlines() if line.startswith(start))
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_metrics_are_the_sum_of_all_workers(tmp_path: Path, workers: int) -> None:
+    with start_server(tmp_path, workers=workers, server="metrics_port = 0") as server:
+        for number in range(30):
+            # A connection each, so that several workers have a part in it.
+            assert httpx.post(
+                f"{server.url}/v1/track?writeKey={KEY}",
+                json={"userId": "u", "event": "E", "messageId": f"m{number % 20}"},
+                timeout=DEADLINE,
+            ).is_success
+        assert server.post("/v1/track", {"userId": "u"}).status_code == 400
+        assert server.post("/nowhere/at/all", {}).status_code == 404
+
+        def counted() -> str | None:
+            text = server.metrics()
+            return text if _value(text, 'engage_requests_total{route="unknown"') else None
+
+        text = wait_for(counted, what="the last request to be counted")
+        requests = 'engage_requests_total{route="track",status='
+        assert _value(text, f'{requests}"200"}}') == 30
+        assert _value(text, f'{requests}"400"}}') == 1
+        assert _value(text, 'engage_request_seconds_count{route="track"}') == 31
+        stored = 'engage_events_total{outcome="%s",type="track"}'
+        assert _value(text, stored % "stored") == 20
+        assert _value(text, stored % "duplicate") == 10
+        assert _value(text, stored % "invalid_payload") == 1
+        assert _value(text, "engage_write_events_sum") == 30
+        assert _value(text, "engage_write_seconds_count") >= 1
+        assert _value(text, "engage_queue_events") == 0
+        assert _value(text, "engage_storage_free_bytes") > 0
+        assert "engage_storage_wal_bytes" in text
+        assert "nowhere" not in text
+        assert KEY not in text
+
+
+def test_a_dead_workers_counts_stay_and_a_restart_begins_at_zero(tmp_path: Path) -> None:
+    with start_server(tmp_path, workers=2, server="metrics_port = 0") as server:
+        assert server.process is not None
+        assert server.track("m").status_code == 200
+        name = 'engage_events_total{outcome="stored",type="track"}'
+        wait_for(lambda: _value(server.metrics(), name) == 1)
+        parent = server.process.pid
+        for victim in children(parent):
+            os.kill(victim, signal.SIGKILL)
+        wait_for(lambda: server.lines()[-1] and server.log().count(" died ") == 2)
+        assert _value(server.metrics(), name) == 1
+        server.kill()
+        server.start()
+        assert _value(server.metrics(), name) == 0
+
+
+def test_without_a_port_there_are_no_metrics(tmp_path: Path) -> None:
+    with start_server(tmp_path) as server:
+        assert not [line for line in server.lines() if line["message"] == "metrics"]
+        assert server.get("/metrics").status_code == 404
+
+
+# -------------------------------------------------------------------------------------------- logs
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_line_per_request_and_never_a_key_or_a_payload(tmp_path: Path, workers: int) -> None:
+    with start_server(tmp_path, workers=workers) as server:
+        secret = "payload-of-somebody"
+        event = {"userId": secret, "event": secret, "properties": {secret: secret}}
+        given = {"X-Request-Id": "request-of-the-test"}
+        assert server.post("/v1/track", event, headers=given).status_code == 200
+        beacon = {"batch": [{"type": "track", **event}, {"type": secret}]}
+        path = f"/beacon/v1/batch?writeKey={KEY}"
+        assert server.post(path, beacon, key=None).status_code == 200
+        body_key = {"writeKey": KEY, **event}
+        assert server.post("/v1/track", body_key, key=None).status_code == 200
+        wrong = server.post(f"/v1/track?writeKey={secret}", event, key=f"wrong-{secret}")
+        assert wrong.status_code == 401
+        assert server.post(f"/{secret}?writeKey={KEY}", event).status_code == 404
+        assert server.post("/v1/track", f'{{"{secret}'.encode()).status_code == 400
+        change = {"workspaceId": "acme", "identifier": secret, "hash": secret, "changes": {}}
+        assert server.client.put(
+            "/api/public/subscription-management/user-subscriptions", json=change
+        ).is_error
+        assert server.stop() == 0
+        log = server.log()
+        requests = [line for line in server.lines() if line["message"] == "request"]
+    for word in (KEY, SECRET, secret, base64.b64encode(KEY.encode()).decode()[:-4]):
+        assert word not in log
+    mine = next(line for line in requests if line["requestId"] == "request-of-the-test")
+    assert mine["level"] == "info"
+    assert (mine["route"], mine["status"], mine["method"]) == ("track", 200, "POST")
+    assert (mine["workspace"], mine["writeKeyId"]) == ("acme", "website")
+    assert mine["ms"] > 0
+    assert len([line for line in requests if line["method"] != "GET"]) == 7
+    assert all(line["requestId"] for line in requests)
+
+
+def test_on_a_terminal_the_lines_are_for_people(tmp_path: Path) -> None:
+    config = config_text().replace('format = "json"', 'format = "text"')
+    server = Server(tmp_path, config)
+    with server:
+        server.launch()
+        found = wait_for(lambda: re.search(r"listening.* url=(http://\S+)", server.log()))
+        server.url = found[1]
+        assert server.track("m").status_code == 200
+        assert server.stop() == 0
+        assert re.search(r"(?m)^\d\d:\d\d:\d\d POST track 200 .*acme/website", server.log())
+
+
+def test_the_store_survives_a_restart(tmp_path: Path) -> None:
+    with start_server(tmp_path, storage=SQLITE) as server:
+        assert server.track("one").status_code == 200
+        server.restart()
+        assert server.track("one").status_code == 200
+        assert server.track("two").status_code == 200
+        assert [event["messageId"] for event in server.export()] == ["one", "two"]

@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: Apache-2.0
+"""engage.server.worker in this process: what it does beside answering requests."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import gc
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import orjson
+import pytest
+from support.server import config_text
+from support.waiting import eventually
+
+from engage.api import Event, EventFilter, EventStore
+from engage.config import load
+from engage.http1.sockets import listen
+from engage.registry import load_plugins
+from engage.server import worker
+from engage.storage.retention import expire_for_ever
+from engage_plugins.sqlite.store import SqliteStorage
+
+DAY = 24 * 60 * 60 * 1000
+
+
+@pytest.fixture(autouse=True)
+def thaw() -> Iterator[None]:
+    """A worker freezes what it finds in memory; the tests after this one need not."""
+    yield
+    gc.unfreeze()
+
+
+def _event(message_id: str, received_at: int) -> Event:
+    return Event(
+        workspace_id="acme",
+        origin="api",
+        message_id=message_id,
+        type="track",
+        user_id="u",
+        anonymous_id=None,
+        name="E",
+        received_at=received_at,
+        timestamp=received_at,
+        body=orjson.dumps({"messageId": message_id, "type": "track"}),
+    )
+
+
+async def _ids(store: EventStore) -> list[str]:
+    page = await store.scan(EventFilter(), after=None, limit=10)
+    return [event.message_id for event in page.items]
+
+
+@pytest.mark.parametrize("number", [0, 1])
+async def test_the_first_worker_expires_what_is_old_and_the_others_leave_it_to_him(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    path = tmp_path / "engage.toml"
+    path.write_text(config_text(config_extra="[retention]\nevents_days = 30"))
+    config, registry = load(path), load_plugins()
+    store = registry.make_storage(config)
+    await store.open(create=True)
+    now = int(time.time() * 1000)
+    await store.write([_event("old", now - 31 * DAY), _event("young", now - 29 * DAY)])
+
+    rounds = 0
+
+    async def observed(*arguments: object, **options: float) -> None:
+        nonlocal rounds
+        rounds += 1
+        await functools.partial(expire_for_ever, first=0, every=0.05)(*arguments, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(worker, "expire_for_ever", observed)
+    ready = asyncio.Event()
+    sock = listen("127.0.0.1", 0)
+    one = worker.Worker(config, registry, sock, number=number, ready=ready.set)
+    running = asyncio.create_task(one.run())
+    await ready.wait()
+    if number == 0:
+        seen: list[str] = []
+
+        async def look() -> None:
+            while True:
+                seen[:] = await _ids(store)
+                await asyncio.sleep(0.02)
+
+        looking = asyncio.create_task(look())
+        await eventually(lambda: seen == ["young"])
+        looking.cancel()
+    one.stop()
+    assert await running == 0
+    assert rounds == (1 if number == 0 else 0)
+    assert await _ids(store) == (["young"] if number == 0 else ["old", "young"])
+    await store.close()
+
+
+async def test_who_is_told_to_stop_while_starting_stops(tmp_path: Path) -> None:
+    path = tmp_path / "engage.toml"
+    path.write_text(config_text())
+    one = worker.Worker(load(path), load_plugins(), listen("127.0.0.1", 0), number=0)
+    one.stop()
+    assert await one.run() == 0
+
+
+async def test_nothing_is_expired_while_the_store_closes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "engage.toml"
+    path.write_text(config_text(config_extra="[retention]\nevents_days = 30"))
+    monkeypatch.setattr(worker, "expire_for_ever", functools.partial(expire_for_ever, first=0))
+    expiring: list[asyncio.Task[object]] = []
+    close = SqliteStorage.close
+
+    async def expire(self: EventStore, before: int, *, limit: int, force: bool = False) -> int:
+        """There is always more to do."""
+        task = asyncio.current_task()
+        assert task is not None
+        expiring[:] = [task]
+        await self.check()
+        return limit
+
+    async def observed(self: SqliteStorage) -> None:
+        assert all(task.done() for task in expiring)
+        await close(self)
+
+    monkeypatch.setattr(SqliteStorage, "expire", expire)
+    monkeypatch.setattr(SqliteStorage, "close", observed)
+    one = worker.Worker(load(path), load_plugins(), listen("127.0.0.1", 0), number=0)
+    running = asyncio.create_task(one.run())
+    await eventually(lambda: expiring)
+    one.stop()
+    assert await running == 0
+    assert "expiring" not in caplog.text

@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""When ``/readyz`` says yes."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from engage.api import StorageUnavailable
+from engage.storage import readiness
+from engage.storage.readiness import FRESH, PATIENCE, Readiness
+
+
+class Storage:
+    """Counts questions; answers as it is told."""
+
+    def __init__(self) -> None:
+        self.questions = 0
+        self.works = True
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self.now = 100.0
+
+    async def check(self) -> None:
+        """See :meth:`engage.api.EventStore.check`."""
+        self.questions += 1
+        await self.gate.wait()
+        if not self.works:
+            raise StorageUnavailable("no")
+
+
+async def test_asks_at_most_once_a_second() -> None:
+    """However many ask."""
+    storage = Storage()
+    ready = Readiness(storage.check, clock=lambda: storage.now)
+    assert await ready.ready()
+    assert all(await asyncio.gather(*(ready.ready() for _ in range(50))))
+    assert storage.questions == 1
+    storage.now += FRESH + 0.1
+    assert all(await asyncio.gather(*(ready.ready() for _ in range(50))))
+    assert storage.questions == 2
+
+
+async def test_no_patience_before_the_first_sign_of_life() -> None:
+    """A server that never reached its storage is not ready."""
+    storage = Storage()
+    storage.works = False
+    ready = Readiness(storage.check, clock=lambda: storage.now)
+    assert not await ready.ready()
+    storage.works = True
+    assert await ready.ready()
+
+
+async def test_patience_afterwards(caplog: pytest.LogCaptureFixture) -> None:
+    """Only ten seconds of failure are a no; said once in the log."""
+    storage = Storage()
+    ready = Readiness(storage.check, clock=lambda: storage.now)
+    assert await ready.ready()
+    storage.works = False
+    for _ in range(int(PATIENCE)):
+        storage.now += 1.0
+        assert await ready.ready()
+    storage.now += 1.0
+    assert not await ready.ready()
+    assert len([record for record in caplog.records if "does not answer" in record.message]) == 1
+    ready.alive()
+    assert await ready.ready()
+    storage.works = True
+    storage.now += PATIENCE
+    assert await ready.ready()
+    assert "answers again" in caplog.text
+
+
+async def test_a_question_that_is_never_answered_is_asked_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One call that hangs must not take the server out for ever."""
+    monkeypatch.setattr(readiness, "WAIT", 30.0)
+    storage = Storage()
+    storage.gate.clear()
+    ready = Readiness(storage.check, timeout=0.05, clock=lambda: storage.now)
+    assert not await ready.ready()
+    storage.gate.set()
+    assert await ready.ready()
+    assert storage.questions == 2
+
+
+async def test_a_storage_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody waits for it for long; when it answers, that counts."""
+    monkeypatch.setattr(readiness, "WAIT", 0.05)
+    storage = Storage()
+    ready = Readiness(storage.check, clock=lambda: storage.now)
+    assert await ready.ready()
+    storage.gate.clear()
+    storage.now += PATIENCE + 1.0
+    assert not await ready.ready()
+    assert not await ready.ready()
+    assert storage.questions == 2
+    storage.gate.set()
+    monkeypatch.setattr(readiness, "WAIT", 30.0)
+    assert await ready.ready()
+    storage.gate.clear()
+    storage.now += PATIENCE + 1.0
+    monkeypatch.setattr(readiness, "WAIT", 0.05)
+    assert not await ready.ready()
+    await ready.close()

@@ -1,0 +1,204 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The house: who may import whom, what is packaged, what is declared."""
+
+from __future__ import annotations
+
+import ast
+import tomllib
+from collections.abc import Iterator
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.checkout
+
+ROOT = Path(__file__).resolve().parents[1]
+ENGAGE = ROOT / "engage"
+PLUGINS = ROOT / "plugins"
+
+#: From the inside to the outside: a module may import from the lines above its own, and never from
+#: its own line or from one below. A folder is one name; inside it modules may import each other.
+LAYERS = (
+    "api",
+    "hookspecs webhooks testing logs errors metrics",
+    "config",
+    "registry storage http1",
+    "pipeline",
+    "deliveries",
+    "handlers",
+    "app",
+    "server",
+    "cli",
+)
+LEVEL = {name: level for level, line in enumerate(LAYERS) for name in line.split()}
+
+#: All of ours that a plugin may import.
+PUBLIC = ("engage.api", "engage.webhooks", "engage.testing")
+
+
+def sources(folder: Path) -> list[Path]:
+    """:return: the Python files under a folder."""
+    return sorted(folder.rglob("*.py"))
+
+
+def for_type_checkers(node: ast.AST) -> bool:
+    """Whether this is ``if TYPE_CHECKING:``."""
+    return (
+        isinstance(node, ast.If)
+        and isinstance(node.test, ast.Name)
+        and node.test.id == "TYPE_CHECKING"
+    )
+
+
+def executed(tree: ast.AST) -> Iterator[ast.AST]:
+    """:return: every node but those that only a type checker reads: two may know each other."""
+    for node in ast.iter_child_nodes(tree):
+        if not for_type_checkers(node):
+            yield node
+            yield from executed(node)
+
+
+def imports(path: Path) -> Iterator[str]:
+    """:return: every module that a file imports when it runs."""
+    for node in executed(ast.parse(path.read_text("utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            if node.level:
+                # Within a package; from its own folder upwards.
+                folder = path.relative_to(ROOT).parts[: -node.level]
+                module = ".".join((*folder, *filter(None, [node.module])))
+            else:
+                module = node.module or ""
+            if module == "engage":
+                yield from (f"engage.{alias.name}" for alias in node.names)
+            else:
+                yield module
+
+
+def part(path: Path) -> str:
+    """:return: the name in :data:`LEVEL` that a file of ``engage/`` belongs to."""
+    name = path.relative_to(ENGAGE).parts[0].removesuffix(".py")
+    return "cli" if name == "__main__" else name
+
+
+def test_every_module_has_its_place() -> None:
+    here = {part(path) for path in sources(ENGAGE)} - {"__init__"}
+    assert here == set(LEVEL)
+
+
+@pytest.mark.parametrize("path", sources(ENGAGE), ids=lambda path: str(path.relative_to(ROOT)))
+def test_no_module_imports_upwards(path: Path) -> None:
+    mine = part(path)
+    if mine == "__init__":
+        assert not list(imports(path))
+        return
+    for name in imports(path):
+        if name.startswith("engage."):
+            other = name.split(".")[1]
+            if other in LEVEL and other != mine:
+                assert LEVEL[other] < LEVEL[mine], f"{mine} must not import {name}"
+
+
+def test_the_core_names_no_plugin() -> None:
+    for path in sources(ENGAGE):
+        if part(path) == "testing":
+            continue  # it has examples in its docstrings
+        assert "engage_plugins" not in path.read_text("utf-8"), path
+
+
+@pytest.mark.parametrize("path", sources(PLUGINS), ids=lambda path: str(path.relative_to(ROOT)))
+def test_a_plugin_imports_only_what_is_public(path: Path) -> None:
+    own = ".".join(path.relative_to(ROOT).parts[:2]).removesuffix(".py")
+    for name in imports(path):
+        if name.split(".")[0] in ("engage", "engage_plugins", "plugins", "engage_schemas"):
+            public = name.startswith(PUBLIC) or name == "engage_schemas"
+            within = name.replace("engage_plugins", "plugins", 1).startswith(own)
+            assert public or within, f"{name} is not for plugins"
+
+
+def project() -> dict[str, Any]:
+    """:return: pyproject.toml."""
+    return tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
+
+
+def test_every_plugin_file_has_an_entry_point() -> None:
+    declared = project()["project"]["entry-points"]["engage"]
+    files = {
+        f"engage_plugins.{path.name.removesuffix('.py')}"
+        for path in PLUGINS.iterdir()
+        if (path.suffix == ".py" or (path / "__init__.py").exists()) and path.stem != "__init__"
+    }
+    assert set(declared.values()) == files
+    for name, module in declared.items():
+        assert module == "engage_plugins." + name.replace("-", "_")
+
+
+def test_installed_entry_points_are_those_declared() -> None:
+    distribution = metadata.distribution("engage-server")
+    installed = {
+        point.name: point.value for point in distribution.entry_points if point.group == "engage"
+    }
+    declared = project()["project"]["entry-points"]["engage"]
+    assert installed == declared, "run: pip install -e . --no-deps"
+
+
+def test_every_package_is_packaged() -> None:
+    settings = project()["tool"]["setuptools"]
+    names = {"engage": "engage", "plugins": "engage_plugins", "schemas": "engage_schemas"}
+    folders = set()
+    for folder, name in names.items():
+        # A folder of data is a package to setuptools, too.
+        files = [
+            file
+            for kind in ("py", "json", "js", "html")
+            for file in (ROOT / folder).rglob(f"*.{kind}")
+        ]
+        for inner in {file.parent.relative_to(ROOT / folder).parts for file in files}:
+            folders.add(".".join((name, *inner)))
+            if inner and folder == "plugins":
+                path = "/".join((folder, *inner))
+                assert settings["package-dir"][".".join((name, *inner))] == path
+    assert set(settings["packages"]) == folders
+
+
+def test_all_that_is_no_code_is_packaged() -> None:
+    patterns = project()["tool"]["setuptools"]["package-data"]["*"]
+    for folder in ("engage", "plugins", "schemas"):
+        packaged = {path for pattern in patterns for path in (ROOT / folder).rglob(pattern)}
+        for path in (ROOT / folder).rglob("*"):
+            if path.is_file() and path.suffix not in (".py", ".pyc"):
+                assert path in packaged, path
+
+
+@pytest.mark.parametrize("folder", ["engage", "plugins", "tests", "benchmarks"])
+def test_every_file_names_its_licence(folder: str) -> None:
+    for path in sources(ROOT / folder):
+        text = path.read_text("utf-8")
+        if text.strip() and path.name != "__init__.py":
+            assert text.startswith("# SPDX-License-Identifier: Apache-2.0\n"), path
+
+
+def test_every_public_name_is_documented() -> None:
+    for path in (*sources(ENGAGE), *sources(PLUGINS)):
+        tree = ast.parse(path.read_text("utf-8"))
+        assert ast.get_docstring(tree), path
+        for node in tree.body:
+            named = isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
+            if named and not node.name.startswith("_"):
+                assert ast.get_docstring(node), f"{path}: {node.name}"
+
+
+#: One idea each, and longer than others.
+LONG = {
+    "engage/http1/connection.py": "one state machine",
+}
+
+
+@pytest.mark.parametrize("path", [*sources(ENGAGE), *sources(PLUGINS)], ids=lambda path: path.name)
+def test_no_file_is_too_long(path: Path) -> None:
+    lines = path.read_text("utf-8").count("\n")
+    name = str(path.relative_to(ROOT))
+    assert lines <= 500 or name in LONG, f"{name} has {lines} lines: split it by idea"
