@@ -18,7 +18,7 @@ from engage.handlers.base import Handler, Services
 from engage.handlers.cors import CorsPolicy
 from engage.handlers.routes import ROUTES, Router
 from engage.http1.listener import Bounds, Listener
-from engage.metrics import NullMetrics
+from engage.metrics import Metrics
 from engage.pipeline.auth import Authenticator
 from engage.pipeline.ingest import Ingest
 from engage.pipeline.observers import Observers
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 
     from engage.api import Event, EventStore
     from engage.config import Config
-    from engage.metrics import Metrics
     from engage.registry import Registry
 
 __all__ = ["App", "build"]
@@ -56,7 +55,7 @@ def build(
     :param had_store: see :attr:`engage.api.StorageContext.had_store`.
     :raises ConfigError: an option is wrong, or the storage cannot do what the config asks for.
     """
-    metrics = NullMetrics() if metrics is None else metrics
+    metrics = Metrics() if metrics is None else metrics
     store = registry.make_storage(config, had_store=had_store)
     schemas = Schemas.load()
     readiness = Readiness(store.check, timeout=config.storage.write_timeout)
@@ -232,7 +231,7 @@ class App:
             status=status,
             seconds=seconds,
             workspace=None if principal is None else principal.workspace.id,
-            key_id=None if principal is None else principal.key_id,
+            key_id=None if principal is None else principal.write_key.id,
             code=handler.error_code,
             events=handler.event_count,
         )

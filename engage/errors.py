@@ -21,6 +21,7 @@ __all__ = [
     "MAX_ERRORS",
     "STATUS",
     "ApiError",
+    "Limit",
     "Problem",
     "body_too_large",
     "error_body",
@@ -102,6 +103,16 @@ class Problem:
         return f"{quote(name)}: {self.message}" if name else self.message
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Limit:
+    """A maximum size, and what sets it."""
+
+    #: The largest size that is accepted, in bytes.
+    bytes: int
+    #: The config key that sets it, or another reason; named in the error.
+    key: str
+
+
 class ApiError(EngageError):
     """An answer that is not a success.
 
@@ -172,15 +183,21 @@ def located(error: ApiError, prefix: str) -> list[Problem]:
     return [problem.under(prefix) for problem in error.errors] or [Problem(prefix, error.message)]
 
 
-def body_too_large(limit: int, key: str) -> ApiError:
-    """:return: 413 that names the limit and its config key (or the reason for it)."""
-    return ApiError("body_too_large", f"the body is too large, at most {limit} bytes ({key})")
-
-
-def event_too_large(size: int, limit: int, key: str = "limits.event_bytes") -> ApiError:
-    """:return: 413 that names the sizes and the config key of the limit."""
+def body_too_large(limit: Limit) -> ApiError:
+    """Return the 413 for a body over its limit."""
     return ApiError(
-        "event_too_large", f"the event has {size} bytes as stored, at most {limit} ({key})"
+        "body_too_large", f"the body is too large; the limit is {limit.bytes} bytes ({limit.key})"
+    )
+
+
+def event_too_large(size: int, limit: Limit) -> ApiError:
+    """Return the 413 for an event over its limit.
+
+    :param size: bytes of the event when stored.
+    """
+    return ApiError(
+        "event_too_large",
+        f"the event is {size} bytes when stored; the limit is {limit.bytes} ({limit.key})",
     )
 
 

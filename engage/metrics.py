@@ -1,19 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the server counts, and how Prometheus gets it.
+"""What the server counts, and how Prometheus gets the numbers.
 
-The steps of the pipeline know only :class:`Metrics`. Where nobody asked for metrics they are given
-:class:`NullMetrics`; :class:`PrometheusMetrics` hands the numbers to ``prometheus_client``, which
-is imported no earlier than that, because it decides at import time whether several processes share
-their numbers (environment variable ``PROMETHEUS_MULTIPROC_DIR``, set by
-:mod:`engage.server.serve`).
+Every step counts through :class:`Metrics`, which does nothing. With ``server.metrics_port`` set,
+the steps get a :class:`PrometheusMetrics` instead. It imports ``prometheus_client`` only when it is
+made, because that library decides at import time whether several processes share their numbers
+(environment variable ``PROMETHEUS_MULTIPROC_DIR``, set by :mod:`engage.server.serve`).
 
-Labels are from closed sets only: a route's name, a status, a type, an outcome, an error code, the
-name of an installed provider. Nothing that a client chooses becomes a label.
+Labels come from closed sets: a route's name, a status, an event type, an outcome, an error code,
+the name of an installed provider. A value that a client chooses never becomes a label.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from engage.api import EVENT_TYPES
 
@@ -22,11 +21,11 @@ if TYPE_CHECKING:
 
     from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-__all__ = ["Metrics", "NullMetrics", "PrometheusMetrics"]
+__all__ = ["Metrics", "PrometheusMetrics"]
 
-#: Seconds; from a write to a fast disk to the write timeout.
+#: Seconds: from one write to a fast disk up to the write timeout.
 WRITE_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 8.0)
-#: Seconds; from a small event on an idle machine to the request timeout.
+#: Seconds: from a small event on an idle machine up to the request timeout.
 REQUEST_BUCKETS = (
     0.001,
     0.0025,
@@ -43,15 +42,18 @@ REQUEST_BUCKETS = (
     10.0,
     30.0,
 )
-#: Events of one write.
+#: Events in one write.
 SIZE_BUCKETS = (1, 2, 5, 10, 25, 50, 100, 250, 500, 1000, 2500, 5000, 10000)
 
-#: What an event can be; everything else is counted as ``other``.
+#: Values of the label ``type``; any other type is counted as ``other``.
 TYPES = frozenset({*EVENT_TYPES, "subscription"})
 
 
-class Metrics(Protocol):
-    """Counts what happens. Every method is cheap, never raises and never blocks."""
+class Metrics:
+    """Counts nothing, for a server without metrics; :class:`PrometheusMetrics` overrides it all.
+
+    Every method is cheap, never raises and never blocks.
+    """
 
     def request(self, route: str, status: int, seconds: float) -> None:
         """Count an answered request.
@@ -70,16 +72,20 @@ class Metrics(Protocol):
         """
 
     def write(self, seconds: float, events: int) -> None:
-        """Count one successful write to the storage: how long it took, how many events it had."""
+        """Count one successful write to the storage.
+
+        :param seconds: how long it took.
+        :param events: how many events it had.
+        """
 
     def queue(self, events: int) -> None:
-        """Say how many events wait for the storage now."""
+        """Set the number of events that are waiting for the storage."""
 
     def storage_error(self) -> None:
-        """Count a call of the storage that failed."""
+        """Count a storage call that failed."""
 
     def dead_letter(self, reason: str, count: int = 1) -> None:
-        """Count refused events that were kept.
+        """Count refused events that were kept as dead letters.
 
         :param reason: an error code.
         """
@@ -92,54 +98,23 @@ class Metrics(Protocol):
         """
 
     def dropped(self, what: str, count: int = 1) -> None:
-        """Count what was given up to stay within a limit.
+        """Count what was dropped to stay within a limit.
 
         :param what: ``dead_letter``, ``observer_batch``, ``profile_change``, ``connection`` …
         """
 
     def storage(self, gauges: Mapping[str, float]) -> None:
-        """Take over the storage's own numbers.
+        """Set the gauges that the storage reports.
 
-        :param gauges: name (``wal_bytes``, ``free_bytes`` …; the unit is its last word) → value.
+        :param gauges: name (``wal_bytes``, ``free_bytes`` …; the last word is the unit) → value.
         """
 
 
-class NullMetrics:
-    """Counts nothing."""
-
-    def request(self, route: str, status: int, seconds: float) -> None:
-        """See :meth:`Metrics.request`."""
-
-    def event(self, kind: str, outcome: str, count: int = 1) -> None:
-        """See :meth:`Metrics.event`."""
-
-    def write(self, seconds: float, events: int) -> None:
-        """See :meth:`Metrics.write`."""
-
-    def queue(self, events: int) -> None:
-        """See :meth:`Metrics.queue`."""
-
-    def storage_error(self) -> None:
-        """See :meth:`Metrics.storage_error`."""
-
-    def dead_letter(self, reason: str, count: int = 1) -> None:
-        """See :meth:`Metrics.dead_letter`."""
-
-    def webhook(self, provider: str, outcome: str) -> None:
-        """See :meth:`Metrics.webhook`."""
-
-    def dropped(self, what: str, count: int = 1) -> None:
-        """See :meth:`Metrics.dropped`."""
-
-    def storage(self, gauges: Mapping[str, float]) -> None:
-        """See :meth:`Metrics.storage`."""
-
-
-class PrometheusMetrics:
+class PrometheusMetrics(Metrics):
     """Counts with ``prometheus_client``.
 
-    :param registry: where the metrics are registered; ``None`` makes one of its own. With several
-        processes it matters little: there each writes files, and the parent reads them all.
+    :param registry: where the metrics are registered; ``None`` makes a new registry. With several
+        processes it does not matter: each process writes files, and the parent reads them all.
     """
 
     def __init__(self, registry: CollectorRegistry | None = None) -> None:
@@ -190,13 +165,12 @@ class PrometheusMetrics:
             "engage_dropped", "Things given up to stay within a limit", ["what"], registry=registry
         )
         self._storage: dict[str, Gauge] = {}
-        # ``labels()`` takes a lock and builds strings; on the hot path one dictionary access does.
+        # ``labels()`` takes a lock and builds strings; a dictionary lookup costs less.
         self._by_request: dict[tuple[str, int], Counter] = {}
         self._by_route: dict[str, Histogram] = {}
         self._by_event: dict[tuple[str, str], Counter] = {}
 
     def request(self, route: str, status: int, seconds: float) -> None:
-        """See :meth:`Metrics.request`."""
         counter = self._by_request.get((route, status))
         if counter is None:
             counter = self._by_request[route, status] = self._requests.labels(route, str(status))
@@ -206,43 +180,35 @@ class PrometheusMetrics:
         self._by_route[route].observe(seconds)
 
     def event(self, kind: str, outcome: str, count: int = 1) -> None:
-        """See :meth:`Metrics.event`."""
         counter = self._by_event.get((kind, outcome))
         if counter is None:
             if kind not in TYPES:
-                # Not remembered under the client's word: that would be a dictionary without bounds.
+                # Not cached: clients choose the name, so the dictionary would have no bound.
                 self._events.labels("other", outcome).inc(count)
                 return
             counter = self._by_event[kind, outcome] = self._events.labels(kind, outcome)
         counter.inc(count)
 
     def write(self, seconds: float, events: int) -> None:
-        """See :meth:`Metrics.write`."""
         self._write_seconds.observe(seconds)
         self._write_events.observe(events)
 
     def queue(self, events: int) -> None:
-        """See :meth:`Metrics.queue`."""
         self._queue.set(events)
 
     def storage_error(self) -> None:
-        """See :meth:`Metrics.storage_error`."""
         self._storage_errors.inc()
 
     def dead_letter(self, reason: str, count: int = 1) -> None:
-        """See :meth:`Metrics.dead_letter`."""
         self._dead_letters.labels(reason).inc(count)
 
     def webhook(self, provider: str, outcome: str) -> None:
-        """See :meth:`Metrics.webhook`."""
         self._webhooks.labels(provider, outcome).inc()
 
     def dropped(self, what: str, count: int = 1) -> None:
-        """See :meth:`Metrics.dropped`."""
         self._dropped.labels(what).inc(count)
 
     def storage(self, gauges: Mapping[str, float]) -> None:
-        """See :meth:`Metrics.storage`."""
         for name, value in gauges.items():
             gauge = self._storage.get(name)
             if gauge is None:
@@ -251,7 +217,7 @@ class PrometheusMetrics:
                 gauge = self._storage[name] = Gauge(
                     f"engage_storage_{name}",
                     "A number of the storage's own",
-                    # All processes look at the same store: the last look is the best.
+                    # All processes read the same store, so the latest value is the right one.
                     multiprocess_mode="mostrecent",
                     registry=self.registry,
                 )

@@ -18,7 +18,7 @@ from engage.deliveries.delivery import named_workspaces
 from engage.deliveries.fetcher import Fetcher
 from engage.deliveries.receive import translated, unkeepable
 from engage.deliveries.recipients import of_nobody
-from engage.errors import ApiError, Problem, located
+from engage.errors import ApiError, Limit, Problem, located
 from engage.pipeline.decode import check_encoding, decompress
 from engage.pipeline.normalise import Arrival, normalise
 from engage.pipeline.validate import Schemas
@@ -138,7 +138,9 @@ async def rehearse(
         method="POST",
         headers=recording.headers,
         body=decompress(
-            recording.body, check_encoding(encodings), config.limits.decompressed_bytes
+            recording.body,
+            check_encoding(encodings),
+            Limit(config.limits.decompressed_bytes, "limits.decompressed_bytes"),
         ),
         url=(config.server.public_url or "") + recording.target,
         now=now,

@@ -40,7 +40,7 @@ from engage.deliveries.delivery import (
 )
 from engage.deliveries.fetcher import Fetcher, FetchError, FetchRefusedError
 from engage.deliveries.recipients import Recipients
-from engage.errors import ApiError, Problem, located, overloaded
+from engage.errors import ApiError, Limit, Problem, located, overloaded
 from engage.pipeline.decode import decompress, too_deep
 
 if TYPE_CHECKING:
@@ -147,8 +147,7 @@ class Deliveries:
             body = decompress(
                 body,
                 incoming.encoding,
-                self._limits.decompressed_bytes,
-                "limits.decompressed_bytes",
+                Limit(self._limits.decompressed_bytes, "limits.decompressed_bytes"),
             )
         return WebhookRequest(
             method=incoming.method,

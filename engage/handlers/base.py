@@ -21,7 +21,14 @@ from typing import TYPE_CHECKING, Any, Final, cast
 from tornado.httputil import HTTPHeaders
 from tornado.web import HTTPError, RequestHandler, stream_request_body
 
-from engage.errors import ApiError, body_too_large, error_body, from_exception, overloaded
+from engage.errors import (
+    ApiError,
+    Limit,
+    body_too_large,
+    error_body,
+    from_exception,
+    overloaded,
+)
 from engage.http1 import early_errors
 from engage.http1.exchange import Exchange, Failure
 
@@ -93,7 +100,7 @@ class Handler(RequestHandler):
     #: How many events the request had, where that is known; for the log.
     event_count: int | None
     #: How long the body may be, and what says so; for :meth:`check` to lower.
-    body_limit: tuple[int, str]
+    body_limit: Limit
 
     # ----------------------------------------------------------------- what handlers fill in, use
     def check(self) -> None:
@@ -130,8 +137,8 @@ class Handler(RequestHandler):
                 raise ApiError(
                     "length_required", "a body is needed, with Content-Length or chunked"
                 )
-        elif int(declared) > self.body_limit[0]:
-            raise body_too_large(*self.body_limit)
+        elif int(declared) > self.body_limit.bytes:
+            raise body_too_large(self.body_limit)
 
     def principal_of_head(self) -> Principal | None:
         """Authenticate by the header or the query.
@@ -183,7 +190,7 @@ class Handler(RequestHandler):
         self.principal = None
         self.error_code = None
         self.event_count = None
-        self.body_limit = (services.config.limits.body_bytes, "limits.body_bytes")
+        self.body_limit = Limit(services.config.limits.body_bytes, "limits.body_bytes")
         self._chunks: list[bytes] = []
         self._prepared = False
         self._request_id: str | None = None
@@ -308,7 +315,7 @@ class Handler(RequestHandler):
         if failure is Failure.TIMEOUT:
             return early_errors.request_timeout(self.services.config.server.request_timeout)
         if failure is Failure.TOO_LARGE:
-            return body_too_large(*self.body_limit)
+            return body_too_large(self.body_limit)
         if failure is Failure.OVERLOADED:
             return overloaded("too much is being received; send the same again later")
         return ApiError("invalid_request", "the body ended before its declared length")

@@ -7,7 +7,7 @@ vendors' hosts otherwise.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import Final
 from urllib.parse import unquote
 
 import orjson
@@ -17,9 +17,6 @@ from engage.errors import ApiError
 from engage.handlers.base import Handler, Route
 from engage.pipeline.normalise import Clock
 
-if TYPE_CHECKING:
-    from engage.pipeline.auth import Principal
-
 __all__ = ["ROUTES", "ProjectSettingsHandler", "SourceConfigHandler"]
 
 #: Seconds for which a browser may use the settings again.
@@ -27,11 +24,6 @@ MAX_AGE: Final = 300
 
 #: When the settings last changed: they are the config's, which is read once.
 STARTED: Final = render_time(Clock()())
-
-
-def _key(principal: Principal) -> str:
-    keys = principal.workspace.write_keys
-    return next(write_key.key for write_key in keys if write_key.id == principal.key_id)
 
 
 class ProjectSettingsHandler(Handler):
@@ -45,7 +37,7 @@ class ProjectSettingsHandler(Handler):
             principal = None
         if principal is None:
             raise ApiError("not_found", "there is no such write key")
-        destination = {"apiKey": _key(principal)}
+        destination = {"apiKey": principal.write_key.key}
         public_url = self.services.config.server.public_url
         if public_url:
             scheme, _, address = public_url.partition("://")
@@ -71,9 +63,9 @@ class SourceConfigHandler(Handler):
         workspace = principal.workspace
         off = {"enabled": False}
         source = {
-            "id": principal.key_id,
+            "id": principal.write_key.id,
             "name": workspace.name,
-            "writeKey": _key(principal),
+            "writeKey": principal.write_key.key,
             "enabled": True,
             "workspaceId": workspace.id,
             "config": {"statsCollection": {"errors": off, "metrics": off}},

@@ -15,17 +15,15 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Final
 
-from engage.errors import ApiError
+from engage.errors import ApiError, Limit
 
 if TYPE_CHECKING:
-    from engage.config import Workspace
+    from engage.config import Workspace, WriteKey
 
-__all__ = ["KEYLESS", "KEYLESS_BYTES", "Authenticator", "Principal"]
+__all__ = ["KEYLESS", "Authenticator", "Principal"]
 
-#: A body that has to be decoded before it is known whose it is may not be longer.
-KEYLESS_BYTES: Final = 1024 * 1024
-#: What is said of that limit.
-KEYLESS: Final = "without a write key in the header or the query"
+#: Of a body that must be decoded to find its write key.
+KEYLESS: Final = Limit(1024 * 1024, "without a write key in the header or the query")
 
 _URL_SAFE: Final = str.maketrans("-_", "+/")
 _BASE64: Final = re.compile(r"[A-Za-z0-9+/]+\Z")
@@ -33,11 +31,11 @@ _BASE64: Final = re.compile(r"[A-Za-z0-9+/]+\Z")
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Principal:
-    """Who writes."""
+    """The client of a request, as its write key identifies it."""
 
     workspace: Workspace
-    #: The id of the write key, which is stored and logged; the key itself never is.
-    key_id: str
+    #: Its id is stored and logged; the key itself never is.
+    write_key: WriteKey
 
 
 class Authenticator:
@@ -48,16 +46,13 @@ class Authenticator:
 
     def __init__(self, workspaces: Iterable[Workspace]) -> None:
         self._by_key: dict[str, Principal] = {}
-        self._disabled: set[str] = set()
         # The usual header, ready to be looked up as it came.
         self._by_header: dict[str, Principal] = {}
         for workspace in workspaces:
             for write_key in workspace.write_keys:
-                principal = Principal(workspace, write_key.id)
+                principal = Principal(workspace, write_key)
                 self._by_key[write_key.key] = principal
-                if write_key.disabled:
-                    self._disabled.add(write_key.key)
-                else:
+                if not write_key.disabled:
                     credential = base64.b64encode(f"{write_key.key}:".encode()).decode()
                     self._by_header[f"Basic {credential}"] = principal
 
@@ -114,7 +109,7 @@ class Authenticator:
         principal = self._by_key.get(key)
         if principal is None:
             raise _invalid("the write key is not known")
-        if key in self._disabled:
+        if principal.write_key.disabled:
             raise ApiError("write_key_disabled", "the write key is disabled")
         return principal
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 import orjson
 
-from engage.errors import ApiError, body_too_large
+from engage.errors import ApiError, Limit, body_too_large
 
 if TYPE_CHECKING:
     from engage.config import Limits
@@ -70,29 +70,26 @@ def check_encoding(content_encoding: str | Sequence[str] | None) -> Encoding:
     return encoding
 
 
-def decompress(
-    body: bytes, encoding: Encoding, limit: int, key: str = "limits.decompressed_bytes"
-) -> bytes:
+def decompress(body: bytes, encoding: Encoding, limit: Limit) -> bytes:
     """Undo the content encoding.
 
     :param limit: of the decompressed bytes; enforced while decompressing.
-    :param key: the limit's config key, for the message.
     :raises ApiError: 413 ``body_too_large``; 400 ``invalid_encoding``: truncated, corrupt, or
         followed by something else.
     """
     if encoding == "identity":
-        if len(body) > limit:
-            raise body_too_large(limit, key)
+        if len(body) > limit.bytes:
+            raise body_too_large(limit)
         return body
     try:
         if encoding == "gzip":
-            return _inflate(body, _GZIP, limit, key)
+            return _inflate(body, _GZIP, limit)
         if _looks_like_zlib(body):
             try:
-                return _inflate(body, zlib.MAX_WBITS, limit, key)
+                return _inflate(body, zlib.MAX_WBITS, limit)
             except (zlib.error, EOFError):
                 pass  # A raw stream may begin like a zlib header.
-        return _inflate(body, _RAW, limit, key)
+        return _inflate(body, _RAW, limit)
     except (zlib.error, EOFError):
         raise ApiError("invalid_encoding", f"the body is not valid {encoding}") from None
 
@@ -101,10 +98,10 @@ def _looks_like_zlib(body: bytes) -> bool:
     return len(body) >= 2 and body[0] & 0x0F == 8 and (body[0] << 8 | body[1]) % 31 == 0
 
 
-def _inflate(body: bytes, wbits: int, limit: int, key: str) -> bytes:
+def _inflate(body: bytes, wbits: int, limit: Limit) -> bytes:
     """:raises zlib.error: corrupt. :raises EOFError: truncated, or something follows."""
     parts: list[bytes] = []
-    room = limit
+    room = limit.bytes
     members = 1
     stream = zlib.decompressobj(wbits)
     for start in range(0, len(body), _CHUNK):
@@ -123,7 +120,7 @@ def _inflate(body: bytes, wbits: int, limit: int, key: str) -> bytes:
             part = stream.decompress(data, room + 1)
             room -= len(part)
             if room < 0:
-                raise body_too_large(limit, key)
+                raise body_too_large(limit)
             parts.append(part)
             data = stream.unused_data if stream.eof else stream.unconsumed_tail
     if not stream.eof:

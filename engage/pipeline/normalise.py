@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 import orjson
 
 from engage.api import API_ORIGIN, Event, render_time
-from engage.errors import ApiError, Problem, event_too_large, from_problems, quote
+from engage.errors import ApiError, Limit, Problem, event_too_large, from_problems, quote
 
 if TYPE_CHECKING:
     from engage.config import Limits
@@ -28,9 +28,9 @@ __all__ = [
     "Arrival",
     "Clock",
     "Envelope",
+    "apply_transformed",
     "normalise",
     "parse_time",
-    "restated",
     "uuid7",
 ]
 
@@ -80,9 +80,8 @@ class Arrival:
     write_key_id: str | None
     #: Milliseconds since 1970 UTC.
     received_at: int
-    #: Bytes of an event as stored, at most; and the config key that says so.
-    event_bytes: int
-    event_bytes_key: str = "limits.event_bytes"
+    #: Of an event when stored.
+    event_limit: Limit
     origin: str = API_ORIGIN
     #: ``api`` or ``webhook:<provider>``.
     source: str = "api"
@@ -103,8 +102,7 @@ class Arrival:
             workspace_id=workspace_id,
             write_key_id=None,
             received_at=received_at,
-            event_bytes=limits.webhook_event_bytes,
-            event_bytes_key="limits.webhook_event_bytes",
+            event_limit=Limit(limits.webhook_event_bytes, "limits.webhook_event_bytes"),
             origin=provider,
             source=f"webhook:{provider}",
             correct_clock=False,
@@ -179,8 +177,8 @@ def normalise(item: Mapping[str, Any], kind: str, arrival: Arrival, index: int =
         body = orjson.dumps(document)
     except TypeError as error:  # what JSON text cannot say, a provider or a transform can make
         raise ApiError("invalid_payload", f"the event cannot be stored as JSON: {error}") from None
-    if len(body) > arrival.event_bytes:
-        raise event_too_large(len(body), arrival.event_bytes, arrival.event_bytes_key)
+    if len(body) > arrival.event_limit.bytes:
+        raise event_too_large(len(body), arrival.event_limit)
     return Event(
         workspace_id=arrival.workspace_id,
         origin=arrival.origin,
@@ -195,16 +193,12 @@ def normalise(item: Mapping[str, Any], kind: str, arrival: Arrival, index: int =
     )
 
 
-def restated(
-    event: Event,
-    document: dict[str, Any],
-    event_bytes: int,
-    event_bytes_key: str = "limits.event_bytes",
-) -> Event:
-    """Make an event anew from a document that a transform returned.
+def apply_transformed(event: Event, document: dict[str, Any], limit: Limit) -> Event:
+    """Return the event with the document that a transform returned.
 
-    :param document: valid by the schema of its type. What the server decided is put back: identity,
-        workspace, key, arrival and source.
+    :param document: valid by the schema of its type. What the server decided is put back: message
+        id, workspace, write key id, time of arrival and source.
+    :param limit: of the event when stored.
     :raises ApiError: as :func:`normalise`.
     """
     before = event.document()
@@ -230,8 +224,8 @@ def restated(
             timestamp = event.received_at
         document["timestamp"] = render_time(timestamp)
     body = orjson.dumps(document)
-    if len(body) > event_bytes:
-        raise event_too_large(len(body), event_bytes, event_bytes_key)
+    if len(body) > limit.bytes:
+        raise event_too_large(len(body), limit)
     name = document.get("event" if kind == "track" else "name")
     return dataclasses.replace(
         event,

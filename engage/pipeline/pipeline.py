@@ -15,15 +15,15 @@ from typing import TYPE_CHECKING, Any, Final
 import orjson
 
 from engage.api import EVENT_TYPES, Event, EventStore, Outcome, Status
-from engage.errors import ApiError, from_problems
-from engage.pipeline.auth import KEYLESS, KEYLESS_BYTES, Authenticator, Principal
+from engage.errors import ApiError, Limit, from_problems
+from engage.pipeline.auth import KEYLESS, Authenticator, Principal
 from engage.pipeline.dead_letters import conflict_error, differences, letter_of
 from engage.pipeline.decode import Encoding, decode_json, decompress
 from engage.pipeline.normalise import Arrival, Clock, Envelope, normalise, parse_time
 from engage.pipeline.results import (
     BatchResult,
     Delivered,
-    Rejected,
+    RejectedItem,
     Result,
     all_invalid,
     not_strict,
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from engage.pipeline.ingest import Ingest
     from engage.pipeline.transforms import Transforms
 
-__all__ = ["BatchResult", "Delivered", "Pipeline", "Rejected", "Result"]
+__all__ = ["Pipeline"]
 
 #: ``context`` and ``integrations`` of an envelope together: they go under every item.
 ENVELOPE_BYTES: Final = 32 * 1024
@@ -72,6 +72,9 @@ class Pipeline:
         clock: Callable[[], int] | None = None,
     ) -> None:
         self._limits = limits
+        self._event_limit = Limit(limits.event_bytes, "limits.event_bytes")
+        self._decompressed = Limit(limits.decompressed_bytes, "limits.decompressed_bytes")
+        self._keyless = Limit(min(KEYLESS.bytes, limits.decompressed_bytes), KEYLESS.key)
         self._authenticator = authenticator
         self._schemas = schemas
         self._validators = {kind: schemas.validator(kind) for kind in EVENT_TYPES}
@@ -118,9 +121,7 @@ class Pipeline:
         if self._transforms is not None:
             message_id = event.message_id
             try:
-                transformed = self._transforms.apply(
-                    event, arrival.event_bytes, arrival.event_bytes_key
-                )
+                transformed = self._transforms.apply(event, arrival.event_limit)
             except ApiError as error:
                 self._metrics.event(operation, error.code)
                 await self._ingest.put_dead_letters([letter_of(item, error, arrival)])
@@ -208,7 +209,7 @@ class Pipeline:
             workspace_id, provider, received_at=self._clock(), limits=self._limits
         )
         accepted = duplicates = 0
-        rejected: list[Rejected] = []
+        rejected: list[RejectedItem] = []
         for start in range(0, len(documents), DELIVERY_EVENTS):
             part = documents[start : start + DELIVERY_EVENTS]
             taken = await self._store_items(part, arrival, offset=start)
@@ -227,14 +228,10 @@ class Pipeline:
 
     # ------------------------------------------------------------------------------------ steps
     def _decode(self, raw: bytes, encoding: Encoding, principal: Principal | None) -> Any:
-        limits = self._limits
-        if principal is None:
-            limit, key = min(KEYLESS_BYTES, limits.decompressed_bytes), KEYLESS
-        else:
-            limit, key = limits.decompressed_bytes, "limits.decompressed_bytes"
-        if encoding != "identity" or len(raw) > limit:
-            raw = decompress(raw, encoding, limit, key)
-        return decode_json(raw, limits)
+        limit = self._keyless if principal is None else self._decompressed
+        if encoding != "identity" or len(raw) > limit.bytes:
+            raw = decompress(raw, encoding, limit)
+        return decode_json(raw, self._limits)
 
     def _principal(self, body: Any) -> Principal:
         """:raises ApiError: the body names no key, or a wrong one."""
@@ -255,9 +252,9 @@ class Pipeline:
                 return arrival
         arrival = Arrival(
             workspace_id=principal.workspace.id,
-            write_key_id=principal.key_id,
+            write_key_id=principal.write_key.id,
             received_at=now,
-            event_bytes=self._limits.event_bytes,
+            event_limit=self._event_limit,
             envelope=envelope,
             idempotency_key=idempotency_key,
         )
@@ -332,7 +329,7 @@ class Pipeline:
                 event: Event | None = self._event(item, None, arrival, index)
                 if transforms is not None and event is not None:
                     kind = event.type
-                    event = transforms.apply(event, arrival.event_bytes, arrival.event_bytes_key)
+                    event = transforms.apply(event, arrival.event_limit)
                     if event is None:
                         taken.accepted += 1
                         counts[kind, "dropped"] += 1
@@ -397,7 +394,7 @@ class _Taken:
     def __init__(self) -> None:
         self.accepted = 0
         self.duplicates = 0
-        self.rejected: list[Rejected] = []
+        self.rejected: list[RejectedItem] = []
         #: Item and error of each dead letter.
         self.letters: list[tuple[Any, ApiError]] = []
 
@@ -411,7 +408,7 @@ class _Taken:
         fields = item if type(item) is dict else {}
         kind, message_id = fields.get("type"), fields.get("messageId")
         self.rejected.append(
-            Rejected(index, message_id[:256] if type(message_id) is str else None, error)
+            RejectedItem(index, message_id[:256] if type(message_id) is str else None, error)
         )
         self.letters.append((item, error))
         # The client's word becomes no key: there are as many of those as clients want.

@@ -14,7 +14,7 @@ from engage.errors import MAX_ERRORS, STATUS, ApiError, Problem, located
 if TYPE_CHECKING:
     from engage.pipeline.auth import Principal
 
-__all__ = ["BatchResult", "Delivered", "Rejected", "Result", "all_invalid", "not_strict"]
+__all__ = ["BatchResult", "Delivered", "RejectedItem", "Result", "all_invalid", "not_strict"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class Result:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Rejected:
+class RejectedItem:
     """An item of a batch that was refused."""
 
     index: int
@@ -47,7 +47,7 @@ class BatchResult:
     #: Newly stored, or dropped by a transform.
     accepted: int
     duplicates: int
-    rejected: Sequence[Rejected] = ()
+    rejected: Sequence[RejectedItem] = ()
     #: Who wrote; for the log.
     principal: Principal | None = None
 
@@ -83,10 +83,10 @@ class Delivered:
 
     accepted: int
     duplicates: int
-    rejected: Sequence[Rejected] = ()
+    rejected: Sequence[RejectedItem] = ()
 
 
-def not_strict(rejected: Sequence[Rejected], items: int) -> ApiError:
+def not_strict(rejected: Sequence[RejectedItem], items: int) -> ApiError:
     """:return: the answer to a strict batch of which some items cannot be taken."""
     return ApiError(
         "invalid_payload",
@@ -95,7 +95,7 @@ def not_strict(rejected: Sequence[Rejected], items: int) -> ApiError:
     )
 
 
-def all_invalid(rejected: Sequence[Rejected]) -> ApiError:
+def all_invalid(rejected: Sequence[RejectedItem]) -> ApiError:
     """:return: the answer to a batch of which no item was taken."""
     codes = {item.error.code for item in rejected}
     code = codes.pop()
@@ -106,11 +106,11 @@ def all_invalid(rejected: Sequence[Rejected]) -> ApiError:
     )
 
 
-def _first(rejected: Sequence[Rejected]) -> str:
+def _first(rejected: Sequence[RejectedItem]) -> str:
     return f"batch/{rejected[0].index}: {rejected[0].error.message}"
 
 
-def _details(rejected: Sequence[Rejected]) -> list[Problem]:
+def _details(rejected: Sequence[RejectedItem]) -> list[Problem]:
     """:return: the problems of the first items, with pointers into the body."""
     problems: list[Problem] = []
     for item in rejected:

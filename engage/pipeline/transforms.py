@@ -15,9 +15,9 @@ from typing import Any
 import orjson
 
 from engage.api import DROP, EVENT_TYPES, Event, Transform
-from engage.errors import ApiError, Problem
+from engage.errors import ApiError, Limit, Problem
 from engage.pipeline.decode import too_deep
-from engage.pipeline.normalise import restated
+from engage.pipeline.normalise import apply_transformed
 from engage.pipeline.validate import Schemas
 
 __all__ = ["Transforms"]
@@ -43,13 +43,11 @@ class Transforms:
     def __bool__(self) -> bool:
         return bool(self._steps)
 
-    def apply(
-        self, event: Event, event_bytes: int, event_bytes_key: str = "limits.event_bytes"
-    ) -> Event | None:
+    def apply(self, event: Event, limit: Limit) -> Event | None:
         """Run all transforms on an event.
 
-        :param event_bytes: how large the result may be, as stored; and the config key that says so.
-        :return: ``None``: one of them dropped it.
+        :param limit: of the result when stored.
+        :return: the new event; ``None`` if a transform dropped it.
         :raises ApiError: 400 ``transform_failed``, 413 ``event_too_large``.
         """
         document: Any = event.document()
@@ -79,7 +77,7 @@ class Transforms:
         if too_deep(document, self._json_depth):
             raise _failed(name, [Problem("", "is nested too deep")])
         try:
-            return restated(event, document, event_bytes, event_bytes_key)
+            return apply_transformed(event, document, limit)
         except ApiError as error:
             if error.code == "event_too_large":
                 raise

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 from engage import logs
 from engage.api import EventStore, ProfileStore
 from engage.http1.sockets import url_of
-from engage.metrics import Metrics, NullMetrics, PrometheusMetrics
+from engage.metrics import Metrics, PrometheusMetrics
 from engage.server.metrics_endpoint import serve_metrics
 from engage.storage.retention import expire_for_ever
 
@@ -100,9 +100,8 @@ class Worker:
         config = self._config
         if self._number is None:
             handle_signals(self._on_signal)
-        metrics: Metrics = NullMetrics()
-        if config.server.metrics_port is not None:
-            metrics = PrometheusMetrics()
+        shown = config.server.metrics_port is not None
+        metrics = PrometheusMetrics() if shown else Metrics()
         app = build(config, self._registry, metrics, had_store=self._joins)
         async with contextlib.AsyncExitStack() as stack:
             # On any way out: also a store that was opened only half has something to give back.

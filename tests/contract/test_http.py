@@ -18,7 +18,7 @@ from support.waiting import eventually
 from engage.api import StorageUnavailable
 from engage.handlers.routes import ROUTES
 from engage.logs import ACCESS
-from engage.metrics import NullMetrics
+from engage.metrics import Metrics
 
 TRACK = "/api/public/apps/track"
 SUBSCRIPTIONS = "/api/public/subscription-management/user-subscriptions"
@@ -403,7 +403,7 @@ async def test_a_request_in_flight_is_answered(tmp_path: Path) -> None:
 
 
 # ---------------------------------------------------------------------------- what is said of it
-class Counting(NullMetrics):
+class Counting(Metrics):
     """Remembers the requests."""
 
     def __init__(self) -> None:

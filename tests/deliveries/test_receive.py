@@ -30,7 +30,7 @@ from engage.app import build
 from engage.cli import main
 from engage.config import load
 from engage.deliveries.delivery import PATH_HEADER, REDACTED, redacted
-from engage.metrics import NullMetrics
+from engage.metrics import Metrics
 from engage.registry import shared_credentials
 
 KEY = "mandrill-key"
@@ -464,7 +464,7 @@ async def test_what_no_json_can_say_is_a_dead_letter(tmp_path, monkeypatch):
 
 
 async def test_deliveries_are_counted(tmp_path):
-    class Counting(NullMetrics):
+    class Counting(Metrics):
         def __init__(self):
             self.seen = []
 

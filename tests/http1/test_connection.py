@@ -19,7 +19,7 @@ from tornado.web import Application
 
 from engage.http1.connection import Connection
 from engage.http1.listener import Bounds, Listener
-from engage.metrics import NullMetrics
+from engage.metrics import Metrics
 
 
 async def test_answers_and_keeps_the_connection() -> None:
@@ -287,7 +287,7 @@ def test_whatever_comes(
     async def feed() -> tuple[bytes, Listener]:
         application = Application([(r"/echo.*|\*", Echo)], seen=[], log_function=lambda _: None)
         bounds = Bounds(**BOUNDS | {"header_bytes": 500, "body_bytes": 2000})
-        listener = Listener(application, bounds, NullMetrics())
+        listener = Listener(application, bounds, Metrics())
         connection, wire = Connection(listener), _Wire()
         connection.connection_made(wire)
         edges = sorted({0, len(data), *(cut for cut in cuts if cut < len(data))})

@@ -42,7 +42,7 @@ def authenticator() -> Authenticator:
 def test_header_names_the_workspace(authenticator: Authenticator, header: str) -> None:
     principal = authenticator.header_or_query([header], [])
     assert principal is not None
-    assert (principal.workspace.id, principal.key_id) == ("acme", "website")
+    assert (principal.workspace.id, principal.write_key.id) == ("acme", "website")
 
 
 def test_url_safe_alphabet() -> None:
@@ -53,7 +53,7 @@ def test_url_safe_alphabet() -> None:
     assert "-" in header or "_" in header
     principal = Authenticator([workspace]).header_or_query([header], [])
     assert principal is not None
-    assert principal.key_id == "k"
+    assert principal.write_key.id == "k"
 
 
 @pytest.mark.parametrize("sent", ["verbatim", "encoded", "encoded with colon"])
@@ -68,7 +68,7 @@ def test_a_key_that_is_base64_itself(sent: str) -> None:
     }[sent]
     principal = Authenticator([workspace]).header_or_query([header], [])
     assert principal is not None
-    assert principal.key_id == "k"
+    assert principal.write_key.id == "k"
 
 
 @pytest.mark.parametrize("text", ["id:secret", "id:secret:"])

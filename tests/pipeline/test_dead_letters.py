@@ -7,7 +7,7 @@ from typing import Any
 
 import orjson
 import pytest
-from support.core import NOW, event
+from support.core import NOW, event, limit
 
 from engage.errors import ApiError, Problem
 from engage.pipeline.dead_letters import MAX_ITEM, conflict_error, differences, letter_id, letter_of
@@ -22,7 +22,7 @@ def arrival(workspace: str = "acme", origin: str = "api", now: int = NOW) -> Arr
         origin=origin,
         write_key_id="website",
         received_at=now,
-        event_bytes=65536,
+        event_limit=limit(65536),
     )
 
 

@@ -17,6 +17,7 @@ import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.core import limit
 
 from engage.config import DEFAULT_LIMITS
 from engage.errors import ApiError
@@ -83,11 +84,11 @@ def test_unknown_encodings(header: Any) -> None:
     ],
 )
 def test_decompress(encoding: Any, body: bytes) -> None:
-    assert decompress(body, encoding, len(TEXT)) == TEXT
+    assert decompress(body, encoding, limit(len(TEXT))) == TEXT
     with pytest.raises(ApiError) as caught:
-        decompress(body, encoding, len(TEXT) - 1)
+        decompress(body, encoding, limit(len(TEXT) - 1))
     assert (caught.value.status, caught.value.code) == (413, "body_too_large")
-    assert "limits.decompressed_bytes" in caught.value.message
+    assert "limits.event_bytes" in caught.value.message
 
 
 def test_raw_deflate_that_looks_like_zlib() -> None:
@@ -101,7 +102,7 @@ def test_raw_deflate_that_looks_like_zlib() -> None:
     data = b"x" * size
     stream = block + data + b"\x01\x00\x00\xff\xff"
     assert zlib.decompress(stream, wbits=-zlib.MAX_WBITS) == data
-    assert decompress(stream, "deflate", 1000) == data
+    assert decompress(stream, "deflate", limit(1000)) == data
 
 
 @given(st.binary(max_size=300_000), st.sampled_from(["gzip", "zlib", "raw"]), st.integers(1, 4))
@@ -112,7 +113,7 @@ def test_what_was_packed_comes_out(data: bytes, packing: str, members: int) -> N
         body, encoding = b"".join(map(gzip.compress, parts)), "gzip"
     else:
         body, encoding = (zlib.compress if packing == "zlib" else raw_deflate)(data), "deflate"
-    assert decompress(body, encoding, max(len(data), 1)) == data  # type: ignore[arg-type]
+    assert decompress(body, encoding, limit(max(len(data), 1))) == data  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -138,7 +139,7 @@ def test_what_was_packed_comes_out(data: bytes, packing: str, members: int) -> N
 )
 def test_not_compressed_right(encoding: Any, body: bytes) -> None:
     with pytest.raises(ApiError) as caught:
-        decompress(body, encoding, 10_000_000)
+        decompress(body, encoding, limit(10_000_000))
     assert (caught.value.status, caught.value.code) == (400, "invalid_encoding")
 
 
@@ -148,7 +149,7 @@ def test_no_damage_is_a_crash(data: st.DataObject) -> None:
     for _ in range(data.draw(st.integers(1, 5))):
         body[data.draw(st.integers(0, len(body) - 1))] = data.draw(st.integers(0, 255))
     with contextlib.suppress(ApiError):
-        decompress(bytes(body), "gzip", 100_000)
+        decompress(bytes(body), "gzip", limit(100_000))
 
 
 def test_bomb() -> None:
@@ -157,7 +158,7 @@ def test_bomb() -> None:
     megabyte = b"\0" * 2**20
     bomb = b"".join([packer.compress(megabyte) for _ in range(1024)] + [packer.flush()])
     with pytest.raises(ApiError) as caught:
-        decompress(bomb, "gzip", 2**20)
+        decompress(bomb, "gzip", limit(2**20))
     assert caught.value.code == "body_too_large"
 
 

@@ -12,7 +12,7 @@ import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.core import NOW, SCHEMAS
+from support.core import NOW, SCHEMAS, limit
 
 from engage.api import Event, render_time
 from engage.errors import ApiError
@@ -20,12 +20,13 @@ from engage.pipeline.normalise import (
     Arrival,
     Clock,
     Envelope,
+    apply_transformed,
     normalise,
     parse_time,
-    restated,
     uuid7,
 )
 
+LIMIT = limit(65536)
 RECEIVED = "2026-11-21T09:30:00.000Z"
 
 
@@ -34,7 +35,7 @@ def arrival(**fields: Any) -> Arrival:
         "workspace_id": "acme",
         "write_key_id": "website",
         "received_at": NOW,
-        "event_bytes": 65536,
+        "event_limit": LIMIT,
     }
     return Arrival(**{**values, **fields})
 
@@ -205,9 +206,9 @@ def test_envelope_goes_under_each_item() -> None:
 def test_size_is_that_of_the_stored_event() -> None:
     size = len(track(messageId="m", p="").body)
     item = {"userId": "u", "event": "e", "messageId": "m", "p": "x" * 100}
-    assert len(normalise(item, "track", arrival(event_bytes=size + 100)).body) == size + 100
+    assert len(normalise(item, "track", arrival(event_limit=limit(size + 100))).body) == size + 100
     with pytest.raises(ApiError) as caught:
-        normalise(item, "track", arrival(event_bytes=size + 99))
+        normalise(item, "track", arrival(event_limit=limit(size + 99)))
     assert (caught.value.status, caught.value.code) == (413, "event_too_large")
     assert "limits.event_bytes" in caught.value.message
     # a context of the envelope counts
@@ -215,7 +216,7 @@ def test_size_is_that_of_the_stored_event() -> None:
         normalise(
             item,
             "track",
-            arrival(event_bytes=size + 100, envelope=Envelope(context={"a": 1})),
+            arrival(event_limit=limit(size + 100), envelope=Envelope(context={"a": 1})),
         )
 
 
@@ -452,8 +453,8 @@ def test_clock_never_goes_back() -> None:
     assert abs(Clock()() - datetime.now(UTC).timestamp() * 1000) < 60_000
 
 
-# ----------------------------------------------------------------------------------------- restated
-def test_restated_keeps_what_the_server_decided() -> None:
+# -------------------------------------------------------------------------------- apply_transformed
+def test_a_transform_keeps_what_the_server_decided() -> None:
     event = track(messageId="m", timestamp="2026-11-21T09:00:00Z")
     document = {
         "type": "page",
@@ -468,7 +469,7 @@ def test_restated_keeps_what_the_server_decided() -> None:
         "writeKey": "x",
         "traits": None,
     }
-    new = restated(event, dict(document), 65536)
+    new = apply_transformed(event, dict(document), LIMIT)
     assert new.identity == event.identity
     assert (new.received_at, new.timestamp) == (event.received_at, event.timestamp)
     assert (new.type, new.user_id, new.anonymous_id, new.name) == ("page", None, "5", "Home")
@@ -478,19 +479,19 @@ def test_restated_keeps_what_the_server_decided() -> None:
     assert not {"writeKey", "traits", "userId"} & stored.keys()
 
 
-def test_restated_may_change_the_time() -> None:
+def test_a_transform_may_change_the_time() -> None:
     event = track(messageId="m")
     for text, expected in (
         ("2026-11-21T08:00:00+01:00", "2026-11-21T07:00:00.000Z"),
         ("2126-11-21T08:00:00Z", RECEIVED),
         ("1960-11-21T08:00:00Z", RECEIVED),
     ):
-        new = restated(event, {**event.document(), "timestamp": text}, 65536)
+        new = apply_transformed(event, {**event.document(), "timestamp": text}, LIMIT)
         assert new.document()["timestamp"] == render_time(new.timestamp) == expected
     with pytest.raises(ApiError):
-        restated(event, {**event.document(), "timestamp": "2026-02-30T00:00:00Z"}, 65536)
+        apply_transformed(event, {**event.document(), "timestamp": "2026-02-30T00:00:00Z"}, LIMIT)
     with pytest.raises(ApiError):
-        restated(event, {**event.document(), "x": "y" * 1000}, 1000)
+        apply_transformed(event, {**event.document(), "x": "y" * 1000}, limit(1000))
 
 
 # --------------------------------------------------------------------------------- for any payload

@@ -172,7 +172,7 @@ async def test_key_in_the_body() -> None:
 
 async def test_requests_of_one_millisecond_are_not_mixed_up() -> None:
     core = make_core()
-    ours, theirs = core.principal, Principal(OTHER, "app")
+    ours, theirs = core.principal, Principal(OTHER, OTHER.write_keys[0])
     for principal in (ours, theirs, ours):
         await event(core, GOOD, principal=principal)
     await event(core, GOOD, idempotency_key="k")

@@ -7,7 +7,7 @@ import logging
 from typing import Any
 
 import pytest
-from support.core import SCHEMAS, event
+from support.core import SCHEMAS, event, limit
 
 from engage.api import DROP, Event, Transform
 from engage.errors import ApiError
@@ -16,7 +16,7 @@ from engage.pipeline.transforms import Transforms
 
 def apply(*steps: Any, size: int = 65536, of: Event | None = None) -> Event | None:
     named: list[tuple[str, Transform]] = [(f"step-{i}", step) for i, step in enumerate(steps)]
-    return Transforms(named, SCHEMAS).apply(event("m") if of is None else of, size)
+    return Transforms(named, SCHEMAS).apply(event("m") if of is None else of, limit(size))
 
 
 def adding(**fields: Any) -> Transform:
@@ -124,7 +124,7 @@ def test_the_log_names_the_transform_and_the_place_but_no_value(
     with caplog.at_level(logging.ERROR):
         for _ in range(100):
             with pytest.raises(ApiError) as caught:
-                transforms.apply(event("m"), 65536)
+                transforms.apply(event("m"), limit(65536))
             assert "secret" not in caught.value.message
     assert len(caplog.records) == 7  # 1, 2, 4 … 64
     assert "clumsy" in caplog.text

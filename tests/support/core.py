@@ -28,7 +28,8 @@ from engage.api import (
     UserProfile,
 )
 from engage.config import DEFAULT_LIMITS, Limits, SubscriptionGroup, Workspace, WriteKey
-from engage.metrics import NullMetrics
+from engage.errors import Limit
+from engage.metrics import Metrics
 from engage.pipeline.auth import Authenticator, Principal
 from engage.pipeline.ingest import Ingest
 from engage.pipeline.normalise import Arrival, normalise
@@ -59,7 +60,7 @@ OTHER = Workspace(id="other", name="Other", write_keys=(WriteKey(id="app", key="
 SCHEMAS = Schemas.load()
 
 
-class CountingMetrics(NullMetrics):
+class CountingMetrics(Metrics):
     """Remembers what was counted."""
 
     def __init__(self) -> None:
@@ -260,7 +261,7 @@ def make_core(
         timeout=write_timeout,
         clock=lambda: NOW,
     )
-    return Core(pipeline, ingest, store, metrics, Principal(workspace, "website"))
+    return Core(pipeline, ingest, store, metrics, Principal(workspace, workspace.write_keys[0]))
 
 
 def event(message_id: str, body: bytes | None = None) -> Event:
@@ -270,10 +271,15 @@ def event(message_id: str, body: bytes | None = None) -> Event:
     """
     item = {"type": "track", "messageId": message_id, "userId": "u", "event": "e"}
     arrival = Arrival(
-        workspace_id="acme", write_key_id="website", received_at=NOW, event_bytes=65536
+        workspace_id="acme", write_key_id="website", received_at=NOW, event_limit=limit(65536)
     )
     made = normalise(item, "track", arrival)
     return made if body is None else dataclasses.replace(made, body=body)
+
+
+def limit(size: int, key: str = "limits.event_bytes") -> Limit:
+    """Return a limit of so many bytes."""
+    return Limit(size, key)
 
 
 async def turns(count: int = 5) -> None:

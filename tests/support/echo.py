@@ -14,7 +14,7 @@ from tornado.web import Application, RequestHandler, stream_request_body
 
 from engage.http1.exchange import Failure
 from engage.http1.listener import Bounds, Listener
-from engage.metrics import NullMetrics
+from engage.metrics import Metrics
 
 BOUNDS: dict[str, Any] = {
     "header_bytes": 4096,
@@ -107,7 +107,7 @@ class Running:
 async def running(**changed: Any) -> AsyncIterator[Running]:
     """Run a listener, with other bounds if wanted."""
     application = Application([(r"/echo.*|\*", Echo), ("/stream", Stream)], seen=[])
-    listener = Listener(application, Bounds(**BOUNDS | changed), NullMetrics())
+    listener = Listener(application, Bounds(**BOUNDS | changed), Metrics())
     sock = listening()
     await listener.serve(sock)
     try:

@@ -15,6 +15,7 @@ import pytest
 from support.webhooks import DATA, make, mappings, request, request_of, signature_vectors
 
 from engage.api import PayloadInvalid, SignatureMismatch, identifier_value
+from engage.errors import Limit
 from engage.pipeline.normalise import Arrival, normalise
 from engage.pipeline.validate import Schemas
 
@@ -109,7 +110,7 @@ def stored(event):
         workspace_id="acme",
         write_key_id=None,
         received_at=RECEIVED_AT,
-        event_bytes=2**20,
+        event_limit=Limit(2**20, "limits.webhook_event_bytes"),
         correct_clock=False,
     )
     return normalise(document, document["type"], arrival).document()
