@@ -10,8 +10,7 @@ import json
 import pytest
 from click.testing import CliRunner
 from support.hooks import public, workspace
-from support.webhooks import signature_vectors
-from test_receive import segment
+from support.webhooks import segment_delivery, signature_vectors
 
 from engage.app import build
 from engage.cli import main
@@ -139,7 +138,7 @@ def test_a_recording_that_is_not_understood(tmp_path):
     body = b'{"type": "track", "userId": "u", "messageId": "m"}'
     file = recorded(
         tmp_path,
-        {"headers": segment(body).headers, "body_base64": ""},
+        {"headers": segment_delivery(body, "segment-secret").headers, "body_base64": ""},
         body_base64=base64.b64encode(body).decode(),
     )
     result = run("webhook-test", "segment", file, "--config", path)
@@ -212,7 +211,7 @@ def test_dead_deliveries_are_translated_again(tmp_path):
                         provider="segment",
                         method="POST",
                         target="/api/public/webhooks/segment",
-                        headers=segment(body).headers,
+                        headers=segment_delivery(body, "segment-secret").headers,
                         body=body,
                     )
                 )

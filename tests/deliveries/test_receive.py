@@ -16,7 +16,7 @@ from click.testing import CliRunner
 from support.hooks import PUBLIC_URL, deliver, public, toml, workspace
 from support.inprocess import registry, serving
 from support.server import start_server
-from support.webhooks import make, request
+from support.webhooks import make, request, segment_delivery
 
 from engage.api import (
     ConfigError,
@@ -64,10 +64,7 @@ def item(n, kind="open", email="a@example.com", **fields):
 
 
 def segment(body, secret=SECRET, *, signed=None, headers=()):
-    raw = body if isinstance(body, bytes) else json.dumps(body).encode()
-    signature = hmac.new(secret.encode(), signed or raw, "sha1").hexdigest()
-    url = f"{PUBLIC_URL}/api/public/webhooks/segment"
-    return request(raw, [("X-Signature", signature), *headers], url=url)
+    return segment_delivery(body, secret, signed=signed, headers=headers)
 
 
 def batch(*items):

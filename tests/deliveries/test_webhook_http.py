@@ -7,40 +7,13 @@ import json
 from urllib.parse import urlsplit
 
 import pytest
-import test_amazon_ses
-import test_amplitude
-import test_conformance
-import test_mixpanel
-import test_mparticle
-import test_posthog
-import test_postmark
-import test_rudderstack
-import test_sendgrid
 from support.hooks import PUBLIC_URL, deliver, public, workspace
 from support.inprocess import serving
-from support.webhooks import NOW, assert_matches, request_of
-from test_vectors import MAPPINGS, VECTORS, delivery_of
+from support.provider_cases import CASES, SES_CERTIFICATE, TwilioJson
+from support.webhooks import MAPPINGS, NOW, VECTORS, assert_matches, delivery_of, request_of
 
 from engage.api import WebhookRequest
 
-MODULES = (
-    test_amazon_ses,
-    test_amplitude,
-    test_conformance,
-    test_mixpanel,
-    test_mparticle,
-    test_posthog,
-    test_postmark,
-    test_rudderstack,
-    test_sendgrid,
-)
-CASES = {
-    f"{case.plugin.rpartition('.')[2]}-{name.removeprefix('Test')}": case
-    for module in MODULES
-    for name, case in vars(module).items()
-    if name.startswith("Test") and hasattr(case, "plugin") and case.__module__ == module.__name__
-}
-PEM = test_amazon_ses.PEM.decode()
 #: One case for each provider.
 PROVIDERS = {
     case.plugin.rpartition(".")[2].replace("_", "-"): case
@@ -64,7 +37,9 @@ class Case:
         self.name = case.plugin.rpartition(".")[2].replace("_", "-")
         self.options, self.others = dict(case.options), dict(case.other_options)
         if self.name == "amazon-ses":  # nothing is to be fetched here
-            self.options["signing_cert_pem"] = self.others["signing_cert_pem"] = PEM
+            self.options["signing_cert_pem"] = self.others["signing_cert_pem"] = (
+                SES_CERTIFICATE.decode()
+            )
         query = urlsplit(case.url).query
         self.suite.url = (
             f"{PUBLIC_URL}/api/public/webhooks/{self.name}"
@@ -106,7 +81,7 @@ async def test_a_genuine_delivery_is_stored_once(case, tmp_path):
         answer = await deliver(server, case.here(case.delivery()))
         assert answer.status == 200, answer.body
         events = await server.events()
-        if isinstance(case.suite, test_conformance.TestTwilioJson):
+        if isinstance(case.suite, TwilioJson):
             assert not events
             return
         assert events

@@ -11,7 +11,6 @@ from typing import Any
 from support.webhooks import make, request
 
 from engage.api import Translation
-from engage.testing.providers import ProviderConformance
 
 HEADER = {"header": "X-Secret", "value": "s3cret"}
 BASIC = {"basic_user": "hook", "basic_password": "pä:ss"}
@@ -26,25 +25,3 @@ def translate(provider: str, payload: Any, options: Mapping[str, Any] = HEADER) 
     """:return: what a provider makes of a payload (bytes as they are, anything else as JSON)."""
     body = payload if isinstance(payload, bytes) else json.dumps(payload).encode()
     return make(provider, options).translate(request(body))
-
-
-class StaticConformance(ProviderConformance):
-    """With a header of one's own."""
-
-    options = {"header": "X-Secret", "value": "one Secret"}
-    other_options = {"header": "X-Secret", "value": "another"}
-    secret_option = "value"
-
-    def sign(self, body: bytes, options: Mapping[str, Any], timestamp: str) -> Mapping[str, str]:
-        return {"x-secret": options["value"]}
-
-
-class BasicConformance(ProviderConformance):
-    """With HTTP Basic."""
-
-    options = {"basic_user": "hook", "basic_password": "pä:Ss"}
-    other_options = {"basic_user": "hook", "basic_password": "another"}
-    secret_option = "basic_password"
-
-    def sign(self, body: bytes, options: Mapping[str, Any], timestamp: str) -> Mapping[str, str]:
-        return {"Authorization": basic(f"hook:{options['basic_password']}")}

@@ -6,12 +6,13 @@ from __future__ import annotations
 import base64
 import dataclasses
 import functools
+import hmac
 import importlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import urlencode, urlsplit
 
 import jsonschema
 
@@ -74,6 +75,23 @@ def mappings(provider: str) -> list[dict[str, Any]]:
     return [mapping for mapping in found if mapping["provider"] == provider]
 
 
+#: All recorded signatures, and all recorded translations.
+VECTORS = [
+    vector
+    for provider in sorted(
+        {v["provider"] for v in json.loads((DATA / "webhook_signatures.json").read_bytes())}
+    )
+    for vector in signature_vectors(provider)
+]
+MAPPINGS = [
+    mapping
+    for provider in sorted(
+        {m["provider"] for m in json.loads((DATA / "webhook_mappings.json").read_bytes())}
+    )
+    for mapping in mappings(provider)
+]
+
+
 def request(
     body: bytes | str,
     headers: Mapping[str, str] | list[tuple[str, str]] | None = None,
@@ -99,6 +117,45 @@ def request_of(vector: Mapping[str, Any]) -> WebhookRequest:
         method=vector["method"],
         now=vector["now"],
     )
+
+
+def delivery_of(provider: str, payload: Any) -> WebhookRequest:
+    """Wrap a payload as the provider does."""
+    if provider == "mailchimp":
+        return request(urlencode({"mandrill_events": json.dumps(payload)}))
+    if provider == "twilio":
+        query = urlencode(payload["query"])
+        return request(urlencode(payload["form"]), url=f"https://ingest.example.com/x?{query}")
+    if provider == "shopify":
+        return request(json.dumps(payload["body"]), payload["headers"])
+    if provider == "amazon-ses":
+        envelope = {
+            "Type": "Notification",
+            "MessageId": "22b80b92-fdea-4c2c-8f9d-bdfb0c7bf324",
+            "TopicArn": "arn:aws:sns:us-east-1:123456789012:ses-events",
+            "Message": json.dumps(payload),
+            "Timestamp": "2024-01-01T00:00:00.000Z",
+        }
+        return request(json.dumps(envelope))
+    return request(json.dumps(payload), {"svix-id": "msg_1"})
+
+
+def segment_delivery(
+    body: Any,
+    secret: str,
+    *,
+    signed: bytes | None = None,
+    headers: Sequence[tuple[str, str]] = (),
+    url: str = "https://events.example.com/api/public/webhooks/segment",
+) -> WebhookRequest:
+    """Make a delivery of Segment.
+
+    :param body: bytes as they are, anything else as JSON.
+    :param signed: what is signed, if it is not the body.
+    """
+    raw = body if isinstance(body, bytes) else json.dumps(body).encode()
+    signature = hmac.new(secret.encode(), signed or raw, "sha1").hexdigest()
+    return request(raw, [("X-Signature", signature), *headers], url=url)
 
 
 def assert_matches(got: Mapping[str, Any], expected: Mapping[str, Any]) -> None:

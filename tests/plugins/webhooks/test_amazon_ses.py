@@ -25,7 +25,6 @@ from support.sns import (
 from support.webhooks import NOW, make, registered, request
 
 from engage.api import ConfigError, PayloadInvalid, SignatureMismatch
-from engage.testing.providers import ProviderConformance
 
 PEM = certificate(now=NOW)
 
@@ -271,58 +270,6 @@ def test_any_flipped_bit_is_refused(data):
     body = json.dumps(envelope, ensure_ascii=False).encode("utf-8", "surrogateescape")
     with pytest.raises(SignatureMismatch):
         ses.verify(request(body), PEM)
-
-
-class TestConformance(ProviderConformance):
-    """A body is the message; the envelope around it is SNS's."""
-
-    plugin = "engage_plugins.amazon_ses"
-    options = {"allowed_topic_arns": [TOPIC]}
-    other_options = {"allowed_topic_arns": [TOPIC + "-other"]}
-    secret_option = None
-    fetched = PEM
-    body = json.dumps(
-        {
-            "eventType": "Bounce",
-            "mail": {
-                "timestamp": "2024-01-01T00:00:00.000Z",
-                "destination": ["a@example.com", "b@example.com"],
-                "tags": {"plan": ["pro"], "ses:configuration-set": ["c"]},
-            },
-            "bounce": {
-                "bounceType": "Permanent",
-                "bouncedRecipients": [{"emailAddress": "a@example.com"}],
-                "timestamp": "2024-01-01T00:00:02.000Z",
-            },
-        }
-    ).encode()
-
-    def delivery(self, body, options, timestamp):
-        message = body.decode("utf-8", "replace")
-        envelope = notification(message, TopicArn=options["allowed_topic_arns"][0], Subject="Hi")
-        return delivery(signed(envelope))
-
-    def signed_parts(self, request):
-        envelope = json.loads(request.body)
-        for name in SIGNED["Notification"]:
-            yield envelope[name].encode(), lambda raw, name=name: self.changed(request, name, raw)
-
-    def _signature(self, request):
-        signature = json.loads(request.body)["Signature"].encode()
-        return signature, lambda raw: self.changed(request, "Signature", raw)
-
-    def _decoded(self, request):
-        return base64.b64decode(self.signature(request))
-
-    def _encoded(self, signature):
-        return base64.b64encode(signature).decode()
-
-    @staticmethod
-    def changed(request_, name, raw):
-        # Bytes that are not UTF-8 stand in the body as they are.
-        envelope = json.loads(request_.body) | {name: raw.decode("utf-8", "surrogateescape")}
-        text = json.dumps(envelope, ensure_ascii=False)
-        return request(text.encode("utf-8", "surrogateescape"))
 
 
 # -------------------------------------------------------------------------------------- translation

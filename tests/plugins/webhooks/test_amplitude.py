@@ -1,24 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
-import json
-
-from support.static import StaticConformance, translate
-
-
-class TestAmplitude(StaticConformance):
-    plugin = "engage_plugins.amplitude"
-    body = json.dumps(
-        {
-            "user_id": "u",
-            "device_id": "d",
-            "event_type": "[Amplitude] Page Viewed",
-            "event_time": "2022-10-24 20:07:32.123000",
-            "uuid": "e",
-            "event_properties": {"[Amplitude] Page Title": "A"},
-            "user_properties": {"email": "a@example.com"},
-        }
-    ).encode()
+from support.static import translate
 
 
 def amplitude(**event):

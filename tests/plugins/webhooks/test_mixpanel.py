@@ -5,34 +5,11 @@ import json
 
 import pytest
 from support.inprocess import serving
-from support.static import HEADER, BasicConformance, StaticConformance, translate
+from support.provider_cases import mixpanel_cohort as cohort
+from support.static import HEADER, translate
 from support.webhooks import make, request
 
 from engage.api import PayloadInvalid, WebhookResult
-
-
-def cohort(action="add_members", **member):
-    parameters = {
-        "mixpanel_project_id": "1",
-        "mixpanel_cohort_id": "2",
-        "mixpanel_cohort_name": "Power",
-        "mixpanel_session_id": "s",
-        "page_info": {"total_pages": 1, "page_count": 1},
-        "members": [{"email": "a@b.c", "mixpanel_distinct_id": "u", "first_name": "A"} | member],
-    }
-    return {"action": action, "parameters": parameters}
-
-
-class TestMixpanelCohort(BasicConformance):
-    plugin = "engage_plugins.mixpanel"
-    body = json.dumps(cohort()).encode()
-
-
-class TestMixpanelStream(StaticConformance):
-    plugin = "engage_plugins.mixpanel"
-    body = json.dumps(
-        [{"event": "x", "properties": {"distinct_id": "u", "time": 1700000000, "$insert_id": "i"}}]
-    ).encode()
 
 
 @pytest.mark.parametrize(

@@ -1,33 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
-import json
-
-from support.static import HEADER, StaticConformance, translate
-
-
-class TestMParticle(StaticConformance):
-    plugin = "engage_plugins.mparticle"
-    body = json.dumps(
-        {
-            "mpid": "600",
-            "message_id": "b",
-            "environment": "production",
-            "user_identities": {"customer_id": "u", "email": "a@example.com"},
-            "user_attributes": {"$FirstName": "Milo"},
-            "events": [
-                {
-                    "event_type": "custom_event",
-                    "data": {"event_name": "x", "timestamp_unixtime_ms": "1402521613976"},
-                },
-                {
-                    "event_type": "commerce_event",
-                    "data": {"product_action": {"action": "purchase"}, "event_id": 1},
-                },
-                {"event_type": "screen_view", "data": {"screen_name": "Home"}},
-            ],
-        }
-    ).encode()
+from support.static import HEADER, translate
 
 
 def test_mparticle_commerce():

@@ -1,40 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
-import json
-
 import pytest
-from support.static import StaticConformance, translate
-
-
-class TestPostHog(StaticConformance):
-    plugin = "engage_plugins.posthog"
-    body = json.dumps(
-        {
-            "event": {
-                "uuid": "e",
-                "event": "$identify",
-                "distinct_id": "u",
-                "properties": {"$set": {"plan": "pro"}, "$anon_distinct_id": "a", "$ip": "1.2.3.4"},
-                "timestamp": "2024-01-01T00:00:00.000Z",
-            },
-            "person": {"properties": {"email": "a@example.com"}},
-        }
-    ).encode()
-
-
-class TestPostHogGroup(TestPostHog):
-    body = json.dumps(
-        {
-            "event": {
-                "uuid": "e",
-                "event": "$groupidentify",
-                "distinct_id": "u",
-                "properties": {"$group_type": "t", "$group_key": "g", "$group_set": {"n": 1}},
-            }
-        }
-    ).encode()
-
+from support.static import translate
 
 VISITOR = "0190f5b2-0000-7000-8000-00000000000a"
 

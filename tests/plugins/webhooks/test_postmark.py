@@ -1,25 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
-import json
-
 import pytest
-from support.static import BasicConformance, translate
-
-
-class TestPostmark(BasicConformance):
-    plugin = "engage_plugins.postmark"
-    body = json.dumps(
-        {
-            "RecordType": "Bounce",
-            "ID": 692560173,
-            "Type": "HardBounce",
-            "MessageID": "883953f4",
-            "Email": "a@example.com",
-            "BouncedAt": "2019-11-05T16:33:54.9070259Z",
-            "Metadata": {"userId": "u1", "plan": "pro"},
-        }
-    ).encode()
+from support.static import translate
 
 
 @pytest.mark.parametrize(

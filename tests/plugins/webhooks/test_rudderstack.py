@@ -1,27 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
-import json
-
-from support.static import StaticConformance, translate
-
-
-class TestRudderStack(StaticConformance):
-    plugin = "engage_plugins.rudderstack"
-    body = json.dumps(
-        [
-            {
-                "type": "track",
-                "event": "x",
-                "userId": "u",
-                "messageId": "m",
-                "channel": "web",
-                "context": {"ip": "1.2.3.4"},
-                "timestamp": "2024-01-01T00:00:00.000Z",
-            },
-            {"type": "identify", "anonymousId": "a", "traits": {"email": "a@example.com"}},
-        ]
-    ).encode()
+from support.static import translate
 
 
 def test_rudderstack_may_send_lists():

@@ -14,7 +14,6 @@ from support.inprocess import serving
 from support.webhooks import NOW, make, request
 
 from engage.api import ConfigError, PayloadInvalid, SignatureMismatch
-from engage.testing.providers import ProviderConformance
 from engage_plugins.sendgrid import FUTURE, PAST, SIGNATURE, TIMESTAMP
 
 KEY, OTHER = (ec.generate_private_key(ec.SECP256R1()) for _ in range(2))
@@ -155,43 +154,6 @@ def test_any_flipped_bit_is_refused(data):
     )
     with pytest.raises(SignatureMismatch):
         sendgrid.verify(flipped, None)
-
-
-class TestConformance(ProviderConformance):
-    plugin = "engage_plugins.sendgrid"
-    options = OPTIONS
-    other_options = {"verification_key": spki(OTHER)}
-    secret_option = "verification_key"
-    body = json.dumps(
-        [
-            {
-                "event": "bounce",
-                "email": "a@example.com",
-                "timestamp": 1700000000,
-                "sg_event_id": "e1",
-                "type": "blocked",
-                "status": "5.7.1",
-                "category": ["news"],
-            },
-            {"event": "open", "email": "a@example.com", "userId": "u1", "plan": "pro"},
-        ]
-    ).encode()
-
-    def sign(self, body, options, timestamp):
-        key = OTHER if options == self.other_options else KEY
-        raw = RECORDED_SUITE if (body, timestamp, key) == (self.body, str(self.now), KEY) else None
-        return {
-            SIGNATURE: base64.b64encode(raw or sign_bytes(body, timestamp, key)).decode(),
-            TIMESTAMP: timestamp,
-        }
-
-
-def sign_bytes(body, timestamp, key):
-    return key.sign(timestamp.encode() + body, ec.ECDSA(hashes.SHA256()))
-
-
-#: Made once: signatures differ in their length, and hypothesis repeats what it drew.
-RECORDED_SUITE = sign_bytes(TestConformance.body, str(TestConformance.now), KEY)
 
 
 # -------------------------------------------------------------------------------------- translation

@@ -8,28 +8,14 @@ properties and that context, everything else exactly.
 from __future__ import annotations
 
 import contextlib
-import json
-from urllib.parse import urlencode
 
 import pytest
-from support.webhooks import DATA, make, mappings, request, request_of, signature_vectors
+from support.webhooks import MAPPINGS, VECTORS, delivery_of, make, request_of, signature_vectors
 
 from engage.api import PayloadInvalid, SignatureMismatch, identifier_value
 from engage.errors import Limit
 from engage.pipeline.normalise import Arrival, normalise
 from engage.pipeline.validate import Schemas
-
-PROVIDERS = sorted(
-    {v["provider"] for v in json.loads((DATA / "webhook_mappings.json").read_bytes())}
-)
-SIGNED = sorted(
-    {v["provider"] for v in json.loads((DATA / "webhook_signatures.json").read_bytes())}
-)
-VECTORS = [vector for provider in SIGNED for vector in signature_vectors(provider)]
-MAPPINGS = [mapping for provider in PROVIDERS for mapping in mappings(provider)]
-
-#: Options with which a provider can be made, for translating only.
-OPTIONS = {provider: signature_vectors(provider)[0]["config"] for provider in SIGNED}
 
 #: Milliseconds; later than every recorded event.
 RECEIVED_AT = 1_800_000_000_000
@@ -78,7 +64,7 @@ def verify(provider, delivery):
     "mapping", MAPPINGS, ids=lambda mapping: f"{mapping['provider']}: {mapping['description']}"
 )
 def test_translation(mapping):
-    provider = make(mapping["provider"], OPTIONS[mapping["provider"]])
+    provider = make(mapping["provider"], signature_vectors(mapping["provider"])[0]["config"])
     translation = provider.translate(delivery_of(mapping["provider"], mapping["input"]))
     assert not translation.rejected
     got = [stored(event) for event in translation.events]
@@ -114,24 +100,3 @@ def stored(event):
         correct_clock=False,
     )
     return normalise(document, document["type"], arrival).document()
-
-
-def delivery_of(provider, payload):
-    """Wrap a payload as the provider does."""
-    if provider == "mailchimp":
-        return request(urlencode({"mandrill_events": json.dumps(payload)}))
-    if provider == "twilio":
-        query = urlencode(payload["query"])
-        return request(urlencode(payload["form"]), url=f"https://ingest.example.com/x?{query}")
-    if provider == "shopify":
-        return request(json.dumps(payload["body"]), payload["headers"])
-    if provider == "amazon-ses":
-        envelope = {
-            "Type": "Notification",
-            "MessageId": "22b80b92-fdea-4c2c-8f9d-bdfb0c7bf324",
-            "TopicArn": "arn:aws:sns:us-east-1:123456789012:ses-events",
-            "Message": json.dumps(payload),
-            "Timestamp": "2024-01-01T00:00:00.000Z",
-        }
-        return request(json.dumps(envelope))
-    return request(json.dumps(payload), {"svix-id": "msg_1"})
