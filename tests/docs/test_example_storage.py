@@ -15,7 +15,7 @@ import pytest
 from support.cache import cached
 from support.server import KEY, Server
 
-SOURCE = Path(__file__).resolve().parent / "example_storage"
+SOURCE = Path(__file__).resolve().parents[1] / "example_storage"
 
 
 @pytest.fixture(scope="module")
