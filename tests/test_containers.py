@@ -75,7 +75,7 @@ def test_the_commands_are_commands_of_engage() -> None:
         result = CliRunner().invoke(main, [*command[1:], "--config", "/nowhere/engage.toml"])
         # Wrong usage would be 2: only the config is not there.
         assert result.exit_code == 1
-        assert "there is no such file" in result.stderr
+        assert "does not exist" in result.stderr
 
 
 def test_compose_fits_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,15 +2,20 @@
 """The config file: TOML in, frozen dataclasses out.
 
 ======================  ============================================================
-``config.py``           reads the file; the sections and their defaults
-``interpolation.py``    ``${VAR}`` and ``${file:PATH}`` in strings
+``config.py``           reads the file, and reports all errors in it
+``sections.py``         the sections of the file and their defaults
+``interpolation.py``    replaces ``${VAR}`` and ``${file:PATH}`` in strings
 ``schema_check.py``     checks values against a JSON Schema; errors by dotted key
 ======================  ============================================================
+
+A new key needs a field in ``sections.py`` and an entry in ``schemas/config.json``, from which the
+tables of ``docs/configuration.md`` are generated.
 """
 
 from __future__ import annotations
 
-from engage.config.config import (
+from engage.config.config import config_schema, load
+from engage.config.sections import (
     DEFAULT_LIMITS,
     Config,
     Cors,
@@ -23,8 +28,6 @@ from engage.config.config import (
     SubscriptionGroup,
     Workspace,
     WriteKey,
-    config_schema,
-    load,
 )
 
 __all__ = [

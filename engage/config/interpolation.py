@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Resolve ``${NAME}`` and ``${file:PATH}`` in the strings of a configuration.
 
-``${NAME}`` is an environment variable, ``${file:PATH}`` the content of a file (relative to the
-folder of the config file) without the line ends at its end, ``$${`` a plain ``${``. What comes out
-is not looked at again. A reference to something that is missing or empty is an error: a secret that
-is empty lets everybody in.
+``${NAME}`` stands for an environment variable. ``${file:PATH}`` stands for the content of a file,
+relative to the folder of the config file, without the line ends at its end. ``$${`` stands for a
+literal ``${``. The values are not resolved again. A reference to something that is missing or empty
+is an error, because an empty secret would let anyone in.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ __all__ = ["resolve"]
 
 _REFERENCE: Final = re.compile(r"\$\$\{|\$\{([^{}]*)(\}?)")
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
-_LARGEST: Final = 64 * 1024
+#: Bytes that a referenced file may have.
+MAX_FILE_BYTES: Final = 64 * 1024
 
 
 class _Unresolved(Exception):
@@ -35,8 +36,8 @@ def resolve(
     """Resolve all references of a document.
 
     :param base_dir: the folder to which file names are relative.
-    :param environ: the environment.
-    :return: a new document, and one line for each reference that could not be resolved. The lines
+    :param environ: the environment variables.
+    :return: a new document, and one line for each reference that cannot be resolved. The lines
         name keys, variables and files, never a value.
     """
     problems: list[str] = []
@@ -46,11 +47,11 @@ def resolve(
             return "${"
         name, closed = match[1], match[2]
         if not closed:
-            raise _Unresolved("${ without its }; write $${ for a plain ${")
+            raise _Unresolved("${ without }; write $${ for a literal ${")
         if name.startswith("file:"):
             return _content(base_dir, name.removeprefix("file:"))
         if not _NAME.fullmatch(name):
-            raise _Unresolved("a reference is ${NAME} or ${file:PATH}; write $${ for a plain ${")
+            raise _Unresolved("a reference is ${NAME} or ${file:PATH}; write $${ for a literal ${")
         value = environ.get(name)
         if not value:
             state = "not set" if value is None else "empty"
@@ -74,15 +75,15 @@ def resolve(
 
 def _content(base_dir: Path, name: str) -> str:
     if not name:
-        raise _Unresolved("${file:} names no file")
+        raise _Unresolved("${file:} does not name a file; write ${file:PATH}")
     try:
         with (base_dir / name).open("rb") as file:
-            data = file.read(_LARGEST + 1)
-        if len(data) > _LARGEST:
-            raise _Unresolved(f"the file {name} is larger than 64 KiB")
+            data = file.read(MAX_FILE_BYTES + 1)
+        if len(data) > MAX_FILE_BYTES:
+            raise _Unresolved(f"the file {name} is larger than {MAX_FILE_BYTES // 1024} KiB")
         text = data.decode("utf-8-sig").rstrip("\r\n")
     except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or "not UTF-8 text"
+        reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
         raise _Unresolved(f"the file {name} cannot be read: {reason}") from error
     if not text:
         raise _Unresolved(f"the file {name} is empty")

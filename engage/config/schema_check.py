@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Check settings against a JSON Schema and say in one line each what is wrong.
+"""Check settings against a JSON Schema and explain each error in one line.
 
-For what a person wrote in a TOML file: keys are dotted (``server.port``), an unknown key comes with
-the nearest valid one, and nothing that the schema marks ``writeOnly`` is ever quoted. A schema may
-say a rule in words: ``x-messages`` maps a keyword to the message.
+The lines are for the person who wrote the TOML file. Keys are dotted (``server.port``), an unknown
+key comes with the nearest valid one, and a value that the schema marks ``writeOnly`` is never
+quoted. A schema may word the message of a rule itself: ``x-messages`` maps a keyword to a message.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import collections
 import difflib
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from typing import TYPE_CHECKING, Any, Final
 
 import jsonschema
@@ -26,8 +26,11 @@ __all__ = ["SettingsError", "dotted", "nearest", "problems", "secret_values", "s
 
 #: Keys and indexes from the top of the document.
 Path = tuple[str | int, ...]
+#: A dotted key and what is wrong with its value.
+Problem = tuple[str, str]
 
-_QUOTED: Final = 80
+#: Characters of a key or a value that a message quotes, at most.
+MAX_QUOTED: Final = 80
 _TYPES: Final = {
     "string": "a string",
     "integer": "an integer",
@@ -40,9 +43,10 @@ _TYPES: Final = {
 
 
 class SettingsError(ConfigError):
-    """Settings that are wrong in one or several places.
+    """Settings are wrong in one or several places.
 
-    :param problems: one line each, at least one. ``str()`` is the first, and how many more.
+    :param problems: one line for each problem, at least one. ``str()`` returns the first line and
+        the number of further ones.
     """
 
     def __init__(self, problems: Sequence[str]) -> None:
@@ -52,20 +56,23 @@ class SettingsError(ConfigError):
 
 
 def dotted(path: Iterable[str | int]) -> str:
-    """:return: ``workspaces[0].write_keys[1].key``; a key that is not a bare TOML key is quoted."""
+    """Return a path as text: ``workspaces[0].write_keys[1].key``.
+
+    A key that is not a bare TOML key is quoted.
+    """
     text = ""
     for part in path:
         if isinstance(part, int):
             text += f"[{part}]"
         else:
             bare = part.replace("-", "").replace("_", "")
-            key = part if bare.isascii() and bare.isalnum() else json.dumps(part[:_QUOTED])
+            key = part if bare.isascii() and bare.isalnum() else json.dumps(part[:MAX_QUOTED])
             text += f".{key}" if text else key
     return text
 
 
 def nearest(name: str, candidates: Iterable[str]) -> str | None:
-    """:return: the candidate that was probably meant, or ``None``."""
+    """Return the candidate that was probably meant, or ``None`` if none is close."""
     close = difflib.get_close_matches(name, list(candidates), n=1, cutoff=0.6)
     return close[0] if close else None
 
@@ -76,28 +83,29 @@ def problems(
     """Validate settings.
 
     :param schema: a valid schema, draft 2020-12; references only within itself.
-    :param value: what to check, references to the environment resolved.
-    :param written: the same before they were resolved; values are quoted from here.
-    :param at: where ``value`` stands in the file.
-    :return: one line for each key that is wrong; nothing: it is valid.
+    :param value: the settings, with references to the environment resolved.
+    :param written: the settings as written, before references were resolved. Messages quote these.
+    :param at: the path of ``value`` in the file.
+    :return: one line for each key that is wrong; empty if the settings are valid.
     """
     secret = {path for path, _ in _secrets(schema, schema, value, ())}
     found = [(dotted(at + path), "must be a finite number") for path in _not_finite(value, ())]
     validator = jsonschema.Draft202012Validator(schema)
+    explainer = _Explainer(schema, value if written is None else written, secret, at)
     for error in validator.iter_errors(value):
-        found.extend(_explain(schema, error, value if written is None else written, secret, at))
+        found.extend(explainer.explain(error))
     for path, empty in _secrets(schema, schema, value, ()):
         if empty in ([], {}) or (isinstance(empty, str) and not empty.strip()):
             found.append((dotted(at + path), "must not be empty"))
     lines: dict[str, str] = {}
     for key, text in found:
-        # The first rule that a value breaks says enough.
+        # One line for each key: the first rule that its value breaks.
         lines.setdefault(key, f"{key}: {text}")
     return list(lines.values())
 
 
 def secret_values(schema: Mapping[str, Any], value: object) -> Iterator[tuple[str, str]]:
-    """:return: (dotted key, value) of each string that the schema marks ``writeOnly``."""
+    """Yield (dotted key, value) for each string that the schema marks ``writeOnly``."""
     seen: set[Path] = set()
     for path, found in _secrets(schema, schema, value, ()):
         for inner, text in strings(found, path):
@@ -107,7 +115,7 @@ def secret_values(schema: Mapping[str, Any], value: object) -> Iterator[tuple[st
 
 
 def strings(value: object, path: Path = ()) -> Iterator[tuple[Path, str]]:
-    """:return: (where it stands, text) of each string within a setting."""
+    """Yield (path, text) for each string within a setting."""
     if isinstance(value, str):
         yield path, value
     elif isinstance(value, Mapping):
@@ -120,7 +128,7 @@ def strings(value: object, path: Path = ()) -> Iterator[tuple[Path, str]]:
 
 # ------------------------------------------------------------------------------------- internals
 def _not_finite(value: object, path: Path) -> Iterator[Path]:
-    """TOML has ``nan`` and ``inf``; ``nan`` passes every ``minimum`` and ``maximum``."""
+    """Yield the paths of ``nan`` and ``inf``: TOML has them, and ``nan`` passes every limit."""
     if isinstance(value, float) and not math.isfinite(value):
         yield path
     elif isinstance(value, Mapping):
@@ -141,7 +149,7 @@ def _resolve(root: Mapping[str, Any], reference: str) -> Any:
 
 
 def _secrets(root: Any, schema: Any, value: object, path: Path) -> Iterator[tuple[Path, object]]:
-    """Walk a value along its schema: (path, value) of all that is marked ``writeOnly``."""
+    """Walk a value along its schema and yield (path, value) for each part marked ``writeOnly``."""
     if not isinstance(schema, Mapping) or len(path) > 64:
         return
     if schema.get("writeOnly") is True:
@@ -163,101 +171,145 @@ def _secrets(root: Any, schema: Any, value: object, path: Path) -> Iterator[tupl
             yield from _secrets(root, schema.get("items"), item, (*path, index))
 
 
-def _explain(
-    root: Mapping[str, Any], error: ValidationError, written: object, secret: set[Path], at: Path
-) -> Iterator[tuple[str, str]]:
-    """:return: (dotted key, what is wrong with it)."""
-    schema: Any = error.schema
-    instance: Any = error.instance
-    limit: Any = error.validator_value
-    if error.validator in ("anyOf", "oneOf") and error.context:
-        # A type that no alternative has is said of all of them together.
-        types = [inner for inner in error.context if inner.validator == "type"]
-        if len(types) == len(error.context) and not any(inner.path for inner in types):
-            expected = " or ".join(dict.fromkeys(_types(inner.validator_value) for inner in types))
-            yield _key(at, error), f"must be {expected}, not {_type_of(error.instance)}"
+class _Explainer:
+    """Turns the errors of jsonschema into lines for the person who wrote the file.
+
+    :param root: the whole schema.
+    :param written: the settings as written, references unresolved; values are quoted from here.
+    :param secret: paths of the values that must not be quoted.
+    :param at: the path of the settings in the file.
+    """
+
+    def __init__(
+        self, root: Mapping[str, Any], written: object, secret: Set[Path], at: Path
+    ) -> None:
+        self._root = root
+        self._written = written
+        self._secret = secret
+        self._at = at
+
+    def explain(self, error: ValidationError) -> Iterator[Problem]:
+        """Yield what is wrong, for each key that the error concerns."""
+        if "propertyNames" in error.absolute_schema_path:
+            yield self._wrong_name(error)
+        elif error.validator in ("anyOf", "oneOf") and error.context:
+            yield from self._no_alternative(error, error.context)
+        elif error.validator == "additionalProperties" and error.validator_value is False:
+            yield from self._unknown_keys(error)
+        elif error.validator == "required":
+            yield from self._missing_keys(error)
+        else:
+            yield self._wrong_value(error)
+
+    def _no_alternative(
+        self, error: ValidationError, reasons: Sequence[ValidationError]
+    ) -> Iterator[Problem]:
+        """Explain a value that fits no alternative of ``anyOf``, by the one that was meant."""
+        inside = [inner for inner in reasons if inner.validator != "type" or inner.path]
+        if not inside:
+            expected = dict.fromkeys(_types(inner.validator_value) for inner in reasons)
+            text = f"must be {' or '.join(expected)}, not {_type_of(error.instance)}"
+            yield self._key(error), text
             return
-        # What went deepest into an alternative, and is least wrong there, was meant for that one.
-        inside = [inner for inner in error.context if inner.validator != "type" or inner.path]
-        if inside and "propertyNames" not in error.absolute_schema_path:
-            wrong = collections.Counter(inner.schema_path[0] for inner in inside)
-            meant = min(wrong, key=wrong.__getitem__)
-            for inner in inside:
-                if inner.schema_path[0] == meant and inner.schema is not False:
-                    yield from _explain(root, inner, written, secret, at)
-            # An error of a key that must not be there does not say which.
-            way = limit[meant] if isinstance(limit[meant], Mapping) else {}
-            others = " and ".join(way.get("required", ())) or "the others"
-            for name, rule in way.get("properties", {}).items():
-                if rule is False and name in instance:
-                    key = dotted((*at, *error.absolute_path, name))
-                    yield key, f"must not be there beside {others}"
+        # The author meant the alternative whose type fits and which has the fewest errors.
+        count = collections.Counter(inner.schema_path[0] for inner in inside)
+        meant: Any = min(count, key=count.__getitem__)
+        for inner in inside:
+            # The schema False forbids a key, but its error does not name that key: see below.
+            if inner.schema_path[0] == meant and inner.schema is not False:
+                yield from self.explain(inner)
+        alternatives: Any = error.validator_value
+        yield from self._forbidden_keys(error, alternatives[meant])
+
+    def _forbidden_keys(self, error: ValidationError, alternative: Any) -> Iterator[Problem]:
+        """Name the keys that an alternative forbids, and those that it requires instead."""
+        if not isinstance(alternative, Mapping):
             return
-    if "propertyNames" in error.absolute_schema_path:
+        others = " and ".join(alternative.get("required", ())) or "the others"
+        instance: Any = error.instance
+        for name, rule in alternative.get("properties", {}).items():
+            if rule is False and name in instance:
+                yield self._key(error, name), f"must not be set together with {others}"
+
+    def _wrong_name(self, error: ValidationError) -> Problem:
         name = str(error.instance)
-        path = (*at, *error.absolute_path, name)
-        yield dotted(path), f"not the name of a plugin{_meant(root, name, at)}"
-    elif error.validator == "additionalProperties" and limit is False:
+        return self._key(error, name), f"is not the name of a plugin{self._hint(name)}"
+
+    def _unknown_keys(self, error: ValidationError) -> Iterator[Problem]:
+        schema: Any = error.schema
+        instance: Any = error.instance
         known = schema.get("properties", {})
         for name in instance:
-            if name not in known:
-                yield _unknown(root, name, known, error, at)
-    elif error.validator == "required":
+            if name in known:
+                continue
+            meant = nearest(name, known)
+            if meant is not None:
+                hint = f"; did you mean {self._key(error, meant)}?"
+            else:
+                valid = ", ".join(known) or "none"
+                hint = self._hint(name) or f"; the valid keys here: {valid}"
+            yield self._key(error, name), f"unknown key{hint}"
+
+    def _missing_keys(self, error: ValidationError) -> Iterator[Problem]:
+        schema: Any = error.schema
+        instance: Any = error.instance
+        required: Any = error.validator_value
         known = schema.get("properties", {})
         closed = schema.get("additionalProperties") is False
+        # A key that is only misspelt is reported as an unknown key, with the right name.
         misspelt = {nearest(name, known) for name in instance if closed and name not in known}
-        for name in limit:
-            # That a misspelt key is missing is said where its right name is.
+        for name in required:
             if name not in instance and name not in misspelt:
-                path = (*at, *error.absolute_path, name)
-                how = _written_as(known.get(name), path)
-                yield dotted(path), f"is missing{how}"
-    else:
-        how = ""
-        if error.validator == "type" and isinstance(instance, Mapping):
-            how = _written_as(schema, (*at, *error.absolute_path))
-        yield _key(at, error), f"{_rule(error)}{_quote(error, written, secret)}{how}"
+                hint = _list_of_tables(known.get(name), (*self._path(error), name))
+                yield self._key(error, name), f"is missing{hint}"
+
+    def _wrong_value(self, error: ValidationError) -> Problem:
+        hint = ""
+        if error.validator == "type" and isinstance(error.instance, Mapping):
+            hint = _list_of_tables(error.schema, self._path(error))
+        return self._key(error), f"{_rule(error)}{self._quote(error)}{hint}"
+
+    def _path(self, error: ValidationError) -> Path:
+        return (*self._at, *error.absolute_path)
+
+    def _key(self, error: ValidationError, *more: str) -> str:
+        return dotted((*self._path(error), *more)) or "the file"
+
+    def _hint(self, name: str) -> str:
+        """Look for a key in the whole schema: it may be in the wrong table."""
+        everywhere = list(_all_keys(self._root, self._root, ""))
+        for wanted in (name, nearest(name, (key.rpartition(".")[2] for key in everywhere))):
+            for key in everywhere:
+                if wanted is not None and key.rpartition(".")[2] == wanted:
+                    return f"; did you mean {'.'.join(filter(None, (dotted(self._at), key)))}?"
+        return ""
+
+    def _quote(self, error: ValidationError) -> str:
+        """Return the value as written in the file, if it is plain and not secret."""
+        path = tuple(error.absolute_path)
+        if error.validator not in ("enum", "const", "pattern", "minimum", "maximum"):
+            return ""
+        if any(path[: len(hidden)] == hidden for hidden in self._secret):
+            return ""
+        value: Any = self._written
+        try:
+            for part in path:
+                value = value[part]
+            text = json.dumps(value)
+        except (KeyError, IndexError, TypeError, ValueError):
+            return ""
+        if isinstance(value, (Mapping, list)):
+            return ""
+        short = text if len(text) <= MAX_QUOTED else text[: MAX_QUOTED - 1] + "…"
+        return f" (it is {short})"
 
 
-def _written_as(schema: Any, path: Path) -> str:
-    """How TOML writes a list of tables, for who wrote one table, or none."""
+def _list_of_tables(schema: Any, path: Path) -> str:
+    """Return a hint on how TOML writes a list of tables, if ``schema`` is such a list."""
     items = schema.get("items") if isinstance(schema, Mapping) else None
     if not isinstance(items, Mapping) or "properties" not in items:
         return ""
     return f"; write [[{dotted(part for part in path if not isinstance(part, int))}]]"
-
-
-def _key(at: Path, error: ValidationError) -> str:
-    return dotted((*at, *error.absolute_path)) or "the file"
-
-
-def _unknown(
-    root: Mapping[str, Any],
-    name: str,
-    known: Mapping[str, Any],
-    error: ValidationError,
-    at: Path,
-) -> tuple[str, str]:
-    here = (*at, *error.absolute_path)
-    key, text = dotted((*here, name)), "unknown key"
-    meant = nearest(name, known)
-    if meant is not None:
-        return key, f"{text}; did you mean {dotted((*here, meant))}?"
-    elsewhere = _meant(root, name, at)
-    if elsewhere:
-        return key, text + elsewhere
-    keys = ", ".join(known) if known else "none"
-    return key, f"{text}; valid here: {keys}"
-
-
-def _meant(root: Mapping[str, Any], name: str, at: Path) -> str:
-    """Look for a key in the whole schema: it may stand in the wrong table."""
-    everywhere = list(_all_keys(root, root, ""))
-    for wanted in (name, nearest(name, (key.rpartition(".")[2] for key in everywhere))):
-        for key in everywhere:
-            if wanted is not None and key.rpartition(".")[2] == wanted:
-                return f"; did you mean {'.'.join(filter(None, (dotted(at), key)))}?"
-    return ""
 
 
 def _all_keys(root: Any, schema: Any, prefix: str) -> Iterator[str]:
@@ -308,31 +360,12 @@ def _rule(error: ValidationError) -> str:
         case "exclusiveMaximum":
             return f"must be less than {limit}"
         case "minLength" | "minItems" | "minProperties":
-            return "must not be empty" if limit == 1 else f"too short (at least {limit})"
+            return "must not be empty" if limit == 1 else f"is too short (at least {limit})"
         case "maxLength" | "maxItems" | "maxProperties":
-            return f"too long (at most {limit})"
+            return f"is too long (at most {limit})"
         case "pattern":
             return f"must match {limit}"
         case "uniqueItems":
-            return "has the same item twice"
+            return "contains the same item twice"
         case _:
-            return f"does not fit the schema's {keyword!r}"
-
-
-def _quote(error: ValidationError, written: object, secret: set[Path]) -> str:
-    """The value as it stands in the file, if it is short, plain and no secret."""
-    path = tuple(error.absolute_path)
-    if error.validator not in ("enum", "const", "pattern", "minimum", "maximum"):
-        return ""
-    if any(path[: len(hidden)] == hidden for hidden in secret):
-        return ""
-    value: Any = written
-    try:
-        for part in path:
-            value = value[part]
-        text = json.dumps(value)
-    except (KeyError, IndexError, TypeError, ValueError):
-        return ""
-    if isinstance(value, (Mapping, list)):
-        return ""
-    return f" (it is {text if len(text) <= _QUOTED else text[: _QUOTED - 1] + '…'})"
+            return f"does not match {keyword!r} of the schema"

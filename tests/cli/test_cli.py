@@ -136,7 +136,7 @@ def test_wrong_usage_is_status_2(arguments: tuple[str, ...]) -> None:
 def test_a_config_that_is_not_there(tmp_path: Path, command: str) -> None:
     path = tmp_path / "none.toml"
     result = run(*command.split(), "--config", path)
-    fails(result, f"{path}: there is no such file; `engage init` writes one")
+    fails(result, f"{path} does not exist; run `engage init` to create it")
 
 
 def test_the_config_from_the_environment(stored: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -300,7 +300,7 @@ def test_check_of_a_folder_and_without_a_store(tmp_path: Path) -> None:
     result = run("check", "--config", tmp_path)
     assert (result.exit_code, result.stderr) == (
         1,
-        f"engage: {tmp_path}: cannot be read: Is a directory\n",
+        f"engage: {tmp_path} cannot be read: Is a directory\n",
     )
     result = run("check", "--config", config_file(tmp_path))
     assert result.exit_code == 1
@@ -320,7 +320,7 @@ def test_plugins(stored: Path) -> None:
 def test_plugins_without_a_config(tmp_path: Path) -> None:
     result = run("plugins", "--config", tmp_path / "none.toml")
     assert result.exit_code == 0
-    assert "there is no such file" in result.stderr
+    assert "does not exist" in result.stderr
     assert "storage\tsqlite" in result.stdout
 
 

@@ -57,7 +57,7 @@ def test_a_config_that_may_not_be_read_is_a_failure_and_no_wrong_usage(
     done = CliRunner().invoke(main, [*arguments.split(), str(path)])
     assert (done.exit_code, done.stderr) == (
         1,
-        f"engage: {path}: cannot be read: Permission denied\n",
+        f"engage: {path} cannot be read: Permission denied\n",
     )
 
 

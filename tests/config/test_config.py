@@ -235,7 +235,8 @@ def test_a_byte_order_mark_and_crlf(write: Any) -> None:
         ),
         (
             "[storage]\nwrite_timeuot = 1\n" + MINIMAL,
-            "storage.write_timeuot: not the name of a plugin; did you mean storage.write_timeout?",
+            "storage.write_timeuot: is not the name of a plugin;"
+            " did you mean storage.write_timeout?",
         ),
         (
             '[storage]\nurl = "mongodb://SECRET"\n' + MINIMAL,
@@ -244,8 +245,7 @@ def test_a_byte_order_mark_and_crlf(write: Any) -> None:
         ("[limits]\nbody_bytes = 0\n" + MINIMAL, "limits.body_bytes: must be at least 1 (it is 0)"),
         (
             "[limits]\nevent_bytes = 30000000\n" + MINIMAL,
-            "limits.event_bytes: must not be more than limits.decompressed_bytes"
-            " (30000000 > 20971520)",
+            "limits.event_bytes: must be at most limits.decompressed_bytes (30000000 > 20971520)",
         ),
         (
             '[cors]\norigins = ["https://a.example/path"]\n' + MINIMAL,
@@ -277,22 +277,26 @@ def test_a_byte_order_mark_and_crlf(write: Any) -> None:
         ),
         (
             MINIMAL + 'subscription_secret = ["SECRET", "SECRET"]',
-            "workspaces[0].subscription_secret[1]: the same secret as"
-            " workspaces[0].subscription_secret[0]",
+            "workspaces[0].subscription_secret[1]: is the same secret as"
+            " workspaces[0].subscription_secret[0]; use a different one",
         ),
-        (MINIMAL * 2, "workspaces[1].id: the same workspace id as workspaces[0].id"),
+        (
+            MINIMAL * 2,
+            "workspaces[1].id: is the same workspace id as workspaces[0].id; use a different one",
+        ),
         (
             MINIMAL
             + '[[workspaces.write_keys]]\nid = "a"\nkey = "SECRET"\n[[workspaces]]\nid = "b"\n'
             + '[[workspaces.write_keys]]\nid = "a"\nkey = "SECRET"\n',
-            "workspaces[1].write_keys[0].key: the same write key as"
-            " workspaces[0].write_keys[0].key",
+            "workspaces[1].write_keys[0].key: is the same write key as"
+            " workspaces[0].write_keys[0].key; use a different one",
         ),
         (
             MINIMAL
             + '[[workspaces.write_keys]]\nid = "a"\nkey = "1"\n'
             + '[[workspaces.write_keys]]\nid = "a"\nkey = "2"\n',
-            "workspaces[0].write_keys[1].id: the same id as workspaces[0].write_keys[0].id",
+            "workspaces[0].write_keys[1].id: is the same id as workspaces[0].write_keys[0].id;"
+            " use a different one",
         ),
         (
             MINIMAL + '[[workspaces.write_keys]]\nid = "a"\nkey = "SECRET:"\n',
@@ -301,8 +305,8 @@ def test_a_byte_order_mark_and_crlf(write: Any) -> None:
         (
             MINIMAL
             + '[[workspaces.subscription_groups]]\nid = "n"\nchannel = "c"\ntype = "opt_in"\n' * 2,
-            "workspaces[0].subscription_groups[1].id: the same id as"
-            " workspaces[0].subscription_groups[0].id",
+            "workspaces[0].subscription_groups[1].id: is the same id as"
+            " workspaces[0].subscription_groups[0].id; use a different one",
         ),
         (
             MINIMAL + '[[workspaces.write_keys]]\nid = "a"\nkey = "${SECRET_KEY}"\n',
@@ -310,7 +314,7 @@ def test_a_byte_order_mark_and_crlf(write: Any) -> None:
         ),
         (
             MINIMAL + "[workspaces.webhooks.Bad]\n",
-            "workspaces[0].webhooks.Bad: not the name of a plugin",
+            "workspaces[0].webhooks.Bad: is not the name of a plugin",
         ),
         ("[[transforms]]\noptions = {}\n" + MINIMAL, "transforms[0].name: is missing"),
     ],
@@ -339,10 +343,10 @@ def test_says_all_that_is_wrong(write: Any) -> None:
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (b"[server\n", "not TOML: Expected ']'"),
-        (b"a = 1\na = 2\n", "not TOML: Cannot overwrite a value"),
-        (b"\xff\xfea\0", "not UTF-8 text (at byte 0)"),
-        (b"a = " + b"[" * 100_000, "not TOML: "),
+        (b"[server\n", "is not valid TOML: Expected ']'"),
+        (b"a = 1\na = 2\n", "is not valid TOML: Cannot overwrite a value"),
+        (b"\xff\xfea\0", "is not UTF-8 text (at byte 0)"),
+        (b"a = " + b"[" * 100_000, "is not valid TOML: "),
     ],
 )
 def test_what_is_no_toml(tmp_path: Path, data: bytes, message: str) -> None:
@@ -350,12 +354,12 @@ def test_what_is_no_toml(tmp_path: Path, data: bytes, message: str) -> None:
     path.write_bytes(data)
     with pytest.raises(ConfigError) as caught:
         load(path)
-    assert str(caught.value).startswith(f"{path}: {message}")
+    assert str(caught.value).startswith(f"{path} {message}")
     assert "\n" not in str(caught.value)
 
 
 def test_no_file(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="there is no such file; `engage init` writes one"):
+    with pytest.raises(ConfigError, match="does not exist; run `engage init` to create it"):
         load(tmp_path / "c.toml")
     with pytest.raises(ConfigError, match="cannot be read: Is a directory"):
         load(tmp_path)

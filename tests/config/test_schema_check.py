@@ -45,7 +45,7 @@ SCHEMA = {
         ),
         (
             {"url": "x:", "zzz": 1},
-            "storage.x.zzz: unknown key; valid here: url, pool, mode, keys, tls",
+            "storage.x.zzz: unknown key; the valid keys here: url, pool, mode, keys, tls",
         ),
         ({"url": "x:", "pool": "1"}, "storage.x.pool: must be an integer, not a string"),
         ({"url": "x:", "pool": True}, "storage.x.pool: must be an integer, not true or false"),
@@ -59,7 +59,7 @@ SCHEMA = {
         ({"url": "x:", "tls": []}, "storage.x.tls: must be a table, not a list"),
         (
             {"url": "x:", "tls": {"certificate": "123456"}},
-            "storage.x.tls.certificate: too long (at most 5)",
+            "storage.x.tls.certificate: is too long (at most 5)",
         ),
         ({"url": "x:", "keys": 3}, "storage.x.keys: must be a string or a list, not an integer"),
         ({"url": "x:", "keys": [3]}, "storage.x.keys[0]: must be a string, not an integer"),
@@ -105,9 +105,9 @@ EITHER = {
         ({"password": "p"}, "user: is missing"),
         (
             {"value": "v", "user": "u", "password": "p"},
-            "value: must not be there beside user and password",
+            "value: must not be set together with user and password",
         ),
-        ({"value": "v", "user": "u"}, "user: must not be there beside value"),
+        ({"value": "v", "user": "u"}, "user: must not be set together with value"),
         ({"value": 1}, "value: must be a string, not an integer"),
     ],
 )
