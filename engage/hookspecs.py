@@ -9,26 +9,28 @@ Deliberately no hooks: authentication, decoding, the bodies of answers.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pluggy
+
+from engage.api import OptionsSchema as OptionsSchema  # importable from here too
 
 if TYPE_CHECKING:
     import click
 
-    from engage.api import ObserverFactory, ProviderFactory, StorageFactory, TransformFactory
+    from engage.api import (
+        ObserverFactory,
+        ProviderFactory,
+        Register,
+        StorageFactory,
+        TransformFactory,
+    )
 
 hookspec = pluggy.HookspecMarker("engage")
 
-#: A JSON Schema (draft 2020-12) of a plugin's options, as a decoded object.
-OptionsSchema = Mapping[str, Any]
-
 
 @hookspec
-def engage_register_storage(
-    register: Callable[[str, StorageFactory, OptionsSchema], None],
-) -> None:
+def engage_register_storage(register: Register[StorageFactory]) -> None:
     """Bring a storage, selected by ``[storage] backend = "<name>"``.
 
     :param register: ``register(name, factory, options_schema)``; ``[storage.<name>]`` are the
@@ -37,9 +39,7 @@ def engage_register_storage(
 
 
 @hookspec
-def engage_register_webhook(
-    register: Callable[[str, ProviderFactory, OptionsSchema], None],
-) -> None:
+def engage_register_webhook(register: Register[ProviderFactory]) -> None:
     """Bring a webhook provider, reached at ``/api/public/webhooks/<name>``.
 
     :param register: ``register(name, factory, options_schema)``; ``[workspaces.webhooks.<name>]``
@@ -48,9 +48,7 @@ def engage_register_webhook(
 
 
 @hookspec
-def engage_register_transform(
-    register: Callable[[str, TransformFactory, OptionsSchema], None],
-) -> None:
+def engage_register_transform(register: Register[TransformFactory]) -> None:
     """Bring a transform, run for every event in the order of ``[[transforms]]`` in the config.
 
     :param register: ``register(name, factory, options_schema)``.
@@ -58,9 +56,7 @@ def engage_register_transform(
 
 
 @hookspec
-def engage_register_observer(
-    register: Callable[[str, ObserverFactory, OptionsSchema], None],
-) -> None:
+def engage_register_observer(register: Register[ObserverFactory]) -> None:
     """Bring an observer, told of what is durable when ``[observers.<name>]`` is in the config.
 
     :param register: ``register(name, factory, options_schema)``.

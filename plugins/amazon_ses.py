@@ -35,6 +35,7 @@ from engage.api import (
     ProviderContext,
     ProviderFactory,
     Recipient,
+    Register,
     SignatureMismatch,
     Signing,
     TranslatedEvent,
@@ -420,9 +421,7 @@ def _subscription(details: Mapping[str, Any]) -> str:
 
 
 @hookimpl
-def engage_register_webhook(
-    register: Callable[[str, ProviderFactory, Mapping[str, Any]], None],
-) -> None:
+def engage_register_webhook(register: Register[ProviderFactory]) -> None:
     """Bring ``amazon-ses``."""
     register(
         "amazon-ses",

@@ -6,12 +6,13 @@ Amplitude signs nothing: the secret is a header of your own, and only TLS protec
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, Final
 
 from engage.api import (
     PayloadInvalid,
     ProviderFactory,
+    Register,
     TranslatedEvent,
     Translation,
     WebhookRequest,
@@ -114,9 +115,7 @@ def _translate(kind: str, event: Mapping[str, Any]) -> TranslatedEvent:
 
 
 @hookimpl
-def engage_register_webhook(
-    register: Callable[[str, ProviderFactory, Mapping[str, Any]], None],
-) -> None:
+def engage_register_webhook(register: Register[ProviderFactory]) -> None:
     """Bring ``amplitude``."""
     register(
         "amplitude", Amplitude, options_schema("engage_schemas", "plugins/webhooks/amplitude.json")

@@ -7,7 +7,7 @@ Customer.io holds back every later delivery until one is taken, for up to seven 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from engage.api import (
@@ -16,6 +16,7 @@ from engage.api import (
     ProviderContext,
     ProviderFactory,
     Recipient,
+    Register,
     Signing,
     TranslatedEvent,
     Translation,
@@ -165,9 +166,7 @@ def _camel(name: str) -> str:
 
 
 @hookimpl
-def engage_register_webhook(
-    register: Callable[[str, ProviderFactory, Mapping[str, Any]], None],
-) -> None:
+def engage_register_webhook(register: Register[ProviderFactory]) -> None:
     """Bring ``customerio``."""
     register(
         "customerio",

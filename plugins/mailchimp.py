@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from engage.api import (
@@ -11,6 +11,7 @@ from engage.api import (
     Provider,
     ProviderContext,
     ProviderFactory,
+    Register,
     Rejected,
     Reply,
     Signing,
@@ -149,9 +150,7 @@ def _event(
 
 
 @hookimpl
-def engage_register_webhook(
-    register: Callable[[str, ProviderFactory, Mapping[str, Any]], None],
-) -> None:
+def engage_register_webhook(register: Register[ProviderFactory]) -> None:
     """Bring ``mailchimp``."""
     register(
         "mailchimp", Mailchimp, options_schema("engage_schemas", "plugins/webhooks/mailchimp.json")

@@ -7,7 +7,7 @@ body. Cohort sync wants an answer of its own, and stops until somebody helps whe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, Final
 
 import orjson
@@ -15,6 +15,7 @@ import orjson
 from engage.api import (
     PayloadInvalid,
     ProviderFactory,
+    Register,
     Rejected,
     Reply,
     TranslatedEvent,
@@ -170,9 +171,7 @@ def _time(value: object) -> str | None:
 
 
 @hookimpl
-def engage_register_webhook(
-    register: Callable[[str, ProviderFactory, Mapping[str, Any]], None],
-) -> None:
+def engage_register_webhook(register: Register[ProviderFactory]) -> None:
     """Bring ``mixpanel``."""
     register(
         "mixpanel", Mixpanel, options_schema("engage_schemas", "plugins/webhooks/mixpanel.json")

@@ -7,7 +7,7 @@ protects the body.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, Final
 
 from engage.api import (
@@ -15,6 +15,7 @@ from engage.api import (
     ProviderContext,
     ProviderFactory,
     Recipient,
+    Register,
     Rejected,
     TranslatedEvent,
     Translation,
@@ -231,9 +232,7 @@ def _milliseconds(value: object) -> str | None:
 
 
 @hookimpl
-def engage_register_webhook(
-    register: Callable[[str, ProviderFactory, Mapping[str, Any]], None],
-) -> None:
+def engage_register_webhook(register: Register[ProviderFactory]) -> None:
     """Bring ``mparticle``."""
     register(
         "mparticle", MParticle, options_schema("engage_schemas", "plugins/webhooks/mparticle.json")

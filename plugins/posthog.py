@@ -7,12 +7,13 @@ PostHog signs nothing: the secret is a header of your own, and only TLS protects
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, Final
 
 from engage.api import (
     PayloadInvalid,
     ProviderFactory,
+    Register,
     TranslatedEvent,
     Translation,
     WebhookRequest,
@@ -178,8 +179,6 @@ def _object(value: object) -> Mapping[str, Any]:
 
 
 @hookimpl
-def engage_register_webhook(
-    register: Callable[[str, ProviderFactory, Mapping[str, Any]], None],
-) -> None:
+def engage_register_webhook(register: Register[ProviderFactory]) -> None:
     """Bring ``posthog``."""
     register("posthog", PostHog, options_schema("engage_schemas", "plugins/webhooks/posthog.json"))

@@ -7,12 +7,13 @@ body.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, Final
 
 from engage.api import (
     PayloadInvalid,
     ProviderFactory,
+    Register,
     TranslatedEvent,
     Translation,
     WebhookRequest,
@@ -127,9 +128,7 @@ def _bounce_type(bounce: str | None) -> str | None:
 
 
 @hookimpl
-def engage_register_webhook(
-    register: Callable[[str, ProviderFactory, Mapping[str, Any]], None],
-) -> None:
+def engage_register_webhook(register: Register[ProviderFactory]) -> None:
     """Bring ``postmark``."""
     register(
         "postmark", Postmark, options_schema("engage_schemas", "plugins/webhooks/postmark.json")

@@ -6,13 +6,14 @@ RudderStack signs nothing: the secret is a header of your own, and only TLS prot
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, Final
 
 from engage.api import (
     EVENT_TYPES,
     PayloadInvalid,
     ProviderFactory,
+    Register,
     Rejected,
     TranslatedEvent,
     Translation,
@@ -89,9 +90,7 @@ def _recipient(item: Mapping[str, Any]) -> Any:
 
 
 @hookimpl
-def engage_register_webhook(
-    register: Callable[[str, ProviderFactory, Mapping[str, Any]], None],
-) -> None:
+def engage_register_webhook(register: Register[ProviderFactory]) -> None:
     """Bring ``rudderstack``."""
     register(
         "rudderstack",

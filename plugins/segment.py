@@ -8,7 +8,7 @@ Segment signs an array only in its first element, so arrays are refused unless t
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from engage.api import (
@@ -18,6 +18,7 @@ from engage.api import (
     Provider,
     ProviderContext,
     ProviderFactory,
+    Register,
     Rejected,
     SignatureMismatch,
     Signing,
@@ -126,8 +127,6 @@ def first_element(array: bytes) -> bytes:
 
 
 @hookimpl
-def engage_register_webhook(
-    register: Callable[[str, ProviderFactory, Mapping[str, Any]], None],
-) -> None:
+def engage_register_webhook(register: Register[ProviderFactory]) -> None:
     """Bring ``segment``."""
     register("segment", Segment, options_schema("engage_schemas", "plugins/webhooks/segment.json"))

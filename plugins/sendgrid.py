@@ -8,7 +8,7 @@ between them. The body ends with a line break that is signed too.
 from __future__ import annotations
 
 import base64
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from cryptography.exceptions import InvalidSignature
@@ -21,6 +21,7 @@ from engage.api import (
     Provider,
     ProviderContext,
     ProviderFactory,
+    Register,
     Rejected,
     SignatureMismatch,
     Signing,
@@ -177,9 +178,7 @@ def _bounce(item: Mapping[str, Any]) -> str:
 
 
 @hookimpl
-def engage_register_webhook(
-    register: Callable[[str, ProviderFactory, Mapping[str, Any]], None],
-) -> None:
+def engage_register_webhook(register: Register[ProviderFactory]) -> None:
     """Bring ``sendgrid``."""
     register(
         "sendgrid", SendGrid, options_schema("engage_schemas", "plugins/webhooks/sendgrid.json")

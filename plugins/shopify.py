@@ -7,7 +7,7 @@ the topic before it is believed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from engage.api import (
@@ -15,6 +15,7 @@ from engage.api import (
     Provider,
     ProviderContext,
     ProviderFactory,
+    Register,
     Signing,
     TranslatedEvent,
     Translation,
@@ -187,8 +188,6 @@ def _name(topic: str) -> str:
 
 
 @hookimpl
-def engage_register_webhook(
-    register: Callable[[str, ProviderFactory, Mapping[str, Any]], None],
-) -> None:
+def engage_register_webhook(register: Register[ProviderFactory]) -> None:
     """Bring ``shopify``."""
     register("shopify", Shopify, options_schema("engage_schemas", "plugins/webhooks/shopify.json"))

@@ -6,13 +6,14 @@ The signature is HMAC-SHA256 over ``id.timestamp.body``; the key is the base64 a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from engage.api import (
     Provider,
     ProviderContext,
     ProviderFactory,
+    Register,
     Signing,
     TranslatedEvent,
     Translation,
@@ -97,9 +98,7 @@ class StandardWebhooks(Provider):
 
 
 @hookimpl
-def engage_register_webhook(
-    register: Callable[[str, ProviderFactory, Mapping[str, Any]], None],
-) -> None:
+def engage_register_webhook(register: Register[ProviderFactory]) -> None:
     """Bring ``standard-webhooks``."""
     register(
         "standard-webhooks",

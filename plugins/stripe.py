@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from engage.api import (
@@ -12,6 +12,7 @@ from engage.api import (
     Provider,
     ProviderContext,
     ProviderFactory,
+    Register,
     SignatureMismatch,
     Signing,
     TranslatedEvent,
@@ -164,8 +165,6 @@ class Stripe(Provider):
 
 
 @hookimpl
-def engage_register_webhook(
-    register: Callable[[str, ProviderFactory, Mapping[str, Any]], None],
-) -> None:
+def engage_register_webhook(register: Register[ProviderFactory]) -> None:
     """Bring ``stripe``."""
     register("stripe", Stripe, options_schema("engage_schemas", "plugins/webhooks/stripe.json"))

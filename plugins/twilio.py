@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 from urllib.parse import parse_qsl
 
@@ -19,6 +19,7 @@ from engage.api import (
     Provider,
     ProviderContext,
     ProviderFactory,
+    Register,
     SignatureMismatch,
     Signing,
     TranslatedEvent,
@@ -142,8 +143,6 @@ def _spellings(url: str) -> list[str]:
 
 
 @hookimpl
-def engage_register_webhook(
-    register: Callable[[str, ProviderFactory, Mapping[str, Any]], None],
-) -> None:
+def engage_register_webhook(register: Register[ProviderFactory]) -> None:
     """Bring ``twilio``."""
     register("twilio", Twilio, options_schema("engage_schemas", "plugins/webhooks/twilio.json"))

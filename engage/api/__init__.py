@@ -67,6 +67,7 @@ from engage.api.providers import (
     WebhookRequest,
     WebhookResult,
 )
+from engage.api.registration import OptionsSchema, Register
 from engage.api.storage import (
     DeadLetter,
     DeadLetterBudget,
@@ -87,7 +88,7 @@ from engage.api.storage import (
     SubscriptionStore,
     UserProfile,
 )
-from engage.api.times import render_time
+from engage.api.times import MAX_TIME, render_time
 from engage.api.transforms import (
     DROP,
     Observer,
@@ -100,6 +101,7 @@ __all__ = [
     "API_ORIGIN",
     "DROP",
     "EVENT_TYPES",
+    "MAX_TIME",
     "Change",
     "ConfigError",
     "DeadLetter",
@@ -117,6 +119,7 @@ __all__ = [
     "NothingSigned",
     "Observer",
     "ObserverFactory",
+    "OptionsSchema",
     "Outcome",
     "Page",
     "PayloadInvalid",
@@ -126,6 +129,7 @@ __all__ = [
     "ProviderContext",
     "ProviderFactory",
     "Recipient",
+    "Register",
     "Rejected",
     "Reply",
     "Seen",

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import click
 import orjson
 
-from engage.api import ConfigError, DeadLetterStore, EngageError, Provider
+from engage.api import MAX_TIME, ConfigError, DeadLetterStore, EngageError, Provider
 from engage.cli.common import config_option, moment, opened, registry_of, safe
 from engage.config import Config, load
 from engage.registry import Registry
@@ -44,7 +44,7 @@ class Moment(click.ParamType[float]):
         except ValueError:
             pass
         else:
-            if 0 <= seconds < 253_402_300_800:
+            if 0 <= seconds * 1000 <= MAX_TIME:
                 return seconds
         try:
             return moment(str(value)).timestamp()

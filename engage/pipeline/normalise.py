@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import orjson
 
-from engage.api import API_ORIGIN, Event, render_time
+from engage.api import API_ORIGIN, MAX_TIME, Event, render_time
 from engage.errors import ApiError, Limit, Problem, event_too_large, from_problems, quote
 
 if TYPE_CHECKING:
@@ -38,8 +38,6 @@ __all__ = [
 _KEYED: Final = uuid.UUID("6c1f8a0e-52d5-5a53-9d0b-3b6f2f1d7c11")
 
 _DAY: Final = 86_400_000
-#: 1970 to 9999, in milliseconds: the times that every storage and client can hold.
-_LAST: Final = 253_402_300_799_999
 _EPOCH_ORDINAL: Final = datetime(1970, 1, 1, tzinfo=UTC).toordinal()
 
 _NOTHING: Final[Mapping[str, Any]] = {}
@@ -315,7 +313,7 @@ def _timestamp(document: dict[str, Any], arrival: Arrival) -> int:
     result = original
     if sent is not None and arrival.correct_clock:
         result = received_at - (sent - original)
-        if not 0 <= result <= _LAST:
+        if not 0 <= result <= MAX_TIME:
             result = original
     return min(result, received_at) if result >= 0 else received_at
 
@@ -357,7 +355,7 @@ def parse_time(text: str) -> int | None:
     milliseconds = days * _DAY + seconds * 1000 + moment.microsecond // 1000
     if offset:
         milliseconds -= (offset.days * 86400 + offset.seconds) * 1000
-    return milliseconds if _FIRST_OF_ALL <= milliseconds <= _LAST else None
+    return milliseconds if _FIRST_OF_ALL <= milliseconds <= MAX_TIME else None
 
 
 _FRACTION: Final = frozenset(".0123456789")

@@ -11,7 +11,7 @@ from typing import Any
 import orjson
 import pytest
 
-from engage.api import Event, ProfileStore, Status, StorageMissing, StorageUnavailable
+from engage.api import MAX_TIME, Event, ProfileStore, Status, StorageMissing, StorageUnavailable
 
 from .factories import AWKWARD, TIME, WORKSPACE, canonical, event, identify, ids, store_all
 from .harness import Bench, on_store
@@ -127,10 +127,9 @@ class EventTests:
     @on_store
     async def test_times_at_the_ends_of_the_calendar(self, bench: Bench) -> None:
         store = await bench.open()
-        last = 253_402_300_799_999  # the year 9999
-        for number, time in enumerate((0, 1, last)):
+        for number, time in enumerate((0, 1, MAX_TIME)):
             written = dataclasses.replace(
-                event(str(number)), timestamp=time, received_at=min(time + 1, last)
+                event(str(number)), timestamp=time, received_at=min(time + 1, MAX_TIME)
             )
             await store_all(store, written)
             found = await store.find(*written.identity)

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import orjson
 
-from engage.api import Recipient, identifier_value, render_time
+from engage.api import MAX_TIME, Recipient, identifier_value, render_time
 
 __all__ = [
     "at",
@@ -73,9 +73,8 @@ def unix_time(seconds: object) -> str | None:
             return None
     if isinstance(seconds, bool) or not isinstance(seconds, int | float):
         return None
-    if not 0 <= seconds < 253_402_300_800:
-        return None
-    return render_time(round(seconds * 1000))
+    milliseconds = seconds * 1000
+    return render_time(round(milliseconds)) if 0 <= milliseconds <= MAX_TIME else None
 
 
 def iso_time(value: object) -> str | None:
@@ -95,10 +94,10 @@ def iso_time(value: object) -> str | None:
         moment = datetime.datetime.fromisoformat(written)
         if moment.tzinfo is None:
             moment = moment.replace(tzinfo=datetime.UTC)
-        millis = (moment - _EPOCH) // datetime.timedelta(milliseconds=1)
+        milliseconds = (moment - _EPOCH) // datetime.timedelta(milliseconds=1)
     except (ValueError, OverflowError):
         return None
-    return render_time(millis) if 0 <= millis < 253_402_300_800_000 else None
+    return render_time(milliseconds) if 0 <= milliseconds <= MAX_TIME else None
 
 
 def at(value: object, path: str) -> object:

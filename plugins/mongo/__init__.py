@@ -18,13 +18,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from importlib import resources
 from typing import Any
 
 import orjson
 
-from engage.api import EventStore, StorageContext, StorageFactory, hookimpl
+from engage.api import EventStore, Register, StorageContext, StorageFactory, hookimpl
 
 __all__ = ["engage_register_storage"]
 
@@ -36,9 +36,7 @@ def _make(options: Mapping[str, Any], context: StorageContext) -> EventStore:
 
 
 @hookimpl
-def engage_register_storage(
-    register: Callable[[str, StorageFactory, Mapping[str, Any]], None],
-) -> None:
+def engage_register_storage(register: Register[StorageFactory]) -> None:
     """Bring ``mongo``."""
     schema = resources.files("engage_schemas").joinpath("plugins/mongo.json").read_bytes()
     register("mongo", _make, orjson.loads(schema))

@@ -17,13 +17,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from importlib import resources
 from typing import Any
 
 import orjson
 
-from engage.api import ConfigError, EventStore, StorageContext, StorageFactory, hookimpl
+from engage.api import ConfigError, EventStore, Register, StorageContext, StorageFactory, hookimpl
 
 __all__ = ["engage_register_storage"]
 
@@ -46,9 +46,7 @@ def _make(options: Mapping[str, Any], context: StorageContext) -> EventStore:
 
 
 @hookimpl
-def engage_register_storage(
-    register: Callable[[str, StorageFactory, Mapping[str, Any]], None],
-) -> None:
+def engage_register_storage(register: Register[StorageFactory]) -> None:
     """Bring ``sqlite``."""
     schema = resources.files("engage_schemas").joinpath("plugins/sqlite.json").read_bytes()
     register("sqlite", _make, orjson.loads(schema))
