@@ -16,7 +16,7 @@ from engage.deliveries.fetcher import Fetcher
 from engage.deliveries.receive import Deliveries
 from engage.handlers.base import Handler, Services
 from engage.handlers.cors import CorsPolicy
-from engage.handlers.routes import ROUTES, Router
+from engage.handlers.routes import Router
 from engage.http1.listener import Bounds, Listener
 from engage.metrics import Metrics
 from engage.pipeline.auth import Authenticator
@@ -152,7 +152,7 @@ class App:
         self.draining = False
         self._listener: Listener | None = None
         #: Tornado's application.
-        self.application = Router(ROUTES, services, log_function=self._log_request)
+        self.application = Router(services, log_function=self._log_request)
 
     async def open(self, *, create: bool = True, patient: bool = False) -> None:
         """Open the storage. See :meth:`engage.api.EventStore.open`.

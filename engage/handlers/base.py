@@ -68,23 +68,14 @@ class Services:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Route:
-    """A line of the route table."""
+    """What a handler needs to know of the operation that it serves."""
 
-    #: As in the documentation; a part in braces (``{provider}``) takes any one segment.
-    path: str
     #: In metrics and logs; several paths may share one.
     name: str
-    handler: type[Handler]
-    #: ``OPTIONS`` is always there, and ``HEAD`` where ``GET`` is.
-    methods: tuple[str, ...]
+    #: Every method that is answered, as in the header ``Allow``.
+    allowed: tuple[str, ...]
     #: Whether beacons are sent to it: CORS with credentials.
     credentials: bool = False
-
-    @property
-    def allowed(self) -> tuple[str, ...]:
-        """All methods that it answers."""
-        head = ("HEAD",) if "GET" in self.methods and "HEAD" not in self.methods else ()
-        return (*self.methods, *head, "OPTIONS")
 
 
 @stream_request_body

@@ -12,15 +12,14 @@ import gzip
 import hashlib
 from collections.abc import Callable, Mapping
 from importlib import resources
-from typing import Final
 
 import orjson
 from tornado import template
 
-from engage.handlers.base import Handler, Route
+from engage.handlers.base import Handler
 from engage.handlers.openapi import describe
 
-__all__ = ["ROUTES"]
+__all__ = ["DescriptionHandler", "PageHandler", "SnippetHandler", "StaticFile"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -138,10 +137,3 @@ class PageHandler(DescriptionHandler):
     """``GET /docs``."""
 
     make = staticmethod(page)
-
-
-ROUTES: Final = (
-    Route(path="/engage.js", name="snippet", handler=SnippetHandler, methods=("GET",)),
-    Route(path="/openapi.json", name="openapi", handler=DescriptionHandler, methods=("GET",)),
-    Route(path="/docs", name="docs", handler=PageHandler, methods=("GET",)),
-)

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What each operation is, for whoever reads about it: the source of ``/openapi.json``.
+"""The table of operations: paths, methods and documentation of everything that the server answers.
 
-The route table says which handler serves a path; a test proves that the two name the same paths and
-methods. What a payload or an answer may be stands in ``schemas/`` and is only named here.
+The router (:mod:`engage.handlers.routes`) and ``/openapi.json`` (:mod:`engage.handlers.openapi`)
+are both made from it. To add an operation, describe it here and name its handler there. Payloads
+and answers are described in ``schemas/``; here they are only named.
 """
 
 from __future__ import annotations
@@ -31,9 +32,16 @@ class Operation:
     """One operation, with all the paths that it answers at."""
 
     id: str
+    #: What metrics and logs call it, if that is not :attr:`id`; operations may share a name.
+    logged_as: str | None = None
     method: str
-    #: The first is the canonical one, the others its aliases.
+    #: Whether it answers ``HEAD`` as well; every ``GET`` does.
+    head: bool = False
+    #: The first is the canonical one, the others are its aliases. A part in braces
+    #: (``{provider}``) takes any one segment. No two operations share a path.
     paths: Sequence[str]
+    #: Whether beacons are sent to it: CORS with credentials.
+    credentials: bool = False
     summary: str
     description: str
     tag: str
@@ -46,6 +54,17 @@ class Operation:
     #: Whether a write key is needed: in the header, the query or (events) the body.
     key: bool = False
     parameters: Sequence[Parameter] = ()
+
+    @property
+    def name(self) -> str:
+        """What metrics and logs call it."""
+        return self.logged_as or self.id
+
+    @property
+    def allowed(self) -> tuple[str, ...]:
+        """Every method that its paths answer, as in the header ``Allow``."""
+        head = ("HEAD",) if self.head or self.method == "GET" else ()
+        return (self.method, *head, "OPTIONS")
 
 
 _IDEMPOTENCY_KEY: Final = Parameter(
@@ -88,6 +107,7 @@ def _event(kind: str, letter: str, summary: str, description: str) -> Operation:
         id=kind,
         method="POST",
         paths=(f"/api/public/apps/{kind}", f"/v1/{kind}", f"/v1/{letter}"),
+        credentials=True,
         summary=summary,
         description=description,
         tag="Events",
@@ -99,6 +119,7 @@ def _event(kind: str, letter: str, summary: str, description: str) -> Operation:
     )
 
 
+#: Every operation. Unmodified SDKs use the paths under ``/v1`` and ``/beacon``.
 OPERATIONS: Final[Sequence[Operation]] = (
     _event("identify", "i", "Say who a user is", "Traits are kept per user, the latest wins."),
     _event("track", "t", "Say what somebody did", "An event with a name and properties."),
@@ -109,7 +130,9 @@ OPERATIONS: Final[Sequence[Operation]] = (
     Operation(
         id="batch",
         method="POST",
+        # Segment's libraries for Java (with the slash), Ruby, .NET and Android use /v1/import.
         paths=("/api/public/apps/batch", "/v1/batch", "/v1/b", "/v1/import", "/v1/import/"),
+        credentials=True,
         summary="Send many events",
         description="Items stand alone: valid ones are stored, the others are reported and kept.",
         tag="Events",
@@ -121,8 +144,10 @@ OPERATIONS: Final[Sequence[Operation]] = (
     ),
     Operation(
         id="beacon",
+        logged_as="batch",
         method="POST",
         paths=("/beacon/v1/batch",),
+        credentials=True,
         summary="Send many events with navigator.sendBeacon",
         description="As batch; a beacon cannot set headers, so the key stands in the query.",
         tag="Events",
@@ -145,6 +170,7 @@ OPERATIONS: Final[Sequence[Operation]] = (
     Operation(
         id="webhook",
         method="POST",
+        head=True,
         paths=("/api/public/webhooks/{provider}",),
         summary="Receive a delivery of a provider",
         description="The provider's signature is the authentication. HEAD answers 200.",
@@ -175,6 +201,7 @@ OPERATIONS: Final[Sequence[Operation]] = (
     ),
     Operation(
         id="projectSettings",
+        logged_as="project-settings",
         method="GET",
         paths=("/v1/projects/{writeKey}/settings",),
         summary="Settings of @segment/analytics-next",
@@ -194,6 +221,7 @@ OPERATIONS: Final[Sequence[Operation]] = (
     ),
     Operation(
         id="sourceConfig",
+        logged_as="source-config",
         method="GET",
         paths=("/sourceConfig/", "/sourceConfig"),
         summary="Settings of @rudderstack/analytics-js",

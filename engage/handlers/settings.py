@@ -14,10 +14,10 @@ import orjson
 
 from engage.api import render_time
 from engage.errors import ApiError
-from engage.handlers.base import Handler, Route
+from engage.handlers.base import Handler
 from engage.pipeline.normalise import Clock
 
-__all__ = ["ROUTES", "ProjectSettingsHandler", "SourceConfigHandler"]
+__all__ = ["ProjectSettingsHandler", "SourceConfigHandler"]
 
 #: Seconds for which a browser may use the settings again.
 MAX_AGE: Final = 300
@@ -82,17 +82,3 @@ class SourceConfigHandler(Handler):
         )
 
     head = get
-
-
-ROUTES: Final = (
-    Route(
-        path="/v1/projects/{writeKey}/settings",
-        name="project-settings",
-        handler=ProjectSettingsHandler,
-        methods=("GET",),
-    ),
-    *(
-        Route(path=path, name="source-config", handler=SourceConfigHandler, methods=("GET",))
-        for path in ("/sourceConfig/", "/sourceConfig")
-    ),
-)

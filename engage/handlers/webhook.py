@@ -3,17 +3,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from engage.deliveries.delivery import Incoming
 from engage.errors import ApiError
-from engage.handlers.base import Handler, Route
+from engage.handlers.base import Handler
 from engage.pipeline.decode import check_encoding
 
 if TYPE_CHECKING:
     from engage.pipeline.decode import Encoding
 
-__all__ = ["ROUTES", "WebhookHandler"]
+__all__ = ["WebhookHandler"]
 
 
 class WebhookHandler(Handler):
@@ -68,13 +68,3 @@ class WebhookHandler(Handler):
             )
         )
         self.answer(reply.body, content_type=reply.content_type)
-
-
-ROUTES: Final = (
-    Route(
-        path="/api/public/webhooks/{provider}",
-        name="webhook",
-        handler=WebhookHandler,
-        methods=("POST", "HEAD"),
-    ),
-)
