@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is kept of an event that was refused, and when a duplicate is none.
+"""Dead letters: what is kept of a refused item, and of an event with a message id that is taken.
 
-Pure: an item and an error → a :class:`~engage.api.DeadLetter`.
+Pure functions: an item and the reason go in, a :class:`~engage.api.DeadLetter` comes out.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import orjson
 
@@ -18,12 +19,12 @@ from engage.errors import ApiError, Problem
 if TYPE_CHECKING:
     from engage.pipeline.normalise import Arrival
 
-__all__ = ["MAX_ITEM", "conflict_error", "differences", "letter_id", "letter_of"]
+__all__ = ["MAX_ITEM", "Conflict", "find_conflict", "letter_id", "letter_of"]
 
-#: Of an item that came through the API so many bytes are kept; of a delivery everything.
+#: Bytes that are kept of an item from the API; a webhook delivery is kept whole.
 MAX_ITEM: Final = 16 * 1024
 
-#: What must be equal in two events with one message id, or the second is another event.
+#: Fields in which two events with one message id must agree to be the same event.
 _COMPARED: Final = (
     "type",
     "userId",
@@ -37,24 +38,49 @@ _COMPARED: Final = (
     "originalTimestamp",
 )
 
-#: The same of a webhook delivery, whose recipient may have been identified since.
+#: The same for webhook deliveries: the recipient may have been identified between two deliveries.
 _DELIVERED: Final = tuple(name for name in _COMPARED if name not in ("userId", "anonymousId"))
 
-#: Never kept, and never part of a letter's id: an SDK that sends an item again may change them.
+#: Left out of the letter (``writeKey``) and of its id: an SDK may change them when it retries.
 _VOLATILE: Final = ("writeKey", "sentAt")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Conflict:
+    """A different event is stored under this event's message id.
+
+    The stored event stays; the later one becomes a dead letter.
+    """
+
+    #: In which the two events differ.
+    fields: Sequence[str]
+    code: ClassVar[str] = "message_id_conflict"
+
+    @property
+    def message(self) -> str:
+        """The reason in one sentence."""
+        names = ", ".join(self.fields)
+        return f"another event is stored with this messageId; they differ in {names}"
+
+    @property
+    def errors(self) -> Sequence[Problem]:
+        """One problem for each field."""
+        message = "differs from the stored event with this messageId"
+        return [Problem(f"/{field}", message) for field in self.fields]
 
 
 def letter_of(
     item: Any,
-    error: ApiError,
+    problem: ApiError | Conflict,
     arrival: Arrival,
     *,
     max_item: int | None = MAX_ITEM,
 ) -> DeadLetter:
-    """Make the dead letter of a refused item.
+    """Return the dead letter of an item.
 
-    :param item: as received, decoded; its ``writeKey`` is not kept.
-    :param max_item: bytes that are kept of it; ``None``: all.
+    :param item: as received, decoded. Its ``writeKey`` is not kept.
+    :param problem: why it was not stored.
+    :param max_item: bytes to keep of the item; ``None`` to keep it whole.
     """
     fields: Mapping[str, Any] = item if isinstance(item, dict) else {}
     if "writeKey" in fields:
@@ -73,9 +99,9 @@ def letter_of(
         user_id=_text(fields.get("userId"), 512),
         anonymous_id=_text(fields.get("anonymousId"), 512),
         message_id=_text(fields.get("messageId"), 256),
-        reason=error.code,
-        message=error.message,
-        errors=[problem.as_dict() for problem in error.errors],
+        reason=problem.code,
+        message=problem.message,
+        errors=[error.as_dict() for error in problem.errors],
         item=kept,
         truncated=kept is not raw,
         headers=(),
@@ -84,7 +110,7 @@ def letter_of(
 
 
 def letter_id(workspace_id: str, origin: str, item: bytes) -> str:
-    """:return: the hash that makes a retry the same letter; over length-prefixed parts."""
+    """Return a letter's id: a hash of the item, so that a retry makes the same letter again."""
     digest = hashlib.blake2b(digest_size=16)
     for part in (workspace_id.encode(), origin.encode(), item):
         digest.update(len(part).to_bytes(8, "big"))
@@ -92,58 +118,46 @@ def letter_id(workspace_id: str, origin: str, item: bytes) -> str:
     return digest.hexdigest()
 
 
-def differences(event: Event, stored: bytes) -> list[str]:
-    """Compare an event with the one that is stored under its identity.
+def find_conflict(event: Event, stored: bytes) -> Conflict | None:
+    """Compare an event with the event that is stored under its message id.
 
     :param stored: the stored event's body.
-    :return: names of the fields in which they differ; empty: it is the same event, sent again.
+    :return: ``None`` if it is the same event, sent again.
     """
     old = orjson.loads(stored)
     new = event.document()
-    # A provider that delivers an event again need not find its recipient as unknown as before.
+    # When a provider delivers an event again, its recipient may have been identified since.
     compared = _COMPARED if event.origin == API_ORIGIN else _DELIVERED
     if event.origin != API_ORIGIN and ("originalTimestamp" in old) != ("originalTimestamp" in new):
-        # Without a time of its own it has that of its delivery, or of the letter kept of it.
+        # An event without a time has that of its delivery, or of the dead letter that kept it.
         compared = tuple(name for name in compared if name != "originalTimestamp")
-    return [
+    fields = [
         name
         for name in compared
         if (name in old or name in new) and _canonical(old.get(name)) != _canonical(new.get(name))
     ]
-
-
-def conflict_error(fields: Sequence[str]) -> ApiError:
-    """:return: what the dead letter of a newcomer says; nobody is answered with it."""
-    return ApiError(
-        "message_id_conflict",
-        f"another event with this messageId is stored; they differ in {', '.join(fields)}",
-        errors=[
-            Problem(f"/{field}", "differs from the stored event with this messageId")
-            for field in fields
-        ],
-        status=200,
-    )
+    return Conflict(fields) if fields else None
 
 
 def _canonical(value: Any) -> bytes:
-    # As bytes, because in Python 1, 1.0 and True are equal. An empty object is as none.
+    # Bytes, because 1, 1.0 and True are equal in Python. An empty object counts as absent.
     return orjson.dumps(value, option=orjson.OPT_SORT_KEYS) if value != {} else b"null"
 
 
 def _encoded(item: Any) -> bytes:
     try:
         return orjson.dumps(item)
-    except TypeError:  # not JSON: a provider or a transform can make it
+    except TypeError:  # a provider or a transform can return what is not JSON
         return repr(item).encode(errors="replace")
 
 
 def _cut(raw: bytes, size: int) -> bytes:
-    # Not within a character.
+    # Never within a character.
     return raw[:size].decode(errors="ignore").encode()
 
 
 def _text(value: object, limit: int) -> str | None:
-    """:return: an id as far as it is one: this is what was refused, it may be anything."""
+    """Return the value as an id if it can be one; a refused item may hold anything."""
     if isinstance(value, bool) or not isinstance(value, str | int):
         return None
     text = str(value)[:limit]

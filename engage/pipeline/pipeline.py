@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a handler calls: the steps in their order, for one event, a batch, a delivery.
+"""The steps of an event in their order, for one event, a batch, or a webhook delivery.
 
-It knows no HTTP: raw bytes and a principal come in, a result or an :class:`ApiError` goes out. A
-result is returned only when everything in it is durable, the dead letters too.
+Handlers call a :class:`Pipeline`. It does not know HTTP: raw bytes and a principal come in, a
+result comes out, or an :class:`~engage.errors.ApiError` is raised. A result is returned only when
+everything in it is durable, dead letters included.
 """
 
 from __future__ import annotations
 
 import asyncio
-import collections
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
@@ -17,7 +17,7 @@ import orjson
 from engage.api import EVENT_TYPES, Event, EventStore, Outcome, Status
 from engage.errors import ApiError, Limit, from_problems
 from engage.pipeline.auth import KEYLESS, Authenticator, Principal
-from engage.pipeline.dead_letters import conflict_error, differences, letter_of
+from engage.pipeline.dead_letters import Conflict, find_conflict, letter_of
 from engage.pipeline.decode import Encoding, decode_json, decompress
 from engage.pipeline.normalise import Arrival, Clock, Envelope, normalise, parse_time
 from engage.pipeline.results import (
@@ -25,8 +25,10 @@ from engage.pipeline.results import (
     Delivered,
     RejectedItem,
     Result,
+    Taken,
     all_invalid,
     not_strict,
+    outcome_of,
 )
 from engage.pipeline.subscriptions import Subscriptions
 from engage.pipeline.validate import Schemas
@@ -40,21 +42,22 @@ if TYPE_CHECKING:
 
 __all__ = ["Pipeline"]
 
-#: ``context`` and ``integrations`` of an envelope together: they go under every item.
+#: Largest size in bytes of ``context`` and ``integrations`` of a batch together: both are copied
+#: into every item.
 ENVELOPE_BYTES: Final = 32 * 1024
-#: Events of one write of a delivery.
+#: Events in one write of a webhook delivery.
 DELIVERY_EVENTS: Final = 500
-#: After so many invalid items others get their turn: a report takes a thousand times as long as
-#: the look that finds an item valid.
-_BREATH: Final = 50
+#: Invalid items after which other requests get a turn: listing what is wrong with an item takes a
+#: thousand times as long as finding an item valid.
+YIELD_EVERY: Final = 50
 
 
 class Pipeline:
     """The steps, composed.
 
-    :param store: the one that ``ingest`` writes to; read for duplicates and subscriptions.
-    :param clock: milliseconds since 1970 UTC, never decreasing.
-    :param timeout: seconds that a call of the storage may take (``storage.write_timeout``).
+    :param store: the store that ``ingest`` writes to; read for duplicates and subscriptions.
+    :param timeout: seconds that a call of the store may take (``storage.write_timeout``).
+    :param clock: returns milliseconds since 1970 UTC, never less than before.
     """
 
     def __init__(
@@ -80,7 +83,7 @@ class Pipeline:
         self._validators = {kind: schemas.validator(kind) for kind in EVENT_TYPES}
         self._valid_envelope = schemas.validator("batch")
         self._valid_fields = schemas.validator("common")
-        # ``None``: the usual path does not even ask.
+        # ``None`` where there are no transforms, so that an event costs no call.
         self._transforms = transforms if transforms else None
         self._ingest = ingest
         self._store = store
@@ -100,49 +103,37 @@ class Pipeline:
         idempotency_key: str | None = None,
         strict: bool = False,
     ) -> Result:
-        """Take one event.
+        """Store one event.
 
-        :param operation: the route's type.
-        :param principal: from header or query; ``None``: the body must name the key.
-        :param strict: no dead letter for an invalid event.
-        :raises ApiError: it is refused.
-        :raises StorageUnavailable: it may not be durable.
+        :param operation: the event's type, from the route.
+        :param principal: from the header or the query; ``None`` if the body must name the key.
+        :param strict: keep no dead letter of an event that is refused before it is written.
+        :raises ApiError: if the event is refused.
+        :raises StorageUnavailable: if the event may not be durable.
         """
         item = self._decode(raw, encoding, principal)
         principal = principal or self._principal(item)
         arrival = self._arrival(principal, idempotency_key)
         try:
-            event = self._event(item, operation, arrival, 0)
+            event, dropped = self._prepare(item, operation, arrival, 0)
         except ApiError as error:
             self._metrics.event(operation, error.code)
             if not strict:
                 await self._ingest.put_dead_letters([letter_of(item, error, arrival)])
             raise
-        if self._transforms is not None:
-            message_id = event.message_id
-            try:
-                transformed = self._transforms.apply(event, arrival.event_limit)
-            except ApiError as error:
-                self._metrics.event(operation, error.code)
-                await self._ingest.put_dead_letters([letter_of(item, error, arrival)])
-                raise
-            if transformed is None:
-                self._metrics.event(operation, "dropped")
-                return Result(message_id, principal)
-            event = transformed
+        if dropped:
+            self._metrics.event(operation, "dropped")
+            return Result(event.message_id, principal)
         outcome = (await self._ingest.write((event,)))[0]
         if outcome.status is Status.STORED:
-            self._metrics.event(operation, "stored")
-        elif outcome.status is Status.DUPLICATE:
-            conflict = await self._conflict(event, outcome)
-            self._metrics.event(operation, "duplicate" if conflict is None else "conflict")
-            if conflict is not None:
-                await self._ingest.put_dead_letters([letter_of(item, conflict, arrival)])
-        else:
-            self._metrics.event(operation, "event_refused")
-            refusal = _refused(outcome)
-            await self._ingest.put_dead_letters([letter_of(item, refusal, arrival)])
-            raise refusal
+            self._metrics.event(event.type, "stored")
+            return Result(event.message_id, principal)
+        problem = await self._problem(event, outcome)
+        self._metrics.event(event.type, outcome_of(problem))
+        if problem is not None:
+            await self._ingest.put_dead_letters([letter_of(item, problem, arrival)])
+            if isinstance(problem, ApiError):
+                raise problem
         return Result(event.message_id, principal)
 
     async def batch(
@@ -153,11 +144,11 @@ class Pipeline:
         idempotency_key: str | None = None,
         strict: bool = False,
     ) -> BatchResult:
-        """Take a batch: the valid items are stored, the others reported and kept.
+        """Store the valid items of a batch; report the others and keep them as dead letters.
 
-        :param strict: one invalid item, and nothing is written.
-        :raises ApiError: nothing was stored (but dead letters, unless strict).
-        :raises StorageUnavailable: not everything is durable.
+        :param strict: write nothing, and keep no dead letter, if one item is invalid.
+        :raises ApiError: if no event was stored.
+        :raises StorageUnavailable: if not everything is durable.
         """
         body = self._decode(raw, encoding, principal)
         principal = principal or self._principal(body)
@@ -167,20 +158,27 @@ class Pipeline:
         if len(items) > self._limits.batch_events:
             raise ApiError(
                 "batch_too_large",
-                f"the batch has {len(items)} events,"
-                f" at most {self._limits.batch_events} (limits.batch_events)",
+                f"the batch has {len(items)} events;"
+                f" the limit is {self._limits.batch_events} (limits.batch_events)",
             )
-        arrival = self._arrival(principal, idempotency_key, self._envelope(body, len(raw)))
-        return await self._take(items, arrival, principal, strict=strict)
+        arrival = self._arrival(principal, idempotency_key, self._envelope(body))
+        taken = await self._take(items, arrival, strict=strict, total=self._decompressed)
+        letters = [letter_of(items[index], error, arrival) for index, error in taken.refused]
+        letters += [letter_of(items[index], other, arrival) for index, other in taken.conflicts]
+        await self._ingest.put_dead_letters(letters)
+        rejected = taken.rejected(items)
+        if rejected and len(rejected) == len(items):
+            raise all_invalid(rejected)
+        return BatchResult(taken.accepted, taken.duplicates, rejected, principal)
 
     async def subscriptions(
         self, raw: bytes, encoding: Encoding = "identity"
     ) -> Mapping[str, bool]:
         """Change a user's subscription choices.
 
-        :return: every group of the workspace → whether the user is subscribed, after the change.
-        :raises ApiError: nothing changed.
-        :raises StorageUnavailable: the change may not be durable.
+        :return: every group of the workspace and whether the user is subscribed, after the change.
+        :raises ApiError: if nothing was changed.
+        :raises StorageUnavailable: if the change may not be durable.
         """
         body = self._decode(raw, encoding, None)
         if not self._schemas.is_valid("subscriptions", body):
@@ -195,15 +193,15 @@ class Pipeline:
         provider: str,
         documents: Sequence[Mapping[str, Any]],
     ) -> Delivered:
-        """Take the events of a verified webhook delivery; several writes if they are many.
+        """Store the events of a verified webhook delivery, in several writes if they are many.
 
-        They are validated, normalised and transformed as everybody's, with the provider as origin,
-        limits of their own, and no correction of the clock.
+        They are validated, normalised and transformed as all events are, with the provider as their
+        origin, limits for webhooks, and no correction of the clock.
 
-        :param documents: as ``translate`` made them: with ``type`` and ``messageId``.
-        :return: what was refused is in ``rejected``; the caller keeps the delivery.
+        :param documents: as ``translate`` made them, with ``type`` and ``messageId``.
+        :return: what became of them. The caller keeps the delivery if an event was rejected.
         :raises ApiError: 503 ``overloaded`` or ``shutting_down``.
-        :raises StorageUnavailable: not everything is durable; the provider may deliver it again.
+        :raises StorageUnavailable: if not everything is durable; the provider may deliver it again.
         """
         arrival = Arrival.of_delivery(
             workspace_id, provider, received_at=self._clock(), limits=self._limits
@@ -212,18 +210,16 @@ class Pipeline:
         rejected: list[RejectedItem] = []
         for start in range(0, len(documents), DELIVERY_EVENTS):
             part = documents[start : start + DELIVERY_EVENTS]
-            taken = await self._store_items(part, arrival, offset=start)
+            taken = await self._take(part, arrival)
             accepted += taken.accepted
             duplicates += taken.duplicates
-            # A conflict is no refusal: the caller does not hear of it.
             await self._ingest.put_dead_letters(
                 [
-                    letter_of(item, error, arrival, max_item=None)
-                    for item, error in taken.letters
-                    if error.status == 200
+                    letter_of(part[index], conflict, arrival, max_item=None)
+                    for index, conflict in taken.conflicts
                 ]
             )
-            rejected += taken.rejected
+            rejected += taken.rejected(part, offset=start)
         return Delivered(accepted, duplicates, rejected)
 
     # ------------------------------------------------------------------------------------ steps
@@ -234,7 +230,7 @@ class Pipeline:
         return decode_json(raw, self._limits)
 
     def _principal(self, body: Any) -> Principal:
-        """:raises ApiError: the body names no key, or a wrong one."""
+        """:raises ApiError: if the body names no key, or an unknown or disabled one."""
         return self._authenticator.body(body.get("writeKey") if type(body) is dict else None)
 
     def _arrival(
@@ -246,7 +242,7 @@ class Pipeline:
         now = self._clock()
         plain = envelope is None and idempotency_key is None
         if plain:
-            # Under load many requests of one key arrive in one millisecond.
+            # Under load many requests with the same key arrive within one millisecond.
             last, arrival = self._last_arrival
             if last is principal and arrival is not None and arrival.received_at == now:
                 return arrival
@@ -262,7 +258,7 @@ class Pipeline:
             self._last_arrival = principal, arrival
         return arrival
 
-    def _envelope(self, body: Mapping[str, Any], size: int) -> Envelope:
+    def _envelope(self, body: Mapping[str, Any]) -> Envelope:
         context = body.get("context") or {}
         integrations = body.get("integrations") or {}
         if context or integrations:
@@ -270,151 +266,115 @@ class Pipeline:
             if size > ENVELOPE_BYTES:
                 raise ApiError(
                     "batch_too_large",
-                    f"context and integrations of the batch have {size} bytes,"
-                    f" at most {ENVELOPE_BYTES}",
+                    f"context and integrations of the batch are {size} bytes;"
+                    f" the limit is {ENVELOPE_BYTES}",
                 )
         sent_at = body.get("sentAt")
         if sent_at is not None and (
             not self._valid_fields({"userId": "-", "sentAt": sent_at})
             or parse_time(sent_at) is None
         ):
-            sent_at = None  # an item's own would be refused; an envelope's costs nobody an event
+            # In an item it would be an error; in the envelope it must not cost all items.
+            sent_at = None
         return Envelope(sent_at=sent_at, context=context, integrations=integrations)
 
-    def _event(self, item: Any, kind: str | None, arrival: Arrival, index: int) -> Event:
-        """:param kind: the route's type; ``None``: the item says it itself."""
+    def _prepare(
+        self, item: Any, kind: str | None, arrival: Arrival, index: int
+    ) -> tuple[Event, bool]:
+        """Validate, normalise and transform an item.
+
+        :param kind: the route's type; ``None`` if the item names its type.
+        :return: the event, and whether a transform dropped it.
+        :raises ApiError: if the item is invalid, too large, or a transform failed.
+        """
         if kind is None:
             kind = item.get("type") if type(item) is dict else None
             if type(kind) is not str or kind not in self._validators:
                 raise from_problems(self._schemas.problems("item", item))
         if not self._validators[kind](item):
             raise from_problems(self._schemas.problems(kind, item))
-        return normalise(item, kind, arrival, index)
+        event = normalise(item, kind, arrival, index)
+        if self._transforms is None:
+            return event, False
+        transformed = self._transforms.apply(event, arrival.event_limit)
+        return (event, True) if transformed is None else (transformed, False)
 
     async def _take(
-        self, items: Sequence[Any], arrival: Arrival, principal: Principal, *, strict: bool
-    ) -> BatchResult:
-        taken = await self._store_items(
-            items, arrival, strict=strict, total_bytes=self._limits.decompressed_bytes
-        )
-        await self._ingest.put_dead_letters(
-            [letter_of(item, error, arrival) for item, error in taken.letters]
-        )
-        if taken.rejected and len(taken.rejected) == len(items):
-            raise all_invalid(taken.rejected)
-        return BatchResult(taken.accepted, taken.duplicates, taken.rejected, principal)
-
-    async def _store_items(
         self,
         items: Sequence[Any],
         arrival: Arrival,
         *,
         strict: bool = False,
-        total_bytes: int | None = None,
-        offset: int = 0,
-    ) -> _Taken:
-        """Store what is valid.
+        total: Limit | None = None,
+    ) -> Taken:
+        """Prepare all items and store the events.
 
-        :param total_bytes: of all events as stored, at most.
-        :param offset: index of the first item.
+        :param total: of all events when stored.
+        :raises ApiError: if nothing was stored: too large, or strict and not all items are valid.
         """
-        taken = _Taken()
-        counts: collections.Counter[tuple[str, str]] = collections.Counter()
+        taken = Taken()
         events: list[Event] = []
         indexes: list[int] = []
         size = 0
-        transforms = self._transforms
-        for index, item in enumerate(items, offset):
+        for index, item in enumerate(items):
             try:
-                event: Event | None = self._event(item, None, arrival, index)
-                if transforms is not None and event is not None:
-                    kind = event.type
-                    event = transforms.apply(event, arrival.event_limit)
-                    if event is None:
-                        taken.accepted += 1
-                        counts[kind, "dropped"] += 1
-                        continue
+                event, dropped = self._prepare(item, None, arrival, index)
             except ApiError as error:
-                taken.reject(index, item, error, counts)
-                if len(taken.rejected) % _BREATH == 0:
+                taken.refuse(index, item, error)
+                if len(taken.refused) % YIELD_EVERY == 0:
                     await asyncio.sleep(0)
                 continue
-            assert event is not None
+            if dropped:
+                taken.accepted += 1
+                taken.counts[event.type, "dropped"] += 1
+                continue
             size += len(event.body)
-            if total_bytes is not None and size > total_bytes:
+            if total is not None and size > total.bytes:
                 raise ApiError(
                     "batch_too_large",
-                    f"the events of the batch have more than {total_bytes} bytes as stored"
-                    " (limits.decompressed_bytes)",
+                    f"the events of the batch are more than {total.bytes} bytes when stored"
+                    f" ({total.key})",
                 )
             events.append(event)
             indexes.append(index)
-        if strict and taken.rejected:
-            self._count(counts)
-            raise not_strict(taken.rejected, len(items))
+        if strict and taken.refused:
+            self._count(taken)
+            raise not_strict(taken.rejected(items), len(items))
         outcomes = await self._ingest.write(events) if events else ()
         for event, index, outcome in zip(events, indexes, outcomes, strict=True):
             if outcome.status is Status.STORED:
                 taken.accepted += 1
-                counts[event.type, "stored"] += 1
-            elif outcome.status is Status.DUPLICATE:
-                taken.duplicates += 1
-                conflict = await self._conflict(event, outcome)
-                counts[event.type, "duplicate" if conflict is None else "conflict"] += 1
-                if conflict is not None:
-                    taken.letters.append((items[index - offset], conflict))
-            else:
-                taken.reject(index, items[index - offset], _refused(outcome), counts)
-        taken.rejected.sort(key=lambda rejected: rejected.index)
-        self._count(counts)
+                taken.counts[event.type, "stored"] += 1
+                continue
+            problem = await self._problem(event, outcome)
+            if isinstance(problem, ApiError):
+                taken.refuse(index, items[index], problem)
+                continue
+            taken.duplicates += 1
+            taken.counts[event.type, outcome_of(problem)] += 1
+            if problem is not None:
+                taken.conflicts.append((index, problem))
+        self._count(taken)
         return taken
 
-    async def _conflict(self, event: Event, outcome: Outcome) -> ApiError | None:
-        """:return: why this duplicate is another event than the stored one; ``None``: it is not."""
+    async def _problem(self, event: Event, outcome: Outcome) -> ApiError | Conflict | None:
+        """Find out why an event was not stored.
+
+        :return: the refusal, or the conflict with the stored event; ``None`` if the event was
+            stored before.
+        """
+        if outcome.status is Status.REFUSED:
+            reason = outcome.reason or "the storage can never store this event"
+            return ApiError("event_refused", reason)
         stored = outcome.stored
         if stored is None:
             async with within(self._timeout):
                 found = await self._store.find(*event.identity)
-            if found is None:  # expired meanwhile
+            if found is None:  # it has expired since
                 return None
             stored = found.body
-        fields = differences(event, stored)
-        return conflict_error(fields) if fields else None
+        return find_conflict(event, stored)
 
-    def _count(self, counts: Mapping[tuple[str, str], int]) -> None:
-        for (kind, outcome), count in counts.items():
+    def _count(self, taken: Taken) -> None:
+        for (kind, outcome), count in taken.counts.items():
             self._metrics.event(kind, outcome, count)
-
-
-class _Taken:
-    """What became of some items."""
-
-    __slots__ = ("accepted", "duplicates", "letters", "rejected")
-
-    def __init__(self) -> None:
-        self.accepted = 0
-        self.duplicates = 0
-        self.rejected: list[RejectedItem] = []
-        #: Item and error of each dead letter.
-        self.letters: list[tuple[Any, ApiError]] = []
-
-    def reject(
-        self,
-        index: int,
-        item: Any,
-        error: ApiError,
-        counts: collections.Counter[tuple[str, str]],
-    ) -> None:
-        fields = item if type(item) is dict else {}
-        kind, message_id = fields.get("type"), fields.get("messageId")
-        self.rejected.append(
-            RejectedItem(index, message_id[:256] if type(message_id) is str else None, error)
-        )
-        self.letters.append((item, error))
-        # The client's word becomes no key: there are as many of those as clients want.
-        label = kind if type(kind) is str and kind in EVENT_TYPES else "other"
-        counts[label, error.code] += 1
-
-
-def _refused(outcome: Outcome) -> ApiError:
-    return ApiError("event_refused", outcome.reason or "the storage can never take this event")

@@ -1,58 +1,70 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the pipeline returns, and how a refused batch is put into words."""
+"""What becomes of events: what the pipeline returns, and the errors of a refused batch."""
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import orjson
 
+from engage.api import EVENT_TYPES
 from engage.errors import MAX_ERRORS, STATUS, ApiError, Problem, located
+from engage.pipeline.dead_letters import Conflict
 
 if TYPE_CHECKING:
     from engage.pipeline.auth import Principal
 
-__all__ = ["BatchResult", "Delivered", "RejectedItem", "Result", "all_invalid", "not_strict"]
+__all__ = [
+    "BatchResult",
+    "Delivered",
+    "RejectedItem",
+    "Result",
+    "Taken",
+    "all_invalid",
+    "not_strict",
+    "outcome_of",
+]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Result:
-    """A single event was stored, was stored before, or was dropped by a transform."""
+    """The result of a single event: it is stored, or a transform dropped it."""
 
     message_id: str
-    #: Who wrote; for the log.
+    #: For the log.
     principal: Principal | None = None
 
     def body(self) -> bytes:
-        """:return: the JSON answer."""
+        """Return the JSON answer."""
         return b'{"success":true,"messageId":' + orjson.dumps(self.message_id) + b"}"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class RejectedItem:
-    """An item of a batch that was refused."""
+    """An item that was refused."""
 
     index: int
     message_id: str | None
-    #: Its problems have pointers into the item.
+    #: The pointers of its problems begin at the item.
     error: ApiError
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class BatchResult:
-    """What became of a batch."""
+    """The result of a batch."""
 
-    #: Newly stored, or dropped by a transform.
+    #: How many were newly stored, or dropped by a transform.
     accepted: int
     duplicates: int
     rejected: Sequence[RejectedItem] = ()
-    #: Who wrote; for the log.
+    #: For the log.
     principal: Principal | None = None
 
     def body(self) -> bytes:
-        """:return: the JSON answer; it has at most :data:`MAX_ERRORS` details in all."""
+        """Return the JSON answer, with at most :data:`MAX_ERRORS` details in total."""
         rejected: list[dict[str, Any]] = []
         room = MAX_ERRORS
         for item in self.rejected:
@@ -79,30 +91,76 @@ class BatchResult:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Delivered:
-    """What became of the events of a webhook delivery."""
+    """The result of a webhook delivery's events."""
 
     accepted: int
     duplicates: int
     rejected: Sequence[RejectedItem] = ()
 
 
+@dataclasses.dataclass(slots=True)
+class Taken:
+    """What became of the items of one write; an index is an item's place among them."""
+
+    accepted: int = 0
+    duplicates: int = 0
+    refused: list[tuple[int, ApiError]] = dataclasses.field(default_factory=list)
+    conflicts: list[tuple[int, Conflict]] = dataclasses.field(default_factory=list)
+    #: By type and outcome, as :meth:`engage.metrics.Metrics.event` counts them.
+    counts: collections.Counter[tuple[str, str]] = dataclasses.field(
+        default_factory=collections.Counter
+    )
+
+    def refuse(self, index: int, item: Any, error: ApiError) -> None:
+        """Add an item that is not stored."""
+        self.refused.append((index, error))
+        kind = item.get("type") if type(item) is dict else None
+        # A client's own word must not become a key: there would be no bound to their number.
+        label = kind if type(kind) is str and kind in EVENT_TYPES else "other"
+        self.counts[label, error.code] += 1
+
+    def rejected(self, items: Sequence[Any], offset: int = 0) -> list[RejectedItem]:
+        """Return the refused items in their order.
+
+        :param items: those that were taken.
+        :param offset: added to each index.
+        """
+        found = []
+        for index, error in sorted(self.refused, key=lambda refused: refused[0]):
+            item = items[index]
+            message_id = item.get("messageId") if type(item) is dict else None
+            shown = message_id[:256] if type(message_id) is str else None
+            found.append(RejectedItem(index + offset, shown, error))
+        return found
+
+
+def outcome_of(problem: ApiError | Conflict | None) -> str:
+    """Return the outcome that metrics count for an event that was not newly stored.
+
+    :param problem: the refusal or the conflict; ``None`` for a duplicate.
+    """
+    if problem is None:
+        return "duplicate"
+    return "conflict" if isinstance(problem, Conflict) else problem.code
+
+
 def not_strict(rejected: Sequence[RejectedItem], items: int) -> ApiError:
-    """:return: the answer to a strict batch of which some items cannot be taken."""
+    """Return the error for a strict batch with invalid items."""
     return ApiError(
         "invalid_payload",
-        f"nothing was stored, {len(rejected)} of {items} items cannot be taken; {_first(rejected)}",
+        f"nothing was stored: {len(rejected)} of {items} items are invalid; {_first(rejected)}",
         errors=_details(rejected),
     )
 
 
 def all_invalid(rejected: Sequence[RejectedItem]) -> ApiError:
-    """:return: the answer to a batch of which no item was taken."""
+    """Return the error for a batch of which every item was refused."""
     codes = {item.error.code for item in rejected}
     code = codes.pop()
     if codes or STATUS[code] != 400:
         code = "invalid_payload"
     return ApiError(
-        code, f"no item of the batch can be taken; {_first(rejected)}", errors=_details(rejected)
+        code, f"every item of the batch was refused; {_first(rejected)}", errors=_details(rejected)
     )
 
 
@@ -111,7 +169,7 @@ def _first(rejected: Sequence[RejectedItem]) -> str:
 
 
 def _details(rejected: Sequence[RejectedItem]) -> list[Problem]:
-    """:return: the problems of the first items, with pointers into the body."""
+    """Return the problems of the first items, with pointers into the body."""
     problems: list[Problem] = []
     for item in rejected:
         if len(problems) >= MAX_ERRORS:

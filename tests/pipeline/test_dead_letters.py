@@ -10,7 +10,7 @@ import pytest
 from support.core import NOW, event, limit
 
 from engage.errors import ApiError, Problem
-from engage.pipeline.dead_letters import MAX_ITEM, conflict_error, differences, letter_id, letter_of
+from engage.pipeline.dead_letters import MAX_ITEM, Conflict, find_conflict, letter_id, letter_of
 from engage.pipeline.normalise import Arrival
 
 ERROR = ApiError("invalid_payload", "event: is required", errors=[Problem("/event", "is required")])
@@ -111,7 +111,8 @@ STORED = {
 
 
 def compare(new: dict[str, Any], old: dict[str, Any] = STORED) -> list[str]:
-    return differences(event("m", body=orjson.dumps(new)), orjson.dumps(old))
+    conflict = find_conflict(event("m", body=orjson.dumps(new)), orjson.dumps(old))
+    return [] if conflict is None else list(conflict.fields)
 
 
 @pytest.mark.parametrize(
@@ -148,6 +149,7 @@ def test_the_same_event_again(changed: dict[str, Any]) -> None:
 def test_another_event_under_the_same_id(changed: dict[str, Any], fields: list[str]) -> None:
     assert compare({**STORED, **changed}) == fields
     assert compare(STORED, {**STORED, **changed}) == fields
-    error = conflict_error(fields)
-    assert error.code == "message_id_conflict"
-    assert fields[0] in error.message
+    conflict = Conflict(fields)
+    assert conflict.code == "message_id_conflict"
+    assert fields[0] in conflict.message
+    assert [problem.pointer for problem in conflict.errors] == [f"/{field}" for field in fields]

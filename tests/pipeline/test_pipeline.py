@@ -277,6 +277,19 @@ async def test_delivery() -> None:
     assert core.letters == []
 
 
+async def test_a_strict_event_keeps_no_dead_letter_when_a_transform_fails() -> None:
+    def fails(_document: dict[str, Any]) -> dict[str, Any]:
+        raise RuntimeError
+
+    core = make_core(transforms=[("broken", fails)])
+    error = await refused(event(core, GOOD, strict=True))
+    assert (error.status, error.code) == (400, "transform_failed")
+    assert (core.store.writes, core.letters) == ([], [])
+    assert core.metrics.events["track", "transform_failed"] == 1
+    await refused(event(core, GOOD))
+    assert [letter.reason for letter in core.letters] == ["transform_failed"]
+
+
 async def test_a_transform_that_makes_a_delivered_event_too_large() -> None:
     core = make_core(
         transforms=[("swell", lambda event: {**event, "x": "y" * 2000})], webhook_event_bytes=1000

@@ -154,6 +154,22 @@ async def test_strict() -> None:
     assert result.accepted == 2
 
 
+def fails(_document: dict[str, Any]) -> dict[str, Any]:
+    """A transform that always fails."""
+    raise RuntimeError
+
+
+async def test_a_strict_batch_keeps_no_dead_letter_when_a_transform_fails() -> None:
+    core = make_core(transforms=[("broken", fails)])
+    error = await refused(batch(core, [GOOD, GOOD], strict=True))
+    assert error.status == 400
+    assert "the transform broken failed" in error.message
+    assert (core.store.writes, core.letters) == ([], [])
+    assert core.metrics.events["track", "transform_failed"] == 2
+    await refused(batch(core, [GOOD]))
+    assert [letter.reason for letter in core.letters] == ["transform_failed"]
+
+
 @pytest.mark.parametrize(
     ("more", "pointer"),
     [
