@@ -225,7 +225,7 @@ def test_a_byte_order_mark_and_crlf(write: Any) -> None:
         ),
         (
             '[server]\npublic_url = "events.example.com"\n' + MINIMAL,
-            "server.public_url: must be a URL such as https://events.example.com, without a query"
+            "server.public_url: must be a URL without a query, such as https://events.example.com"
             ' (it is "events.example.com")',
         ),
         ("server = 1\n" + MINIMAL, "server: must be a table, not an integer"),
@@ -249,8 +249,8 @@ def test_a_byte_order_mark_and_crlf(write: Any) -> None:
         ),
         (
             '[cors]\norigins = ["https://a.example/path"]\n' + MINIMAL,
-            'cors.origins[0]: must be "*" or an origin such as https://shop.example.com, without a'
-            ' path (it is "https://a.example/path")',
+            'cors.origins[0]: must be "*" or an origin without a path, such as'
+            ' https://shop.example.com (it is "https://a.example/path")',
         ),
         (
             '[logging]\nlevel = "warn"\n' + MINIMAL,
@@ -259,7 +259,7 @@ def test_a_byte_order_mark_and_crlf(write: Any) -> None:
         ),
         (
             '[[workspaces]]\nid = "-"\n',
-            "workspaces[0].id: must be 1 to 64 letters, digits, - and _, and begin with a letter or"
+            "workspaces[0].id: must be 1 to 64 letters, digits, - and _, and start with a letter or"
             ' digit (it is "-")',
         ),
         ('[[workspaces]]\nname = "x"\n', "workspaces[0].id: is missing"),

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tables of docs/configuration.md, made of schemas/config.json.
+"""The tables of docs/configuration.md, generated from schemas/config.json.
 
-``python tests/support/config_page.py`` writes them anew; a test compares.
+``python tests/support/config_page.py`` writes them again; a test compares the two.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs/configuration.md"
-BEGIN = "<!-- made of schemas/config.json: python tests/support/config_page.py -->\n"
+BEGIN = "<!-- generated from schemas/config.json by tests/support/config_page.py -->\n"
 END = "<!-- end -->\n"
 
 
 def tables() -> str:
-    """:return: the tables, in Markdown."""
+    """Return the tables in Markdown."""
     schema = json.loads((ROOT / "schemas/config.json").read_text("utf-8"))
     return "\n".join(_sections(schema, schema, ""))
 
 
 def page(text: str) -> str:
-    """:return: a page with its tables made anew."""
+    """Return a page with newly generated tables."""
     before, _, rest = text.partition(BEGIN)
     _, _, after = rest.partition(END)
     return f"{before}{BEGIN}\n{tables()}\n{END}{after}"
@@ -52,7 +52,7 @@ def _table(
     for key, given in table["properties"].items():
         schema = _resolved(root, given)
         if "properties" in schema or "properties" in _resolved(root, schema.get("items", {})):
-            continue  # a section of its own
+            continue  # It has a separate section.
         required = key in table.get("required", ())
         default = "required" if required else _default(key, schema)
         rows.append(f"| `{key}` | {_type(root, schema)} | {default} | {schema['description']} |")
