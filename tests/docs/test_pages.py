@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The documents say what the code does: tables, examples, links."""
+"""The pages agree with the code: tables, examples, links."""
 
 from __future__ import annotations
 
+import ast
 import inspect
 import re
 import tomllib
@@ -158,10 +159,65 @@ def test_the_readme_has_the_curl_line_that_init_prints(tmp_path: Path) -> None:
     assert key.sub("", shown[0]) == key.sub("", made[0])
 
 
+# ---------------------------------------------------------------------------------- architecture
+ARCHITECTURE = (ROOT / "docs/architecture.md").read_text("utf-8")
+
+
+def test_the_import_rule_of_the_page_is_the_one_that_is_tested() -> None:
+    tree = ast.parse((ROOT / "tests/test_architecture.py").read_text("utf-8"))
+    (layers,) = [
+        ast.literal_eval(node.value)
+        for node in tree.body
+        if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", None) == "LAYERS"
+    ]
+    shown = [
+        [line.split() for line in block.splitlines()]
+        for block in re.findall(r"^```\n(.*?)^```$", ARCHITECTURE, re.MULTILINE | re.DOTALL)
+    ]
+    assert [line.split() for line in layers] in shown
+
+
+def test_every_path_on_the_architecture_page_exists() -> None:
+    paths = re.findall(r"`((?:engage|plugins|schemas|tests)/[\w/.]*)`", ARCHITECTURE)
+    assert len(paths) > 20
+    for path in paths:
+        assert (ROOT / path).exists(), path
+
+
+def test_the_architecture_page_shows_every_part_of_the_server() -> None:
+    for path in (ROOT / "engage").iterdir():
+        if not path.name.startswith(("_", ".")) and path.suffix in ("", ".py"):
+            name = f"engage/{path.name}/" if path.is_dir() else f"engage/{path.name}"
+            assert f"`{name}`" in ARCHITECTURE, name
+
+
 # ----------------------------------------------------------------------------------------- links
+def prose(path: Path) -> str:
+    """Return the text of a page without its fenced blocks."""
+    return re.sub(r"^```.*?^```$", "", path.read_text("utf-8"), flags=re.MULTILINE | re.DOTALL)
+
+
+def anchors(path: Path) -> set[str]:
+    """Return the anchors that GitHub gives to the headings of a page."""
+    headings = re.findall(r"^#+ (.+)$", prose(path), re.MULTILINE)
+    return {
+        re.sub(r"[^\w -]", "", heading).strip().lower().replace(" ", "-") for heading in headings
+    }
+
+
 @pytest.mark.parametrize("path", DOCS, ids=lambda path: path.name)
 def test_links_lead_somewhere(path: Path) -> None:
-    text = re.sub(r"^```.*?^```$", "", path.read_text("utf-8"), flags=re.MULTILINE | re.DOTALL)
-    for target in re.findall(r"\]\(([^)\s]+)\)", text):
-        if not re.match(r"[a-z]+:|#", target):
-            assert (path.parent / target.partition("#")[0]).exists(), target
+    for target in re.findall(r"\]\(([^)\s]+)\)", prose(path)):
+        if re.match(r"[a-z]+:", target):
+            continue
+        name, _, anchor = target.partition("#")
+        page = path.parent / name if name else path
+        assert page.exists(), target
+        assert not anchor or anchor in anchors(page), target
+
+
+def test_the_index_lists_every_page() -> None:
+    index = (ROOT / "docs/README.md").read_text("utf-8")
+    pages = {path.name for path in (ROOT / "docs").glob("*.md")} - {"README.md"}
+    assert pages == set(re.findall(r"\]\(([\w-]+\.md)\)", index))
+    assert "](docs/README.md)" in (ROOT / "README.md").read_text("utf-8")

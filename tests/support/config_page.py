@@ -57,7 +57,7 @@ def _table(
         default = "required" if required else _default(key, schema)
         rows.append(f"| `{key}` | {_type(root, schema)} | {default} | {schema['description']} |")
     yield f"### `{title}`\n\n{section['description']}\n"
-    yield "| Key | Type | Default | |\n|---|---|---|---|\n" + "\n".join(rows) + "\n"
+    yield "| Key | Type | Default | Description |\n|---|---|---|---|\n" + "\n".join(rows) + "\n"
 
 
 def _resolved(root: Mapping[str, Any], schema: Mapping[str, Any]) -> dict[str, Any]:
