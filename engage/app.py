@@ -10,12 +10,12 @@ import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from engage import logs
 from engage.api import StorageError
 from engage.deliveries.fetcher import Fetcher
 from engage.deliveries.receive import Deliveries
-from engage.handlers.base import Handler, Services
+from engage.errors import Limit
 from engage.handlers.cors import CorsPolicy
+from engage.handlers.ingestion import Services
 from engage.handlers.routes import Router
 from engage.http1.listener import Bounds, Listener
 from engage.metrics import Metrics
@@ -37,9 +37,6 @@ if TYPE_CHECKING:
 __all__ = ["App", "build"]
 
 _log = logging.getLogger(__name__)
-
-#: What the log calls a method; others are the client's invention.
-_METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 
 
 def build(
@@ -102,6 +99,7 @@ def build(
     )
     services = Services(
         config=config,
+        body_limit=Limit(config.limits.body_bytes, "limits.body_bytes"),
         pipeline=pipeline,
         authenticator=authenticator,
         cors=CorsPolicy(config.cors),
@@ -152,7 +150,7 @@ class App:
         self.draining = False
         self._listener: Listener | None = None
         #: Tornado's application.
-        self.application = Router(services, log_function=self._log_request)
+        self.application = Router(services, metrics)
 
     async def open(self, *, create: bool = True, patient: bool = False) -> None:
         """Open the storage. See :meth:`engage.api.EventStore.open`.
@@ -216,22 +214,3 @@ class App:
         await self._observers.close()
         await self._fetcher.close()
         await self.store.close()
-
-    def _log_request(self, handler: Handler) -> None:
-        status = handler.get_status()
-        request = handler.request
-        seconds = request.request_time()
-        name = handler.route.name
-        self._metrics.request(name, status, seconds)
-        principal = handler.principal
-        logs.log_request(
-            request_id=handler.request_id,
-            method=request.method if request.method in _METHODS else "OTHER",
-            route=name,
-            status=status,
-            seconds=seconds,
-            workspace=None if principal is None else principal.workspace.id,
-            key_id=None if principal is None else principal.write_key.id,
-            code=handler.error_code,
-            events=handler.event_count,
-        )

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from engage.handlers.base import Handler
+from engage.handlers.ingestion import IngestionHandler
 from engage.pipeline.auth import KEYLESS
 from engage.pipeline.decode import check_encoding
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 __all__ = ["BatchHandler", "EventHandler"]
 
 
-class _WritingHandler(Handler):
+class _WritingHandler(IngestionHandler):
     """Takes a body that a write key allows to write."""
 
     encoding: Encoding

@@ -16,7 +16,7 @@ from importlib import resources
 import orjson
 from tornado import template
 
-from engage.handlers.base import Handler
+from engage.handlers.ingestion import IngestionHandler
 from engage.handlers.openapi import describe
 
 __all__ = ["DescriptionHandler", "PageHandler", "SnippetHandler", "StaticFile"]
@@ -39,7 +39,7 @@ class StaticFile:
         object.__setattr__(self, "etag", hashlib.sha256(self.content).hexdigest()[:16])
 
 
-class FileHandler(Handler):
+class FileHandler(IngestionHandler):
     """Serves one :class:`StaticFile`."""
 
     def get(self) -> None:

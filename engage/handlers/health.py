@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Final
 
 from engage.errors import shutting_down, storage_unavailable
-from engage.handlers.base import Handler
+from engage.handlers.ingestion import IngestionHandler
 
 __all__ = ["AliveHandler", "ReadyHandler"]
 
@@ -14,7 +14,7 @@ _OK: Final = b'{"success":true}'
 _UNCACHED: Final = {"Cache-Control": "no-store"}
 
 
-class AliveHandler(Handler):
+class AliveHandler(IngestionHandler):
     """``/healthz``: this process answers. Asks nobody else, so that a storage that is down does not
     make a supervisor restart what is healthy."""
 
@@ -25,7 +25,7 @@ class AliveHandler(Handler):
     head = get
 
 
-class ReadyHandler(Handler):
+class ReadyHandler(IngestionHandler):
     """``/readyz``: requests can be sent here. See :mod:`engage.storage.readiness`."""
 
     async def get(self) -> None:

@@ -4,12 +4,12 @@
 from __future__ import annotations
 
 from engage.errors import ApiError
-from engage.handlers.base import Handler
+from engage.handlers.ingestion import IngestionHandler
 
 __all__ = ["MissingHandler"]
 
 
-class MissingHandler(Handler):
+class MissingHandler(IngestionHandler):
     """404 for every method."""
 
     def check(self) -> None:

@@ -4,25 +4,30 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from tornado import httputil
-from tornado.web import Application
+from tornado.web import Application, RequestHandler
 
-from engage.handlers.base import Handler, Route, Services
+from engage import logs
+from engage.handlers.base import Route
 from engage.handlers.events import BatchHandler, EventHandler
 from engage.handlers.files import DescriptionHandler, PageHandler, SnippetHandler
 from engage.handlers.health import AliveHandler, ReadyHandler
+from engage.handlers.ingestion import IngestionHandler, Services
 from engage.handlers.missing import MissingHandler
 from engage.handlers.operations import OPERATIONS
 from engage.handlers.settings import ProjectSettingsHandler, SourceConfigHandler
 from engage.handlers.subscriptions import SubscriptionsHandler
 from engage.handlers.webhook import WebhookHandler
 
+if TYPE_CHECKING:
+    from engage.metrics import Metrics
+
 __all__ = ["HANDLERS", "Router"]
 
 #: Id of an operation → its handler.
-HANDLERS: Final[Mapping[str, type[Handler]]] = {
+HANDLERS: Final[Mapping[str, type[IngestionHandler]]] = {
     "identify": EventHandler,
     "track": EventHandler,
     "page": EventHandler,
@@ -48,20 +53,24 @@ _UNKNOWN: Final = Route(
     allowed=("GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS"),
 )
 
+#: Methods that the log names; any other is a client's invention.
+_METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+
 #: A handler, and what it is made with.
-_Served = tuple[type[Handler], dict[str, Any]]
+_Served = tuple[type[IngestionHandler], dict[str, Any]]
 
 
 class Router(Application):
     """Tornado's application with a dictionary instead of a list of regular expressions.
 
-    :param services: for the handlers.
-    :param options: Tornado's.
+    :param services: what the handlers call.
+    :param metrics: counts the requests.
     """
 
-    def __init__(self, services: Services, **options: Any) -> None:
-        super().__init__([], **options)
+    def __init__(self, services: Services, metrics: Metrics) -> None:
+        super().__init__([])
         self._cors = services.cors
+        self._metrics = metrics
         self._exact: dict[str, _Served] = {}
         #: What stands before the part in braces, what after it, its name, what serves it.
         self._patterns: list[tuple[str, str, str, _Served]] = []
@@ -89,6 +98,27 @@ class Router(Application):
     def find_handler(self, request: httputil.HTTPServerRequest, **kwargs: Any) -> Any:
         (handler, arguments), segments = self._find(request.path)
         return self.get_handler_delegate(request, handler, arguments, path_kwargs=segments)
+
+    def log_request(self, handler: RequestHandler) -> None:
+        """Count an answered request and log it."""
+        assert isinstance(handler, IngestionHandler)
+        status = handler.get_status()
+        request = handler.request
+        seconds = request.request_time()
+        name = handler.route.name
+        self._metrics.request(name, status, seconds)
+        principal = handler.principal
+        logs.log_request(
+            request_id=handler.request_id,
+            method=request.method if request.method in _METHODS else "OTHER",
+            route=name,
+            status=status,
+            seconds=seconds,
+            workspace=None if principal is None else principal.workspace.id,
+            key_id=None if principal is None else principal.write_key.id,
+            code=handler.error_code,
+            events=handler.event_count,
+        )
 
     def _find(self, path: str) -> tuple[_Served, dict[str, bytes] | None]:
         """Return what serves a path, and the path's part in braces if it has one."""

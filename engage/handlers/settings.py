@@ -14,7 +14,7 @@ import orjson
 
 from engage.api import render_time
 from engage.errors import ApiError
-from engage.handlers.base import Handler
+from engage.handlers.ingestion import IngestionHandler
 from engage.pipeline.normalise import Clock
 
 __all__ = ["ProjectSettingsHandler", "SourceConfigHandler"]
@@ -26,7 +26,7 @@ MAX_AGE: Final = 300
 STARTED: Final = render_time(Clock()())
 
 
-class ProjectSettingsHandler(Handler):
+class ProjectSettingsHandler(IngestionHandler):
     """``GET /v1/projects/<write key>/settings``, for @segment/analytics-next (its ``cdnURL``)."""
 
     def get(self, writeKey: str) -> None:  # noqa: N803 (the name in the path)
@@ -52,7 +52,7 @@ class ProjectSettingsHandler(Handler):
     head = get
 
 
-class SourceConfigHandler(Handler):
+class SourceConfigHandler(IngestionHandler):
     """``GET /sourceConfig/``, for @rudderstack/analytics-js (its ``configUrl``)."""
 
     def get(self) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import orjson
 
-from engage.handlers.base import Handler
+from engage.handlers.ingestion import IngestionHandler
 from engage.pipeline.decode import check_encoding
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 __all__ = ["SubscriptionsHandler"]
 
 
-class SubscriptionsHandler(Handler):
+class SubscriptionsHandler(IngestionHandler):
     """Changes a user's subscriptions; the hash in the body allows it, no write key."""
 
     encoding: Encoding

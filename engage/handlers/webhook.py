@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from engage.deliveries.delivery import Incoming
 from engage.errors import ApiError
-from engage.handlers.base import Handler
+from engage.handlers.ingestion import IngestionHandler
 from engage.pipeline.decode import check_encoding
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 __all__ = ["WebhookHandler"]
 
 
-class WebhookHandler(Handler):
+class WebhookHandler(IngestionHandler):
     """One delivery; ``HEAD`` only asks whether the URL is there."""
 
     encoding: Encoding
