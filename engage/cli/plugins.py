@@ -51,12 +51,7 @@ def _rows(registry: Registry, config: Config | None) -> list[tuple[str, str, str
             "observer": {selected.name for selected in config.observers},
         }
     rows = []
-    for kind, table in (
-        ("storage", registry.storages),
-        ("webhook", registry.webhooks),
-        ("transform", registry.transforms),
-        ("observer", registry.observers),
-    ):
+    for kind, table in registry.tables.items():
         for name, registered in table.items():
             mark = "used" if name in used.get(kind, ()) else "-"
             rows.append((kind, name, registered.plugin, registered.distribution, mark))

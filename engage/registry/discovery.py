@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Find the installed plugins and collect what they bring.
+"""Find the installed plugins and collect what they register.
 
-pluggy alone would drop a second entry point of the same name in silence, let an import error
-through unnamed, and overlook a misspelt hook. Here each is a :class:`PluginError`: one line with
-the plugin, the distribution it came with, and the cure.
+pluggy alone would silently drop a second entry point of the same name, raise an import error
+without naming the plugin, and ignore a misspelt hook. Here each of these is a :class:`PluginError`:
+one line that names the plugin, its distribution and the cure.
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ from engage.config.schema_check import nearest
 if TYPE_CHECKING:
     from types import ModuleType
 
-__all__ = ["GROUP", "Found", "Plugin", "PluginError", "Registered", "discover"]
+__all__ = ["GROUP", "KINDS", "Discovered", "Plugin", "PluginError", "Registered", "discover"]
 
 #: The entry-point group of plugins.
 GROUP: Final = "engage"
 
-#: What plugins may bring under a name, and the hook for it.
+#: What plugins can register by name; the hook for it is ``engage_register_<kind>``.
 KINDS: Final = ("storage", "webhook", "transform", "observer")
 
 _NAME: Final = re.compile(r"[a-z0-9][a-z0-9-]{0,63}", re.ASCII)
-#: Keys of ``[storage]`` itself: ``[storage.<name>]`` stands beside them.
+#: Keys of ``[storage]``, which a table ``[storage.<name>]`` would collide with.
 _RESERVED: Final = {"storage": frozenset({"backend"})}
 
 Factory = TypeVar("Factory")
 
 
 class PluginError(ConfigError):
-    """A plugin is broken, or two do not go together. One line, with the cure."""
+    """A plugin is broken, or two plugins conflict. The message is one line with the cure."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,75 +50,75 @@ class Plugin:
     """One entry point of the group ``engage``."""
 
     name: str
-    #: What the entry point names: a module.
+    #: The module that the entry point names.
     target: str
-    #: Name and version, such as ``engage-server 0.1.0``.
+    #: Name and version of the distribution, such as ``engage-server 0.1.0``.
     distribution: str
-    #: Name alone, as pip knows it.
+    #: Name of the distribution, as pip uses it.
     project: str
 
     def error(self, problem: str, cure: str) -> PluginError:
-        """:return: the error to raise: one line that names this plugin."""
-        said = f'plugin "{self.name}" ({self.target}, distribution {self.distribution})'
-        return PluginError(f"{said}: {' '.join(problem.split())}; {cure}")
+        """Return the error to raise: one line that names this plugin, the problem and the cure."""
+        who = f'plugin "{self.name}" ({self.target}, distribution {self.distribution})'
+        return PluginError(f"{who}: {' '.join(problem.split())}; {cure}")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Registered(Generic[Factory]):
-    """One thing that a plugin brought."""
+    """A storage, webhook provider, transform or observer that a plugin registered."""
 
     name: str
     factory: Factory
     #: JSON Schema of its options.
     schema: Mapping[str, Any]
-    #: The entry point's name.
+    #: Name of the plugin's entry point.
     plugin: str
-    #: Name and version.
+    #: Name and version of the plugin's distribution.
     distribution: str
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
-    """All that the installed plugins bring, each table sorted by name."""
+class Discovered:
+    """Everything that the installed plugins register, each table sorted by name."""
 
     plugins: tuple[Plugin, ...]
     #: Kind (:data:`KINDS`) → name → what was registered.
     tables: Mapping[str, Mapping[str, Registered[Any]]]
-    #: Subcommands, and the plugin that brought each.
     commands: Mapping[str, click.Command]
+    #: Name of a command → the plugin that registered it.
     command_plugins: Mapping[str, Plugin]
 
 
 def discover(
     *, reserved_commands: Iterable[str] = (), entry_points: Iterable[Any] | None = None
-) -> Found:
-    """Import every installed plugin and let it register.
+) -> Discovered:
+    """Import every installed plugin and call its hooks.
 
-    :param reserved_commands: names of the built-in commands.
-    :param entry_points: instead of those installed.
-    :raises PluginError: something is wrong with one of them.
+    :param reserved_commands: names of the built-in commands, which plugins cannot use.
+    :param entry_points: the entry points to use instead of the installed ones.
+    :raises PluginError: if a plugin is broken, or if two plugins conflict.
     """
     if entry_points is None:
         entry_points = metadata.entry_points(group=GROUP)
     manager = pluggy.PluginManager(GROUP)
     manager.add_hookspecs(hookspecs)
     plugins: dict[str, Plugin] = {}
-    for entry_point in sorted(entry_points, key=lambda found: (found.name, found.value)):
+    for entry_point in sorted(entry_points, key=lambda point: (point.name, point.value)):
         plugin = _plugin(entry_point)
         if (other := plugins.get(plugin.name)) is not None:
             raise plugin.error(
-                f"the distribution {other.distribution} has a plugin of the same name",
+                f"the distribution {other.distribution} has a plugin with the same name",
                 f"uninstall one of them: pip uninstall {plugin.project}",
             )
         plugins[plugin.name] = plugin
         _register(manager, plugin, _import(entry_point, plugin))
     tables = {kind: _table(manager, kind, plugins) for kind in KINDS}
-    commands, brought_by = _commands(manager, plugins, frozenset(reserved_commands))
-    return Found(
+    commands, plugin_of = _commands(manager, plugins, frozenset(reserved_commands))
+    return Discovered(
         plugins=tuple(plugins.values()),
         tables=tables,
         commands=commands,
-        command_plugins=brought_by,
+        command_plugins=plugin_of,
     )
 
 
@@ -136,15 +136,15 @@ def _plugin(entry_point: Any) -> Plugin:
 
 
 def _import(entry_point: Any, plugin: Plugin) -> ModuleType:
-    cure = f"install what it needs or remove it: pip uninstall {plugin.project}"
+    cure = f"install what it needs, or remove it with pip uninstall {plugin.project}"
     try:
         module: ModuleType = entry_point.load()
     except Exception as error:
-        raise plugin.error(f"cannot be imported: {_said(error)}", cure) from error
+        raise plugin.error(f"cannot be imported: {_describe(error)}", cure) from error
     return module
 
 
-def _said(error: BaseException) -> str:
+def _describe(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
 
 
@@ -155,33 +155,36 @@ def _register(manager: pluggy.PluginManager, plugin: Plugin, module: ModuleType)
         options = getattr(function, "engage_impl", None)
         hook = (options or {}).get("specname") or name
         if options is None:
-            # An imported helper of that name is not what this looks for.
+            # An imported function with such a name is not a forgotten hook.
             if hook.startswith("engage_") and function.__module__ == module.__name__:
                 raise plugin.error(
-                    f"{hook} is not marked as a hook", "put @engage.api.hookimpl above it"
+                    f"{hook} is not marked as a hook", "decorate it with @engage.api.hookimpl"
                 )
             continue
         implemented += 1
         if hook not in known:
             meant = nearest(hook, known)
             hint = f"did you mean {meant}?" if meant else f"the hooks are {', '.join(known)}"
-            raise plugin.error(f"there is no hook {hook}", hint)
+            raise plugin.error(f"there is no hook named {hook}", hint)
         expected = list(inspect.signature(getattr(hookspecs, hook)).parameters)
         for argument in inspect.signature(function).parameters:
             if argument not in expected:
                 raise plugin.error(
-                    f"{hook} has an argument {argument!r} that the hook has not",
-                    f"call it {' or '.join(map(repr, expected))}",
+                    f"{hook} has an unknown parameter {argument!r}",
+                    f"rename it to {' or '.join(map(repr, expected))}",
                 )
     if not implemented:
         raise plugin.error(
-            "it implements no hook", f"the hooks are {', '.join(known)}; mark each with hookimpl"
+            "it does not implement a hook",
+            f"the hooks are {', '.join(known)}; decorate each with hookimpl",
         )
     try:
         manager.register(module, name=plugin.name)
         manager.check_pending()
     except (pluggy.PluginValidationError, ValueError) as error:
-        raise plugin.error(_said(error), f"pip uninstall {plugin.project} removes it") from error
+        raise plugin.error(
+            _describe(error), f"remove it with pip uninstall {plugin.project}"
+        ) from error
 
 
 def _call(plugin: Plugin, hook: str, function: Callable[..., Any], **arguments: Any) -> None:
@@ -192,7 +195,7 @@ def _call(plugin: Plugin, hook: str, function: Callable[..., Any], **arguments: 
         raise
     except Exception as error:
         raise plugin.error(
-            f"{hook} failed: {_said(error)}", f"pip uninstall {plugin.project} removes it"
+            f"{hook} failed: {_describe(error)}", f"remove it with pip uninstall {plugin.project}"
         ) from error
 
 
@@ -207,9 +210,9 @@ def _table(
             _check(plugin, kind, name, factory, options_schema)
             if (other := table.get(name)) is not None:
                 raise plugin.error(
-                    f"there is a {kind} {name!r} already, from the plugin {other.plugin!r}"
+                    f"the {kind} {name!r} is already registered by the plugin {other.plugin!r}"
                     f" of {other.distribution}",
-                    "uninstall one of them, or give it another name",
+                    "uninstall one of them, or use another name",
                 )
             table[name] = Registered(
                 name=name,
@@ -230,44 +233,44 @@ def _table(
 def _check(plugin: Plugin, kind: str, name: Any, factory: Any, schema: Any) -> None:
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise plugin.error(
-            f"{name!r} cannot be the name of a {kind}",
-            "use 1 to 64 lower-case letters, digits and -, and begin with a letter or digit",
+            f"{name!r} is not a valid name of a {kind}",
+            "use 1 to 64 lower-case letters, digits and -, and start with a letter or digit",
         )
     if name in _RESERVED.get(kind, ()):
-        raise plugin.error(f"{name!r} is a key of [{kind}] itself", "use another name")
+        raise plugin.error(f"{name!r} is a key of the section [{kind}]", "use another name")
     if not callable(factory):
-        raise plugin.error(f"the factory of {name!r} is not callable", "give a function or a class")
+        raise plugin.error(f"the factory of {name!r} is not callable", "pass a function or a class")
     if not isinstance(schema, Mapping):
-        raise plugin.error(f"the options schema of {name!r} is not an object", "give a JSON Schema")
+        raise plugin.error(f"the options schema of {name!r} is not an object", "pass a JSON Schema")
     try:
         jsonschema.Draft202012Validator.check_schema(schema)
     except jsonschema.SchemaError as error:
         raise plugin.error(
-            f"the options schema of {name!r} is no JSON Schema: {error.message[:200]}",
-            "it is draft 2020-12",
+            f"the options schema of {name!r} is not a valid JSON Schema: {error.message[:200]}",
+            "write it for draft 2020-12",
         ) from error
 
 
 class _Commands(click.Group):
-    """Takes a plugin's commands and refuses names that are taken."""
+    """Collects the commands of plugins and rejects names that are already used."""
 
     def __init__(self, reserved: frozenset[str]) -> None:
         super().__init__(name="engage")
         self.reserved = reserved
         self.adding: Plugin | None = None
-        self.brought_by: dict[str, Plugin] = {}
+        self.plugin_of: dict[str, Plugin] = {}
 
     def add_command(self, cmd: click.Command, name: str | None = None) -> None:
         name = name or cmd.name
         if self.adding is None or name is None:
             raise TypeError("a command needs a name")
-        other = self.brought_by.get(name)
+        other = self.plugin_of.get(name)
         if other is not None or name in self.reserved:
-            owner = f"of the plugin {other.name!r}" if other else "of engage itself"
+            owner = f"the plugin {other.name!r}" if other else "engage itself"
             raise self.adding.error(
-                f"there is a command {name!r} {owner} already", "give it another name"
+                f"the command name {name!r} is already used by {owner}", "use another name"
             )
-        self.brought_by[name] = self.adding
+        self.plugin_of[name] = self.adding
         super().add_command(cmd, name)
 
 
@@ -279,4 +282,4 @@ def _commands(
     for implementation in getattr(manager.hook, hook).get_hookimpls():
         group.adding = plugins[implementation.plugin_name]
         _call(group.adding, hook, implementation.function, cli=group)
-    return dict(sorted(group.commands.items())), group.brought_by
+    return dict(sorted(group.commands.items())), group.plugin_of

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is installed, and what a config makes of it.
+"""Check the options that a config gives to plugins, and make what the config selects.
 
-:func:`load_plugins` finds the plugins (:mod:`engage.registry.discovery` has the rules),
-    :class:`Registry`
-checks their options and makes storages, providers, transforms and observers.
+:func:`load_plugins` finds the plugins; :mod:`engage.registry.discovery` has the rules. The
+:class:`Registry` checks their options and makes storages, providers, transforms and observers.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from engage.api import (
     TransformFactory,
 )
 from engage.config.schema_check import Path, SettingsError, dotted, nearest, problems, secret_values
-from engage.registry.discovery import Found, Plugin, PluginError, Registered, discover
+from engage.registry.discovery import Discovered, Plugin, PluginError, Registered, discover
 
 if TYPE_CHECKING:
     import click
@@ -48,43 +47,44 @@ def load_plugins(
 ) -> Registry:
     """Import every installed plugin.
 
-    :param reserved_commands: names that no plugin's command may have.
-    :param entry_points: instead of those installed.
-    :raises PluginError: one of them is broken, or two do not go together.
+    :param reserved_commands: names of the built-in commands, which plugins cannot use.
+    :param entry_points: the entry points to use instead of the installed ones.
+    :raises PluginError: if a plugin is broken, or if two plugins conflict.
     """
     return Registry(discover(reserved_commands=reserved_commands, entry_points=entry_points))
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Use:
-    """One place of a config that names something installed."""
+    """A place in a config that selects something a plugin registered."""
 
     kind: str
     name: str
     options: Mapping[str, Any]
-    #: Where its options stand in the file.
+    #: The path of its options in the file.
     at: Path
-    #: Where its name stands.
+    #: The dotted key of its name.
     named_at: str
 
 
 class Registry:
-    """The installed plugins, as tables from name to what was registered."""
+    """The installed plugins, as tables from a name to what was registered under it."""
 
-    def __init__(self, found: Found) -> None:
-        self.plugins: Sequence[Plugin] = found.plugins
-        self.commands: Mapping[str, click.Command] = found.commands
-        self.command_plugins: Mapping[str, Plugin] = found.command_plugins
-        self.storages: Mapping[str, Registered[StorageFactory]] = found.tables["storage"]
-        self.webhooks: Mapping[str, Registered[ProviderFactory]] = found.tables["webhook"]
-        self.transforms: Mapping[str, Registered[TransformFactory]] = found.tables["transform"]
-        self.observers: Mapping[str, Registered[ObserverFactory]] = found.tables["observer"]
-        self._tables = found.tables
+    def __init__(self, discovered: Discovered) -> None:
+        self.plugins: Sequence[Plugin] = discovered.plugins
+        #: Kind → name → what was registered. The four attributes below are these tables, typed.
+        self.tables: Mapping[str, Mapping[str, Registered[Any]]] = discovered.tables
+        self.commands: Mapping[str, click.Command] = discovered.commands
+        self.command_plugins: Mapping[str, Plugin] = discovered.command_plugins
+        self.storages: Mapping[str, Registered[StorageFactory]] = discovered.tables["storage"]
+        self.webhooks: Mapping[str, Registered[ProviderFactory]] = discovered.tables["webhook"]
+        self.transforms: Mapping[str, Registered[TransformFactory]] = discovered.tables["transform"]
+        self.observers: Mapping[str, Registered[ObserverFactory]] = discovered.tables["observer"]
 
     def check(self, config: Config) -> None:
-        """Check all that a config says of plugins: their names and their options.
+        """Check the names and options of plugins in a config.
 
-        :raises SettingsError: with all that is wrong.
+        :raises SettingsError: if any is wrong; it lists all problems.
         """
         found = [problem for use in _uses(config) for problem in self._problems(config, use)]
         found += self._shared_secrets(config)
@@ -92,18 +92,19 @@ class Registry:
             raise SettingsError([f"{config.path}: {problem}" for problem in found])
 
     def make_storage(self, config: Config, *, had_store: bool = False) -> EventStore:
-        """Make the chosen storage; it is not opened yet.
+        """Make the chosen storage, without opening it.
 
         :param had_store: see :attr:`StorageContext.had_store`.
-        :raises ConfigError: it is unknown, its options are wrong, or it cannot do what the config
-            asks for.
+        :raises ConfigError: if the storage is unknown, if its options are wrong, or if it lacks a
+            capability that the config needs.
         """
         limits = config.limits
         context = StorageContext(
             base_dir=config.base_dir,
             identifiers={
-                # Recipients of webhooks are looked up by e-mail and phone whatever is declared, and
-                # a profile is indexed when it is written: before a provider is switched on.
+                # Recipients of webhooks are looked up by email and phone, whatever the config
+                # declares. A profile is indexed when it is written, which may be before a provider
+                # is enabled: so index both always.
                 workspace.id: tuple(
                     dict.fromkeys((*workspace.subscription_identifiers, "email", "phone"))
                 )
@@ -128,15 +129,16 @@ class Registry:
         )
         use = _storage_use(config)
         store: EventStore = self._make(config, use, context)
-        for missing in _missing(config, store):
+        for missing in _missing_capabilities(config, store):
             raise ConfigError(f"{config.path}: the storage {use.name!r} {missing}")
         return store
 
     def make_webhooks(self, config: Config) -> Mapping[str, Mapping[str, Provider]]:
         """Make every enabled provider.
 
-        :return: provider → workspace id → the provider for that workspace.
-        :raises ConfigError: one is unknown, its options are wrong, or a secret is shared.
+        :return: name of the provider → workspace id → the provider for that workspace.
+        :raises ConfigError: if a provider is unknown, if its options are wrong, or if two
+            workspaces share a secret.
         """
         made: dict[str, dict[str, Provider]] = {}
         for workspace, use in _webhook_uses(config):
@@ -147,18 +149,25 @@ class Registry:
         return made
 
     def make_transforms(self, config: Config) -> Sequence[tuple[str, Transform]]:
-        """:return: (name, transform) in the order of the config."""
+        """Make the transforms.
+
+        :return: (name, transform) in the order of the config.
+        :raises ConfigError: if a transform is unknown or its options are wrong.
+        """
         return [(use.name, self._make(config, use)) for use in _transform_uses(config)]
 
     def make_observers(self, config: Config) -> Sequence[tuple[str, Observer]]:
-        """:return: (name, observer)."""
+        """Make the observers.
+
+        :return: (name, observer) in the order of the config.
+        :raises ConfigError: if an observer is unknown or its options are wrong.
+        """
         return [(use.name, self._make(config, use)) for use in _observer_uses(config)]
 
     def secrets(self, config: Config) -> Iterator[tuple[str, str]]:
-        """:return: (kind of plugin, value) of each option in use that its schema marks
-        ``writeOnly``."""
+        """Yield (kind, value) for each option in use that its schema marks ``writeOnly``."""
         for use in _uses(config):
-            registered = self._tables[use.kind].get(use.name)
+            registered = self.tables[use.kind].get(use.name)
             if registered is not None:
                 for _, value in secret_values(registered.schema, use.options):
                     yield use.kind, value
@@ -167,28 +176,28 @@ class Registry:
     def _make(self, config: Config, use: _Use, *context: Any) -> Any:
         for problem in self._problems(config, use):
             raise ConfigError(f"{config.path}: {problem}")
-        registered = self._tables[use.kind][use.name]
+        registered = self.tables[use.kind][use.name]
         try:
             return registered.factory(use.options, *context)
         except ConfigError as error:
-            where, said = dotted(use.at), str(error)
-            option, colon, rule = said.partition(": ")
+            key, message = dotted(use.at), str(error)
+            option, colon, rule = message.partition(": ")
             if colon and option in registered.schema.get("properties", {}):
-                where, said = dotted((*use.at, option)), rule
-            raise ConfigError(f"{config.path}: {where}: {said}") from error
+                key, message = dotted((*use.at, option)), rule
+            raise ConfigError(f"{config.path}: {key}: {message}") from error
         except EngageError:
             raise
         except Exception as error:
-            said = " ".join(f"{type(error).__name__}: {error}".split())
+            message = " ".join(f"{type(error).__name__}: {error}".split())
             for _, secret in secret_values(registered.schema, use.options):
-                said = said.replace(secret, "***")
+                message = message.replace(secret, "***")
             raise PluginError(
                 f'plugin "{registered.plugin}" (distribution {registered.distribution}): cannot'
-                f" make the {use.kind} {use.name!r}: {said}"
+                f" make the {use.kind} {use.name!r}: {message}"
             ) from error
 
     def _problems(self, config: Config, use: _Use) -> Iterator[str]:
-        table = self._tables[use.kind]
+        table = self.tables[use.kind]
         if use.name not in table:
             yield f"{use.named_at}: {self._unknown(use.kind, use.name)}"
             return
@@ -201,20 +210,22 @@ class Registry:
         yield from problems(table[use.name].schema, use.options, written=written, at=use.at)
 
     def _unknown(self, kind: str, name: str) -> str:
-        names = list(self._tables[kind])
+        names = list(self.tables[kind])
         meant = nearest(name, names)
         if meant is not None:
             return f"no {kind} {name!r} is installed; did you mean {meant!r}?"
         if not self.plugins:
             return (
-                f"no {kind} {name!r}: no plugin is installed at all, as happens when engage runs"
-                " from a folder without being installed; run pip install -e ."
+                f"no {kind} {name!r} is installed, because no plugin is installed at all; if engage"
+                " runs from a checkout, run pip install -e . there"
             )
-        listed = ", ".join(names) or "none"
-        return f"no {kind} {name!r} is installed; there is: {listed}. Install its plugin with pip"
+        installed = ", ".join(names) or "none"
+        return (
+            f"no {kind} {name!r} is installed; install its plugin with pip (installed: {installed})"
+        )
 
     def _shared_secrets(self, config: Config) -> list[str]:
-        """A delivery must not verify in two workspaces."""
+        """Report secrets that two workspaces share: a delivery must not verify in both."""
         seen: dict[str, tuple[str, str]] = {}
         found = []
         for workspace, use in _webhook_uses(config):
@@ -225,13 +236,19 @@ class Registry:
                 where = f"{use.named_at}.{key}"
                 other, first = seen.setdefault(value, (workspace, where))
                 if other != workspace:
-                    found.append(f"{where}: the same secret as {first}, of another workspace")
+                    found.append(
+                        f"{where}: is the same secret as {first}, which belongs to another"
+                        " workspace; use a different one"
+                    )
         return found
 
 
 def shared_credentials(providers: Mapping[str, Mapping[str, Provider]]) -> list[str]:
-    """:return: for each credential of one workspace that another has too, a sentence that names
-    both. A delivery to one of them would verify in the other."""
+    """Report credentials that two workspaces share: a delivery must not verify in both.
+
+    :param providers: name of a provider → workspace id → the provider for that workspace.
+    :return: a sentence for each shared credential, which names both workspaces.
+    """
     seen: dict[bytes, tuple[str, str]] = {}
     problems = []
     for name, enabled in providers.items():
@@ -240,8 +257,9 @@ def shared_credentials(providers: Mapping[str, Mapping[str, Provider]]) -> list[
                 other, where = seen.setdefault(credential, (workspace, name))
                 if other != workspace:
                     problems.append(
-                        f"workspaces {other!r} ({where}) and {workspace!r} ({name}) have the same"
-                        " webhook secret: a delivery to one would verify in the other"
+                        f"the workspaces {other!r} ({where}) and {workspace!r} ({name}) have the"
+                        " same webhook secret, so a delivery to one would verify in the other; use"
+                        " different secrets"
                     )
     return problems
 
@@ -277,7 +295,7 @@ def _observer_uses(config: Config) -> Iterator[_Use]:
 
 
 def _webhook_uses(config: Config) -> Iterator[tuple[str, _Use]]:
-    """:return: (workspace id, use)."""
+    """Yield (workspace id, use)."""
     for index, workspace in enumerate(config.workspaces):
         for name, options in workspace.webhooks.items():
             at = ("workspaces", index, "webhooks", name)
@@ -287,11 +305,14 @@ def _webhook_uses(config: Config) -> Iterator[tuple[str, _Use]]:
             )
 
 
-def _missing(config: Config, store: EventStore) -> Iterator[str]:
-    """What the config asks for and the storage cannot do."""
+def _missing_capabilities(config: Config, store: EventStore) -> Iterator[str]:
+    """Yield what the config needs and the storage cannot do."""
     groups = any(workspace.subscription_groups for workspace in config.workspaces)
     secrets = any(workspace.subscription_secrets for workspace in config.workspaces)
     if groups and not isinstance(store, SubscriptionStore):
-        yield "cannot keep subscriptions, and workspaces.subscription_groups is set"
+        yield "does not store subscriptions, but workspaces.subscription_groups is set"
     if secrets and not isinstance(store, ProfileStore):
-        yield "keeps no profiles, and workspaces.subscription_secret is set: users are looked up"
+        yield (
+            "does not store profiles, but workspaces.subscription_secret is set and subscription"
+            " links look users up"
+        )

@@ -352,7 +352,7 @@ def test_a_plugin_cannot_replace_a_command(tmp_path: Path) -> None:
         assert (done.returncode, done.stderr.splitlines()[-1]) == (
             1,
             'engage: plugin "engage_greet" (engage_greet, distribution greet 1.0): there is a'
-            " command 'check' of engage itself already; give it another name",
+            " command 'check' of engage itself already; use another name",
         )
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from support.distributions import distribution
 
-from engage.registry.discovery import GROUP, Found, PluginError, discover
+from engage.registry.discovery import GROUP, Discovered, PluginError, discover
 
 Install = Callable[..., None]
 _numbers = itertools.count()
@@ -37,7 +37,7 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
     return _install
 
 
-def found() -> Found:
+def found() -> Discovered:
     """:return: what is found beside what engage itself brings."""
     ours = metadata.distribution("engage-server").name
     points = [point for point in metadata.entry_points(group=GROUP) if point.dist.name != ours]
@@ -128,7 +128,7 @@ def test_two_plugins_of_one_name(install: Install) -> None:
     said = str(caught.value)
     assert re.search(
         r'^plugin "same" .* distribution (one|two) 1.0\): the distribution (one|two) 1.0 has a'
-        r" plugin of the same name; uninstall one of them: pip uninstall (one|two)$",
+        r" plugin with the same name; uninstall one of them: pip uninstall (one|two)$",
         said,
     )
     assert "one 1.0" in said
@@ -138,9 +138,9 @@ def test_two_plugins_of_one_name(install: Install) -> None:
 def test_two_storages_of_one_name(install: Install) -> None:
     install("one", {"first": STORAGE.format(name="same")})
     install("two", {"second": STORAGE.format(name="same")})
-    with pytest.raises(PluginError, match=r"there is a storage 'same' already") as caught:
+    with pytest.raises(PluginError, match=r"the storage 'same' is already registered") as caught:
         found()
-    for part in ("first", "second", "one 1.0", "two 1.0", "give it another name"):
+    for part in ("first", "second", "one 1.0", "two 1.0", "use another name"):
         assert part in str(caught.value)
 
 
@@ -148,7 +148,7 @@ def test_an_import_error(install: Install) -> None:
     install("bad", {"p": "import a_module_that_is_not_there"})
     assert broken("p", "bad 1.0") == (
         "cannot be imported: ModuleNotFoundError: No module named 'a_module_that_is_not_there';"
-        " install what it needs or remove it: pip uninstall bad"
+        " install what it needs, or remove it with pip uninstall bad"
     )
 
 
@@ -171,7 +171,7 @@ def test_a_misspelt_hook(install: Install) -> None:
         },
     )
     assert broken("p", "bad 1.0") == (
-        "there is no hook engage_register_storge; did you mean engage_register_storage?"
+        "there is no hook named engage_register_storge; did you mean engage_register_storage?"
     )
 
 
@@ -189,22 +189,21 @@ def test_a_wrong_argument(install: Install) -> None:
         },
     )
     assert broken("p", "bad 1.0") == (
-        "engage_register_storage has an argument 'registry' that the hook has not;"
-        " call it 'register'"
+        "engage_register_storage has an unknown parameter 'registry'; rename it to 'register'"
     )
 
 
 def test_a_hook_without_its_mark(install: Install) -> None:
     install("bad", {"p": "def engage_register_storage(register): pass"})
     assert broken("p", "bad 1.0") == (
-        "engage_register_storage is not marked as a hook; put @engage.api.hookimpl above it"
+        "engage_register_storage is not marked as a hook; decorate it with @engage.api.hookimpl"
     )
 
 
 def test_no_hook_at_all(install: Install) -> None:
     install("bad", {"p": "import json"})
     assert broken("p", "bad 1.0").startswith(
-        "it implements no hook; the hooks are engage_register_"
+        "it does not implement a hook; the hooks are engage_register_"
     )
 
 
@@ -215,15 +214,18 @@ def test_no_hook_at_all(install: Install) -> None:
         ("1 / 0", "engage_register_storage failed: ZeroDivisionError: division by zero; "),
         (
             "register('Bad Name', object, {})",
-            "'Bad Name' cannot be the name of a storage; use 1 to",
+            "'Bad Name' is not a valid name of a storage; use 1 to",
         ),
-        ("register(5, object, {})", "5 cannot be the name of a storage; "),
-        ("register('backend', object, {})", "'backend' is a key of [storage] itself; use another"),
+        ("register(5, object, {})", "5 is not a valid name of a storage; "),
+        (
+            "register('backend', object, {})",
+            "'backend' is a key of the section [storage]; use another",
+        ),
         ("register('x', 5, {})", "the factory of 'x' is not callable; "),
         ("register('x', object, [])", "the options schema of 'x' is not an object; "),
         (
             "register('x', object, {'type': 'strnig'})",
-            "the options schema of 'x' is no JSON Schema: ",
+            "the options schema of 'x' is not a valid JSON Schema: ",
         ),
     ],
 )
@@ -255,5 +257,7 @@ def test_a_command_that_is_there_already(install: Install, name: str) -> None:
     """
     install("one", {"one": source.format(name="hello")})
     install("two", {"two": source.format(name=name)})
-    with pytest.raises(PluginError, match=rf"there is a command '{name}' of .* already; give it"):
+    with pytest.raises(
+        PluginError, match=rf"the command name '{name}' is already used by .*; use another"
+    ):
         found()

@@ -14,7 +14,7 @@ from engage.api import ConfigError, EventStore, ProfileStore, StorageUnavailable
 from engage.config import Config, load
 from engage.config.schema_check import SettingsError
 from engage.registry import PluginError, Registry
-from engage.registry.discovery import Found, Registered
+from engage.registry.discovery import Discovered, Registered
 
 OPTIONS = {
     "type": "object",
@@ -55,7 +55,7 @@ def registry(**tables: Mapping[str, Any]) -> Registry:
         for kind in ("storage", "webhook", "transform", "observer")
     }
     plugins: Any = ("p",) if tables else ()
-    return Registry(Found(plugins=plugins, tables=kinds, commands={}, command_plugins={}))
+    return Registry(Discovered(plugins=plugins, tables=kinds, commands={}, command_plugins={}))
 
 
 @pytest.fixture
@@ -111,8 +111,8 @@ def test_makes_the_storage(config: Any, tmp_path: Path) -> None:
         ("sqlte", "no storage 'sqlte' is installed; did you mean 'sqlite'?"),
         (
             "oracle",
-            "no storage 'oracle' is installed; there is: mongo, sqlite. Install its plugin"
-            " with pip",
+            "no storage 'oracle' is installed; install its plugin with pip"
+            " (installed: mongo, sqlite)",
         ),
     ],
 )
@@ -162,15 +162,15 @@ def test_options_are_checked_against_the_schema_of_the_plugin(config: Any) -> No
     assert lines == [
         "storage.s.moed: unknown key; did you mean storage.s.mode?",
         'storage.other.mode: must be one of "fast", "safe" (it is "x")',
-        "storage.gone: no storage 'gone' is installed; there is: other, s. Install its plugin with"
-        " pip",
+        "storage.gone: no storage 'gone' is installed; install its plugin with pip"
+        " (installed: other, s)",
         "transforms[0].options.secret: must be a string or a list, not an integer",
-        "transforms[1].name: no transform 'u' is installed; there is: t. Install its plugin with"
-        " pip",
+        "transforms[1].name: no transform 'u' is installed; install its plugin with pip"
+        " (installed: t)",
         'observers.o.mode: must be one of "fast", "safe" (it is "${MODE}")',
         "workspaces[0].webhooks.w.secret: must not be empty",
-        "workspaces[0].webhooks.v: no webhook 'v' is installed; there is: w. Install its plugin"
-        " with pip",
+        "workspaces[0].webhooks.v: no webhook 'v' is installed; install its plugin with pip"
+        " (installed: w)",
     ]
 
 
@@ -235,8 +235,11 @@ GROUP = '[[workspaces.subscription_groups]]\nid = "n"\nchannel = "c"\ntype = "op
 @pytest.mark.parametrize(
     ("workspace", "said"),
     [
-        (GROUP, "cannot keep subscriptions, and workspaces.subscription_groups is set"),
-        ('subscription_secret = "s"', "keeps no profiles, and workspaces.subscription_secret is"),
+        (GROUP, "does not store subscriptions, but workspaces.subscription_groups is set"),
+        (
+            'subscription_secret = "s"',
+            "does not store profiles, but workspaces.subscription_secret is",
+        ),
     ],
 )
 def test_a_storage_that_cannot_do_what_is_configured(
@@ -284,14 +287,15 @@ def test_one_secret_in_two_workspaces(config: Any) -> None:
     with pytest.raises(SettingsError) as caught:
         installed.check(chosen)
     assert str(caught.value) == (
-        f"{chosen.path}: workspaces[1].webhooks.v.secret[1]: the same secret as"
-        " workspaces[0].webhooks.w.secret[0], of another workspace"
+        f"{chosen.path}: workspaces[1].webhooks.v.secret[1]: is the same secret as"
+        " workspaces[0].webhooks.w.secret[0], which belongs to another workspace;"
+        " use a different one"
     )
 
 
 def test_commands_are_kept() -> None:
     command = click.Command("x")
-    found = Found(
+    found = Discovered(
         plugins=(),
         tables={kind: {} for kind in ("storage", "webhook", "transform", "observer")},
         commands={"x": command},

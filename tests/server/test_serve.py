@@ -31,7 +31,7 @@ from support.server import (
 
 from engage.config import Config, Selected, StorageConfig, Workspace, WriteKey
 from engage.registry import Registry
-from engage.registry.discovery import Found, Registered
+from engage.registry.discovery import Discovered, Registered
 from engage.server.serve import secrets_of
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
@@ -231,7 +231,7 @@ def test_all_secrets_of_the_config_are_known_to_the_log() -> None:
         }
         for kind in ("storage", "webhook", "transform", "observer")
     }
-    registry = Registry(Found(plugins=(), tables=tables, commands={}, command_plugins={}))
+    registry = Registry(Discovered(plugins=(), tables=tables, commands={}, command_plugins={}))
     workspace = Workspace(
         id="acme",
         name="Acme",
