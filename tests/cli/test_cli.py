@@ -351,8 +351,8 @@ def test_a_plugin_cannot_replace_a_command(tmp_path: Path) -> None:
         done = process(*arguments, path=[folder])
         assert (done.returncode, done.stderr.splitlines()[-1]) == (
             1,
-            'engage: plugin "engage_greet" (engage_greet, distribution greet 1.0): there is a'
-            " command 'check' of engage itself already; use another name",
+            'engage: plugin "engage_greet" (engage_greet, distribution greet 1.0): the command'
+            " name 'check' is already used by engage itself; use another name",
         )
 
 
@@ -360,8 +360,8 @@ def test_a_broken_plugin_is_one_line_and_help_still_works(tmp_path: Path) -> Non
     folder = distribution(tmp_path, "bad", {"bad": "import not_there"})
     line = (
         'engage: plugin "bad" (bad, distribution bad 1.0): cannot be imported:'
-        " ModuleNotFoundError: No module named 'not_there'; install what it needs or remove it:"
-        " pip uninstall bad\n"
+        " ModuleNotFoundError: No module named 'not_there'; install what it needs, or remove it"
+        " with pip uninstall bad\n"
     )
     done = process("plugins", path=[folder])
     assert (done.returncode, done.stderr) == (1, line)
