@@ -1,18 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The embedded storage: everything in one SQLite file, durable, several processes on it.
+"""The embedded storage: everything in one SQLite file, durable, shared by several processes.
 
-==================  ==================================================================
-``store.py``        what the core talks to; asynchronous, holds no SQL
-``worker_thread.py``        the threads in which SQLite is called
-``writer.py``      who writes: a thread, and under load a process (``writer_process.py``)
-``engine.py``       the one writer: transactions, failure and recovery, the WAL
-``reader.py``      the reader: lookups, scans  ``paging.py``  pages of a table
-``events.py``       rows of events           ``profiles.py``  rows of users and groups
-``changes.py``      the changes of one write, before they meet the rows
-``subscriptions.py``      rows of subscriptions    ``dead_letters.py``   rows of dead letters
-``connection.py``   opening the file; SQLite's errors in our words
-``schema.py``       the tables and their version
-==================  ==================================================================
+=====================  ================================================================
+``store.py``           what the core calls: asynchronous, without SQL
+``worker_thread.py``   a thread that calls SQLite: one for the writer, one for the reader
+``writer.py``          where writes run: in a thread and, under load, in a process
+``writer_process.py``  that process
+``engine.py``          the writing connection: transactions, failures, recovery, the WAL
+``reader.py``          the reading connection: a snapshot for each call
+``batch.py``           the events of one write, and what becomes of each
+``events.py``          rows of events
+``profiles.py``        rows of users and groups
+``identifiers.py``     users by the value of a trait
+``changes.py``         the profile changes of one write, folded
+``subscriptions.py``   rows of subscription choices and their history
+``dead_letters.py``    rows of dead letters, and their budgets
+``paging.py``          pages of a table
+``connection.py``      opening the file; SQLite's errors as errors of engage
+``schema.py``          the tables and their version
+=====================  ================================================================
 """
 
 from __future__ import annotations
@@ -27,26 +33,27 @@ from engage.api import ConfigError, EventStore, Register, StorageContext, Storag
 
 __all__ = ["engage_register_storage"]
 
-#: The first that takes more than 999 values in a statement.
-_OLDEST = (3, 32, 0)
+#: The oldest SQLite that takes more than 999 values in a statement.
+_MIN_VERSION = (3, 32, 0)
 
 
 def _make(options: Mapping[str, Any], context: StorageContext) -> EventStore:
-    """
-    :raises ConfigError: this Python has a SQLite that is too old.
+    """Make the storage.
+
+    :raises ConfigError: if the SQLite of this Python is too old.
     """
     import sqlite3
 
     from .store import SqliteStorage
 
-    if sqlite3.sqlite_version_info < _OLDEST:
-        needed = ".".join(map(str, _OLDEST))
-        raise ConfigError(f"needs SQLite {needed}; this Python has {sqlite3.sqlite_version}")
+    if sqlite3.sqlite_version_info < _MIN_VERSION:
+        needed = ".".join(map(str, _MIN_VERSION))
+        raise ConfigError(f"SQLite {needed} is required; this Python has {sqlite3.sqlite_version}")
     return SqliteStorage.from_options(options, context)
 
 
 @hookimpl
 def engage_register_storage(register: Register[StorageFactory]) -> None:
-    """Bring ``sqlite``."""
+    """Register ``sqlite``."""
     schema = resources.files("engage_schemas").joinpath("plugins/sqlite.json").read_bytes()
     register("sqlite", _make, orjson.loads(schema))

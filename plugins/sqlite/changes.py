@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The changes of one write, folded in memory: of each register only the greatest version is left.
+"""The profile changes of one write, folded in memory: of each register the greatest version.
 
-Pure; what it comes to is compared with what is stored in ``profiles.py``.
+Pure functions; ``profiles.py`` compares the result with what is stored.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from engage.api import Change, Event, GroupTraits, Link, Membership, Seen, UserT
 
 from .schema import GROUP, USER
 
-#: (workspace, kind, name)
+#: A user or a group: (workspace, kind, name).
 Subject = tuple[str, int, str]
 #: (timestamp, message id, origin): the greatest wins.
 Version = tuple[int, str, str]
@@ -24,7 +24,7 @@ Version = tuple[int, str, str]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Traits:
-    """:class:`UserTraits` or :class:`GroupTraits` with each value as compact JSON."""
+    """:class:`UserTraits` or :class:`GroupTraits`, with each value as compact JSON."""
 
     kind: int
     name: str
@@ -35,7 +35,7 @@ EncodedChange = Seen | Traits | Membership | Link
 
 
 def encode(change: Change) -> EncodedChange:
-    """:return: the change, with the values of traits as they are stored."""
+    """Return a change with the values of its traits in the form in which they are stored."""
     if isinstance(change, UserTraits):
         return Traits(USER, change.user_id, _encoded(change.traits))
     if isinstance(change, GroupTraits):
@@ -48,9 +48,10 @@ def _encoded(traits: Mapping[str, Any]) -> dict[str, bytes]:
 
 
 @dataclasses.dataclass(slots=True)
-class Folded:
-    """The changes of one write, folded per register."""
+class FoldedChanges:
+    """The changes of one write: one entry per user, group, trait, membership and link."""
 
+    #: First and last timestamp.
     seen: dict[Subject, tuple[int, int]] = dataclasses.field(default_factory=dict)
     traits: dict[tuple[Subject, str], tuple[Version, bytes]] = dataclasses.field(
         default_factory=dict
@@ -64,42 +65,46 @@ class Folded:
 def fold(
     changes: Iterable[tuple[Event, Sequence[EncodedChange]]],
     known_links: Container[tuple[Subject, str]],
-) -> Folded:
-    """Fold the changes of a write.
+) -> FoldedChanges:
+    """Return the changes of a write, folded.
 
-    :param changes: in the order of their arrival.
-    :param known_links: links that are stored for certain: they need not be looked for.
+    :param changes: events with their changes, in order of arrival.
+    :param known_links: links that are known to be stored; they are left out.
     """
-    folded = Folded()
-    for event, ones in changes:
+    folded = FoldedChanges()
+    for event, event_changes in changes:
         workspace, at = event.workspace_id, event.timestamp
         version = (at, event.message_id, event.origin)
-        for change in ones:
+        for change in event_changes:
             match change:
                 case Seen(user):
-                    _widen(folded.seen, (workspace, USER, user), at)
+                    _extend(folded.seen, (workspace, USER, user), at)
                 case Traits(kind, name, traits):
                     subject = (workspace, kind, name)
                     if kind == GROUP:
-                        _widen(folded.seen, subject, at)
+                        _extend(folded.seen, subject, at)
                     for trait, value in traits.items():
-                        _win(folded.traits, (subject, trait), version, value)
+                        _keep_greatest(folded.traits, (subject, trait), version, value)
                 case Membership(user, group, assigned):
-                    _win(folded.memberships, ((workspace, USER, user), group), version, assigned)
+                    register = ((workspace, USER, user), group)
+                    _keep_greatest(folded.memberships, register, version, assigned)
                 case Link(user, anonymous):
                     link = ((workspace, USER, user), anonymous)
-                    # Only what nobody is known by; users of this write that came earlier too.
+                    # The id of a user is not linked as an anonymous id; a user may have come into
+                    # being earlier in this write, too.
                     if link not in known_links and (workspace, USER, anonymous) not in folded.seen:
                         folded.links[link] = None
     return folded
 
 
-def _widen(seen: dict[Subject, tuple[int, int]], subject: Subject, at: int) -> None:
+def _extend(seen: dict[Subject, tuple[int, int]], subject: Subject, at: int) -> None:
     first, last = seen.get(subject, (at, at))
     seen[subject] = (min(first, at), max(last, at))
 
 
-def _win(registers: dict[Any, tuple[Version, Any]], key: Any, version: Version, value: Any) -> None:
+def _keep_greatest(
+    registers: dict[Any, tuple[Version, Any]], key: Any, version: Version, value: Any
+) -> None:
     known = registers.get(key)
     if known is None or known[0] < version:
         registers[key] = (version, value)

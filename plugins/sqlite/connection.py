@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Opening the file, and SQLite's errors in our words."""
+"""Opening the file; SQLite's errors as errors of engage; statements for many rows."""
 
 from __future__ import annotations
 
@@ -23,11 +23,15 @@ from engage.api import (
 
 from . import schema
 
-#: Rows of one statement, greatest first: few sizes, so that each is compiled once and kept.
-_SIZES: Final = (256, 128, 64, 32, 16, 8, 4, 2, 1)
+#: Rows of one statement, greatest first. There are few sizes, so that SQLite compiles a statement
+#: once for each and keeps it.
+_CHUNK_SIZES: Final = (256, 128, 64, 32, 16, 8, 4, 2, 1)
 
-#: What is wrong with the disk rather than with the call: nothing is believed until a checkpoint.
+#: Errors of the disk rather than of the call: after one, what was written may not be on the disk.
 _DISK_ERRORS: Final = frozenset({sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CORRUPT})
+
+#: Errors of a lock that another connection holds: the connection itself still works.
+_LOCK_ERRORS: Final = frozenset({sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED})
 
 _MEANINGS: Final = {
     sqlite3.SQLITE_BUSY: "locked by another process",
@@ -35,34 +39,36 @@ _MEANINGS: Final = {
     sqlite3.SQLITE_FULL: "the disk is full, or storage.sqlite.max_bytes is reached",
     sqlite3.SQLITE_IOERR: "the disk cannot be read or written",
     sqlite3.SQLITE_READONLY: "cannot be written",
-    sqlite3.SQLITE_PERM: "no permission",
+    sqlite3.SQLITE_PERM: "permission denied",
     sqlite3.SQLITE_CANTOPEN: "cannot be opened",
-    sqlite3.SQLITE_CORRUPT: "damaged",
+    sqlite3.SQLITE_CORRUPT: "the file is damaged",
     sqlite3.SQLITE_NOTADB: "not a SQLite database",
-    sqlite3.SQLITE_INTERRUPT: "took too long",
+    sqlite3.SQLITE_INTERRUPT: "the call took too long",
 }
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """All that the writer and the reader need to know; plain values."""
+    """What the writer and the reader need; plain values, so that a process can be given them."""
 
     path: str
-    #: Below so many free bytes on the disk nothing is written.
+    #: Nothing is written while the disk has fewer free bytes.
     min_free_bytes: int
-    #: The database file does not grow beyond; 0: no limit.
+    #: Maximum size of the database file in bytes; 0: no limit.
     max_bytes: int
     #: Seconds that one call may take.
     timeout: float
     limits: ProfileLimits
     budget: DeadLetterBudget
+    #: Workspace id → names of the traits by which users are looked up.
     identifiers: Mapping[str, Sequence[str]]
     #: ``thread``, ``process`` or ``auto``.
     writer: str = "auto"
 
 
+# --------------------------------------------------------------------------------------- errors
 def unavailable(path: str, error: Exception) -> StorageUnavailable:
-    """:return: an error of SQLite or of the system, as one line that names the file."""
+    """Return an error of SQLite or of the operating system as one line that names the file."""
     if not isinstance(error, sqlite3.Error):
         text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         return StorageUnavailable(f"{path}: {text}")
@@ -73,21 +79,26 @@ def unavailable(path: str, error: Exception) -> StorageUnavailable:
 
 
 def primary_code(error: BaseException) -> int:
-    """:return: SQLite's primary error code; 0 when there is none."""
+    """Return SQLite's primary error code, or 0 if the error has none."""
     return int(getattr(error, "sqlite_errorcode", 0) or 0) & 0xFF
 
 
 def is_disk_error(error: BaseException) -> bool:
-    """:return: whether what was written may not be on the disk."""
+    """Return whether what was written may not be on the disk."""
     return primary_code(error) in _DISK_ERRORS
 
 
-@contextlib.contextmanager
-def in_our_words(path: str, *, opening: bool = False) -> Iterator[None]:
-    """Turn errors of SQLite and of the system into :class:`StorageUnavailable`.
+def is_lock_error(error: BaseException) -> bool:
+    """Return whether another connection held a lock; the connection itself still works."""
+    return primary_code(error) in _LOCK_ERRORS
 
-    :param opening: a store that is missing or somebody else's is told apart only then: of one that
-        was open it is just another way to be unavailable.
+
+@contextlib.contextmanager
+def translating_errors(path: str, *, opening: bool = False) -> Iterator[None]:
+    """Turn errors of SQLite and of the operating system into :class:`StorageUnavailable`.
+
+    :param opening: let :class:`StorageMissing` and :class:`StorageIncompatible` through. Of a store
+        that was open before, these are only other ways to be unavailable.
     """
     try:
         yield
@@ -99,27 +110,30 @@ def in_our_words(path: str, *, opening: bool = False) -> Iterator[None]:
         raise StorageUnavailable(str(error)) from error
 
 
-def make_file(path: str) -> None:
-    """Make the file, empty, for its owner only (SQLite gives its -wal and -shm the same mode).
+# ------------------------------------------------------------------------------------- the file
+def create_file(path: str) -> None:
+    """Create an empty file that only its owner can read (SQLite gives -wal and -shm the same mode).
 
-    :raises OSError: it cannot be made; that it is there already is no error.
+    A file that exists is left as it is.
+
+    :raises OSError: if the file cannot be created.
     """
     if not os.path.isdir(folder := os.path.dirname(path) or "."):
-        raise FileNotFoundError(errno.ENOENT, f"there is no folder {folder}; make it first")
+        raise FileNotFoundError(errno.ENOENT, f"the folder {folder} does not exist; create it")
     with contextlib.suppress(FileExistsError):
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
 
 
 def file_identity(path: str) -> tuple[int, int]:
-    """:return: which file stands at ``path``.
+    """Return the device and inode of the file that is at ``path`` now.
 
-    :raises StorageMissing: there is none.
-    :raises StorageUnavailable: it is a folder, or the like.
+    :raises StorageMissing: if there is no file.
+    :raises StorageUnavailable: if it is not a file, or cannot be examined.
     """
     try:
         found = os.stat(path)
     except FileNotFoundError:
-        raise StorageMissing(f"{path}: there is no store; `engage serve` makes one") from None
+        raise StorageMissing(f"{path}: there is no store; `engage serve` creates one") from None
     except OSError as error:
         raise unavailable(path, error) from error
     if not os.path.isfile(path):
@@ -128,14 +142,14 @@ def file_identity(path: str) -> tuple[int, int]:
 
 
 def connect(settings: Settings, *, readonly: bool) -> sqlite3.Connection:
-    """Open an existing file; nothing of its content is looked at yet.
+    """Open an existing file, without looking at its content.
 
-    :raises sqlite3.Error: it cannot be opened.
+    :raises sqlite3.Error: if it cannot be opened.
     """
     db = sqlite3.connect(
         Path(settings.path).absolute().as_uri() + "?mode=rw",
         uri=True,
-        # A lock is waited for, but so that the caller hears of it before its own time is up.
+        # SQLite waits for a lock, but less than the caller does: the caller then gets the reason.
         timeout=settings.timeout * 0.75,
         isolation_level=None,
         check_same_thread=False,
@@ -159,7 +173,7 @@ def connect(settings: Settings, *, readonly: bool) -> sqlite3.Connection:
 
 
 class Session:
-    """A connection that is opened when it is needed and opened anew after trouble."""
+    """A connection that is opened when it is needed, and opened again after an error."""
 
     def __init__(self, settings: Settings, *, readonly: bool) -> None:
         self.settings = settings
@@ -168,54 +182,55 @@ class Session:
         self._file: tuple[int, int] | None = None
 
     def connection(self) -> sqlite3.Connection:
-        """:return: a connection to the file that stands at the path *now*, found to be a store.
+        """Return a connection to the file that is at the path *now*, verified to be a store.
 
-        A file that was moved away would be written to without a trace: that is looked at each time.
+        This is checked each time: what is written to a file that was moved away would be lost.
 
-        :raises StorageError: there is no such file, or it cannot be opened.
-        :raises sqlite3.Error: the same.
+        :raises StorageError: if there is no such file, or it cannot be opened.
+        :raises sqlite3.Error: if SQLite cannot open it.
         """
         try:
-            standing = file_identity(self.settings.path)
+            current = file_identity(self.settings.path)
         except (StorageMissing, StorageUnavailable):
             self.drop()
             raise
-        if self._db is not None and standing == self._file:
+        if self._db is not None and current == self._file:
             return self._db
         self.drop()
-        schema.look_at(self.settings.path)
+        schema.inspect_file(self.settings.path)
         db = connect(self.settings, readonly=self._readonly)
         try:
             self.prepare(db)
         except BaseException:
             db.close()
             raise
-        self._db, self._file = db, standing
+        self._db, self._file = db, current
         return db
 
     def prepare(self, db: sqlite3.Connection) -> None:
-        """Make a new connection ready. Called once for each."""
+        """Make a new connection ready. Called once for each connection."""
         schema.verify(db, self.settings.path)
 
     def drop(self) -> None:
-        """Close the connection; the next call opens another."""
+        """Close the connection; the next call opens another one."""
         db, self._db, self._file = self._db, None, None
         if db is not None:
             with contextlib.suppress(sqlite3.Error):
                 db.close()
 
     def interrupt(self) -> None:
-        """Make a statement that is running end with an error. From any thread."""
+        """End a running statement with an error. May be called from any thread."""
         db = self._db
         if db is not None:
             with contextlib.suppress(sqlite3.Error):
                 db.interrupt()
 
 
+# ----------------------------------------------------------------------------- values and rows
 def key_of(*parts: str) -> bytes:
-    """:return: 16 bytes that stand for these strings: different strings, different bytes.
+    """Return 16 bytes that identify these strings: different strings give different bytes.
 
-    :raises UnicodeEncodeError: one holds a lone surrogate.
+    :raises UnicodeEncodeError: if a string contains a lone surrogate.
     """
     digest = blake2b(digest_size=16)
     for part in parts:
@@ -225,7 +240,7 @@ def key_of(*parts: str) -> bytes:
 
 
 def is_text(value: str) -> bool:
-    """:return: whether it can be stored: a lone surrogate is no character."""
+    """Return whether a string can be stored: one with a lone surrogate cannot."""
     try:
         value.encode()
     except UnicodeEncodeError:
@@ -234,38 +249,39 @@ def is_text(value: str) -> bool:
 
 
 def insert(db: sqlite3.Connection, head: str, rows: Sequence[Sequence[Any]], tail: str = "") -> int:
-    """``INSERT INTO … VALUES (…), (…), …``, in as few statements as a set of few sizes allows.
+    """Run ``INSERT INTO … VALUES (…), (…), …`` in as few statements as the chunk sizes allow.
 
-    SQLite gives up Python's lock at each statement and may wait for it 5 ms: few are fast.
+    SQLite releases Python's lock for each statement, and getting it back may take 5 ms: a few large
+    statements are faster than many small ones.
 
     :param head: ``INSERT INTO table (columns)``.
     :param tail: ``ON CONFLICT …``.
     :return: how many rows were inserted or updated.
     """
     count = 0
-    for part in _parts(rows):
-        marks = ",".join(["(" + ",".join("?" * len(part[0])) + ")"] * len(part))
-        count += db.execute(f"{head} VALUES {marks} {tail}", _flat(part)).rowcount
+    for chunk in _chunks(rows):
+        marks = ",".join(["(" + ",".join("?" * len(chunk[0])) + ")"] * len(chunk))
+        count += db.execute(f"{head} VALUES {marks} {tail}", _flatten(chunk)).rowcount
     return count
 
 
 def look_up(db: sqlite3.Connection, query: str, keys: Iterable[Sequence[Any]]) -> Iterator[Any]:
     """Run a query that joins a table with ``{keys}``, whose columns are column1, column2, …
 
-    :return: the rows, in no order.
+    :return: the rows, in any order.
     """
-    for part in _parts(list(keys)):
-        marks = ",".join(["(" + ",".join("?" * len(part[0])) + ")"] * len(part))
-        yield from db.execute(query.format(keys=f"(VALUES {marks})"), _flat(part))
+    for chunk in _chunks(list(keys)):
+        marks = ",".join(["(" + ",".join("?" * len(chunk[0])) + ")"] * len(chunk))
+        yield from db.execute(query.format(keys=f"(VALUES {marks})"), _flatten(chunk))
 
 
-def _parts(rows: Sequence[Sequence[Any]]) -> Iterator[Sequence[Sequence[Any]]]:
+def _chunks(rows: Sequence[Sequence[Any]]) -> Iterator[Sequence[Sequence[Any]]]:
     start, left = 0, len(rows)
-    for size in _SIZES:
+    for size in _CHUNK_SIZES:
         while left >= size:
             yield rows[start : start + size]
             start, left = start + size, left - size
 
 
-def _flat(rows: Sequence[Sequence[Any]]) -> list[Any]:
+def _flatten(rows: Sequence[Sequence[Any]]) -> list[Any]:
     return [value for row in rows for value in row]

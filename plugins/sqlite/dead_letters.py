@@ -22,7 +22,10 @@ _COLUMNS: Final = (
 
 
 def put(db: sqlite3.Connection, letters: Sequence[DeadLetter], budget: DeadLetterBudget) -> int:
-    """Keep letters within the budget; see :meth:`DeadLetterStore.put`."""
+    """Store dead letters within the budget, each id once.
+
+    :return: how many were dropped because a budget is used up.
+    """
     totals = {
         (workspace, bool(api)): (count, size)
         for workspace, api, count, size in db.execute(
@@ -30,12 +33,12 @@ def put(db: sqlite3.Connection, letters: Sequence[DeadLetter], budget: DeadLette
         )
     }
     dropped = 0
-    for letter in map(_as_text, letters):
+    for letter in map(_storable, letters):
         key = key_of(letter.workspace_id, letter.id)
         if db.execute("SELECT 1 FROM letters WHERE key = ?", (key,)).fetchone():
             continue
         api = letter.origin == API_ORIGIN
-        most, most_bytes = (
+        max_count, max_bytes = (
             (budget.api_count, budget.api_bytes)
             if api
             else (budget.webhook_count, budget.webhook_bytes)
@@ -43,7 +46,7 @@ def put(db: sqlite3.Connection, letters: Sequence[DeadLetter], budget: DeadLette
         errors, headers = orjson.dumps(list(letter.errors)), orjson.dumps(list(letter.headers))
         size = len(letter.item) + len(errors) + len(headers)
         count, total = totals.get((letter.workspace_id, api), (0, 0))
-        if count >= most or total + size > most_bytes:
+        if count >= max_count or total + size > max_bytes:
             dropped += 1
             continue
         totals[letter.workspace_id, api] = (count + 1, total + size)
@@ -75,29 +78,32 @@ def put(db: sqlite3.Connection, letters: Sequence[DeadLetter], budget: DeadLette
     return dropped
 
 
-def _as_text(letter: DeadLetter) -> DeadLetter:
-    """A lone surrogate may be why it was refused; it must not keep the letter from being kept."""
+def _storable(letter: DeadLetter) -> DeadLetter:
+    """Return a dead letter without lone surrogates: one may be the reason why the event was
+    refused, and must not prevent the dead letter from being stored."""
     values: dict[str, Any] = {}
     for field in dataclasses.fields(letter):
         value = getattr(letter, field.name)
         if isinstance(value, str):
-            values[field.name] = _text(value)
+            values[field.name] = _storable_text(value)
     return dataclasses.replace(
         letter,
         **values,
-        errors=[{name: _text(text) for name, text in error.items()} for error in letter.errors],
-        headers=[(_text(name), _text(value)) for name, value in letter.headers],
+        errors=[
+            {name: _storable_text(text) for name, text in error.items()} for error in letter.errors
+        ],
+        headers=[(_storable_text(name), _storable_text(value)) for name, value in letter.headers],
     )
 
 
-def _text(value: str) -> str:
+def _storable_text(value: str) -> str:
     return value if is_text(value) else value.encode(errors="replace").decode()
 
 
 def scan(
     db: sqlite3.Connection, workspace_id: str | None, after: int | None, limit: int
 ) -> tuple[list[DeadLetter], int | None]:
-    """See :meth:`DeadLetterStore.scan_dead_letters`."""
+    """Return a page of dead letters in order of arrival, and its cursor."""
     window = Window(db, "letters", "seq", after)
     condition = "" if workspace_id is None else "AND +workspace = :workspace"
     rows = db.execute(
@@ -105,10 +111,10 @@ def scan(
         "ORDER BY seq",
         {"after": window.after, "last": window.last, "workspace": workspace_id},
     )
-    return window.page(rows, _letter, limit)
+    return window.page(rows, _dead_letter, limit)
 
 
-def _letter(row: Any) -> tuple[DeadLetter, int]:
+def _dead_letter(row: Any) -> tuple[DeadLetter, int]:
     return (
         DeadLetter(
             id=row[1],
@@ -131,14 +137,14 @@ def _letter(row: Any) -> tuple[DeadLetter, int]:
 
 
 def remove(db: sqlite3.Connection, workspace_id: str, ids: Sequence[str]) -> int:
-    """See :meth:`DeadLetterStore.remove`."""
+    """Delete dead letters, and return how many existed."""
     keys = {(key_of(workspace_id, one),) for one in ids}
     query = "SELECT l.seq FROM {keys} k CROSS JOIN letters l ON l.key = k.column1"
     return _delete(db, [seq for (seq,) in look_up(db, query, keys)])
 
 
 def expire(db: sqlite3.Connection, before: int, limit: int) -> int:
-    """See :meth:`DeadLetterStore.expire_dead_letters`."""
+    """Delete the oldest dead letters received before ``before``, and return how many."""
     query = "SELECT seq FROM letters WHERE received_at < ? ORDER BY received_at, seq LIMIT ?"
     return _delete(db, [seq for (seq,) in db.execute(query, (before, limit))])
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The writer: transactions, what happens when they fail, and the write-ahead log (WAL).
+"""The writing connection: transactions, what happens when they fail, the write-ahead log (WAL).
 
-Synchronous, and all that goes in and out are plain values: it can run in a thread or in a process.
+Synchronous, with plain values as arguments and results: it runs in a thread or in a process.
 """
 
 from __future__ import annotations
@@ -23,106 +23,116 @@ from engage.api import (
     SubscriptionChange,
 )
 
-from . import dead_letters, events, profiles, schema, subscriptions
+from . import dead_letters, events, schema, subscriptions
+from .batch import Batch
 from .connection import (
     Session,
     Settings,
     connect,
+    create_file,
     file_identity,
-    in_our_words,
     is_disk_error,
-    make_file,
+    is_lock_error,
     primary_code,
+    translating_errors,
 )
+from .profiles import Profiles
 
-#: Seconds between two looks at a lock that another process has.
+#: Seconds between two attempts to get a lock that another process holds.
 LOCK_PAUSE: Final = 0.0005
-#: Bytes of WAL from which it is copied into the database, without waiting for anybody. Long: random
-#: keys dirty a page each, and a page that changed often is then copied once.
+#: Size of the WAL in bytes from which it is copied into the database, without waiting for readers.
+#: It is large because random keys change a page each, and a page that changed often is then copied
+#: once.
 CHECKPOINT_BYTES: Final = 80 * 1024 * 1024
-#: Bytes of WAL from which readers are waited for, so that it can start anew.
+#: Size of the WAL in bytes from which the writer waits for readers, so that it can be restarted.
 FORCED_CHECKPOINT_BYTES: Final = 256 * 1024 * 1024
-#: Bytes of the WAL file that are kept for reuse.
-KEPT_BYTES: Final = 64 * 1024 * 1024
-#: Seconds that readers are waited for then; writers wait, too.
+#: Size to which the file of the WAL is cut when it is restarted; so much is kept for reuse.
+KEPT_WAL_BYTES: Final = 64 * 1024 * 1024
+#: Seconds that a forced checkpoint waits for readers; writers wait meanwhile.
 FORCED_CHECKPOINT_WAIT: Final = 1.0
-#: Seconds between checkpoints: while a reader holds one up, trying at each write is of no use.
+#: Seconds between checkpoints: while a reader prevents one, an attempt at each write is of no use.
 CHECKPOINT_PAUSE: Final = 1.0
+
+#: The part of a call's time that may be spent on waiting for a lock: the caller then gets the
+#: reason, instead of a call that took too long.
+_LOCK_SHARE: Final = 0.75
 
 
 class Engine(Session):
-    """Writes, one transaction at a time, each durable when the method returns."""
+    """Writes, one transaction at a time; what a method wrote is durable when it returns."""
 
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings, readonly=False)
-        self._profiles = profiles.Profiles(settings.limits, settings.identifiers)
-        #: After an I/O error: what earlier commits wrote may be only in memory. A checkpoint reads
-        #: and syncs all of it.
-        self._doubtful = False
-        #: Whether this connection has committed. Until then frames of a killed process may be read
-        #: that were written but never synced, and a duplicate of them must not be acknowledged.
-        self._proven = False
+        self._profiles = Profiles(settings.limits, settings.identifiers)
+        #: Set by an I/O error: earlier commits may be in memory only. A checkpoint reads and syncs
+        #: all of them.
+        self._needs_checkpoint = False
+        #: Whether this connection has committed. Until then it may read what a killed process wrote
+        #: and did not sync, and a duplicate of that must not be acknowledged.
+        self._has_committed = False
         self._next_checkpoint = 0.0
-        self._serves = False
+        self._serving = False
 
-    # ------------------------------------------------------------------------------ life
-    def open(self, create: bool, serves: bool) -> None:
-        """Open the store, make it if allowed and needed; see :meth:`EventStore.open`.
+    # ----------------------------------------------------------------------------- opening
+    def open(self, create: bool, serving: bool) -> None:
+        """Open the store, and create it if that is allowed and needed; see :meth:`EventStore.open`.
 
-        :param serves: the traits that users are looked up by are those of our config from now on.
+        :param serving: from now on users are looked up by the traits that this config declares.
         """
-        self._serves = serves
+        self._serving = serving
         path = self.settings.path
-        deadline = time.monotonic() + self.settings.timeout * 0.75
-        with in_our_words(path, opening=True):
+        deadline = time.monotonic() + self.settings.timeout * _LOCK_SHARE
+        with translating_errors(path, opening=True):
             while True:
                 try:
-                    self._open(path, create, prove=serves)
+                    self._open(path, create)
                     return
                 except sqlite3.Error as error:
-                    # Two that turn on WAL at once get BUSY without being made to wait.
-                    busy = primary_code(error) in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
+                    # SQLite does not wait when two processes turn on WAL at once: it returns BUSY.
                     self._failed(error)
-                    if not busy or time.monotonic() > deadline:
+                    if not is_lock_error(error) or time.monotonic() > deadline:
                         raise
                 time.sleep(0.05)
 
-    def _open(self, path: str, create: bool, *, prove: bool) -> None:
+    def _open(self, path: str, create: bool) -> None:
         if create:
-            # Asked first: whoever makes the store at the same time has no log before it has tables.
-            orphan = schema.has_log(path)
+            # Before the file is examined: another process that creates the store at this moment
+            # has no log until the file has tables.
+            has_log = schema.has_log(path)
             try:
                 file_identity(path)
             except StorageMissing:
-                self._no_orphan(orphan)
-                make_file(path)
-            self._create(orphan)
+                self._refuse_orphaned(has_log)
+                create_file(path)
+            self._create(has_log)
         self.connection()
-        if prove:
-            # One that only reads must be able to when the disk is full: it proves when it writes.
-            self._prove()
+        # A store that is only read must be readable while the disk is full: then the first write
+        # commits.
+        if self._serving and (not self._has_committed or self._needs_checkpoint):
+            with self._transaction(needs_space=False):
+                pass
 
-    def _no_orphan(self, orphan: bool) -> None:
-        if orphan:
+    def _refuse_orphaned(self, has_log: bool) -> None:
+        if has_log:
             path = self.settings.path
             raise StorageIncompatible(
-                f"{path}: gone or empty, but its log {path}-wal holds what was acknowledged: put "
-                "the file back, or move the log away to begin anew"
+                f"{path}: missing or empty, but its log {path}-wal contains acknowledged events: "
+                "put the file back, or move the log away to start with an empty store"
             )
 
-    def _create(self, orphan: bool) -> None:
+    def _create(self, has_log: bool) -> None:
         try:
-            schema.look_at(self.settings.path)
+            schema.inspect_file(self.settings.path)
         except StorageMissing:
             # SQLite would delete the log.
-            self._no_orphan(orphan)
+            self._refuse_orphaned(has_log)
         else:
             if not os.path.exists(self.settings.path + "-journal"):
                 return
         db = connect(self.settings, readonly=False)
         try:
-            # Before WAL is turned on: the first page is then in the file itself, where it is looked
-            # at. The file becomes a store in one transaction, or not at all.
+            # Before WAL is turned on, so that the first page is in the file itself, where
+            # inspect_file looks for it. The file becomes a store in one transaction, or not at all.
             db.execute("BEGIN IMMEDIATE")
             if schema.is_empty(db):
                 schema.create(db)
@@ -132,67 +142,63 @@ class Engine(Session):
 
     def prepare(self, db: sqlite3.Connection) -> None:
         super().prepare(db)
-        self._proven = False
-        self._tune(db)
-        self._profiles.forget()
-        if self._serves:
-            self._profiles.index(db)
-        else:
-            self._profiles.keep_index(db)
-        # From here on nothing waits for a lock but _begin.
+        self._has_committed = False
+        self._configure(db)
+        self._profiles.prepare(db, serving=self._serving)
+        # From here on only _begin waits for a lock.
         db.execute("PRAGMA busy_timeout = 0")
 
-    def _tune(self, db: sqlite3.Connection) -> None:
+    def _configure(self, db: sqlite3.Connection) -> None:
         if self.settings.max_bytes:
             (page,) = db.execute("PRAGMA page_size").fetchone()
             db.execute(f"PRAGMA max_page_count = {max(1, self.settings.max_bytes // page)}")
         (mode,) = db.execute("PRAGMA journal_mode = WAL").fetchone()
         if mode != "wal":
             raise StorageUnavailable(
-                f"{self.settings.path}: this file system cannot hold a write-ahead log"
+                f"{self.settings.path}: this file system does not support a write-ahead log"
             )
         db.execute("PRAGMA wal_autocheckpoint = 0")
-        db.execute(f"PRAGMA journal_size_limit = {KEPT_BYTES}")
-
-    def _prove(self) -> None:
-        if not self._proven or self._doubtful:
-            with self._transaction(needs_space=False):
-                pass
+        db.execute(f"PRAGMA journal_size_limit = {KEPT_WAL_BYTES}")
 
     def check(self) -> None:
-        """Commit something. :raises StorageUnavailable: it was not possible."""
-        with in_our_words(self.settings.path), self._transaction() as db:
+        """Commit a small change.
+
+        :raises StorageUnavailable: if that is not possible.
+        """
+        with translating_errors(self.settings.path), self._transaction() as db:
             db.execute("UPDATE store SET value = value + 1 WHERE name = 'opens'")
 
-    def doubt(self) -> None:
-        """Acknowledge nothing until a checkpoint: somebody else may have seen an I/O error."""
-        self._doubtful = True
+    def require_checkpoint(self) -> None:
+        """Acknowledge nothing before a checkpoint: another writer may have met an I/O error."""
+        self._needs_checkpoint = True
 
     # --------------------------------------------------------------------- transactions
     @contextlib.contextmanager
     def _transaction(self, *, needs_space: bool = True) -> Iterator[sqlite3.Connection]:
-        """A write transaction: committed at the end, or nothing of it happened."""
+        """A write transaction, which is committed at the end or has no effect at all."""
         try:
             if needs_space:
                 self._require_space()
             db = self.connection()
-            if self._doubtful:
-                self._trust_again(db)
+            if self._needs_checkpoint:
+                self._checkpoint_everything(db)
             self._begin(db)
-            if not self._proven:
+            if not self._has_committed:
                 db.execute("UPDATE store SET value = value + 1 WHERE name = 'opens'")
             yield db
             db.execute("COMMIT")
-            self._proven = True
+            self._has_committed = True
         except BaseException as error:
             self._failed(error)
             raise
 
     def _begin(self, db: sqlite3.Connection) -> None:
-        """Wait for the one write lock. SQLite itself would sleep longer each time, up to 100 ms:
-        under load whoever writes next door takes the lock again meanwhile, for seconds.
+        """Wait for the only write lock.
+
+        SQLite itself would sleep longer each time, up to 100 ms: under load another writer then
+        takes the lock again and again, for seconds.
         """
-        deadline = time.monotonic() + self.settings.timeout * 0.75
+        deadline = time.monotonic() + self.settings.timeout * _LOCK_SHARE
         while True:
             try:
                 db.execute("BEGIN IMMEDIATE")
@@ -203,22 +209,22 @@ class Engine(Session):
             time.sleep(LOCK_PAUSE)
 
     def _failed(self, error: BaseException) -> None:
-        """Roll back. After anything but a lock, the next call starts with a new connection."""
+        """Roll back. After any error except a lock, the next call opens a new connection."""
         if is_disk_error(error):
-            self._doubtful = True
+            self._needs_checkpoint = True
         db = self._db
         if db is not None and db.in_transaction:
             with contextlib.suppress(sqlite3.Error):
                 db.execute("ROLLBACK")
-        if primary_code(error) not in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+        if not is_lock_error(error):
             self.drop()
 
-    def _trust_again(self, db: sqlite3.Connection) -> None:
+    def _checkpoint_everything(self, db: sqlite3.Connection) -> None:
         if not self._checkpoint(db, "TRUNCATE", self.settings.timeout / 4):
             raise StorageUnavailable(
                 f"{self.settings.path}: waiting for a checkpoint after an error of the disk"
             )
-        self._doubtful = False
+        self._needs_checkpoint = False
 
     def _require_space(self) -> None:
         least = self.settings.min_free_bytes
@@ -232,7 +238,8 @@ class Engine(Session):
 
     # ------------------------------------------------------------------------------ WAL
     def maintain(self) -> None:
-        """Keep the WAL short. Called when nobody waits for an answer; never raises."""
+        """Keep the WAL short. Called after each call, when its answer is on its way; never raises
+        an error of SQLite."""
         try:
             size = os.stat(self.settings.path + "-wal").st_size
         except OSError:
@@ -249,7 +256,11 @@ class Engine(Session):
         self._next_checkpoint = time.monotonic() + CHECKPOINT_PAUSE
 
     def _checkpoint(self, db: sqlite3.Connection, mode: str, wait: float) -> bool:
-        """:return: whether all of the WAL is now in the database, synced."""
+        """Copy the WAL into the database.
+
+        :param wait: seconds to wait for readers.
+        :return: whether all of the WAL is now in the database, synced.
+        """
         db.execute(f"PRAGMA busy_timeout = {int(wait * 1000)}")
         busy, frames, copied = db.execute(f"PRAGMA wal_checkpoint({mode})").fetchone()
         db.execute("PRAGMA busy_timeout = 0")
@@ -257,46 +268,46 @@ class Engine(Session):
 
     # --------------------------------------------------------------------------- events
     def write(self, rows: Sequence[events.Row]) -> tuple[Sequence[Outcome], int]:
-        """Store events and apply their changes, in one transaction.
+        """Store events and apply their changes to the profiles, in one transaction.
 
-        :param rows: by :func:`events.values_of`.
+        :param rows: made by :func:`events.row_of`.
         :return: the outcomes, and how many changes of profiles were dropped.
         """
-        prepared = events.prepare(rows)
-        if not prepared.rows:
-            return prepared.outcomes({}), 0
-        with in_our_words(self.settings.path):
+        batch = Batch(rows)
+        if not batch.rows:
+            return batch.outcomes({}), 0
+        with translating_errors(self.settings.path):
             with self._transaction() as db:
-                stored, duplicates = events.insert_new(db, prepared.rows)
-                changes = prepared.changes(stored, self._profiles.is_linked)
+                stored, duplicates = events.insert_new(db, batch.rows)
+                changes = batch.changes(stored, self._profiles.is_linked)
                 applied = self._profiles.apply(db, changes)
-            self._profiles.remember(applied)
-        return prepared.outcomes(duplicates), applied.dropped
+            self._profiles.remember_links(applied)
+        return batch.outcomes(duplicates), applied.dropped
 
     def expire(self, before: int, limit: int, force: bool) -> int:
-        """See :meth:`EventStore.expire`."""
-        with in_our_words(self.settings.path), self._transaction(needs_space=False) as db:
+        """Delete the oldest events, and return how many; see :meth:`EventStore.expire`."""
+        with translating_errors(self.settings.path), self._transaction(needs_space=False) as db:
             return events.expire(db, before, limit, force)
 
     # ---------------------------------------------------- subscriptions and dead letters
     def apply(self, change: SubscriptionChange) -> dict[str, bool]:
-        """See :meth:`SubscriptionStore.apply`."""
-        with in_our_words(self.settings.path), self._transaction() as db:
+        """Apply a change of a user's choices, and return all choices of the user."""
+        with translating_errors(self.settings.path), self._transaction() as db:
             if subscriptions.apply(db, change):
-                self._profiles.see(db, change.workspace_id, change.user_id, change.at)
+                self._profiles.ensure_user(db, change.workspace_id, change.user_id, change.at)
             return subscriptions.state(db, change.workspace_id, change.user_id)
 
-    def put(self, batch: Sequence[DeadLetter]) -> int:
-        """See :meth:`DeadLetterStore.put`."""
-        with in_our_words(self.settings.path), self._transaction() as db:
-            return dead_letters.put(db, batch, self.settings.budget)
+    def put(self, letters: Sequence[DeadLetter]) -> int:
+        """Store dead letters, and return how many were dropped."""
+        with translating_errors(self.settings.path), self._transaction() as db:
+            return dead_letters.put(db, letters, self.settings.budget)
 
     def remove(self, workspace_id: str, ids: Sequence[str]) -> int:
-        """See :meth:`DeadLetterStore.remove`."""
-        with in_our_words(self.settings.path), self._transaction(needs_space=False) as db:
+        """Delete dead letters, and return how many existed."""
+        with translating_errors(self.settings.path), self._transaction(needs_space=False) as db:
             return dead_letters.remove(db, workspace_id, ids)
 
-    def expire_letters(self, before: int, limit: int) -> int:
-        """See :meth:`DeadLetterStore.expire_dead_letters`."""
-        with in_our_words(self.settings.path), self._transaction(needs_space=False) as db:
+    def expire_dead_letters(self, before: int, limit: int) -> int:
+        """Delete the oldest dead letters, and return how many."""
+        with translating_errors(self.settings.path), self._transaction(needs_space=False) as db:
             return dead_letters.expire(db, before, limit)

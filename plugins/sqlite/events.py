@@ -1,33 +1,32 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows of events."""
+"""Rows of events: inserting, finding, scanning and expiring them."""
 
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
-from engage.api import Event, EventFilter, Outcome, Status, changes_of
+from engage.api import Event, EventFilter, Outcome, Status
 
-from .changes import EncodedChange, encode
 from .connection import insert, key_of, look_up
 from .paging import Window
-
-#: SQLite's own limit of a value is 1 GB; no event comes near.
-_MOST_BYTES: Final = 256 * 1024 * 1024
-_INTEGERS: Final = range(-(2**63), 2**63)
 
 _COLUMNS: Final = (
     "workspace, origin, message_id, type, user_id, anonymous_id, name, received_at, timestamp, body"
 )
+#: Rows that are counted at most to find the first event received since a given time.
+_MAX_COUNTED: Final = 1_000_000
+
+#: The outcome of every newly stored event: one object, because there are many of them.
 STORED: Final = Outcome(Status.STORED)
 
-#: The values of ``_COLUMNS`` of one event: plain, so that they can cross to another process.
+#: The values of ``_COLUMNS`` of one event: plain, so that they can be sent to another process.
 Row = tuple[Any, ...]
 
 
-def values_of(event: Event) -> Row:
-    """:return: an event as plain values, in the order of the columns."""
+def row_of(event: Event) -> Row:
+    """Return an event as plain values, in the order of the columns."""
     return (
         event.workspace_id,
         event.origin,
@@ -42,126 +41,20 @@ def values_of(event: Event) -> Row:
     )
 
 
-def event_of(values: Row) -> Event:
-    """Undo :func:`values_of`."""
+def event_of(row: Row) -> Event:
+    """Return the event that :func:`row_of` made a row of."""
     return Event(
-        workspace_id=values[0],
-        origin=values[1],
-        message_id=values[2],
-        type=values[3],
-        user_id=values[4],
-        anonymous_id=values[5],
-        name=values[6],
-        received_at=values[7],
-        timestamp=values[8],
-        body=values[9],
+        workspace_id=row[0],
+        origin=row[1],
+        message_id=row[2],
+        type=row[3],
+        user_id=row[4],
+        anonymous_id=row[5],
+        name=row[6],
+        received_at=row[7],
+        timestamp=row[8],
+        body=row[9],
     )
-
-
-class UnstorableError(Exception):
-    """This event can never be stored; the message is the reason, for the client."""
-
-
-class Prepared:
-    """The events of a write, ready to be inserted."""
-
-    def __init__(self) -> None:
-        #: What became of each event; where the database has to say: its key, and whether an event
-        #: of the same identity stands before it.
-        self._fates: list[Outcome | tuple[bytes, bool]] = []
-        #: The rows of different identities, in order.
-        self.rows: dict[bytes, Row] = {}
-        #: Of those that may change profiles; ``None``: only by a link, and most of those are known.
-        self._changes: dict[bytes, tuple[Event, Sequence[EncodedChange]] | None] = {}
-
-    def add(self, row: Row) -> None:
-        """Take one event in, or note why it cannot be."""
-        try:
-            key = _key(row)
-            repeat = key in self.rows
-            if not repeat:
-                if row[3] in ("identify", "group", "alias"):
-                    self._changes[key] = _changes(row)
-                elif row[4] is not None and row[5] is not None:
-                    self._changes[key] = None
-                self.rows[key] = row
-        except UnstorableError as reason:
-            self._fates.append(Outcome(Status.REFUSED, str(reason)))
-            return
-        self._fates.append((key, repeat))
-
-    def changes(
-        self, stored: Iterable[bytes], is_linked: Callable[[str, str, str], bool]
-    ) -> list[tuple[Event, Sequence[EncodedChange]]]:
-        """:return: the changes of these events, in their order.
-
-        :param is_linked: whether a workspace's user is known to be linked to an anonymous id.
-        """
-        found: list[tuple[Event, Sequence[EncodedChange]]] = []
-        if not self._changes:
-            return found
-        for key in stored:
-            if key not in self._changes:
-                continue
-            changing = self._changes[key]
-            if changing is None:
-                row = self.rows[key]
-                if is_linked(row[0], row[4], row[5]):
-                    continue
-                changing = _changes(row)
-            found.append(changing)
-        return found
-
-    def outcomes(self, duplicates: Mapping[bytes, bytes]) -> list[Outcome]:
-        """:param duplicates: of those that were stored before: key → stored body."""
-        if not duplicates and len(self.rows) == len(self._fates):
-            return [STORED] * len(self._fates)
-        result = []
-        for fate in self._fates:
-            if isinstance(fate, Outcome):
-                result.append(fate)
-                continue
-            key, repeat = fate
-            if key in duplicates:
-                result.append(Outcome(Status.DUPLICATE, stored=duplicates[key]))
-            elif repeat:
-                result.append(Outcome(Status.DUPLICATE, stored=self.rows[key][-1]))
-            else:
-                result.append(STORED)
-        return result
-
-
-def prepare(rows: Iterable[Row]) -> Prepared:
-    """Look at each event by itself, so that one that cannot be stored stands alone."""
-    prepared = Prepared()
-    for row in rows:
-        prepared.add(row)
-    return prepared
-
-
-def _key(row: Row) -> bytes:
-    """:raises UnstorableError: SQLite cannot hold one of the values."""
-    workspace, origin, message_id, kind, user, anonymous, name, received_at, timestamp, body = row
-    try:
-        key = key_of(workspace, origin, message_id)
-        # All at once: what is sought is in the whole if it is in a part.
-        f"{kind}{user}{anonymous}{name}".encode()
-    except UnicodeEncodeError:
-        raise UnstorableError("a text holds a lone surrogate, which is not a character") from None
-    if received_at not in _INTEGERS or timestamp not in _INTEGERS:
-        raise UnstorableError("a time is outside of 64 bits")
-    if len(body) > _MOST_BYTES:
-        raise UnstorableError(f"the event is longer than {_MOST_BYTES} bytes")
-    return key
-
-
-def _changes(row: Row) -> tuple[Event, Sequence[EncodedChange]]:
-    event = event_of(row)
-    try:
-        return event, [encode(change) for change in changes_of(event)]
-    except Exception:
-        # The body is the sender's; whatever is wrong with it, its neighbours are stored.
-        raise UnstorableError("the event's body does not fit its type") from None
 
 
 def insert_new(
@@ -169,7 +62,8 @@ def insert_new(
 ) -> tuple[Iterable[bytes], Mapping[bytes, bytes]]:
     """Insert the events that are not stored yet.
 
-    :return: the keys of those, in order, and key → stored body of the others.
+    :param rows: key → row; the keys are different.
+    :return: the keys of the inserted events, in order, and key → stored body of the others.
     """
     last = db.execute("SELECT seq FROM sqlite_sequence WHERE name = 'events'").fetchone()
     count = insert(
@@ -190,7 +84,7 @@ def insert_new(
 
 
 def expire(db: sqlite3.Connection, before: int, limit: int, force: bool) -> int:
-    """Delete the oldest events; see :meth:`EventStore.expire`."""
+    """Delete the oldest events, and return how many; see :meth:`EventStore.expire`."""
     (newest,) = db.execute("SELECT max(received_at) FROM events").fetchone()
     if newest is None or (newest < before and not force):
         return 0
@@ -202,7 +96,7 @@ def expire(db: sqlite3.Connection, before: int, limit: int, force: bool) -> int:
 
 
 def find(db: sqlite3.Connection, workspace_id: str, origin: str, message_id: str) -> Event | None:
-    """See :meth:`EventStore.find`."""
+    """Return the event of this identity, or ``None``."""
     try:
         key = key_of(workspace_id, origin, message_id)
     except UnicodeEncodeError:
@@ -214,7 +108,7 @@ def find(db: sqlite3.Connection, workspace_id: str, origin: str, message_id: str
 def scan(
     db: sqlite3.Connection, wanted: EventFilter, after: int | None, limit: int
 ) -> tuple[list[Event], int | None]:
-    """See :meth:`EventStore.scan`."""
+    """Return a page of events in order of arrival, and its cursor."""
     if after is None and wanted.since is not None:
         after = _before_first(db, wanted.since)
     window = Window(db, "events", "seq", after)
@@ -226,7 +120,7 @@ def scan(
         ("user_id = ?", wanted.user_id),
     ):
         if value is not None:
-            # The + keeps SQLite from leaving the order of seq for another index.
+            # The + prevents SQLite from using another index than the one in the order of seq.
             conditions.append(f"+{condition}")
             values.append(value)
     rows = db.execute(
@@ -236,13 +130,15 @@ def scan(
 
 
 def _before_first(db: sqlite3.Connection, since: int) -> int | None:
-    """:return: a number below all events received since then; ``None`` when it is long to find."""
+    """Return a number below those of all events received since a time.
+
+    :return: ``None`` if there are so many that looking for it takes long.
+    """
     first, count = db.execute(
-        "SELECT min(seq), count(*) FROM "
-        "(SELECT seq FROM events WHERE received_at >= ? LIMIT 1000000)",
-        (since,),
+        "SELECT min(seq), count(*) FROM (SELECT seq FROM events WHERE received_at >= ? LIMIT ?)",
+        (since, _MAX_COUNTED),
     ).fetchone()
-    if count == 1_000_000:
+    if count == _MAX_COUNTED:
         return None
     if first is None:
         (first,) = db.execute("SELECT max(seq) + 1 FROM events").fetchone()

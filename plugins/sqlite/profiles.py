@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rows of users and groups: the merge of the stored events.
 
-All changes of a write are folded in memory (``changes.py``), compared with what is stored in one
-look, and written with a few statements, in the transaction that stores the events.
+The changes of a write are folded in memory (``changes.py``), compared with what is stored in one
+look-up for each table, and written with a few statements, in the transaction that stores the
+events.
 """
 
 from __future__ import annotations
@@ -10,19 +11,21 @@ from __future__ import annotations
 import dataclasses
 import sqlite3
 from collections import OrderedDict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import orjson
 
-from engage.api import Event, ProfileLimits, identifier_value
+from engage.api import Event, GroupProfile, ProfileLimits, UserProfile
 
-from .changes import EncodedChange, Folded, Subject, Version, fold
-from .connection import insert, look_up
-from .schema import USER
+from . import identifiers
+from .changes import EncodedChange, FoldedChanges, Subject, Version, fold
+from .connection import insert, is_text, look_up
+from .paging import Window
+from .schema import GROUP, USER
 
-#: Links that are known to be stored; remembered so that each event of a visitor need not look.
-_KNOWN_LINKS: Final = 100_000
+#: How many stored links are remembered, so that not each event of a visitor looks for its link.
+_MAX_KNOWN_LINKS: Final = 100_000
 
 
 @dataclasses.dataclass(slots=True)
@@ -30,13 +33,14 @@ class _Row:
     """One row of ``profiles``."""
 
     id: int
+    #: ``None``: the user does not exist yet, but has links.
     created_at: int | None = None
     updated_at: int | None = None
     traits: int = 0
     trait_bytes: int = 0
     links: int = 0
     memberships: int = 0
-    #: Made by this write: nothing else is stored of it.
+    #: Whether this write makes the row: then nothing else is stored of it.
     new: bool = False
     changed: bool = False
 
@@ -45,69 +49,81 @@ class _Row:
 class Applied:
     """What a write did to the profiles."""
 
-    #: Changes that a limit forbade.
+    #: How many changes were dropped because of a limit.
     dropped: int = 0
     #: Links that are stored once the transaction is committed.
     links: Sequence[tuple[Subject, str]] = ()
 
 
 class Profiles:
-    """Applies changes; remembers which links are stored."""
+    """Applies the changes of events, and remembers which links are stored.
 
-    def __init__(self, limits: ProfileLimits, identifiers: Mapping[str, Sequence[str]]) -> None:
+    :param limits: per user and group.
+    :param declared: the traits by which users are looked up, by workspace.
+    """
+
+    def __init__(self, limits: ProfileLimits, declared: Mapping[str, Sequence[str]]) -> None:
         self._limits = limits
-        self._identifiers = {
-            workspace: frozenset(names) for workspace, names in identifiers.items()
-        }
+        self._identifiers = identifiers.declared(declared)
         self._links: OrderedDict[tuple[Subject, str], None] = OrderedDict()
 
-    def forget(self) -> None:
-        """Another file may stand there now."""
+    def prepare(self, db: sqlite3.Connection, *, serving: bool) -> None:
+        """Make this object fit a newly opened store.
+
+        :param serving: make the store's look-ups those of this config; otherwise use the store's.
+        """
+        # Another file may be at the path now.
         self._links.clear()
+        if serving:
+            identifiers.index(db, self._identifiers)
+        else:
+            self._identifiers = identifiers.indexed(db)
 
     def is_linked(self, workspace_id: str, user_id: str, anonymous_id: str) -> bool:
-        """:return: whether this link is known to be stored."""
+        """Return whether this link is known to be stored."""
         return ((workspace_id, USER, user_id), anonymous_id) in self._links
 
-    def remember(self, applied: Applied) -> None:
-        """The transaction is committed."""
+    def remember_links(self, applied: Applied) -> None:
+        """Remember the links of a write whose transaction is committed."""
         for link in applied.links:
             self._links[link] = None
-        while len(self._links) > _KNOWN_LINKS:
+        while len(self._links) > _MAX_KNOWN_LINKS:
             self._links.popitem(last=False)
 
-    def see(self, db: sqlite3.Connection, workspace_id: str, user_id: str, at: int) -> None:
-        """Make a user exist."""
+    def ensure_user(self, db: sqlite3.Connection, workspace_id: str, user_id: str, at: int) -> None:
+        """Make a user exist, as an event of the time ``at`` would."""
         subject = (workspace_id, USER, user_id)
-        folded = Folded(seen={subject: (at, at)})
         rows = _load(db, [subject])
-        _see(rows, folded)
+        _set_times(rows, FoldedChanges(seen={subject: (at, at)}))
         _store(db, rows)
 
     def apply(
         self, db: sqlite3.Connection, changes: Sequence[tuple[Event, Sequence[EncodedChange]]]
     ) -> Applied:
-        """Apply the changes of newly stored events, given in the order of their arrival."""
+        """Apply the changes of newly stored events, given in order of arrival."""
         if not changes:
             return Applied()
         folded = fold(changes, self._links)
         subjects = {subject for subject, _ in folded.links}
-        strangers = {(workspace, USER, name) for (workspace, _, _), name in folded.links}
         subjects.update(folded.seen)
         if not subjects:
             return Applied()
-        rows = _load(db, subjects, strangers)
+        # The users, if any, whose ids are the anonymous ids of the links.
+        namesakes = {(workspace, USER, name) for (workspace, _, _), name in folded.links}
+        rows = _load(db, subjects, namesakes)
         for link in list(folded.links):
             (workspace, _, _), name = link
             known = rows.get((workspace, USER, name))
             if known is not None and not known.new and known.created_at is not None:
                 del folded.links[link]
-        _see(rows, folded)
+        _set_times(rows, folded)
         dropped = self._set_traits(db, rows, folded.traits)
         dropped += self._set_memberships(db, rows, folded.memberships)
-        lost = self._add_links(db, rows, folded.links)
+        over_limit = self._add_links(db, rows, folded.links)
         _store(db, {subject: row for subject, row in rows.items() if subject in subjects})
-        return Applied(dropped + len(lost), [link for link in folded.links if link not in lost])
+        return Applied(
+            dropped + len(over_limit), [link for link in folded.links if link not in over_limit]
+        )
 
     def _set_traits(
         self,
@@ -115,6 +131,7 @@ class Profiles:
         rows: Mapping[Subject, _Row],
         registers: Mapping[tuple[Subject, str], tuple[Version, bytes]],
     ) -> int:
+        """Store the registers that win, and return how many were dropped."""
         stored = _stored(db, "traits", "trait", "size", rows, registers)
         winners, dropped = [], 0
         for (subject, trait), (version, value) in registers.items():
@@ -133,7 +150,7 @@ class Profiles:
             row.changed = True
             winners.append((row.id, trait, *version, size, value))
             if subject[1] == USER and trait in self._identifiers.get(subject[0], ()):
-                _identify(db, row.id, subject[0], trait, value)
+                identifiers.store(db, row.id, subject[0], trait, value)
         insert(
             db,
             "INSERT OR REPLACE INTO traits "
@@ -148,6 +165,7 @@ class Profiles:
         rows: Mapping[Subject, _Row],
         registers: Mapping[tuple[Subject, str], tuple[Version, bool]],
     ) -> int:
+        """Store the registers that win, and return how many were dropped."""
         stored = _stored(db, "memberships", "group_id", "assigned", rows, registers)
         winners, dropped = [], 0
         for (subject, group), (version, assigned) in registers.items():
@@ -175,73 +193,34 @@ class Profiles:
         rows: Mapping[Subject, _Row],
         links: Mapping[tuple[Subject, str], None],
     ) -> set[tuple[Subject, str]]:
-        """:return: those that a limit forbade."""
+        """Store new links, and return those that were dropped because of the limit."""
         query = (
             "SELECT l.profile, l.anonymous_id FROM {keys} k CROSS JOIN links l "
             "ON l.profile = k.column1 AND l.anonymous_id = k.column2"
         )
         old = [(rows[subject].id, name) for subject, name in links if not rows[subject].new]
         stored = set(look_up(db, query, old))
-        added, lost = [], set()
+        added, over_limit = [], set()
         for subject, name in links:
             row = rows[subject]
             if (row.id, name) in stored:
                 continue
             if row.links >= self._limits.links:
-                lost.add((subject, name))
+                over_limit.add((subject, name))
                 continue
             row.links += 1
             row.changed = True
             added.append((row.id, name))
         insert(db, "INSERT INTO links (profile, anonymous_id)", added)
-        return lost
-
-    def keep_index(self, db: sqlite3.Connection) -> None:
-        """Keep the lookup table as it is: its traits are what a server declared, perhaps one that
-        runs now, with another config than ours."""
-        kept: dict[str, set[str]] = {}
-        for workspace, trait in db.execute("SELECT workspace, trait FROM indexed"):
-            kept.setdefault(workspace, set()).add(trait)
-        self._identifiers = {workspace: frozenset(traits) for workspace, traits in kept.items()}
-
-    def index(self, db: sqlite3.Connection) -> None:
-        """See that the lookup table is complete for the traits that the config declares now."""
-        declared = {
-            (workspace, trait) for workspace, names in self._identifiers.items() for trait in names
-        }
-        if set(db.execute("SELECT workspace, trait FROM indexed")) == declared:
-            return
-        db.execute("BEGIN IMMEDIATE")
-        try:
-            indexed = set(db.execute("SELECT workspace, trait FROM indexed"))
-            for workspace, trait in sorted(indexed - declared):
-                db.execute(
-                    "DELETE FROM identifiers WHERE workspace = ? AND trait = ?", (workspace, trait)
-                )
-                db.execute(
-                    "DELETE FROM indexed WHERE workspace = ? AND trait = ?", (workspace, trait)
-                )
-            for workspace, trait in sorted(declared - indexed):
-                found = db.execute(
-                    "SELECT p.id, t.value FROM profiles p CROSS JOIN traits t "
-                    "ON t.profile = p.id AND t.trait = ? WHERE p.workspace = ? AND p.kind = ?",
-                    (trait, workspace, USER),
-                )
-                for profile, value in found:
-                    _identify(db, profile, workspace, trait, value)
-                db.execute("INSERT INTO indexed VALUES (?, ?)", (workspace, trait))
-            db.execute("COMMIT")
-        except BaseException:
-            if db.in_transaction:
-                db.execute("ROLLBACK")
-            raise
+        return over_limit
 
 
+# --------------------------------------------------------------------------------------- writing
 def _load(
     db: sqlite3.Connection, subjects: Collection[Subject], others: Collection[Subject] = ()
 ) -> dict[Subject, _Row]:
-    """:return: the rows of ``subjects``, with ids for those that are not stored yet, and those of
-    ``others`` that are.
+    """Return the rows of ``subjects``, new ones for those that are not stored yet, and the rows of
+    those ``others`` that are stored.
     """
     query = (
         "SELECT p.workspace, p.kind, p.name, p.id, p.created_at, p.updated_at, p.traits, "
@@ -259,7 +238,7 @@ def _load(
     return rows
 
 
-def _see(rows: Mapping[Subject, _Row], folded: Folded) -> None:
+def _set_times(rows: Mapping[Subject, _Row], folded: FoldedChanges) -> None:
     for subject, (first, last) in folded.seen.items():
         row = rows[subject]
         if row.created_at is None or row.updated_at is None:
@@ -278,7 +257,7 @@ def _stored(
     rows: Mapping[Subject, _Row],
     registers: Mapping[tuple[Subject, str], Any],
 ) -> dict[tuple[int, str], tuple[Version, int]]:
-    """:return: version and value of the registers that are stored, by (profile, name)."""
+    """Return the registers that are stored: (profile, name) → version and value."""
     query = (
         f"SELECT r.profile, r.{name}, r.timestamp, r.message_id, r.origin, r.{value} "
         f"FROM {{keys}} k CROSS JOIN {table} r "
@@ -316,15 +295,75 @@ def _store(db: sqlite3.Connection, rows: Mapping[Subject, _Row]) -> None:
     )
 
 
-def _identify(
-    db: sqlite3.Connection, profile: int, workspace: str, trait: str, encoded: bytes
-) -> None:
-    value = identifier_value(trait, orjson.loads(encoded))
-    if value is None:
-        db.execute("DELETE FROM identifiers WHERE profile = ? AND trait = ?", (profile, trait))
-    else:
-        db.execute(
-            "INSERT OR REPLACE INTO identifiers (profile, trait, workspace, value) "
-            "VALUES (?, ?, ?, ?)",
-            (profile, trait, workspace, value),
-        )
+# --------------------------------------------------------------------------------------- reading
+def find(db: sqlite3.Connection, workspace_id: str, user_id: str) -> UserProfile | None:
+    """Return a user, or ``None`` if the user does not exist."""
+    if not is_text(user_id):
+        return None
+    row = db.execute(
+        "SELECT id, workspace, name, created_at, updated_at FROM profiles "
+        "WHERE workspace = ? AND kind = ? AND name = ? AND created_at IS NOT NULL",
+        (workspace_id, USER, user_id),
+    ).fetchone()
+    return None if row is None else _user(db, row)
+
+
+def scan_users(
+    db: sqlite3.Connection, workspace_id: str | None, after: int | None, limit: int
+) -> tuple[list[UserProfile], int | None]:
+    """Return a page of users, and its cursor."""
+    window, rows = _scan(db, USER, workspace_id, after)
+    return window.page(rows, lambda row: (_user(db, row[:5]), row[5]), limit)
+
+
+def scan_groups(
+    db: sqlite3.Connection, workspace_id: str | None, after: int | None, limit: int
+) -> tuple[list[GroupProfile], int | None]:
+    """Return a page of groups, and its cursor."""
+    window, rows = _scan(db, GROUP, workspace_id, after)
+    return window.page(rows, lambda row: (_group(db, row), row[5]), limit)
+
+
+def _scan(
+    db: sqlite3.Connection, kind: int, workspace_id: str | None, after: int | None
+) -> tuple[Window, Iterator[Any]]:
+    window = Window(db, "profiles", "id", after)
+    condition = "" if workspace_id is None else "AND +workspace = :workspace"
+    rows = db.execute(
+        "SELECT id, workspace, name, created_at, updated_at, trait_bytes FROM profiles WHERE "
+        "id > :after AND id <= :last AND kind = :kind AND created_at IS NOT NULL "
+        f"{condition} ORDER BY id",
+        {"after": window.after, "last": window.last, "kind": kind, "workspace": workspace_id},
+    )
+    return window, rows
+
+
+def _group(db: sqlite3.Connection, row: Sequence[Any]) -> GroupProfile:
+    return GroupProfile(workspace_id=row[1], group_id=row[2], traits=_traits(db, row[0]))
+
+
+def _user(db: sqlite3.Connection, row: Sequence[Any]) -> UserProfile:
+    number, workspace, name, created_at, updated_at = row
+    links = db.execute(
+        "SELECT anonymous_id FROM links WHERE profile = ? ORDER BY anonymous_id", (number,)
+    )
+    groups = db.execute(
+        "SELECT group_id FROM memberships WHERE profile = ? AND assigned ORDER BY group_id",
+        (number,),
+    )
+    return UserProfile(
+        workspace_id=workspace,
+        user_id=name,
+        traits=_traits(db, number),
+        created_at=created_at,
+        updated_at=updated_at,
+        anonymous_ids=[one for (one,) in links],
+        groups=[one for (one,) in groups],
+    )
+
+
+def _traits(db: sqlite3.Connection, profile: int) -> dict[str, Any]:
+    rows = db.execute(
+        "SELECT trait, value FROM traits WHERE profile = ? ORDER BY trait", (profile,)
+    )
+    return {trait: orjson.loads(value) for trait, value in rows}

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tables, their version, and what makes a file ours.
+"""The tables, their version, and how a file is recognised as a store of engage.
 
 Text columns are compared byte by byte (SQLite's BINARY collation), NUL included; no function of
-SQLite that stops at NUL is used on them.
+SQLite that stops at NUL is applied to them.
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ from typing import Final
 
 from engage.api import StorageIncompatible, StorageMissing, StorageUnavailable
 
-#: Version of what is written. It grows with every addition to the tables.
+#: Version of what is written. It increases with every addition to the tables.
 VERSION: Final = 1
-#: The oldest reader that understands what is written. It grows when an addition would mislead one.
+#: The oldest reader that understands what is written. It increases when an addition would mislead
+#: older readers.
 MIN_READER: Final = 1
 #: ``PRAGMA application_id``: "engg".
 APPLICATION_ID: Final = 0x656E6767
@@ -29,17 +30,17 @@ GROUP: Final = 1
 _TABLES: Final = (
     # Names and numbers of the store itself: version, min_reader, opens.
     "CREATE TABLE store (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID",
-    # seq is the order of commits: it is given inside the write transaction, of which SQLite allows
-    # one at a time. AUTOINCREMENT, so that an expired event's number never comes back.
+    # seq is the order of commits: it is assigned inside the write transaction, and SQLite runs one
+    # of these at a time. AUTOINCREMENT, so that the number of an expired event is never used again.
     """CREATE TABLE events (
         seq INTEGER PRIMARY KEY AUTOINCREMENT,
         key BLOB NOT NULL UNIQUE,
         workspace TEXT NOT NULL, origin TEXT NOT NULL, message_id TEXT NOT NULL,
         type TEXT NOT NULL, user_id TEXT, anonymous_id TEXT, name TEXT,
         received_at INTEGER NOT NULL, timestamp INTEGER NOT NULL, body BLOB NOT NULL)""",
-    # Nearly sorted on arrival, so it costs almost nothing; expiry and --since use it.
+    # Events arrive nearly in this order, so the index costs little; expiry and --since use it.
     "CREATE INDEX events_received ON events (received_at)",
-    # A user without created_at does not exist yet: something was linked to its id.
+    # A user without created_at does not exist yet: an anonymous id was linked to the user id.
     """CREATE TABLE profiles (
         id INTEGER PRIMARY KEY, workspace TEXT NOT NULL, kind INTEGER NOT NULL, name TEXT NOT NULL,
         created_at INTEGER, updated_at INTEGER,
@@ -63,7 +64,7 @@ _TABLES: Final = (
         profile INTEGER NOT NULL, trait TEXT NOT NULL, workspace TEXT NOT NULL, value TEXT NOT NULL,
         PRIMARY KEY (profile, trait)) WITHOUT ROWID""",
     "CREATE INDEX identifiers_value ON identifiers (workspace, trait, value)",
-    # Which traits of which workspace the table above is complete for.
+    # The traits for which the table above is complete.
     """CREATE TABLE indexed (
         workspace TEXT NOT NULL, trait TEXT NOT NULL,
         PRIMARY KEY (workspace, trait)) WITHOUT ROWID""",
@@ -84,7 +85,7 @@ _TABLES: Final = (
         errors BLOB NOT NULL, item BLOB NOT NULL, truncated INTEGER NOT NULL,
         headers BLOB NOT NULL, received_at INTEGER NOT NULL, size INTEGER NOT NULL)""",
     "CREATE INDEX letters_received ON letters (received_at)",
-    # What the budgets are compared with; api is 1 for letters of the API, 0 for deliveries.
+    # For the budgets. api is 1 for dead letters of the API, 0 for those of deliveries.
     """CREATE TABLE letter_totals (
         workspace TEXT NOT NULL, api INTEGER NOT NULL,
         count INTEGER NOT NULL, size INTEGER NOT NULL,
@@ -93,30 +94,32 @@ _TABLES: Final = (
 
 
 class NotADatabase(StorageIncompatible, StorageUnavailable):
-    """The file holds something else. It refuses a start and, when it happens later, a request."""
+    """The file is not a SQLite database: an error at the start, and of a request later."""
 
 
-def look_at(path: str) -> None:
-    """See that a file is a store before it is opened: SQLite would take the -wal of the store
-    that stood there for a leftover of this file, and delete it.
+def inspect_file(path: str) -> None:
+    """Check that a file is a store, before it is opened for writing.
 
-    It is SQLite that looks ("immutable": the file alone, no locks), because closing a file that we
-    opened ourselves would take away the locks of every connection that this process has to it.
+    Otherwise SQLite would take the -wal of the store that was at this path for a leftover of this
+    file, and delete it.
 
-    :raises StorageMissing: it is empty.
-    :raises StorageIncompatible: it is something else.
-    :raises OSError: it is gone.
-    :raises sqlite3.Error: it cannot be read.
+    SQLite itself is used for this ("immutable": the file alone, no locks), because closing a file
+    that this process opened would release the locks of all its connections to the file.
+
+    :raises StorageMissing: if the file is empty.
+    :raises StorageIncompatible: if it is something else.
+    :raises OSError: if it does not exist.
+    :raises sqlite3.Error: if it cannot be read.
     """
     if os.stat(path).st_size == 0:
-        raise StorageMissing(f"{path}: an empty file, there is no store in it")
+        raise StorageMissing(f"{path}: an empty file, not a store")
     if os.path.exists(path + "-journal"):
-        # Killed while the tables were made: SQLite rolls that back first.
+        # A process was killed while it created the tables: SQLite has to roll that back first.
         return
     uri = Path(path).absolute().as_uri() + "?mode=ro&immutable=1"
     with contextlib.closing(sqlite3.connect(uri, uri=True)) as db:
         try:
-            _recognise(db, path)
+            _check_application(db, path)
         except sqlite3.DatabaseError as error:
             # Without its log, a file in the middle of a checkpoint looks damaged.
             if error.sqlite_errorcode != sqlite3.SQLITE_CORRUPT:
@@ -124,26 +127,26 @@ def look_at(path: str) -> None:
 
 
 def has_log(path: str) -> bool:
-    """:return: whether a log that is not empty belongs, or belonged, to the file at ``path``."""
+    """Return whether there is a log beside ``path`` that is not empty, with or without the file."""
     try:
         return os.stat(path + "-wal").st_size > 0
     except FileNotFoundError:
         return False
 
 
-def _recognise(db: sqlite3.Connection, path: str) -> None:
+def _check_application(db: sqlite3.Connection, path: str) -> None:
     (application,) = db.execute("PRAGMA application_id").fetchone()
     if application != APPLICATION_ID:
-        raise StorageIncompatible(f"{path}: a SQLite database, but not one that engage made")
+        raise StorageIncompatible(f"{path}: a SQLite database that engage did not create")
 
 
 def is_empty(db: sqlite3.Connection) -> bool:
-    """:return: whether the file holds no table at all (a file of zero bytes, too)."""
+    """Return whether the file contains no table; a file of zero bytes contains none."""
     return db.execute("SELECT 1 FROM sqlite_master LIMIT 1").fetchone() is None
 
 
 def create(db: sqlite3.Connection) -> None:
-    """Make the tables in an empty file; inside a transaction that the caller began."""
+    """Create the tables in an empty file, inside a transaction that the caller began."""
     db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
     for statement in _TABLES:
         db.execute(statement)
@@ -154,18 +157,18 @@ def create(db: sqlite3.Connection) -> None:
 
 
 def verify(db: sqlite3.Connection, path: str) -> None:
-    """See that the file is a store that this version can read.
+    """Check that the file is a store that this version can read.
 
-    :raises StorageMissing: it is empty.
-    :raises StorageIncompatible: it is something else, or was made by a newer version.
+    :raises StorageMissing: if the file is empty.
+    :raises StorageIncompatible: if it is something else, or a newer version made it.
     """
     if is_empty(db):
-        raise StorageMissing(f"{path}: an empty file, there is no store in it")
-    _recognise(db, path)
+        raise StorageMissing(f"{path}: an empty file, not a store")
+    _check_application(db, path)
     found = dict(db.execute("SELECT name, value FROM store").fetchall())
     if found["min_reader"] > VERSION:
         raise StorageIncompatible(
             f"{path}: made by a newer version of engage (store version {found['version']}, "
-            f"readable from version {found['min_reader']} on; this one is {VERSION}): use that "
-            "version, or another file"
+            f"readable from version {found['min_reader']} on; this is version {VERSION}): use that "
+            "version of engage, or another file"
         )

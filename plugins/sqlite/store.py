@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the core talks to: each method is one call in the writer's or the reader's lane."""
+"""What the core calls: each method is one call in the writer's or the reader's thread."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from engage.api import (
 from .connection import Settings
 from .engine import Engine
 from .reader import Reader
-from .worker_thread import Lane
+from .worker_thread import WorkerThread
 from .writer import Writer
 
 Item = TypeVar("Item")
@@ -41,19 +41,22 @@ MIN_FREE_BYTES: Final = 512 * 1024 * 1024
 
 
 class SqliteStorage(EventStore, ProfileStore, SubscriptionStore, DeadLetterStore):
-    """Everything in one SQLite file."""
+    """The storage that keeps everything in one SQLite file."""
 
     def __init__(self, settings: Settings, *, had_store: bool = False) -> None:
         """:param had_store: see :attr:`StorageContext.had_store`."""
         self._settings = settings
         self._writer = Writer(settings, had_store=had_store)
         self._reader = Reader(settings)
-        self._reading: Lane | None = None
+        self._reader_thread: WorkerThread | None = None
         self.dropped_changes = 0
 
     @classmethod
     def from_options(cls, options: Mapping[str, Any], context: StorageContext) -> SqliteStorage:
-        """:param options: valid by ``schemas/plugins/sqlite.json``."""
+        """Make the storage.
+
+        :param options: valid according to ``schemas/plugins/sqlite.json``.
+        """
         return cls(
             Settings(
                 path=str(context.base_dir.absolute() / options.get("path", "engage.db")),
@@ -70,20 +73,21 @@ class SqliteStorage(EventStore, ProfileStore, SubscriptionStore, DeadLetterStore
 
     # ------------------------------------------------------------------------------ life
     async def open(self, *, create: bool) -> None:
-        if self._reading is not None:
+        if self._reader_thread is not None:
             return
         await self._writer.open(create)
-        self._reading = Lane(
+        self._reader_thread = WorkerThread(
             "engage-sqlite-reader",
             timeout=self._settings.timeout,
             interrupt=self._reader.interrupt,
         )
 
     async def close(self) -> None:
-        reading, self._reading = self._reading, None
-        if reading is not None:
+        thread, self._reader_thread = self._reader_thread, None
+        if thread is not None:
+            # If the thread hangs, it keeps its reader; opening the store again uses a new one.
             reader, self._reader = self._reader, Reader(self._settings)
-            await reading.end(reader.drop)
+            await thread.stop(reader.drop)
         await self._writer.close()
 
     async def check(self) -> None:
@@ -99,9 +103,9 @@ class SqliteStorage(EventStore, ProfileStore, SubscriptionStore, DeadLetterStore
         return found
 
     async def _read(self, function: Callable[..., Item], *arguments: Any) -> Item:
-        if self._reading is None:
+        if self._reader_thread is None:
             raise StorageUnavailable("the storage is not open")
-        return await self._reading.call(function, *arguments)
+        return await self._reader_thread.call(function, *arguments)
 
     async def _page(
         self,
@@ -190,10 +194,10 @@ class SqliteStorage(EventStore, ProfileStore, SubscriptionStore, DeadLetterStore
         return await self._writer.call(Engine.remove, workspace_id, ids)
 
     async def expire_dead_letters(self, before: int, *, limit: int) -> int:
-        return await self._writer.call(Engine.expire_letters, before, limit)
+        return await self._writer.call(Engine.expire_dead_letters, before, limit)
 
 
 def _number(cursor: str) -> int:
     if not (cursor.isascii() and cursor.isdigit() and len(cursor) < 19):
-        raise ValueError("this cursor is not one that the SQLite storage made")
+        raise ValueError("not a cursor of the SQLite storage")
     return int(cursor)

@@ -13,11 +13,12 @@ from .paging import Window
 
 
 def apply(db: sqlite3.Connection, change: SubscriptionChange) -> bool:
-    """Apply a change, once by its id; a choice that already holds writes nothing.
+    """Apply a change, once for each id; a choice that already holds writes nothing.
 
-    :return: whether the change was new.
+    :return: whether the change is new.
     """
-    # Also a change without effect is remembered: repeated after a later one it must not undo it.
+    # A change without effect is remembered, too: repeated after a later change it must not undo
+    # that one.
     new = db.execute(
         "INSERT INTO changes (key) VALUES (?) ON CONFLICT (key) DO NOTHING",
         (key_of(change.workspace_id, change.id),),
@@ -61,7 +62,7 @@ def apply(db: sqlite3.Connection, change: SubscriptionChange) -> bool:
 
 
 def state(db: sqlite3.Connection, workspace_id: str, user_id: str) -> dict[str, bool]:
-    """:return: group id → subscribed."""
+    """Return the choices of a user: group id → subscribed."""
     return {
         group: bool(subscribed)
         for group, subscribed in db.execute(
@@ -75,7 +76,7 @@ def state(db: sqlite3.Connection, workspace_id: str, user_id: str) -> dict[str, 
 def scan(
     db: sqlite3.Connection, workspace_id: str | None, after: int | None, limit: int
 ) -> tuple[list[SubscriptionState], int | None]:
-    """See :meth:`SubscriptionStore.scan_subscriptions`."""
+    """Return a page of the current choices, and its cursor."""
     window = Window(db, "choices", "id", after)
     condition = "" if workspace_id is None else "AND +workspace = :workspace"
     rows = db.execute(
@@ -107,7 +108,7 @@ def history(
     after: int | None,
     limit: int,
 ) -> tuple[list[SubscriptionRecord], int | None]:
-    """See :meth:`SubscriptionStore.history`."""
+    """Return a page of audit records in the order in which they were written, and its cursor."""
     window = Window(db, "history", "seq", after)
     conditions = ""
     if workspace_id is not None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where SQLite is called: a thread each for the writer and the reader, one call at a time."""
+"""A thread in which SQLite is called, one call at a time."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from typing import Any, TypeVar
 
 from engage.api import StorageUnavailable
 
-Answer = TypeVar("Answer")
+Result = TypeVar("Result")
 
-_log = logging.getLogger("engage.sqlite")
+_log = logging.getLogger("engage.storage.sqlite")
 
 
-class Lane:
-    """A thread that makes calls in the order in which they were asked for.
+class WorkerThread:
+    """A thread that makes calls in the order in which they were requested.
 
-    A call whose caller gave up before its turn is not made; one that is under way goes on, and what
-    becomes of it is nobody's: every call may be made again.
+    A call whose caller no longer waits for it is not made. A call that is running when its caller
+    stops waiting continues, and its result is discarded: every call can be made again.
     """
 
     def __init__(
@@ -35,31 +35,31 @@ class Lane:
         interrupt: Callable[[], None] | None = None,
     ) -> None:
         """
-        :param timeout: seconds that a caller waits, its turn included.
-        :param after: called in the thread after each call, when its answer is on its way.
-        :param interrupt: called to end a call that takes longer; without it, it goes on.
+        :param timeout: seconds that a caller waits, including the time until its call is made.
+        :param after: called in the thread after each call, when the result is on its way.
+        :param interrupt: called to end a call that takes too long; by default it continues.
         """
         self._timeout = timeout
         self._after = after
         self._interrupt = interrupt
         self._current: _Call | None = None
         self._calls: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
-        # A daemon: a disk that hangs must not keep the process from ending.
+        # A daemon thread: a disk that hangs must not prevent the process from exiting.
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
     @property
     def alive(self) -> bool:
-        """Whether the thread has not ended."""
+        """Whether the thread is still running."""
         return self._thread.is_alive()
 
-    async def call(self, function: Callable[..., Answer], *arguments: Any) -> Answer:
-        """:return: what the function returned, called in the thread.
+    async def call(self, function: Callable[..., Result], *arguments: Any) -> Result:
+        """Call a function in the thread, and return what it returns.
 
-        :raises StorageUnavailable: not within the time.
+        :raises StorageUnavailable: if there is no result in time.
         """
         loop = asyncio.get_running_loop()
-        future: asyncio.Future[Answer] = loop.create_future()
+        future: asyncio.Future[Result] = loop.create_future()
         deadline = time.monotonic() + self._timeout
         call = _Call(loop, future, function, arguments, deadline)
         self._calls.put(call)
@@ -71,7 +71,7 @@ class Lane:
                 self._interrupt()
             raise StorageUnavailable(f"no answer within {self._timeout:g} s") from None
 
-    async def end(self, last: Callable[[], None]) -> None:
+    async def stop(self, last: Callable[[], None]) -> None:
         """Make the calls that are waiting, then ``last``, and end the thread."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[None] = loop.create_future()
@@ -85,13 +85,13 @@ class Lane:
         while (call := self._calls.get()) is not None:
             self._current = call
             call.make()
-            # Or what it returned would live until the next call.
+            # Otherwise the result would stay in memory until the next call.
             self._current = call = None
             if self._after is not None:
                 try:
                     self._after()
                 except Exception:
-                    _log.exception("SQLite: the work between two calls failed")
+                    _log.exception("SQLite: maintenance between two calls failed")
 
 
 class _Call:
@@ -115,17 +115,17 @@ class _Call:
         if self.future.cancelled() or time.monotonic() > self.deadline:
             return
         try:
-            answer, error = self.function(*self.arguments), None
+            result, error = self.function(*self.arguments), None
         except Exception as raised:
-            answer, error = None, raised
-        # The loop may have been closed meanwhile; then nobody waits.
+            result, error = None, raised
+        # The loop may have been closed meanwhile: then there is no caller any more.
         with contextlib.suppress(RuntimeError):
-            self.loop.call_soon_threadsafe(self._settle, answer, error)
+            self.loop.call_soon_threadsafe(self._settle, result, error)
 
-    def _settle(self, answer: Any, error: Exception | None) -> None:
+    def _settle(self, result: Any, error: Exception | None) -> None:
         if self.future.done():
             return
         if error is None:
-            self.future.set_result(answer)
+            self.future.set_result(result)
         else:
             self.future.set_exception(error)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who writes: a thread of this process, and under load a process of its own."""
+"""Where writes run: in a thread of this process and, under load, in a separate process."""
 
 from __future__ import annotations
 
@@ -13,35 +13,39 @@ from engage.api import Event, Outcome, StorageUnavailable
 
 from .connection import Settings
 from .engine import Engine
-from .events import values_of
-from .worker_thread import Lane
+from .events import row_of
+from .worker_thread import WorkerThread
 from .writer_process import AVAILABLE, WriterGoneError, WriterProcess
 
-Answer = TypeVar("Answer")
+Result = TypeVar("Result")
 
-#: From so many writes in one second, or events in some of them, a process of its own pays:
-#: measured, it takes a quarter of the work of single events off the worker, half that of batches.
-BUSY: Final = 50
+#: Writes in one second from which a separate process pays. Measured: it takes a quarter of the work
+#: of single events off the worker, and half of the work of batches.
+BUSY_WRITES: Final = 50
+#: The same for large writes: so many events in one second, in at least so many writes.
 BUSY_EVENTS: Final = 2000
-BUSY_SOME: Final = 10
-#: Seconds until a process that ended is started again: doubled each time, up to the second.
+BUSY_EVENTS_MIN_WRITES: Final = 10
+#: Seconds until a process that ended is started again: the first pause, which is doubled each time,
+#: and the longest.
 _BACK_OFF: Final = (1.0, 60.0)
-#: Threads that hang and are left behind; no more are started while there are so many.
-_MOST_LEFT: Final = 4
+#: How many threads that hang are left running; while there are so many, no more are started.
+_MAX_ABANDONED: Final = 4
 
-_log = logging.getLogger("engage.sqlite")
+_log = logging.getLogger("engage.storage.sqlite")
 
 
 class Writer:
-    """Takes all that changes the store. The thread is always there: it opens the store, does what
-    is rare, and writes events while there is no process, or no longer one.
+    """Takes everything that changes the store.
+
+    The thread is always there: it opens the store, makes the rare calls, and writes events while
+    there is no process.
     """
 
     def __init__(self, settings: Settings, *, had_store: bool = False) -> None:
         """:param had_store: see :attr:`StorageContext.had_store`."""
         self._settings = settings
         self._engine = Engine(settings)
-        self._lane: Lane | None = None
+        self._thread: WorkerThread | None = None
         self._process: WriterProcess | None = None
         self._starting: asyncio.Task[None] | None = None
         self._second = 0
@@ -49,23 +53,25 @@ class Writer:
         self._events = 0
         self._pause = _BACK_OFF[0]
         self._not_before = 0.0
-        self._made = had_store
-        #: Closed, and perhaps not ended.
-        self._left: list[Lane] = []
+        self._had_store = had_store
+        #: Threads that were told to stop, and may hang.
+        self._abandoned: list[WorkerThread] = []
 
     async def open(self, create: bool) -> None:
-        """See :meth:`EventStore.open`. What was open once is not made again: a store that is gone
-        was moved away, and another in its place would take what nobody finds afterwards.
+        """Open the store; see :meth:`EventStore.open`.
+
+        A store that was open before is not created again: if it is missing, it was moved away, and
+        what is written to another one in its place would be lost when it comes back.
         """
-        self._left = [lane for lane in self._left if lane.alive]
-        if len(self._left) >= _MOST_LEFT:
+        self._abandoned = [thread for thread in self._abandoned if thread.alive]
+        if len(self._abandoned) >= _MAX_ABANDONED:
             raise StorageUnavailable(f"{self._settings.path}: earlier calls have not ended yet")
-        self._lane = Lane(
+        self._thread = WorkerThread(
             "engage-sqlite-writer", timeout=self._settings.timeout, after=self._engine.maintain
         )
         try:
-            await self._lane.call(self._engine.open, create and not self._made, create)
-            self._made |= create
+            await self._thread.call(self._engine.open, create and not self._had_store, create)
+            self._had_store |= create
             if self._settings.writer == "process" and AVAILABLE and create:
                 self._process = await WriterProcess.start(self._settings)
         except BaseException:
@@ -73,7 +79,7 @@ class Writer:
             raise
 
     async def close(self) -> None:
-        """Finish what was asked for."""
+        """Finish the calls that were requested, and close the store."""
         starting, self._starting = self._starting, None
         if starting is not None:
             starting.cancel()
@@ -81,41 +87,43 @@ class Writer:
         process, self._process = self._process, None
         if process is not None:
             await process.stop()
-        lane, self._lane = self._lane, None
-        if lane is not None:
+        thread, self._thread = self._thread, None
+        if thread is not None:
             engine = self._engine
-            # If it hangs, it is left behind: whoever opens the store again gets another.
+            # If the thread hangs, it keeps its engine; opening the store again uses a new one.
             self._engine = Engine(self._settings)
-            self._left.append(lane)
-            await lane.end(engine.drop)
+            self._abandoned.append(thread)
+            await thread.stop(engine.drop)
 
-    async def call(self, method: Callable[..., Answer], *arguments: Any) -> Answer:
-        """Call a method of the engine: ``await writer.call(Engine.check)``."""
-        if self._lane is None:
+    async def call(self, method: Callable[..., Result], *arguments: Any) -> Result:
+        """Call a method of the engine in the thread: ``await writer.call(Engine.check)``."""
+        if self._thread is None:
             raise StorageUnavailable("the storage is not open")
-        return await self._lane.call(method, self._engine, *arguments)
+        return await self._thread.call(method, self._engine, *arguments)
 
     async def write(self, events: Sequence[Event]) -> tuple[Sequence[Outcome], int]:
-        """See :meth:`Engine.write`."""
-        rows = [values_of(event) for event in events]
+        """Store events; see :meth:`Engine.write`."""
+        rows = [row_of(event) for event in events]
         process = self._process
         if process is not None:
             try:
                 return await process.write(rows)
             except WriterGoneError:
-                await self._lost(process)
-        answer = await self.call(Engine.write, rows)
-        self._consider(len(events))
-        return answer
+                await self._process_ended(process)
+        result = await self.call(Engine.write, rows)
+        self._count(len(events))
+        return result
 
-    def _consider(self, count: int) -> None:
-        """Start a process if there is much to do. The thread goes on until it is ready."""
+    def _count(self, events: int) -> None:
+        """Start a process if the writes of this second are many. The thread writes until then."""
         now = time.monotonic()
         if int(now) != self._second:
             self._second, self._writes, self._events = int(now), 0, 0
         self._writes += 1
-        self._events += count
-        busy = self._writes >= BUSY or (self._events >= BUSY_EVENTS and self._writes >= BUSY_SOME)
+        self._events += events
+        busy = self._writes >= BUSY_WRITES or (
+            self._events >= BUSY_EVENTS and self._writes >= BUSY_EVENTS_MIN_WRITES
+        )
         if (
             busy
             and self._settings.writer != "thread"
@@ -124,27 +132,28 @@ class Writer:
             and self._starting is None
             and now >= self._not_before
         ):
-            self._starting = asyncio.create_task(self._start())
+            self._starting = asyncio.create_task(self._start_process())
 
-    async def _start(self) -> None:
+    async def _start_process(self) -> None:
         try:
             self._process = await WriterProcess.start(self._settings)
-            _log.info("SQLite: events are now written by a process of their own")
+            _log.info("SQLite: a separate process now writes the events")
         except StorageUnavailable as error:
-            _log.warning("SQLite: no writer process, a thread goes on writing: %s", error)
-            self._wait_longer()
+            _log.warning("SQLite: no writer process; a thread continues to write: %s", error)
+            self._back_off()
         finally:
             self._starting = None
 
-    async def _lost(self, process: WriterProcess) -> None:
-        """What it acknowledged is durable; whether a disk failed under it, nobody knows now."""
+    async def _process_ended(self, process: WriterProcess) -> None:
+        """Continue in the thread. What the process acknowledged is durable, but it may have ended
+        because of an I/O error."""
         if self._process is process:
             self._process = None
-            self._engine.doubt()
-            self._wait_longer()
-            _log.warning("SQLite: the writer process ended, a thread goes on writing")
+            self._engine.require_checkpoint()
+            self._back_off()
+            _log.warning("SQLite: the writer process ended; a thread continues to write")
             await process.stop()
 
-    def _wait_longer(self) -> None:
+    def _back_off(self) -> None:
         self._not_before = time.monotonic() + self._pause
         self._pause = min(self._pause * 2, _BACK_OFF[1])

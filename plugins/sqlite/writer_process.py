@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A process that writes events, for a server that is busy.
+"""A process that writes events, for a busy server.
 
-A thread that writes shares Python's lock with the event loop: both wait for each other, at every
-statement. A process of its own does not. It is tied to its parent by a pair of sockets: when the
-parent is gone, by whatever way, it reads the end of file and ends too.
+A thread that writes shares Python's lock with the event loop: each waits for the other at every
+statement. A separate process does not. A pair of sockets ties it to its parent: when the parent has
+ended, in whatever way, the process reads the end of file and ends, too.
 
-Both sides speak frames: four bytes of length, then a value in :mod:`marshal`'s form (both ends are
-the same Python, and nobody else can reach the sockets).
+Both sides send frames: four bytes of length, then a value in the format of :mod:`marshal` (both
+ends are the same Python, and no other process can reach the sockets).
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from .connection import Settings
 from .engine import Engine
 from .events import STORED, Row
 
-#: Whether a process can be had here: it needs sockets that are inherited.
+#: Whether this system can run the process: it needs sockets that a child inherits.
 AVAILABLE: Final = sys.platform != "win32" and bool(sys.executable)
 
-#: New containers between two looks of the garbage collector.
-GARBAGE: Final = 10_000
+#: How many new containers make the garbage collector run.
+GC_THRESHOLD: Final = 10_000
 
 
 class WriterGoneError(StorageUnavailable):
@@ -50,14 +50,12 @@ class WriterProcess(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._waiting: collections.deque[asyncio.Future[Any]] = collections.deque()
         self._received = bytearray()
-        #: Whether it takes writes.
-        self.alive = False
 
     @classmethod
     async def start(cls, settings: Settings) -> WriterProcess:
-        """Start it and wait until it has opened the store.
+        """Start the process and wait until it has opened the store.
 
-        :raises StorageUnavailable: it could not.
+        :raises StorageUnavailable: if it cannot be started, or cannot open the store.
         """
         ours, theirs = socket.socketpair()
         try:
@@ -66,36 +64,35 @@ class WriterProcess(asyncio.Protocol):
         except BaseException as error:
             ours.close()
             if isinstance(error, OSError):
-                raise StorageUnavailable(f"no writer process: {error}") from error
+                raise StorageUnavailable(f"the process cannot be started: {error}") from error
             raise
         self = cls(process, settings.timeout)
         try:
             await asyncio.get_running_loop().create_unix_connection(lambda: self, sock=ours)
-            await self._ask(pickle.dumps(settings))
+            await self._request(pickle.dumps(settings))
         except BaseException:
             await self.stop()
             raise
         return self
 
     async def write(self, rows: list[Row]) -> tuple[Sequence[Outcome], int]:
-        """See :meth:`Engine.write`.
+        """Store events; see :meth:`Engine.write`.
 
-        :raises WriterGoneError: the process ended meanwhile.
+        :raises WriterGoneError: if the process ended meanwhile.
         """
-        answers, dropped = await self._ask(marshal.dumps(rows))
-        if answers is None:
+        outcomes, dropped = await self._request(marshal.dumps(rows))
+        if outcomes is None:
             return [STORED] * len(rows), dropped
-        return [_outcome(answer) for answer in answers], dropped
+        return [_outcome(values) for values in outcomes], dropped
 
     async def stop(self) -> None:
-        """End it; what it was writing is committed or not."""
-        self.alive = False
+        """End the process; what it was writing is stored or not."""
         if self._transport is not None:
             self._transport.abort()
         self._process.kill()
         await asyncio.to_thread(self._process.wait)
 
-    async def _ask(self, message: bytes) -> Any:
+    async def _request(self, message: bytes) -> Any:
         if self._transport is None or self._transport.is_closing():
             raise WriterGoneError("the writer process has ended")
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
@@ -110,7 +107,6 @@ class WriterProcess(asyncio.Protocol):
     # -------------------------------------------------------------------- asyncio.Protocol
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport  # type: ignore[assignment]
-        self.alive = True
 
     def data_received(self, data: bytes) -> None:
         received = self._received
@@ -119,18 +115,17 @@ class WriterProcess(asyncio.Protocol):
             end = 4 + int.from_bytes(received[:4], "big")
             if len(received) < end:
                 return
-            fine, answer = marshal.loads(received[4:end])
+            succeeded, answer = marshal.loads(received[4:end])
             del received[:end]
             future = self._waiting.popleft()
             if future.done():
                 continue
-            if fine:
+            if succeeded:
                 future.set_result(answer)
             else:
                 future.set_exception(StorageUnavailable(answer))
 
     def connection_lost(self, error: Exception | None) -> None:
-        self.alive = False
         while self._waiting:
             future = self._waiting.popleft()
             if not future.done():
@@ -138,38 +133,41 @@ class WriterProcess(asyncio.Protocol):
 
 
 def _spawn(descriptor: int) -> subprocess.Popen[bytes]:
-    # -P: the current folder is nobody's to import from.
+    # -P: the process must not import modules from the current folder.
     command = [sys.executable, "-P", "-m", "engage_plugins.sqlite.writer_process", str(descriptor)]
     return subprocess.Popen(
         command, pass_fds=[descriptor], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL
     )
 
 
-def _outcome(answer: Any) -> Outcome:
-    return STORED if answer is None else Outcome(Status(answer[0]), answer[1], answer[2])
+def _outcome(values: Any) -> Outcome:
+    return STORED if values is None else Outcome(Status(values[0]), values[1], values[2])
 
 
 # ------------------------------------------------------------------------------------ the process
 def main(descriptor: int) -> None:
-    """Write what comes, until the parent is gone."""
-    # A terminal's ^C and a service manager's SIGTERM reach the whole group; the parent, which has
-    # events to flush, says when it is over.
+    """Write the events that the parent sends, until the parent has ended.
+
+    :param descriptor: the socket to the parent.
+    """
+    # A terminal's ^C and a service manager's SIGTERM reach the whole process group; the parent,
+    # which may have events to flush, ends this process.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    # Nothing here makes cycles, and the rows of a write are many containers that are soon free.
+    # Nothing here makes cycles, and the rows of a write are many containers that are soon freed.
     gc.freeze()
-    gc.set_threshold(GARBAGE)
+    gc.set_threshold(GC_THRESHOLD)
     parent = socket.socket(fileno=descriptor)
     stream = parent.makefile("rb")
     engine: Engine | None = None
-    while (message := _next(stream)) is not None:
+    while (message := _read_message(stream)) is not None:
         try:
             if engine is None:
                 engine = Engine(pickle.loads(message))
                 engine.open(False, True)
                 answer: Any = (True, None)
             else:
-                answer = (True, _written(engine, message))
+                answer = (True, _write(engine, message))
         except StorageError as error:
             answer = (False, str(error))
         reply = marshal.dumps(answer)
@@ -183,18 +181,20 @@ def main(descriptor: int) -> None:
         engine.drop()
 
 
-def _next(stream: BinaryIO) -> bytes | None:
-    """:return: the next message; ``None``: the parent is gone, maybe in the midst of one."""
+def _read_message(stream: BinaryIO) -> bytes | None:
+    """Return the next message, or ``None`` if the parent has ended, perhaps while sending one."""
     try:
         start = stream.read(4)
         size = int.from_bytes(start, "big")
         message = stream.read(size) if len(start) == 4 else b""
-    except OSError:  # It was killed before it had read all answers.
+    except OSError:  # The parent was killed before it had read all answers.
         return None
     return message if message and len(message) == size else None
 
 
-def _written(engine: Engine, message: bytes) -> tuple[Any, int]:
+def _write(engine: Engine, message: bytes) -> tuple[Any, int]:
+    """Return plain values: ``None`` for the outcome of a stored event, and instead of a list that
+    would hold nothing else."""
     outcomes, dropped = engine.write(marshal.loads(message))
     if all(outcome is STORED for outcome in outcomes):
         return None, dropped

@@ -304,7 +304,7 @@ def test_check_of_a_folder_and_without_a_store(tmp_path: Path) -> None:
     )
     result = run("check", "--config", config_file(tmp_path))
     assert result.exit_code == 1
-    assert result.stderr.endswith("engage.db: there is no store; `engage serve` makes one\n")
+    assert result.stderr.endswith("engage.db: there is no store; `engage serve` creates one\n")
 
 
 # --------------------------------------------------------------------------------------- plugins

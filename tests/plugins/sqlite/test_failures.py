@@ -176,7 +176,7 @@ async def test_another_process_comes_and_goes(tmp_path: Path) -> None:
 
 async def test_no_folder_for_the_file(tmp_path: Path) -> None:
     store = make(tmp_path / "none")
-    with pytest.raises(StorageUnavailable, match=r"there is no folder .*none; make it first"):
+    with pytest.raises(StorageUnavailable, match=r"the folder .*none does not exist; create it"):
         await store.open(create=True)
 
 
@@ -261,7 +261,7 @@ async def test_a_log_without_its_file_is_kept(tmp_path: Path, what: str) -> None
         path.touch()
     kept = log.read_bytes()
     store = make(folder)
-    with pytest.raises(StorageIncompatible, match=r"engage\.db-wal holds what was acknowledged"):
+    with pytest.raises(StorageIncompatible, match=r"engage\.db-wal contains acknowledged"):
         await store.open(create=True)
     assert log.read_bytes() == kept
     assert path.exists() == (what == "empty")
@@ -363,7 +363,7 @@ async def test_a_reader_that_holds_up_the_log(
             await store_all(store, large(str(number)))
         assert log.stat().st_size > 2_000_000
         reader.execute("ROLLBACK")
-    monkeypatch.setattr(engine, "KEPT_BYTES", 100_000)
+    monkeypatch.setattr(engine, "KEPT_WAL_BYTES", 100_000)
     for number in range(60, 80):
         await store_all(store, large(str(number)))
     used = store.gauges()["wal_bytes"]
@@ -427,7 +427,7 @@ async def test_cursors_of_others(tmp_path: Path) -> None:
 async def test_pages_are_short_however_few_are_wanted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(paging, "_ROWS", 10)
+    monkeypatch.setattr(paging, "_MAX_ROWS", 10)
     store = make(tmp_path)
     await store.open(create=True)
     rare = [number in (3, 47) for number in range(60)]

@@ -23,10 +23,12 @@ from engage.api import Event, Status, StorageContext, StorageUnavailable
 from engage.testing import StorageConformance, event, identify
 from engage.testing.factories import ids, store_all
 from engage.testing.harness import eventually
-from engage_plugins.sqlite import engine, process, writing
+from engage_plugins.sqlite import engine, writer, writer_process
 from engage_plugins.sqlite.store import SqliteStorage
 
-pytestmark = pytest.mark.skipif(not process.AVAILABLE, reason="needs sockets that are inherited")
+pytestmark = pytest.mark.skipif(
+    not writer_process.AVAILABLE, reason="needs sockets that are inherited"
+)
 
 
 @pytest.mark.slow
@@ -54,7 +56,7 @@ def make(tmp_path: Path, writer: str = "process", *, timeout: float = 30) -> Sql
     return SqliteStorage.from_options({"writer": writer}, context)
 
 
-def writer_of(store: SqliteStorage) -> process.WriterProcess:
+def writer_of(store: SqliteStorage) -> writer_process.WriterProcess:
     found = store._writer._process
     assert found is not None
     return found
@@ -112,7 +114,7 @@ async def test_it_is_killed_while_many_wait(tmp_path: Path) -> None:
 async def test_it_starts_when_there_is_much_to_do(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(writing, "BUSY", 3)
+    monkeypatch.setattr(writer, "BUSY_WRITES", 3)
     store = make(tmp_path, "auto")
     await store.open(create=True)
     number = 0
@@ -147,7 +149,7 @@ async def test_it_starts_when_there_is_much_to_do(
 
 
 async def test_a_thread_if_that_is_wanted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(writing, "BUSY", 1)
+    monkeypatch.setattr(writer, "BUSY_WRITES", 1)
     store = make(tmp_path, "thread")
     await store.open(create=True)
     for number in range(10):
@@ -158,8 +160,8 @@ async def test_a_thread_if_that_is_wanted(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 async def test_it_cannot_be_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(writing, "BUSY", 1)
-    monkeypatch.setattr(process.sys, "executable", str(tmp_path / "no-python"))
+    monkeypatch.setattr(writer, "BUSY_WRITES", 1)
+    monkeypatch.setattr(writer_process.sys, "executable", str(tmp_path / "no-python"))
     store = make(tmp_path, "auto")
     await store.open(create=True)
     await store_all(store, event("0"))
@@ -301,13 +303,13 @@ async def test_an_io_error_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     await store.open(create=True)
     await store_all(store, event("m"))
     trusted = []
-    real = engine.Engine._trust_again
+    real = engine.Engine._checkpoint_everything
 
     def trust(self: engine.Engine, db: Any) -> None:
         trusted.append(True)
         real(self, db)
 
-    monkeypatch.setattr(engine.Engine, "_trust_again", trust)
+    monkeypatch.setattr(engine.Engine, "_checkpoint_everything", trust)
     os.kill(writer_of(store)._process.pid, signal.SIGKILL)
     (outcome,) = await eventually(lambda: store.write([event("m")]), StorageUnavailable)
     assert outcome.status is Status.DUPLICATE
