@@ -23,7 +23,7 @@ from engage.api import EventStore, ProfileStore
 from engage.http1.sockets import url_of
 from engage.metrics import Metrics, PrometheusMetrics
 from engage.server.metrics_endpoint import serve_metrics
-from engage.storage.retention import expire_for_ever
+from engage.storage.retention import expire_periodically
 
 if TYPE_CHECKING:
     import socket
@@ -113,7 +113,7 @@ class Worker:
             beside = await stack.enter_async_context(contextlib.AsyncExitStack())
             # Of several processes one is enough to expire what is old.
             if not self._number:
-                await _task(beside, "retention", expire_for_ever(app.store, config.retention))
+                await _task(beside, "retention", expire_periodically(app.store, config.retention))
             if isinstance(metrics, PrometheusMetrics):
                 await _task(beside, "sampling", _sample(app.store, metrics))
             await app.serve(self._sock)

@@ -3,9 +3,11 @@
 
 ==================  ============================================================
 ``time_limit.py``   limits how long a call of the storage may take
-``readiness.py``    whether the storage answers (``/readyz``)
-``retention.py``    deletes what is older than the config allows
-``export.py``       the records of a store, one after another
-``copy.py``         all records of one store into another
+``readiness.py``    checks whether the storage answers (``/readyz``)
+``retention.py``    deletes records that are older than the config allows
+``export.py``       reads the records of a store as JSON
+``copy.py``         copies all records of one store to another
 ==================  ============================================================
+
+The interface of a storage is in :mod:`engage.api.storage`.
 """

@@ -1,19 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Copy all that one store holds into another.
+"""Copy everything in one store to another.
 
-Events are written as they are; the profiles come from them, as everywhere. Then the subscription
-changes of the history, and choices that no history explains; then the dead letters. Everything is
-idempotent by the ids that the records have, so a copy that was cut off is simply run again. At the
-end the profiles of both stores are compared: those of a store that has expired events hold traits
-that no event explains any more.
+Events are copied unchanged, and the target builds the profiles from them, as for any event. Then
+follow the subscription changes of the history, the choices that no history explains, and the dead
+letters. Records keep their ids, so that copying is idempotent: run an interrupted copy again. At
+the end, the profiles of both stores are compared. They differ where events have expired at the
+source, because a profile keeps the traits of expired events.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import AsyncGenerator, Callable, Sequence
-from typing import Any, Final
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from typing import Any, Final, TypeVar
 
 import orjson
 
@@ -34,85 +34,99 @@ from engage.storage.export import all_pages
 
 __all__ = ["Counts", "copy_all"]
 
+#: Records that are read, and written, at once.
 _PAGE: Final = 200
-#: Bytes of bodies in one write.
-_WRITE: Final = 4 * 1024 * 1024
-_HISTORY: Final = 1000
+#: Bytes of bodies that are written at once.
+_WRITE_BYTES: Final = 4 * 1024 * 1024
+#: Records of a user's history that are read at once.
+_HISTORY_PAGE: Final = 1000
+
+Item = TypeVar("Item")
 
 
 @dataclasses.dataclass(slots=True)
 class Counts:
-    """What became of one kind of record."""
+    """What happened to the records of one kind."""
 
     kind: str
     copied: int = 0
-    #: Was there already, the same.
+    #: The target already has the same record.
     duplicate: int = 0
-    #: Something else is there under the same id; it was left as it is.
+    #: The target has a different record with the same id, which was not changed.
     conflicting: int = 0
-    #: Could not be taken.
+    #: The target cannot store the record.
     refused: int = 0
-    #: The first reasons, without anybody's data.
+    #: The first reasons for conflicts and refusals; they contain no user data.
     reasons: list[str] = dataclasses.field(default_factory=list)
 
     @property
     def total(self) -> int:
-        """How many were read."""
+        """The number of records read."""
         return self.copied + self.duplicate + self.conflicting + self.refused
 
     @property
     def arrived(self) -> bool:
-        """Whether everything that was read is in the other store now."""
+        """Whether the target now has every record that was read."""
         return not (self.conflicting or self.refused)
 
-    def because(self, reason: str) -> None:
-        """Remember a reason, once, and at most ten."""
+    def add_reason(self, reason: str) -> None:
+        """Keep a reason, unless it is known or there are ten already."""
         if reason not in self.reasons and len(self.reasons) < 10:
             self.reasons.append(reason)
 
 
-#: Told after every write.
-Told = Callable[[Counts], None]
+#: Called with the counts so far.
+OnProgress = Callable[[Counts], None]
 
 
 async def copy_all(
-    source: EventStore, target: EventStore, told: Told | None = None
+    source: EventStore, target: EventStore, on_progress: OnProgress | None = None
 ) -> AsyncGenerator[Counts, None]:
-    """Copy everything.
+    """Copy everything from one store to another.
 
-    :param source: open; only read.
-    :param target: open.
-    :param told: called often, with what was counted so far.
-    :return: the counts of each kind when that kind is done.
-    :raises StorageUnavailable: one of the stores failed; run it again to go on.
+    :param source: an open store, which is only read.
+    :param target: an open store.
+    :param on_progress: called often, with the counts so far of the current kind.
+    :return: the counts of each kind, when that kind is complete.
+    :raises StorageUnavailable: if one of the stores fails; run the copy again to continue.
     """
-    tell = told or (lambda _: None)
-    yield await _events(source, target, tell)
+    report = on_progress or (lambda _: None)
+    yield await _events(source, target, report)
     if isinstance(source, SubscriptionStore):
-        yield await _subscriptions(source, target, tell)
+        yield await _subscriptions(source, target, report)
     if isinstance(source, DeadLetterStore):
-        yield await _dead_letters(source, target, tell)
+        yield await _dead_letters(source, target, report)
     if isinstance(source, ProfileStore):
-        yield await _compare_profiles(source, target, tell)
+        yield await _compare_profiles(source, target, report)
 
 
 # ---------------------------------------------------------------------------------------- events
-async def _events(source: EventStore, target: EventStore, tell: Told) -> Counts:
+async def _events(source: EventStore, target: EventStore, report: OnProgress) -> Counts:
     counts = Counts("events")
-    waiting: list[Event] = []
-    size = 0
-    wanted = EventFilter()
-    async for event in all_pages(lambda after: source.scan(wanted, after=after, limit=_PAGE)):
-        waiting.append(event)
-        size += len(event.body)
-        if len(waiting) >= _PAGE or size >= _WRITE:
-            await _write(target, waiting, counts)
-            tell(counts)
-            waiting, size = [], 0
-    if waiting:
-        await _write(target, waiting, counts)
-        tell(counts)
+    stored = all_pages(lambda after: source.scan(EventFilter(), after=after, limit=_PAGE))
+    async for events in _batches(stored, lambda event: len(event.body)):
+        await _write(target, events, counts)
+        report(counts)
     return counts
+
+
+async def _batches(
+    records: AsyncIterator[Item], size_of: Callable[[Item], int]
+) -> AsyncGenerator[list[Item], None]:
+    """Group records into batches of a limited number and size.
+
+    :param size_of: the size of a record in bytes.
+    """
+    batch: list[Item] = []
+    size = 0
+    async for record in records:
+        batch.append(record)
+        size += size_of(record)
+        if len(batch) >= _PAGE or size >= _WRITE_BYTES:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
 
 
 async def _write(target: EventStore, events: Sequence[Event], counts: Counts) -> None:
@@ -122,16 +136,16 @@ async def _write(target: EventStore, events: Sequence[Event], counts: Counts) ->
             counts.copied += 1
         elif outcome.status is Status.REFUSED:
             counts.refused += 1
-            counts.because(outcome.reason or "refused by the storage")
+            counts.add_reason(outcome.reason or "the target refused the event")
         elif outcome.stored is None or _same_json(outcome.stored, event.body):
             counts.duplicate += 1
         else:
             counts.conflicting += 1
-            counts.because("another event is stored under the same message id")
+            counts.add_reason("the target has another event with the same message id")
 
 
 def _same_json(one: bytes, other: bytes) -> bool:
-    """Whether two texts mean the same; ``1`` and ``1.0`` and ``true`` do not."""
+    """Return whether two JSON texts are equal; ``1``, ``1.0`` and ``true`` are different."""
     return one == other or _canonical(orjson.loads(one)) == _canonical(orjson.loads(other))
 
 
@@ -140,23 +154,25 @@ def _canonical(value: Any) -> bytes:
 
 
 # --------------------------------------------------------------------------------- subscriptions
-async def _subscriptions(source: SubscriptionStore, target: EventStore, tell: Told) -> Counts:
+async def _subscriptions(
+    source: SubscriptionStore, target: EventStore, report: OnProgress
+) -> Counts:
     counts = Counts("subscription changes")
     changes = _changes(source)
     async for change in changes:
         if not isinstance(target, SubscriptionStore):
             counts.refused += 1
-            counts.because("the storage keeps no subscriptions")
+            counts.add_reason("the target does not store subscriptions")
             continue
         await _apply(target, change, counts)
-        tell(counts)
+        report(counts)
     if isinstance(target, SubscriptionStore):
-        await _unexplained(source, target, counts)
+        await _copy_unexplained_choices(source, target, counts)
     return counts
 
 
 async def _changes(source: SubscriptionStore) -> AsyncGenerator[SubscriptionChange, None]:
-    """Put the records of the history together again: those of one change stand side by side."""
+    """Rebuild the changes of a history. The records of one change follow each other."""
     together: list[SubscriptionRecord] = []
     async for record in all_pages(
         lambda after: source.history(None, None, after=after, limit=_PAGE)
@@ -189,7 +205,7 @@ async def _history(
     store: SubscriptionStore, workspace_id: str, user_id: str
 ) -> AsyncGenerator[SubscriptionRecord, None]:
     async for record in all_pages(
-        lambda after: store.history(workspace_id, user_id, after=after, limit=_HISTORY)
+        lambda after: store.history(workspace_id, user_id, after=after, limit=_HISTORY_PAGE)
     ):
         yield record
 
@@ -202,21 +218,21 @@ async def _apply(target: SubscriptionStore, change: SubscriptionChange, counts: 
             return
         if record.at > change.at:
             newer.add(record.group_id)
-    # The user may have chosen anew at the target: what is older must not overrule that.
+    # The user may have made a newer choice at the target; an older one must not override it.
     choices = {group: choice for group, choice in change.choices.items() if group not in newer}
     if choices:
         await target.apply(dataclasses.replace(change, choices=choices))
     if len(choices) < len(change.choices):
         counts.conflicting += 1
-        counts.because("the user has made a newer choice there")
+        counts.add_reason("the user has made a newer choice at the target")
     else:
         counts.copied += 1
 
 
-async def _unexplained(
+async def _copy_unexplained_choices(
     source: SubscriptionStore, target: SubscriptionStore, counts: Counts
 ) -> None:
-    """Copy choices that hold at the source and that its history does not explain."""
+    """Copy the current choices of the source that its history does not explain."""
     async for state in all_pages(
         lambda after: source.scan_subscriptions(None, after=after, limit=_PAGE)
     ):
@@ -245,35 +261,28 @@ async def _unexplained(
 
 
 # ---------------------------------------------------------------------------------- dead letters
-async def _dead_letters(source: DeadLetterStore, target: EventStore, tell: Told) -> Counts:
+async def _dead_letters(source: DeadLetterStore, target: EventStore, report: OnProgress) -> Counts:
     counts = Counts("dead letters")
-    known: set[tuple[str, str]] = set()
-    if isinstance(target, DeadLetterStore):
-        # As many as the budgets allow, so their ids fit in memory.
+    letters = all_pages(lambda after: source.scan_dead_letters(None, after=after, limit=_PAGE))
+    if not isinstance(target, DeadLetterStore):
+        async for _ in letters:
+            counts.refused += 1
+            counts.add_reason("the target does not store dead letters")
+            report(counts)
+        return counts
+    # The budgets limit the number of dead letters, so their ids fit into memory.
+    known = {
+        (letter.workspace_id, letter.id)
         async for letter in all_pages(
             lambda after: target.scan_dead_letters(None, after=after, limit=_PAGE)
-        ):
-            known.add((letter.workspace_id, letter.id))
-    waiting: list[DeadLetter] = []
-    size = 0
-    async for letter in all_pages(
-        lambda after: source.scan_dead_letters(None, after=after, limit=_PAGE)
-    ):
-        if not isinstance(target, DeadLetterStore):
-            counts.refused += 1
-            counts.because("the storage keeps no dead letters")
-        elif (letter.workspace_id, letter.id) in known:
-            counts.duplicate += 1
-        else:
-            waiting.append(letter)
-            size += len(letter.item)
-            if len(waiting) >= _PAGE or size >= _WRITE:
-                await _put(target, waiting, counts)
-                waiting, size = [], 0
-        tell(counts)
-    if waiting and isinstance(target, DeadLetterStore):
-        await _put(target, waiting, counts)
-        tell(counts)
+        )
+    }
+    async for batch in _batches(letters, lambda letter: len(letter.item)):
+        new = [letter for letter in batch if (letter.workspace_id, letter.id) not in known]
+        counts.duplicate += len(batch) - len(new)
+        if new:
+            await _put(target, new, counts)
+        report(counts)
     return counts
 
 
@@ -282,35 +291,38 @@ async def _put(target: DeadLetterStore, letters: Sequence[DeadLetter], counts: C
     counts.copied += len(letters) - dropped
     if dropped:
         counts.refused += dropped
-        counts.because("the budget for dead letters is full there")
+        counts.add_reason("the budget for dead letters is used up at the target")
 
 
 # -------------------------------------------------------------------------------------- profiles
-async def _compare_profiles(source: ProfileStore, target: EventStore, tell: Told) -> Counts:
-    """Nothing is written here: profiles are the merge of the events that were copied."""
+async def _compare_profiles(source: ProfileStore, target: EventStore, report: OnProgress) -> Counts:
+    """Compare the profiles. Nothing is copied: the target has built them from the events."""
     counts = Counts("profiles")
     async for profile in all_pages(lambda after: source.scan_users(None, after=after, limit=_PAGE)):
         if not isinstance(target, ProfileStore):
             counts.refused += 1
-            counts.because("the storage keeps no profiles")
-            tell(counts)
+            counts.add_reason("the target does not store profiles")
+            report(counts)
             continue
         there = await target.profile(profile.workspace_id, profile.user_id)
         if there is not None and _contains(there, profile):
             counts.copied += 1
         else:
             counts.conflicting += 1
-            counts.because(
-                "a profile differs: events that made it have expired, or some came meanwhile"
+            counts.add_reason(
+                "a profile differs: some of its events have expired, or new ones arrived meanwhile"
             )
-        tell(counts)
+        report(counts)
     return counts
 
 
 def _contains(there: UserProfile, profile: UserProfile) -> bool:
-    """Whether a profile holds all of another; it may hold more, from events of its own store."""
+    """Return whether a profile includes another.
+
+    :param there: the profile at the target; events of the target may have added more to it.
+    """
     if there.updated_at > profile.updated_at:
-        # Values may have changed since; traits and links are never taken away.
+        # Newer events may have changed values; they never remove traits or links.
         return there.traits.keys() >= profile.traits.keys() and set(there.anonymous_ids) >= set(
             profile.anonymous_ids
         )

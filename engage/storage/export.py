@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a store holds, as JSON documents: the same whatever the storage.
+"""Read the records of a store as JSON documents, which are the same for every storage.
 
-Times are RFC 3339, UTC, with milliseconds. Everything streams: one page of the store at a time.
+Times are in RFC 3339, UTC, with milliseconds. Records are streamed, one page of the store at a
+time.
 """
 
 from __future__ import annotations
@@ -17,7 +18,6 @@ from engage.api import (
     DeadLetter,
     DeadLetterStore,
     EngageError,
-    Event,
     EventFilter,
     EventStore,
     GroupProfile,
@@ -32,7 +32,7 @@ from engage.api import (
 __all__ = ["KINDS", "Kind", "Record", "Selection", "all_pages", "export"]
 
 Kind = Literal["events", "users", "groups", "subscriptions", "dead-letters"]
-#: What can be exported, and by which filters.
+#: Kind of record → the filters of :class:`Selection` that apply to it.
 KINDS: Final[Mapping[Kind, frozenset[str]]] = {
     "events": frozenset({"workspace", "since", "type", "user"}),
     "users": frozenset({"workspace", "since", "user"}),
@@ -42,7 +42,8 @@ KINDS: Final[Mapping[Kind, frozenset[str]]] = {
 }
 
 _PAGE: Final = 500
-#: Plain characters in JSON, but line ends to Unicode: readers that split lines by it must not err.
+#: Characters that JSON allows in strings and that Unicode treats as line ends. They are escaped, so
+#: that readers which split by Unicode line ends see one line for each record.
 _LINE_ENDS: Final = tuple(
     (character.encode(), f"\\u{ord(character):04x}".encode()) for character in "\x85\u2028\u2029"
 )
@@ -52,32 +53,41 @@ Item = TypeVar("Item")
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Selection:
-    """Which records; ``None`` means any."""
+    """The records to export; ``None`` means any."""
 
     workspace: str | None = None
-    #: Milliseconds since 1970 UTC, inclusive: ``receivedAt``, or ``updatedAt`` where there is none.
+    #: Milliseconds since 1970 UTC, inclusive; compared with ``receivedAt`` of events and dead
+    #: letters, and with ``updatedAt`` of other records.
     since: int | None = None
     #: Type of event.
     type: str | None = None
     user: str | None = None
+
+    def includes(self, at: int, user_id: str | None) -> bool:
+        """Return whether a record matches ``since`` and ``user``.
+
+        :param at: when the record arrived or changed, in milliseconds since 1970 UTC.
+        :param user_id: the user of the record.
+        """
+        return at >= (self.since or 0) and self.user in (None, user_id)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Record:
     """One line of an export."""
 
-    #: Compact UTF-8 JSON of an object: one line, whatever is taken for a line end.
+    #: Compact UTF-8 JSON of an object, without any character that Unicode treats as a line end.
     json: bytes
-    #: When it arrived or was changed, milliseconds since 1970 UTC; 0 where that is unknown.
+    #: When it arrived or changed, in milliseconds since 1970 UTC; 0 if that is unknown.
     at: int
 
 
 async def all_pages(
     read: Callable[[str | None], Awaitable[Page[Item]]],
 ) -> AsyncGenerator[Item, None]:
-    """Follow a scan from its first page to its last.
+    """Yield the items of a scan, from its first page to its last.
 
-    :param read: gets a cursor, ``None`` for the first page.
+    :param read: reads the page after a cursor; the cursor of the first page is ``None``.
     """
     cursor: str | None = None
     while True:
@@ -89,72 +99,90 @@ async def all_pages(
         cursor = page.cursor
 
 
-async def export(
-    store: EventStore, kind: Kind, selection: Selection
-) -> AsyncGenerator[Record, None]:
-    """Read records of one kind.
+def export(store: EventStore, kind: Kind, selection: Selection) -> AsyncGenerator[Record, None]:
+    """Read the records of one kind.
 
-    :param store: open.
-    :raises EngageError: the storage does not keep such records.
+    :param store: an open store.
+    :return: the records; events and dead letters in order of arrival.
+    :raises EngageError: if the storage does not store such records.
     """
-    workspace, since, user = selection.workspace, selection.since, selection.user
-    if kind == "events":
-        wanted = EventFilter(workspace_id=workspace, since=since, type=selection.type, user_id=user)
-        async for event in all_pages(lambda after: store.scan(wanted, after=after, limit=_PAGE)):
-            yield _event(event)
-    elif kind == "users":
-        profiles = _capable(store, ProfileStore, "profiles")  # type: ignore[type-abstract]
-        if workspace is not None and user is not None:
-            one = await profiles.profile(workspace, user)
-            found = [one] if one is not None and one.updated_at >= (since or 0) else []
-            for profile in found:
-                yield _user(profile)
-            return
-        async for profile in all_pages(
-            lambda after: profiles.scan_users(workspace, after=after, limit=_PAGE)
-        ):
-            if profile.updated_at >= (since or 0) and user in (None, profile.user_id):
-                yield _user(profile)
-    elif kind == "groups":
-        profiles = _capable(store, ProfileStore, "profiles")  # type: ignore[type-abstract]
-        async for group in all_pages(
-            lambda after: profiles.scan_groups(workspace, after=after, limit=_PAGE)
-        ):
-            yield _group(group)
-    elif kind == "subscriptions":
-        choices = _capable(store, SubscriptionStore, "subscriptions")  # type: ignore[type-abstract]
-        async for state in all_pages(
-            lambda after: choices.scan_subscriptions(workspace, after=after, limit=_PAGE)
-        ):
-            if state.updated_at >= (since or 0) and user in (None, state.user_id):
-                yield _subscription(state)
-    else:
-        letters = _capable(store, DeadLetterStore, "dead letters")  # type: ignore[type-abstract]
-        async for letter in all_pages(
-            lambda after: letters.scan_dead_letters(workspace, after=after, limit=_PAGE)
-        ):
-            if letter.received_at >= (since or 0) and user in (None, letter.user_id):
-                yield _dead_letter(letter)
+    return _READERS[kind](store, selection)
 
 
-# ------------------------------------------------------------------------------------- internals
-def _capable(store: EventStore, interface: type[Item], what: str) -> Item:
-    if not isinstance(store, interface):
-        raise EngageError(f"the configured storage keeps no {what}")
-    return store
+# ----------------------------------------------------------------------------------- one per kind
+async def _events(store: EventStore, wanted: Selection) -> AsyncGenerator[Record, None]:
+    matching = EventFilter(
+        workspace_id=wanted.workspace, since=wanted.since, type=wanted.type, user_id=wanted.user
+    )
+    async for event in all_pages(lambda after: store.scan(matching, after=after, limit=_PAGE)):
+        # The normaliser has added all its fields and formatted its times.
+        yield _record(event.document(), event.received_at)
 
 
+async def _users(store: EventStore, wanted: Selection) -> AsyncGenerator[Record, None]:
+    if not isinstance(store, ProfileStore):
+        raise _lacking("profiles")
+    if wanted.workspace is not None and wanted.user is not None:
+        profile = await store.profile(wanted.workspace, wanted.user)
+        if profile is not None and wanted.includes(profile.updated_at, profile.user_id):
+            yield _user(profile)
+        return
+    async for profile in all_pages(
+        lambda after: store.scan_users(wanted.workspace, after=after, limit=_PAGE)
+    ):
+        if wanted.includes(profile.updated_at, profile.user_id):
+            yield _user(profile)
+
+
+async def _groups(store: EventStore, wanted: Selection) -> AsyncGenerator[Record, None]:
+    if not isinstance(store, ProfileStore):
+        raise _lacking("profiles")
+    async for group in all_pages(
+        lambda after: store.scan_groups(wanted.workspace, after=after, limit=_PAGE)
+    ):
+        yield _group(group)
+
+
+async def _subscriptions(store: EventStore, wanted: Selection) -> AsyncGenerator[Record, None]:
+    if not isinstance(store, SubscriptionStore):
+        raise _lacking("subscriptions")
+    async for state in all_pages(
+        lambda after: store.scan_subscriptions(wanted.workspace, after=after, limit=_PAGE)
+    ):
+        if wanted.includes(state.updated_at, state.user_id):
+            yield _subscription(state)
+
+
+async def _dead_letters(store: EventStore, wanted: Selection) -> AsyncGenerator[Record, None]:
+    if not isinstance(store, DeadLetterStore):
+        raise _lacking("dead letters")
+    async for letter in all_pages(
+        lambda after: store.scan_dead_letters(wanted.workspace, after=after, limit=_PAGE)
+    ):
+        if wanted.includes(letter.received_at, letter.user_id):
+            yield _dead_letter(letter)
+
+
+_READERS: Final[Mapping[Kind, Callable[[EventStore, Selection], AsyncGenerator[Record, None]]]] = {
+    "events": _events,
+    "users": _users,
+    "groups": _groups,
+    "subscriptions": _subscriptions,
+    "dead-letters": _dead_letters,
+}
+
+
+def _lacking(what: str) -> EngageError:
+    return EngageError(f"the configured storage does not store {what}")
+
+
+# ------------------------------------------------------------------------------ records as JSON
 def _record(document: Mapping[str, Any], at: int) -> Record:
-    # Sorted, as a storage need not keep the order of keys.
+    # Keys are sorted, because a storage need not keep their order.
     line = orjson.dumps(document, option=orjson.OPT_SORT_KEYS)
     for character, escaped in _LINE_ENDS:
         line = line.replace(character, escaped)
     return Record(line, at)
-
-
-def _event(event: Event) -> Record:
-    # The normaliser has given it all its fields, and its times their form.
-    return _record(event.document(), event.received_at)
 
 
 def _user(profile: UserProfile) -> Record:
@@ -211,7 +239,7 @@ def _dead_letter(letter: DeadLetter) -> Record:
         "reason": letter.reason,
         "message": letter.message,
         "errors": [dict(error) for error in letter.errors],
-        # An item that is no text cannot stand in JSON as it is.
+        # JSON cannot contain an item that is not text.
         **_text_or_base64("item", letter.item),
         "truncated": letter.truncated,
         "headers": headers,

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether this process should be sent requests: what ``/readyz`` answers.
+"""Decide whether this process is ready for requests: the answer of ``/readyz``.
 
-A load balancer asks often and takes a server out on a "no". So the storage is asked at most once a
-second, a stored event counts as an answer, and one hiccup is not yet a "no": only
-:data:`PATIENCE` seconds without any sign of life are. Before the first sign there is no patience.
+A load balancer polls often and stops sending requests to a server that is not ready. So the storage
+is checked at most once a second, a stored event counts as a successful check, and the process stays
+ready until no check has succeeded for :data:`PATIENCE` seconds. Before the first success it is not
+ready.
 """
 
 from __future__ import annotations
@@ -20,20 +21,20 @@ __all__ = ["Readiness"]
 
 _log = logging.getLogger(__name__)
 
-#: Seconds for which a sign of life counts without another question.
+#: Seconds after a success during which the storage is not checked again.
 FRESH: Final = 1.0
-#: Seconds without a sign of life after which the answer is no.
+#: Seconds after the last success during which the process stays ready.
 PATIENCE: Final = 10.0
-#: Seconds that one asker waits for the storage; the next finds out how it ended.
+#: Seconds that a request waits for a check. The check goes on; later requests see its result.
 WAIT: Final = 2.0
 
 
 class Readiness:
-    """Knows when the storage last showed that it can store.
+    """Checks whether the storage can store events, and remembers when it last could.
 
-    :param check: proves it, or raises; see :meth:`engage.api.EventStore.check`.
-    :param timeout: seconds after which a question that was not answered is asked again.
-    :param clock: seconds, never going back.
+    :param check: raises if it cannot; see :meth:`engage.api.EventStore.check`.
+    :param timeout: seconds after which an unanswered check fails.
+    :param clock: a monotonic clock in seconds.
     """
 
     def __init__(
@@ -46,39 +47,39 @@ class Readiness:
         self._check = check
         self._timeout = timeout
         self._clock = clock
-        self._alive_at: float | None = None
-        self._asking: asyncio.Task[None] | None = None
+        self._success_at: float | None = None
+        self._checking: asyncio.Task[None] | None = None
         self._failing = False
 
     def alive(self) -> None:
-        """Note a sign of life: something was stored just now."""
-        self._alive_at = self._clock()
+        """Record a success: the storage has just stored something."""
+        self._success_at = self._clock()
 
     async def ready(self) -> bool:
-        """:return: whether an event could be stored, as far as one can tell."""
+        """Return whether the storage can probably store an event now."""
         if self._within(FRESH):
             return True
-        if self._asking is None or self._asking.done():
-            self._asking = asyncio.create_task(self._ask())
-        # Waits without cancelling: who else asks meanwhile waits for the same answer.
-        await asyncio.wait([self._asking], timeout=WAIT)
+        if self._checking is None or self._checking.done():
+            self._checking = asyncio.create_task(self._run_check())
+        # asyncio.wait does not cancel the check: concurrent requests wait for the same one.
+        await asyncio.wait([self._checking], timeout=WAIT)
         return self._within(PATIENCE)
 
     async def close(self) -> None:
-        """Stop asking."""
-        if self._asking is not None:
-            self._asking.cancel()
-            await asyncio.wait([self._asking])
+        """Cancel a running check."""
+        if self._checking is not None:
+            self._checking.cancel()
+            await asyncio.wait([self._checking])
 
     def _within(self, seconds: float) -> bool:
-        return self._alive_at is not None and self._clock() - self._alive_at <= seconds
+        return self._success_at is not None and self._clock() - self._success_at <= seconds
 
-    async def _ask(self) -> None:
+    async def _run_check(self) -> None:
         try:
             async with within(self._timeout):
                 await self._check()
         except Exception as error:
-            # Once, not at every question; whatever it was, the answer is no.
+            # Log the first failure only. Any error means that the storage cannot store.
             if not self._failing:
                 _log.warning("the storage does not answer: %s", error)
             self._failing = True

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Deletes what is older than the config keeps, in the background, a little at a time."""
+"""Delete records that are older than the config allows, in the background and in small steps."""
 
 from __future__ import annotations
 
@@ -15,29 +15,29 @@ if TYPE_CHECKING:
 
     from engage.config import Retention
 
-__all__ = ["expire", "expire_for_ever"]
+__all__ = ["expire", "expire_periodically"]
 
 _log = logging.getLogger(__name__)
 
 #: Seconds between two rounds.
 ROUND_SECONDS: Final = 600.0
-#: Seconds before the first: a server that just started has better things to do.
+#: Seconds before the first round, so that it does not slow down the start of the server.
 FIRST_SECONDS: Final = 30.0
-#: Seconds between two slices, in which writes have the storage for themselves.
+#: Seconds between two calls of the storage, during which it only serves writes.
 PAUSE_SECONDS: Final = 0.05
-#: At most so many are deleted by one call.
+#: Maximum number of records that one call deletes.
 SLICE: Final = 500
 _DAY_MS: Final = 24 * 60 * 60 * 1000
 
 
-async def expire_for_ever(
+async def expire_periodically(
     store: EventStore,
     retention: Retention,
     *,
     first: float = FIRST_SECONDS,
     every: float = ROUND_SECONDS,
 ) -> None:
-    """Expire again and again, until cancelled. What the storage cannot do now, the next round does.
+    """Expire records in rounds until cancelled. After a failure, the next round tries again.
 
     :param first: seconds before the first round.
     :param every: seconds between two rounds.
@@ -49,21 +49,21 @@ async def expire_for_ever(
         try:
             await expire(store, retention, now=int(time.time() * 1000))
         except StorageUnavailable as error:
-            _log.warning("expiring has to wait: %s", error)
+            _log.warning("records could not be expired; the next round tries again: %s", error)
         except Exception:
-            _log.exception("expiring failed")
+            _log.exception("expiring records failed")
         await asyncio.sleep(every)
 
 
 async def expire(
     store: EventStore, retention: Retention, *, now: int, slice_: int = SLICE
 ) -> tuple[int, int]:
-    """Delete all that is too old now.
+    """Delete all records that are too old.
 
     :param now: milliseconds since 1970 UTC.
-    :param slice_: at most so many in one call of the storage.
-    :return: how many events and how many dead letters are gone.
-    :raises StorageUnavailable: not all of them are.
+    :param slice_: maximum number of records that one call of the storage deletes.
+    :return: the number of deleted events and of deleted dead letters.
+    :raises StorageUnavailable: if the storage fails; some records may be deleted already.
     """
     events = letters = 0
     if retention.events_days is not None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Calls of the storage that are not gathered: each has only so much time."""
+"""Limit the time of a call of the storage that is not part of a group commit."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ __all__ = ["within"]
 
 @contextlib.asynccontextmanager
 async def within(seconds: float) -> AsyncIterator[None]:
-    """Give what is awaited inside so much time. A storage bounds its calls itself; one that does
-    not must not hold its caller for ever.
+    """Limit the calls awaited inside to ``seconds``.
 
-    :raises StorageUnavailable: it took longer.
+    A storage limits its calls itself. This protects the caller from a storage that does not.
+
+    :raises StorageUnavailable: if the calls take longer.
     """
     try:
         async with asyncio.timeout(seconds):

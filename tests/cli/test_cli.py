@@ -516,7 +516,7 @@ def test_copy_says_what_did_not_arrive(stored: Path, tmp_path: Path) -> None:
     assert result.exit_code == 1
     assert "events\tcopied=4\tduplicate=0\tconflicting=1\trefused=0" in result.stdout
     assert result.stderr == (
-        "engage: events: another event is stored under the same message id\n"
+        "engage: events: the target has another event with the same message id\n"
         "engage: not everything arrived\n"
     )
 

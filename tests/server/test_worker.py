@@ -20,7 +20,7 @@ from engage.config import load
 from engage.http1.sockets import listen
 from engage.registry import load_plugins
 from engage.server import worker
-from engage.storage.retention import expire_for_ever
+from engage.storage.retention import expire_periodically
 from engage_plugins.sqlite.store import SqliteStorage
 
 DAY = 24 * 60 * 60 * 1000
@@ -70,9 +70,9 @@ async def test_the_first_worker_expires_what_is_old_and_the_others_leave_it_to_h
     async def observed(*arguments: object, **options: float) -> None:
         nonlocal rounds
         rounds += 1
-        await functools.partial(expire_for_ever, first=0, every=0.05)(*arguments, **options)  # type: ignore[arg-type]
+        await functools.partial(expire_periodically, first=0, every=0.05)(*arguments, **options)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(worker, "expire_for_ever", observed)
+    monkeypatch.setattr(worker, "expire_periodically", observed)
     ready = asyncio.Event()
     sock = listen("127.0.0.1", 0)
     one = worker.Worker(config, registry, sock, number=number, ready=ready.set)
@@ -109,7 +109,9 @@ async def test_nothing_is_expired_while_the_store_closes(
 ) -> None:
     path = tmp_path / "engage.toml"
     path.write_text(config_text(config_extra="[retention]\nevents_days = 30"))
-    monkeypatch.setattr(worker, "expire_for_ever", functools.partial(expire_for_ever, first=0))
+    monkeypatch.setattr(
+        worker, "expire_periodically", functools.partial(expire_periodically, first=0)
+    )
     expiring: list[asyncio.Task[object]] = []
     close = SqliteStorage.close
 

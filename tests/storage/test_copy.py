@@ -202,7 +202,7 @@ async def test_a_profile_that_no_event_explains_is_reported(tmp_path: Path) -> N
         counts = {counts.kind: counts async for counts in copy_all(source, target)}
         assert numbers(counts["profiles"]) == (0, 0, 1, 0)
         assert counts["profiles"].reasons == [
-            "a profile differs: events that made it have expired, or some came meanwhile"
+            "a profile differs: some of its events have expired, or new ones arrived meanwhile"
         ]
 
 

@@ -169,7 +169,7 @@ async def test_dead_letters(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", sorted(set(KINDS) - {"events"}))
 async def test_a_storage_that_keeps_no_such_thing(kind: Kind) -> None:
-    with pytest.raises(EngageError, match="the configured storage keeps no "):
+    with pytest.raises(EngageError, match="the configured storage does not store "):
         await lines(Sink(), kind)
 
 

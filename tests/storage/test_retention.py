@@ -11,7 +11,7 @@ from support.waiting import eventually
 
 from engage.api import DeadLetterStore, EventStore, StorageUnavailable
 from engage.config import Retention
-from engage.storage.retention import expire, expire_for_ever
+from engage.storage.retention import expire, expire_periodically
 
 DAY = 24 * 60 * 60 * 1000
 NOW = 1_800_000_000_000
@@ -79,7 +79,7 @@ async def test_what_is_kept_for_ever_is_not_asked_for() -> None:
     retention = Retention(events_days=None, dead_letters_days=None)
     assert await expire(store, retention, now=NOW) == (0, 0)
     assert store.calls == []
-    await expire_for_ever(store, retention)  # Returns: there is nothing to do, ever.
+    await expire_periodically(store, retention)  # Returns: there is nothing to do, ever.
 
 
 async def test_a_storage_without_dead_letters_is_no_error() -> None:
@@ -92,9 +92,11 @@ async def test_a_failure_is_logged_and_the_next_round_goes_on(
     store = _Events(3, at=0)
     store.broken = True
     task = asyncio.create_task(
-        expire_for_ever(store, Retention(events_days=1), first=0, every=0.01)
+        expire_periodically(store, Retention(events_days=1), first=0, every=0.01)
     )
-    await eventually(lambda: "expiring has to wait: not now" in caplog.text)
+    await eventually(
+        lambda: "records could not be expired; the next round tries again: not now" in caplog.text
+    )
     store.broken = False
     await eventually(lambda: not store.events)
     assert not task.done()
