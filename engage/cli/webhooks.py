@@ -1,14 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """``engage webhook-url``, ``webhook-test`` and ``webhook-retry``.
 
-What they need of the server is imported when they run: no other command needs it loaded.
+The server's modules are imported when one of these runs, because no other command needs them.
 """
 
 from __future__ import annotations
 
 import asyncio
 import sys
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,13 +16,13 @@ import click
 import orjson
 
 from engage.api import MAX_TIME, ConfigError, DeadLetterStore, EngageError, Provider
-from engage.cli.common import config_option, moment, opened, registry_of, safe
+from engage.cli.common import config_option, moment, registry_of, safe
 from engage.config import Config, load
 from engage.registry import Registry
 from engage.storage.export import all_pages
 
 if TYPE_CHECKING:
-    from engage.deliveries.dry_run import Recording
+    from engage.deliveries.delivery import Delivery, Destination
 
 __all__ = ["webhook_retry", "webhook_test", "webhook_url"]
 
@@ -31,14 +30,14 @@ _PAGE = 100
 
 
 class Moment(click.ParamType[float]):
-    """Seconds since 1970, or RFC 3339."""
+    """A time: seconds since 1970, or RFC 3339."""
 
     name = "time"
 
     def convert(
         self, value: object, param: click.Parameter | None, ctx: click.Context | None
     ) -> float:
-        """Read it; anything else is wrong usage."""
+        """Read a time; anything else is a usage error."""
         try:
             seconds = float(str(value))
         except ValueError:
@@ -50,21 +49,23 @@ class Moment(click.ParamType[float]):
             return moment(str(value)).timestamp()
         except ValueError:
             self.fail(
-                f"{value!r} is no time such as 1700000000 or 2026-01-31T12:00:00Z", param, ctx
+                f"{value!r} is not a time; use for example 1700000000 or 2026-01-31T12:00:00Z",
+                param,
+                ctx,
             )
 
 
 @click.command("webhook-url", epilog="\b\nExample:\n  engage webhook-url sendgrid --workspace acme")
 @click.argument("provider")
 @config_option
-@click.option("--workspace", metavar="ID", help="Only of this workspace.")
+@click.option("--workspace", metavar="ID", help="Only this workspace's URL.")
 @click.pass_context
 def webhook_url(
     ctx: click.Context, provider: str, config_path: Path, workspace: str | None
 ) -> None:
-    """Print the URL to paste at PROVIDER.
+    """Print the URL to enter at PROVIDER.
 
-    One for each workspace that has it, and what else to set there.
+    There is one for each workspace that has the provider. Below them is what else to set there.
     """
     config = load(config_path)
     enabled = _enabled(registry_of(ctx), config, provider)
@@ -74,14 +75,14 @@ def webhook_url(
     if base is None:
         base = f"http://{config.server.host}:{config.server.port}"
         click.echo(
-            "engage: server.public_url is not set: providers reach this server only if they"
-            " run on this machine",
+            "engage: server.public_url is not set: only providers on this machine can reach this"
+            " server",
             err=True,
         )
     options = {known.id: known.webhooks for known in config.workspaces}
     for name in enabled:
         url = f"{base}/api/public/webhooks/{provider}?workspaceId={name}"
-        # What the provider signs, if that is not our own address.
+        # The provider signs the URL that is registered there; an option can set another one.
         own = options[name][provider].get("public_url")
         click.echo(f"{name}\t{safe(own if isinstance(own, str) else url)}")
     setup = next(iter(enabled.values())).setup
@@ -96,11 +97,11 @@ def webhook_url(
 @click.argument("provider")
 @click.argument("file", type=click.Path(dir_okay=False, exists=True, path_type=Path))
 @config_option
-@click.option("--workspace", metavar="ID", help="Which workspace it is for, if not the only one.")
+@click.option("--workspace", metavar="ID", help="The workspace that it is for.")
 @click.option(
     "--now",
     type=Moment(),
-    help="The time at which it arrived, for schemes that refuse old deliveries.",
+    help="When it arrived; some providers' deliveries are refused when they are old.",
 )
 @click.pass_context
 def webhook_test(
@@ -111,60 +112,53 @@ def webhook_test(
     workspace: str | None,
     now: float | None,
 ) -> None:
-    """Try a recorded delivery, store nothing.
+    """Verify and translate a recorded delivery without storing anything.
 
-    Verifies and translates it as the server would. FILE holds it as it came over the wire (headers,
-    an empty line, the body; a request line may stand before them), or as JSON with url, headers,
-    body or body_base64, and now. The events are written as NDJSON.
+    FILE is the request as it was sent (headers, an empty line and the body, optionally a request
+    line before them), or a JSON object with headers, body or body_base64, and optionally url and
+    now. The events are printed as NDJSON.
     """
-    from engage.deliveries.dry_run import read_recording
+    from engage.deliveries.delivery import Destination
+    from engage.deliveries.dry_run import named_workspace, read_recording
 
     config = load(config_path)
     registry = registry_of(ctx)
     enabled = _enabled(registry, config, provider)
-    recording = read_recording(file.read_bytes(), provider)
-    chosen = _chosen(enabled, provider, workspace or recording.workspace)
-    asyncio.run(_rehearse(config, provider, chosen, enabled[chosen], recording, now))
+    delivery = read_recording(file.read_bytes(), provider, now=now)
+    chosen = _chosen(enabled, provider, workspace or named_workspace(delivery))
+    destination = Destination(name=provider, workspace_id=chosen, provider=enabled[chosen])
+    asyncio.run(_rehearse(config, destination, delivery))
 
 
-async def _rehearse(
-    config: Config,
-    name: str,
-    workspace: str,
-    provider: Provider,
-    recording: Recording,
-    now: float | None,
-) -> None:
+async def _rehearse(config: Config, destination: Destination, delivery: Delivery) -> None:
     from engage.deliveries.dry_run import rehearse
     from engage.deliveries.fetcher import Fetcher
 
-    if now is None:
-        now = time.time() if recording.now is None else recording.now
     fetcher = Fetcher()
     try:
-        result = await rehearse(
-            config, name, workspace, provider, recording, now=now, fetcher=fetcher
-        )
+        result = await rehearse(config, destination, delivery, fetcher)
     finally:
         await fetcher.close()
     terminal = sys.stdout.isatty()
-    click.echo(f"verified for workspace {workspace}", err=True)
+    click.echo(f"verified for workspace {destination.workspace_id}", err=True)
     for document in result.documents:
         line = orjson.dumps(document).decode()
         click.echo(safe(line) if terminal else line)
     click.echo(
         f"{len(result.documents)} events, {result.ignored} ignored,"
-        f" {len(result.problems)} not understood",
+        f" {len(result.problems)} not translated",
         err=True,
     )
     if result.problems:
-        raise EngageError(f"it would be kept as a dead letter: {result.problems[0]}")
+        raise EngageError(
+            f"the server would keep the delivery as a dead letter: {result.problems[0]}"
+        )
 
 
 @click.command("webhook-retry", epilog="\b\nExample:\n  engage webhook-retry --provider sendgrid")
 @config_option
-@click.option("--workspace", metavar="ID", help="Only of this workspace.")
-@click.option("--provider", metavar="NAME", help="Only of this provider.")
+@click.option("--workspace", metavar="ID", help="Only this workspace's deliveries.")
+@click.option("--provider", metavar="NAME", help="Only this provider's deliveries.")
 @click.option("--id", "letter_id", metavar="ID", help="Only this dead letter.")
 @click.pass_context
 def webhook_retry(
@@ -174,10 +168,11 @@ def webhook_retry(
     provider: str | None,
     letter_id: str | None,
 ) -> None:
-    """Translate dead deliveries again.
+    """Translate deliveries that are kept as dead letters again.
 
-    Deliveries that verified and were not understood are dead letters.
-    What translates now is stored, and its letter removed; what was stored before is a duplicate.
+    Such a delivery was verified, but not or not completely translated. If it can be translated now,
+    its events are stored and the dead letter is removed; events that are stored already are not
+    stored again.
     """
     config = load(config_path)
     asyncio.run(_retry(registry_of(ctx), config, workspace, provider, letter_id))
@@ -193,16 +188,13 @@ async def _retry(
     from engage.app import build
     from engage.deliveries.delivery import UNTRANSLATED
 
-    # Only to see that there is a store: the server below would be asked to make one.
-    async with opened(registry, config):
-        pass
     app = build(config, registry)
     done = left = events = 0
     try:
         await app.open(create=False)
         store = app.store
         if not isinstance(store, DeadLetterStore):
-            raise ConfigError("the storage keeps no dead letters")
+            raise ConfigError("the storage does not keep dead letters")
         letters = [
             letter
             async for letter in all_pages(
@@ -233,11 +225,14 @@ async def _retry(
 
 
 def _enabled(registry: Registry, config: Config, provider: str) -> Mapping[str, Provider]:
-    """:raises ConfigError: it is not installed, or no workspace has it."""
+    """Return workspace id → the provider, for each workspace that has it.
+
+    :raises ConfigError: if the provider is not installed, or no workspace has it.
+    """
     if provider not in registry.webhooks:
         raise ConfigError(
-            f"no webhook provider {provider!r} is installed; there is:"
-            f" {', '.join(sorted(registry.webhooks)) or 'none'}"
+            f"the webhook provider {provider!r} is not installed; installed are:"
+            f" {', '.join(sorted(registry.webhooks)) or 'no providers'}"
         )
     enabled = registry.make_webhooks(config).get(provider, {})
     if not enabled:
@@ -251,7 +246,7 @@ def _chosen(enabled: Mapping[str, Provider], provider: str, workspace: str | Non
     if workspace is None and len(enabled) == 1:
         return next(iter(enabled))
     if workspace is None:
-        raise ConfigError(f"say for which --workspace: {', '.join(enabled)}")
+        raise ConfigError(f"choose one with --workspace: {', '.join(enabled)}")
     if workspace not in enabled:
-        raise ConfigError(f"the workspace {workspace!r} has no {provider}")
+        raise ConfigError(f"the workspace {workspace!r} does not have {provider}")
     return workspace

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The way of a webhook delivery, from a provider's request to events in the pipeline.
+"""A webhook delivery, from the provider's request to events in the pipeline.
 
-==================  ================================================================
-``receive.py``      the steps in their order: verify, translate, store, answer
-``delivery.py``     a request to a webhook URL, and the dead letter that keeps one
-``fetcher.py``      fetches what a signature needs, such as a certificate
-``recipients.py``   finds the user whom a recipient's address belongs to
-``dry_run.py``      runs a recorded delivery without storing anything
-==================  ================================================================
+=====================  =============================================================
+``receive.py``         the steps in their order: verify, translate, store, answer
+``delivery.py``        a delivery, its destination, and the dead letter that keeps one
+``provider_calls.py``  calls the provider and handles whatever it raises
+``fetcher.py``         fetches what a signature needs, such as a certificate
+``recipients.py``      finds the user whom a recipient's address belongs to
+``dry_run.py``         runs a recorded delivery without storing anything
+=====================  =============================================================
 """

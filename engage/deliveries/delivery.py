@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A request to a webhook's URL, and the dead letter in which one is kept that was not understood.
+"""A delivery, the destination it goes to, and the dead letter that keeps one.
 
-Pure. A letter holds the whole delivery, its secrets redacted, so that it can be translated again.
+The functions are pure. A dead letter holds the whole delivery with its secrets redacted, so that
+the provider can translate it again later.
 """
 
 from __future__ import annotations
@@ -21,17 +22,19 @@ __all__ = [
     "PATH_HEADER",
     "REDACTED",
     "UNTRANSLATED",
-    "Incoming",
+    "Delivery",
+    "Destination",
     "delivery_of_letter",
     "letter_of_delivery",
     "named_workspaces",
     "redacted",
 ]
 
-#: Reason of a dead letter that holds a whole delivery.
+#: The reason of a dead letter that holds a whole delivery.
 UNTRANSLATED: Final = "untranslated"
+#: Replaces the value of a header that is, or may be, a secret.
 REDACTED: Final = "[redacted]"
-#: Of a dead letter: the path and query of its request, under the name that HTTP/2 gives them.
+#: The name under which a dead letter keeps the request's path and query, as in HTTP/2.
 PATH_HEADER: Final = ":path"
 
 _SECRET_NAME: Final = re.compile(
@@ -40,29 +43,44 @@ _SECRET_NAME: Final = re.compile(
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Incoming:
-    """A request to a webhook's URL."""
+class Delivery:
+    """One webhook request: a POST to the URL of a provider."""
 
-    provider: str
-    method: str
-    #: Path and query as they were sent.
+    #: Path and query, as sent.
     target: str
-    #: [name, value] pairs, repeated ones repeated.
+    #: [name, value] pairs; a repeated header has several.
     headers: Sequence[tuple[str, str]]
-    #: Raw, as it came over the wire.
+    #: The raw body, before its content encoding is decoded.
     body: bytes
     encoding: Encoding = "identity"
+    #: When it arrived: seconds since 1970 UTC.
+    arrived_at: float
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Destination:
+    """Where a delivery goes: a provider, made with the options of one workspace."""
+
+    #: The provider's name, such as ``stripe``.
+    name: str
+    workspace_id: str
+    provider: Provider
 
 
 def named_workspaces(target: str, headers: Sequence[tuple[str, str]]) -> set[str]:
-    """:return: every workspace that a delivery's query or headers name; more than one is a lie."""
+    """Return every workspace that the query or a header names.
+
+    A delivery that names more than one is refused.
+
+    :param target: path and query.
+    """
     query = parse_qsl(target.partition("?")[2], keep_blank_values=True)
     named = {value for name, value in query if name == "workspaceId"}
     return named | {value for name, value in headers if name.lower() == "df-workspace-id"}
 
 
 def redacted(headers: Sequence[tuple[str, str]], provider: Provider) -> list[tuple[str, str]]:
-    """:return: the headers with the values taken out of all that are, or may be, a secret."""
+    """Return the headers with every value replaced that is, or may be, a secret."""
     signing = provider.signing
     names = {name.lower() for name in (signing.signature, signing.credential) if name}
     secrets = [secret.decode("latin-1") for secret in provider.credentials()]
@@ -80,24 +98,23 @@ def redacted(headers: Sequence[tuple[str, str]], provider: Provider) -> list[tup
 
 
 def letter_of_delivery(
-    incoming: Incoming,
-    workspace: str,
-    provider: Provider,
+    delivery: Delivery,
+    destination: Destination,
     problems: Sequence[Problem],
     *,
     received_at: int,
 ) -> DeadLetter:
     """Make the dead letter of a verified delivery.
 
-    :param problems: why it, or an element of it, could not be translated; at least one.
+    :param problems: why the delivery, or a part of it, could not be translated; at least one.
     :param received_at: milliseconds since 1970 UTC.
     """
-    # A redelivery is the same letter; signature and time of signing differ each time.
-    identity = incoming.target.encode() + b"\n" + incoming.body
+    # The signature and its timestamp are left out: they differ when the same delivery is repeated.
+    identity = delivery.target.encode() + b"\n" + delivery.body
     return DeadLetter(
-        id=letter_id(workspace, incoming.provider, identity),
-        workspace_id=workspace,
-        origin=incoming.provider,
+        id=letter_id(destination.workspace_id, destination.name, identity),
+        workspace_id=destination.workspace_id,
+        origin=destination.name,
         write_key_id=None,
         user_id=None,
         anonymous_id=None,
@@ -105,28 +122,30 @@ def letter_of_delivery(
         reason=UNTRANSLATED,
         message=str(problems[0]),
         errors=[problem.as_dict() for problem in problems[:MAX_ERRORS]],
-        item=incoming.body,
+        item=delivery.body,
         truncated=False,
-        headers=[(PATH_HEADER, incoming.target), *redacted(incoming.headers, provider)],
+        headers=[
+            (PATH_HEADER, delivery.target),
+            *redacted(delivery.headers, destination.provider),
+        ],
         received_at=received_at,
     )
 
 
-def delivery_of_letter(letter: DeadLetter) -> Incoming:
-    """Undo :func:`letter_of_delivery`; only what was redacted is lost.
+def delivery_of_letter(letter: DeadLetter) -> Delivery:
+    """Return the delivery that a dead letter keeps, without the secrets that were redacted.
 
-    :raises ConfigError: the letter is of something else than a whole delivery.
+    :raises ConfigError: if the letter does not hold a whole delivery.
     """
     headers = [(name, value) for name, value in letter.headers if name != PATH_HEADER]
     targets = [value for name, value in letter.headers if name == PATH_HEADER]
     if letter.reason != UNTRANSLATED or letter.truncated or not targets:
-        raise ConfigError(f"dead letter {letter.id} is no delivery")
+        raise ConfigError(f"dead letter {letter.id} does not hold a whole delivery")
     encodings = [value for name, value in headers if name.lower() == "content-encoding"]
-    return Incoming(
-        provider=letter.origin,
-        method="POST",
+    return Delivery(
         target=targets[0],
         headers=headers,
         body=letter.item,
         encoding=check_encoding(encodings),
+        arrived_at=letter.received_at / 1000,
     )

@@ -1,74 +1,56 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A delivery from a file: what the server would make of it, storing nothing."""
+"""Runs a recorded delivery through the steps of the server, without storing anything."""
 
 from __future__ import annotations
 
 import base64
 import binascii
 import dataclasses
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
 import orjson
 
-from engage.api import EVENT_TYPES, EngageError, Provider, SignatureMismatch, WebhookRequest
+from engage.api import EVENT_TYPES, EngageError, SignatureMismatch
 from engage.config import Config
-from engage.deliveries.delivery import named_workspaces
+from engage.deliveries import provider_calls
+from engage.deliveries.delivery import Delivery, Destination, named_workspaces
 from engage.deliveries.fetcher import Fetcher
-from engage.deliveries.receive import translated, unkeepable
-from engage.deliveries.recipients import of_nobody
-from engage.errors import ApiError, Limit, Problem, located
-from engage.pipeline.decode import check_encoding, decompress
+from engage.deliveries.recipients import with_anonymous_id
+from engage.errors import ApiError, Problem, from_problems, located
+from engage.pipeline.decode import check_encoding
 from engage.pipeline.normalise import Arrival, normalise
 from engage.pipeline.validate import Schemas
 
-__all__ = ["Recording", "Rehearsal", "read_recording", "rehearse"]
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Recording:
-    """A recorded delivery."""
-
-    #: Path and query.
-    target: str
-    headers: Sequence[tuple[str, str]]
-    body: bytes
-    #: Seconds since 1970, if it says when it arrived.
-    now: float | None
-
-    @property
-    def workspace(self) -> str | None:
-        """The workspace that its URL or header names, if one does.
-
-        :raises EngageError: they name several; the server would refuse it.
-        """
-        named = named_workspaces(self.target, self.headers)
-        if len(named) > 1:
-            raise EngageError("the recording names several workspaces in its URL and headers")
-        return next(iter(named), None)
+__all__ = ["Rehearsal", "named_workspace", "read_recording", "rehearse"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Rehearsal:
-    """What would be stored."""
+    """What the server would make of a delivery."""
 
+    #: The events that it would store.
     documents: Sequence[Mapping[str, Any]]
+    #: How many elements it would ignore.
     ignored: int
+    #: Why it would keep the delivery as a dead letter.
     problems: Sequence[Problem]
 
 
-def read_recording(data: bytes, provider: str) -> Recording:
+def read_recording(data: bytes, provider: str, *, now: float | None = None) -> Delivery:
     """Read a recorded delivery.
 
-    :param data: JSON (an object with ``headers`` as an object or list of pairs, ``body`` or
-        ``body_base64``, optionally ``url`` and ``now``), or the request as it came over the wire.
-    :param provider: its path, if the recording does not say.
-    :raises EngageError: it is neither.
+    :param data: a JSON object with ``headers`` (an object or a list of pairs), ``body`` or
+        ``body_base64``, and optionally ``url`` and ``now``; or the request as it was sent.
+    :param provider: the name in the URL, if the recording has no URL.
+    :param now: when it arrived, in seconds since 1970; ``None``: what the recording says, else now.
+    :raises EngageError: if it is neither.
     """
     path = f"/api/public/webhooks/{provider}"
     if data.lstrip()[:1] == b"{":
-        return _from_json(data, path)
+        return _from_json(data, path, now)
     separator = b"\r\n\r\n" if b"\r\n\r\n" in data else b"\n\n"
     head, found, body = data.partition(separator)
     if not found:
@@ -80,12 +62,12 @@ def read_recording(data: bytes, provider: str) -> Recording:
     for line in lines:
         name, colon, value = line.partition(":")
         if not colon or not name.strip():
-            raise EngageError("the recording has a line among its headers that is none")
+            raise EngageError("the recording contains a malformed header line")
         headers.append((name.strip(), value.strip()))
-    return Recording(target=path, headers=headers, body=body, now=None)
+    return _recorded(path, headers, body, now)
 
 
-def _from_json(data: bytes, path: str) -> Recording:
+def _from_json(data: bytes, path: str, now: float | None) -> Delivery:
     try:
         found = orjson.loads(data)
         pairs = found["headers"]
@@ -93,17 +75,27 @@ def _from_json(data: bytes, path: str) -> Recording:
         headers = [(str(name), _latin(str(value))) for name, value in pairs]
         encoded, text = found.get("body_base64"), found.get("body")
         body = base64.b64decode(encoded) if text is None else text.encode()
-        now = found.get("now")
-        return Recording(
-            target=_target(found["url"]) if found.get("url") else path,
-            headers=headers,
-            body=body,
-            now=None if now is None else float(now),
-        )
+        target = _target(found["url"]) if found.get("url") else path
+        if now is None and found.get("now") is not None:
+            now = float(found["now"])
     except (orjson.JSONDecodeError, KeyError, TypeError, ValueError, binascii.Error) as error:
         raise EngageError(
-            "the recording is no JSON object with headers and body (or body_base64)"
+            "the recording is not a JSON object with headers and body (or body_base64)"
         ) from error
+    return _recorded(target, headers, body, now)
+
+
+def _recorded(
+    target: str, headers: Sequence[tuple[str, str]], body: bytes, now: float | None
+) -> Delivery:
+    encodings = [value for name, value in headers if name.lower() == "content-encoding"]
+    return Delivery(
+        target=target,
+        headers=headers,
+        body=body,
+        encoding=check_encoding(encodings),
+        arrived_at=time.time() if now is None else now,
+    )
 
 
 def _target(url: str) -> str:
@@ -112,71 +104,64 @@ def _target(url: str) -> str:
 
 
 def _latin(value: str) -> str:
-    """Headers travel as bytes; they are read as Latin-1."""
+    """Decode a header as the server does: its bytes are read as Latin-1."""
     return value.encode().decode("latin-1")
 
 
+def named_workspace(delivery: Delivery) -> str | None:
+    """Return the workspace that a delivery names, or ``None`` if it names no workspace.
+
+    :raises EngageError: if it names several; the server would refuse it.
+    """
+    named = named_workspaces(delivery.target, delivery.headers)
+    if len(named) > 1:
+        raise EngageError("the recording names several workspaces in its URL and headers")
+    return next(iter(named), None)
+
+
 async def rehearse(
-    config: Config,
-    name: str,
-    workspace: str,
-    provider: Provider,
-    recording: Recording,
-    *,
-    now: float,
-    fetcher: Fetcher,
+    config: Config, destination: Destination, delivery: Delivery, fetcher: Fetcher
 ) -> Rehearsal:
     """Verify, translate, validate and normalise a delivery.
 
-    Recipients are not looked up, transforms do not run, and no call of a provider's is made but
-    for what it needs to verify.
+    Recipients are not looked up and transforms do not run. The only outgoing call is for a document
+    that the signature needs.
 
-    :raises EngageError: it does not verify; the message says why.
+    :raises EngageError: if the delivery could not be verified; the message gives the reason.
     """
-    encodings = [value for key, value in recording.headers if key.lower() == "content-encoding"]
-    request = WebhookRequest(
-        method="POST",
-        headers=recording.headers,
-        body=decompress(
-            recording.body,
-            check_encoding(encodings),
-            Limit(config.limits.decompressed_bytes, "limits.decompressed_bytes"),
-        ),
-        url=(config.server.public_url or "") + recording.target,
-        now=now,
-    )
-    if provider.probe(request) is not None:
+    limits = config.limits
+    provider = destination.provider
+    request = provider_calls.request_of(delivery, config.server.public_url, limits)
+    if provider_calls.probe(provider, request) is not None:
         return Rehearsal(documents=[], ignored=0, problems=[])
     try:
-        needed = provider.needs(request)
-        fetched = None if needed is None else await fetcher.get(needed, provider.hosts)
-        provider.verify(request, fetched)
+        await provider_calls.verify(provider, request, fetcher)
     except SignatureMismatch as error:
-        raise EngageError(f"it does not verify: {error}") from error
-    except EngageError:
-        raise
-    except Exception as error:
-        raise EngageError(f"it does not verify: {type(error).__name__}") from error
-    translation, problems = translated(provider, request)
-    schemas = Schemas.load()
+        raise EngageError(f"the webhook signature could not be verified: {error}") from error
+    translation, problems = provider_calls.translate(provider, request, limits.json_depth)
     arrival = Arrival.of_delivery(
-        workspace, name, received_at=int(now * 1000), limits=config.limits
+        destination.workspace_id,
+        destination.name,
+        received_at=int(delivery.arrived_at * 1000),
+        limits=limits,
     )
+    schemas = Schemas.load()
     documents = []
     for event in translation.events:
-        prefix = f"/{event.index}"
-        reason = unkeepable(event.document, config.limits.json_depth)
-        if reason is not None:
-            problems.append(Problem(prefix, reason))
-            continue
-        document = of_nobody(event)
-        kind = str(document.get("type"))
-        found = schemas.problems(kind if kind in EVENT_TYPES else "item", document)
-        if found:
-            problems += [problem.under(prefix) for problem in found]
-            continue
         try:
-            documents.append(normalise(document, kind, arrival).document())
+            documents.append(_stored(with_anonymous_id(event), arrival, schemas))
         except ApiError as error:
-            problems += located(error, prefix)
+            problems += located(error, f"/{event.index}")
     return Rehearsal(documents=documents, ignored=translation.ignored, problems=problems)
+
+
+def _stored(document: dict[str, Any], arrival: Arrival, schemas: Schemas) -> dict[str, Any]:
+    """Return an event as the server stores it.
+
+    :raises ApiError: if it is not valid.
+    """
+    kind = str(document.get("type"))
+    found = schemas.problems(kind if kind in EVENT_TYPES else "item", document)
+    if found:
+        raise from_problems(found)
+    return normalise(document, kind, arrival).document()

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The only calls that engage makes to others: documents that a webhook provider needs.
+"""Fetches documents that a webhook provider needs: the only outgoing calls that engage makes.
 
-A delivery that nobody has verified yet can ask for one, so everything is bounded: only hosts that
-the provider's code names, no redirect, 3 s, 64 KiB, one call at a time, ten a minute; 16 documents
-are kept for 24 h, failures (a document that is not the one expected is one too) are remembered for
-5 minutes. No proxy is used.
+A delivery can cause a call before it is verified, so the calls are bounded: only to hosts that the
+provider's code names, without redirects or a proxy, for at most 3 s and 64 KiB, one call at a time
+and ten a minute. 16 documents are kept for 24 hours. A failed call, or a document that is not the
+expected one, is not repeated for 5 minutes.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ FAILED_SECONDS: Final = 300.0
 CALLS: Final = 10
 CALLS_SECONDS: Final = 60.0
 
-#: Nothing but scheme, host, path and query; parsers disagree about everything else.
+#: Only scheme, host, path and query; parsers disagree about everything else.
 _URL: Final = re.compile(r"https://(?P<host>[a-z0-9.-]{1,253})(?P<rest>/[!-\"$-~]*)", re.ASCII)
 
 
 class FetchRefusedError(EngageError):
-    """The URL must not be called. Nothing was sent."""
+    """The URL is not allowed; no request was sent."""
 
 
 class FetchError(EngageError):
-    """The document cannot be had now."""
+    """The document cannot be fetched now."""
 
 
 class _Client(Protocol):
@@ -55,8 +55,8 @@ class _Client(Protocol):
 class Fetcher:
     """Fetches documents within bounds.
 
-    :param client: an HTTP client of Tornado's, instead of one made at the first call.
-    :param clock: seconds, never decreasing.
+    :param client: a Tornado HTTP client; ``None``: one is made at the first call.
+    :param clock: returns seconds that never decrease.
     """
 
     def __init__(
@@ -64,19 +64,19 @@ class Fetcher:
     ) -> None:
         self._client = client
         self._clock = clock
-        #: URL → (when it is forgotten, document), the one used longest ago first.
+        #: URL → (when it expires, document), least recently used first.
         self._kept: collections.OrderedDict[str, tuple[float, bytes]] = collections.OrderedDict()
         self._failed: collections.OrderedDict[str, float] = collections.OrderedDict()
         self._calls: collections.deque[float] = collections.deque()
-        self._flying: tuple[str, asyncio.Task[bytes]] | None = None
+        self._under_way: tuple[str, asyncio.Task[bytes]] | None = None
 
     async def get(self, fetch: Fetch, hosts: Sequence[str]) -> bytes:
-        """Get a document.
+        """Return a document.
 
-        :param hosts: regular expressions; the host must match one as a whole.
-        :raises FetchRefusedError: the URL is not ``https`` to such a host, or has a port, user
-            information or a fragment.
-        :raises FetchError: it cannot be had now.
+        :param hosts: regular expressions; the whole host must match one of them.
+        :raises FetchRefusedError: if the URL is not ``https`` to such a host, or if it has a port,
+            user information or a fragment.
+        :raises FetchError: if the document cannot be fetched now.
         """
         match = _URL.fullmatch(fetch.url)
         if match is None or not any(re.fullmatch(host, match["host"]) for host in hosts):
@@ -89,9 +89,9 @@ class Fetcher:
                 return document
             del self._kept[fetch.url]
         if now < self._failed.get(fetch.url, 0.0):
-            raise FetchError("it failed a moment ago")
-        if self._flying is not None:
-            url, task = self._flying
+            raise FetchError("the same call failed a moment ago")
+        if self._under_way is not None:
+            url, task = self._under_way
             if url != fetch.url:
                 raise FetchError("another call is under way")
             return await asyncio.shield(task)
@@ -101,17 +101,17 @@ class Fetcher:
             raise FetchError(f"{CALLS} calls were made in the last minute")
         self._calls.append(now)
         task = asyncio.get_running_loop().create_task(self._call(fetch))
-        # Nobody may be waiting any more when it fails.
+        # Retrieve the exception even if every caller has gone, or asyncio logs it.
         task.add_done_callback(lambda done: done.cancelled() or done.exception())
-        self._flying = (fetch.url, task)
-        # A caller that goes away does not cancel the call: others may wait for it.
+        self._under_way = (fetch.url, task)
+        # Shielded, because others may wait for the same call when this caller is cancelled.
         return await asyncio.shield(task)
 
     async def close(self) -> None:
-        """End what is under way and give the client back."""
-        if self._flying is not None:
-            self._flying[1].cancel()
-            await asyncio.wait([self._flying[1]])
+        """Cancel the call that is under way and close the client."""
+        if self._under_way is not None:
+            self._under_way[1].cancel()
+            await asyncio.wait([self._under_way[1]])
         if self._client is not None:
             self._client.close()
             self._client = None
@@ -122,11 +122,11 @@ class Fetcher:
             if fetch.check is not None:
                 fetch.check(document)
         except Exception as error:
-            _log.warning("fetching for a webhook provider failed: %s", _said(error))
+            _log.warning("fetching for a webhook provider failed: %s", _reason(error))
             self._keep(self._failed, fetch.url, self._clock() + FAILED_SECONDS)
             raise FetchError("the call failed") from error
         finally:
-            self._flying = None
+            self._under_way = None
         self._failed.pop(fetch.url, None)
         if fetch.cacheable:
             self._keep(self._kept, fetch.url, (self._clock() + KEPT_SECONDS, document))
@@ -134,7 +134,7 @@ class Fetcher:
 
     async def _fetch(self, url: str) -> bytes:
         if self._client is None:
-            # Of its own: the limits of a shared client would be those of whoever made it first.
+            # Not shared: a shared client has the limits of the caller that made it first.
             self._client = SimpleAsyncHTTPClient(
                 force_instance=True,
                 max_clients=1,
@@ -151,12 +151,12 @@ class Fetcher:
             allow_nonstandard_methods=False,
             user_agent="engage",
         )
-        async with asyncio.timeout(TIMEOUT + 0.5):  # name resolution included
+        async with asyncio.timeout(TIMEOUT + 0.5):  # includes name resolution
             response = await self._client.fetch(request, False)
         if response.error is not None and response.code == 599:
             raise response.error
         if response.code != 200:
-            raise FetchError(f"it was answered with status {response.code}")
+            raise FetchError(f"the answer has status {response.code}")
         if len(response.body) > MAX_BYTES:
             raise FetchError(f"the document is longer than {MAX_BYTES} bytes")
         return bytes(response.body)
@@ -168,5 +168,5 @@ class Fetcher:
             table.popitem(last=False)
 
 
-def _said(error: Exception) -> str:
+def _reason(error: Exception) -> str:
     return str(error) if isinstance(error, FetchError) else type(error).__name__

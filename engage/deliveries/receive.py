@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What becomes of a webhook delivery: verified, translated, given to its users, stored.
+"""The steps of a webhook delivery: verify, translate, find its users, store, answer.
 
-Which workspace it is for is said by its URL or a header, never by its body. Until it is verified it
-leaves nothing behind but a counter and a line in the log; afterwards nothing of it is lost: what
-does not translate is kept whole as a dead letter, and only trouble with the storage refuses it.
+The URL or a header names the workspace, never the body. A delivery that is not verified leaves
+only a counter and a log line. Of a verified delivery nothing is lost: what cannot be translated is
+kept whole as a dead letter, and only a failing storage or fetch makes the provider send it again.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import orjson
 
@@ -21,9 +21,7 @@ from engage.api import (
     EventStore,
     Fetch,
     NothingSigned,
-    PayloadInvalid,
     Provider,
-    Rejected,
     Reply,
     SignatureMismatch,
     Translation,
@@ -31,17 +29,18 @@ from engage.api import (
     WebhookResult,
     render_time,
 )
+from engage.deliveries import provider_calls
 from engage.deliveries.delivery import (
     UNTRANSLATED,
-    Incoming,
+    Delivery,
+    Destination,
     delivery_of_letter,
     letter_of_delivery,
     named_workspaces,
 )
 from engage.deliveries.fetcher import Fetcher, FetchError, FetchRefusedError
 from engage.deliveries.recipients import Recipients
-from engage.errors import ApiError, Limit, Problem, located, overloaded
-from engage.pipeline.decode import decompress, too_deep
+from engage.errors import ApiError, Problem, located, overloaded
 
 if TYPE_CHECKING:
     from engage.config import Limits
@@ -49,18 +48,18 @@ if TYPE_CHECKING:
     from engage.pipeline.ingest import Ingest
     from engage.pipeline.pipeline import Pipeline
 
-__all__ = ["Deliveries", "translated", "unkeepable"]
+__all__ = ["Deliveries"]
 
 _log = logging.getLogger(__name__)
 
 
 class Deliveries:
-    """Takes deliveries.
+    """Receives deliveries.
 
-    :param known: names of all installed providers.
-    :param providers: provider → workspace id → the provider with that workspace's options.
-    :param public_url: under which the providers reach this server, without a slash at the end.
-    :param timeout: seconds that a call of the storage may take.
+    :param known: the names of all installed providers.
+    :param providers: provider → workspace id → the provider with the options of that workspace.
+    :param public_url: the URL under which providers reach this server, without a trailing slash.
+    :param timeout: seconds that a storage call may take.
     """
 
     def __init__(
@@ -77,9 +76,8 @@ class Deliveries:
         fetcher: Fetcher,
         timeout: float = 8.0,
     ) -> None:
-        self._known = frozenset(known)
-        self._providers = providers
-        self._public_url = public_url or ""
+        self._providers = {name: providers.get(name, {}) for name in known}
+        self._public_url = public_url
         self._pipeline = pipeline
         self._ingest = ingest
         self._recipients = Recipients(store, timeout)
@@ -87,173 +85,120 @@ class Deliveries:
         self._metrics = metrics
         self._fetcher = fetcher
 
-    def check_provider(self, provider: str) -> None:
-        """:raises ApiError: 404 ``unknown_provider``: nothing of this name is installed."""
-        if provider not in self._known:
-            self._metrics.webhook("unknown", "unknown_provider")
-            raise ApiError("unknown_provider", "no such webhook provider is installed")
+    def check_provider(self, name: str) -> None:
+        """Return if a provider of this name is installed.
 
-    def workspace(self, provider: str, target: str, headers: Sequence[tuple[str, str]]) -> str:
-        """Find the workspace that a delivery is for.
-
-        :param target: path and query.
-        :raises ApiError: 404 ``unknown_provider``; 400 ``workspace_required``: none is named and
-            there is not exactly one; 401 ``invalid_signature``: the named one is unknown or has not
-            this provider, or two are named. (The same answer as to a wrong signature: no hint.)
+        :raises ApiError: 404 ``unknown_provider`` if it is not.
         """
-        self.check_provider(provider)
-        enabled = self._providers.get(provider, {})
+        if name not in self._providers:
+            self._metrics.webhook("unknown", "unknown_provider")
+            raise ApiError("unknown_provider", "no webhook provider of this name is installed")
+
+    def destination(
+        self, name: str, target: str, headers: Sequence[tuple[str, str]]
+    ) -> Destination:
+        """Find the workspace that a delivery is for, and its provider.
+
+        :param name: an installed provider, see :meth:`check_provider`.
+        :param target: path and query.
+        :raises ApiError: 400 ``workspace_required`` if the delivery names no workspace and there is
+            not exactly one with this provider; 401 ``invalid_signature`` if it names two, or one
+            that is unknown or does not have this provider. (A wrong signature gets the same answer,
+            so that a client cannot find out which workspaces exist.)
+        """
+        enabled = self._providers[name]
         named = named_workspaces(target, headers)
-        if named:
-            workspace = named.pop()
-            if named or workspace not in enabled:
-                raise self._refused(provider, None, "the named workspace does not have it")
-            return workspace
-        if len(enabled) != 1:
-            self._metrics.webhook(provider, "workspace_required")
+        if not named and len(enabled) != 1:
+            self._metrics.webhook(name, "workspace_required")
             _log.warning(
                 "webhook %s refused: it names no workspace, and %d have this provider",
-                provider,
+                name,
                 len(enabled),
-                extra={"provider": provider, "workspaceId": None},
+                extra={"provider": name, "workspaceId": None},
             )
             raise ApiError(
                 "workspace_required",
-                "say which workspace this is for: append ?workspaceId= to the URL",
+                "name the workspace that this is for: append ?workspaceId= to the URL",
             )
-        return next(iter(enabled))
+        workspace_id, *others = named or enabled
+        if others or workspace_id not in enabled:
+            raise self._refused(name, None, "the named workspace does not have it")
+        return Destination(name=name, workspace_id=workspace_id, provider=enabled[workspace_id])
 
-    async def receive(self, incoming: Incoming) -> Reply:
-        """Take a delivery.
+    async def receive(self, destination: Destination, delivery: Delivery) -> Reply:
+        """Verify, translate and store a delivery.
 
-        :return: the answer, status 200; everything is durable.
-        :raises ApiError: it is refused.
-        :raises StorageUnavailable: not everything is durable; the provider delivers it again.
+        :return: the answer, with status 200; everything is durable.
+        :raises ApiError: if the delivery is refused.
+        :raises StorageUnavailable: if not everything is durable; the provider sends it again.
         """
-        name = incoming.provider
-        workspace = self.workspace(name, incoming.target, incoming.headers)
-        provider = self._providers[name][workspace]
-        request = self._request(incoming, time.time())
-        probed = _probed(provider, request)
+        name, provider = destination.name, destination.provider
+        request = provider_calls.request_of(delivery, self._public_url, self._limits)
+        probed = provider_calls.probe(provider, request)
         if probed is not None:
             self._metrics.webhook(name, "probe")
             return probed
-        await self._verify(name, workspace, provider, request)
-        return await self._take(name, workspace, provider, request, incoming)
+        await self._verify(destination, request)
+        translation, result, problems = await self._store(destination, request)
+        if problems:
+            await self._keep(destination, delivery, problems)
+        if translation.call is not None:
+            await self._call(destination, translation.call)
+        self._metrics.webhook(name, _outcome(result))
+        return provider_calls.reply(name, provider, request, result) or _usual_reply(result)
 
-    def _request(self, incoming: Incoming, now: float) -> WebhookRequest:
-        body = incoming.body
-        if incoming.encoding != "identity":
-            body = decompress(
-                body,
-                incoming.encoding,
-                Limit(self._limits.decompressed_bytes, "limits.decompressed_bytes"),
+    async def retry(self, letter: DeadLetter) -> WebhookResult:
+        """Translate the delivery of a dead letter again; it was verified when it arrived.
+
+        The caller removes the letter if the result has nothing rejected.
+
+        :raises ConfigError: if the workspace does not have this provider any more, or if the letter
+            does not hold a whole delivery.
+        :raises StorageUnavailable: if not everything is durable.
+        """
+        delivery = delivery_of_letter(letter)
+        provider = self._providers.get(letter.origin, {}).get(letter.workspace_id)
+        if provider is None:
+            raise ConfigError(
+                f"dead letter {letter.id}: workspace {letter.workspace_id} has no {letter.origin}"
             )
-        return WebhookRequest(
-            method=incoming.method,
-            headers=incoming.headers,
-            body=body,
-            url=self._public_url + incoming.target,
-            now=now,
+        destination = Destination(
+            name=letter.origin, workspace_id=letter.workspace_id, provider=provider
         )
+        request = provider_calls.request_of(delivery, self._public_url, self._limits)
+        _, result, _ = await self._store(
+            destination, request, undated=render_time(letter.received_at)
+        )
+        return result
 
-    async def _verify(
-        self, name: str, workspace: str, provider: Provider, request: WebhookRequest
-    ) -> None:
+    # ------------------------------------------------------------------------------------ steps
+    async def _verify(self, destination: Destination, request: WebhookRequest) -> None:
+        """:raises ApiError: 401, 400 if there is nothing that could be signed, or 503."""
+        name = destination.name
         try:
-            needed = provider.needs(request)
-            fetched = None if needed is None else await self._fetch(name, provider, needed)
-            provider.verify(request, fetched)
-        except ApiError:
-            raise
+            await provider_calls.verify(destination.provider, request, self._fetcher)
         except NothingSigned as error:
             self._metrics.webhook(name, "invalid_payload")
             raise ApiError("invalid_payload", str(error)) from None
-        except (SignatureMismatch, FetchRefusedError) as error:
-            raise self._refused(name, workspace, str(error)) from None
-        except Exception as error:  # whatever a forged delivery makes a provider stumble over
-            raise self._refused(name, workspace, type(error).__name__) from None
-
-    async def _fetch(self, name: str, provider: Provider, needed: Fetch) -> bytes:
-        """:raises ApiError: 503."""
-        try:
-            return await self._fetcher.get(needed, provider.hosts)
+        except SignatureMismatch as error:
+            raise self._refused(name, destination.workspace_id, str(error)) from None
         except FetchError as error:
-            _log.warning("webhook %s: cannot fetch what it needs: %s", name, error)
-            self._metrics.webhook(name, "fetch_failed")
-            raise overloaded("what the signature needs cannot be fetched now") from None
+            raise self._fetch_failed(name, error) from None
 
-    def _refused(self, name: str, workspace: str | None, reason: str) -> ApiError:
-        self._metrics.webhook(name, "invalid_signature")
-        _log.warning(
-            "webhook %s refused: %s",
-            name,
-            reason,
-            extra={"provider": name, "workspaceId": workspace},
-        )
-        return ApiError("invalid_signature", "the delivery does not verify")
-
-    async def _take(
-        self,
-        name: str,
-        workspace: str,
-        provider: Provider,
-        request: WebhookRequest,
-        incoming: Incoming,
-    ) -> Reply:
-        translation, result, rejected = await self._translate(name, workspace, provider, request)
-        if rejected:
-            now = time.time_ns() // 1_000_000
-            letter = letter_of_delivery(incoming, workspace, provider, rejected, received_at=now)
-            kept = await self._ingest.put_dead_letters([letter])
-            _log.warning(
-                "webhook %s: %s: %s",
-                name,
-                f"kept as dead letter {letter.id}"
-                if kept
-                else "lost, the storage keeps no dead letters",
-                letter.message,
-                extra={"provider": name, "workspaceId": workspace},
-            )
-        if translation.call is not None:
-            try:
-                await self._fetch(name, provider, translation.call)
-            except FetchRefusedError as error:
-                _log.error("webhook %s: %s", name, error)
-        self._metrics.webhook(name, _outcome(result))
-        try:
-            reply = provider.reply(request, result)
-        except Exception:  # all is stored: the usual answer is as true
-            _log.exception("webhook %s: making its reply failed", name)
-            reply = None
-        if reply is not None:
-            return reply
-        answer = {"success": True, "accepted": result.accepted, "ignored": result.ignored}
-        return Reply(body=orjson.dumps(answer))
-
-    async def _translate(
-        self,
-        name: str,
-        workspace: str,
-        provider: Provider,
-        request: WebhookRequest,
-        *,
-        undated: str | None = None,
+    async def _store(
+        self, destination: Destination, request: WebhookRequest, *, undated: str | None = None
     ) -> tuple[Translation, WebhookResult, list[Problem]]:
-        """Translate a verified delivery and store its events.
+        """Translate a verified request and store its events.
 
-        :param undated: the time of events that have none of their own; ``None``: now.
-        :return: the last: what could not be taken; the delivery has to be kept then.
+        :param undated: the time of events that have none; ``None``: the time of arrival.
+        :return: the translation, what became of it, and what could not be stored: if there is any,
+            the caller keeps the delivery.
         """
-        translation, problems = translated(provider, request)
-        events = []
-        for event in translation.events:
-            problem = unkeepable(event.document, self._limits.json_depth)
-            if problem is not None:
-                problems.append(Problem(f"/{event.index}", problem))
-            else:
-                events.append(event)
-        documents = await self._recipients.identify(workspace, events)
+        translation, problems = provider_calls.translate(
+            destination.provider, request, self._limits.json_depth
+        )
+        events = translation.events
+        documents = await self._recipients.identify(destination.workspace_id, events)
         if undated is not None:
             documents = [
                 document
@@ -263,7 +208,9 @@ class Deliveries:
             ]
         accepted = duplicates = 0
         if documents:
-            delivered = await self._pipeline.deliver(workspace, name, documents)
+            delivered = await self._pipeline.deliver(
+                destination.workspace_id, destination.name, documents
+            )
             accepted, duplicates = delivered.accepted, delivered.duplicates
             for refused in delivered.rejected:
                 problems += located(refused.error, f"/{events[refused.index].index}")
@@ -275,61 +222,55 @@ class Deliveries:
         )
         return translation, result, problems
 
-    async def retry(self, letter: DeadLetter) -> WebhookResult:
-        """Translate a delivery again that is a dead letter; it was verified when it came.
-
-        The letter is not removed; do so if nothing of the result is rejected.
-
-        :raises ConfigError: its workspace has this provider no more, or it is no whole delivery.
-        :raises StorageUnavailable: not everything is durable.
-        """
-        incoming = delivery_of_letter(letter)
-        provider = self._providers.get(letter.origin, {}).get(letter.workspace_id)
-        if provider is None:
-            raise ConfigError(
-                f"dead letter {letter.id}: workspace {letter.workspace_id} has no {letter.origin}"
-            )
-        request = self._request(incoming, letter.received_at / 1000)
-        _, result, _ = await self._translate(
-            letter.origin,
-            letter.workspace_id,
-            provider,
-            request,
-            undated=render_time(letter.received_at),
+    async def _keep(
+        self, destination: Destination, delivery: Delivery, problems: Sequence[Problem]
+    ) -> None:
+        """Keep a delivery as a dead letter."""
+        now = time.time_ns() // 1_000_000
+        letter = letter_of_delivery(delivery, destination, problems, received_at=now)
+        kept = await self._ingest.put_dead_letters([letter])
+        _log.warning(
+            "webhook %s: %s: %s",
+            destination.name,
+            f"kept as dead letter {letter.id}"
+            if kept
+            else "lost, because the storage keeps no dead letters",
+            letter.message,
+            extra={"provider": destination.name, "workspaceId": destination.workspace_id},
         )
-        return result
+
+    async def _call(self, destination: Destination, call: Fetch) -> None:
+        """Make the call that a delivery asks for.
+
+        :raises ApiError: 503 if it fails; the provider sends the delivery again.
+        """
+        try:
+            await self._fetcher.get(call, destination.provider.hosts)
+        except FetchError as error:
+            raise self._fetch_failed(destination.name, error) from None
+        except FetchRefusedError as error:
+            _log.error("webhook %s: %s", destination.name, error)
+
+    # ----------------------------------------------------------------------------------- errors
+    def _refused(self, name: str, workspace_id: str | None, reason: str) -> ApiError:
+        self._metrics.webhook(name, "invalid_signature")
+        _log.warning(
+            "webhook %s refused: %s",
+            name,
+            reason,
+            extra={"provider": name, "workspaceId": workspace_id},
+        )
+        return ApiError("invalid_signature", "the webhook signature could not be verified")
+
+    def _fetch_failed(self, name: str, error: FetchError) -> ApiError:
+        self._metrics.webhook(name, "fetch_failed")
+        _log.warning("webhook %s: cannot fetch what it needs: %s", name, error)
+        return overloaded("a document that the signature needs cannot be fetched now")
 
 
-def translated(provider: Provider, request: WebhookRequest) -> tuple[Translation, list[Problem]]:
-    """Call ``translate``; whatever it raises means that the delivery was not understood."""
-    try:
-        translation = provider.translate(request)
-    except PayloadInvalid as error:
-        return Translation(), [Problem("/", str(error))]
-    except Exception as error:
-        _log.exception("translating a webhook delivery failed")
-        return Translation(), [Problem("/", f"the provider failed: {type(error).__name__}")]
-    return translation, [_problem(rejected) for rejected in translation.rejected]
-
-
-def _probed(provider: Provider, request: WebhookRequest) -> Reply | None:
-    try:
-        return provider.probe(request)
-    except Exception:  # nobody has verified the request yet: let verify refuse it
-        return None
-
-
-def unkeepable(document: dict[str, Any], depth: int) -> str | None:
-    """:return: why a document that a provider made cannot be an event's."""
-    try:
-        orjson.dumps(document)
-    except TypeError:
-        return "cannot be stored as JSON"
-    return "is nested too deep" if too_deep(document, depth) else None
-
-
-def _problem(rejected: Rejected) -> Problem:
-    return Problem(f"/{rejected.index}", rejected.message)
+def _usual_reply(result: WebhookResult) -> Reply:
+    answer = {"success": True, "accepted": result.accepted, "ignored": result.ignored}
+    return Reply(body=orjson.dumps(answer))
 
 
 def _outcome(result: WebhookResult) -> str:

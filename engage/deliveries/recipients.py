@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whose event it is when a webhook provider names only the recipient.
+"""Finds the user of an event for which a webhook provider gives only the recipient.
 
-The one user who has that e-mail address or phone number; with none, or several, the address itself
-as an anonymous id. Nothing is remembered: a user may be identified a moment later, by another
-process, and the next delivery is theirs.
+It is the one user with that e-mail address or phone number. If no user or several users have it,
+the address itself becomes the anonymous id. Nothing is cached: a user may be identified a moment
+later, by another process, and the next delivery belongs to that user.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from engage.api import (
 )
 from engage.storage.time_limit import within
 
-__all__ = ["Recipients", "of_nobody"]
+__all__ = ["Recipients", "with_anonymous_id"]
 
-#: Addresses in one question to the storage.
+#: Maximum number of addresses in one storage call.
 LOOKUP: Final = 1000
 
-#: Trait (``email``, ``phone``) and the value in the form in which users are looked up.
+#: Trait (``email``, ``phone``) and the value in the form by which users are looked up.
 Key = tuple[str, str]
 
 
 class Recipients:
-    """Gives events to users.
+    """Looks up the users of recipients.
 
-    :param store: asked only if it keeps profiles.
-    :param timeout: seconds that a call of it may take.
+    :param store: used only if it keeps profiles.
+    :param timeout: seconds that a storage call may take.
     """
 
     def __init__(self, store: EventStore, timeout: float) -> None:
@@ -42,14 +42,16 @@ class Recipients:
     async def identify(
         self, workspace_id: str, events: Sequence[TranslatedEvent]
     ) -> list[dict[str, Any]]:
-        """Add ``userId`` or ``anonymousId`` where there is neither; all are looked up at once.
+        """Add ``userId`` or ``anonymousId`` to each event that has neither.
 
-        :return: the documents, in their order; those given are not changed.
-        :raises StorageUnavailable: they could not be looked up.
+        All recipients are looked up together.
+
+        :return: the documents, in the order of the events; the events are not changed.
+        :raises StorageUnavailable: if the users could not be looked up.
         """
         keys = [_key(event) for event in events]
         users = await self._users(workspace_id, {key for key in keys if key is not None})
-        return [_given(event, key, users) for event, key in zip(events, keys, strict=True)]
+        return [_identified(event, key, users) for event, key in zip(events, keys, strict=True)]
 
     async def _users(self, workspace_id: str, keys: Collection[Key]) -> Mapping[Key, str]:
         users: dict[Key, str] = {}
@@ -67,12 +69,15 @@ class Recipients:
         return users
 
 
-def of_nobody(event: TranslatedEvent) -> dict[str, Any]:
-    """:return: the document of an event whose recipient is the address of no user."""
-    return _given(event, _key(event), {})
+def with_anonymous_id(event: TranslatedEvent) -> dict[str, Any]:
+    """Return the document of an event, with the recipient's address as anonymous id if it has
+    neither user id nor anonymous id."""
+    return _identified(event, _key(event), {})
 
 
-def _given(event: TranslatedEvent, key: Key | None, users: Mapping[Key, str]) -> dict[str, Any]:
+def _identified(
+    event: TranslatedEvent, key: Key | None, users: Mapping[Key, str]
+) -> dict[str, Any]:
     if key is None:
         return event.document
     user = users.get(key)

@@ -1,28 +1,31 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Deliveries of webhook providers."""
+"""Webhook deliveries."""
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING
 
-from engage.deliveries.delivery import Incoming
+from engage.deliveries.delivery import Delivery
 from engage.errors import ApiError
 from engage.handlers.ingestion import IngestionHandler
 from engage.pipeline.decode import check_encoding
 
 if TYPE_CHECKING:
+    from engage.deliveries.delivery import Destination
     from engage.pipeline.decode import Encoding
 
 __all__ = ["WebhookHandler"]
 
 
 class WebhookHandler(IngestionHandler):
-    """One delivery; ``HEAD`` only asks whether the URL is there."""
+    """Receives a delivery with ``POST``; answers ``HEAD`` if the provider is installed."""
 
     encoding: Encoding
+    destination: Destination
 
     def check(self) -> None:
-        """Refuse by name, then encoding, then length, then workspace."""
+        """Refuse by the provider's name, then encoding, then length, then workspace."""
         deliveries = self.services.deliveries
         deliveries.check_provider(self.provider)
         if self.request.method == "HEAD":
@@ -30,10 +33,12 @@ class WebhookHandler(IngestionHandler):
         headers = self.request.headers
         self.encoding = check_encoding(headers.get("Content-Encoding"))
         self.check_length()
-        deliveries.workspace(self.provider, self.target, list(headers.get_all()))
+        self.destination = deliveries.destination(
+            self.provider, self.target, list(headers.get_all())
+        )
 
     def not_allowed(self) -> ApiError:
-        """See :meth:`Handler.not_allowed`: where nothing is, no method is the right one."""
+        """Return 404 for an unknown provider: no method is allowed there."""
         try:
             self.services.deliveries.check_provider(self.provider)
         except ApiError as error:
@@ -42,29 +47,29 @@ class WebhookHandler(IngestionHandler):
 
     @property
     def provider(self) -> str:
-        """The name in the path; needed also before Tornado has taken that apart."""
+        """The provider's name, from the path; needed before Tornado has matched the path."""
         return self.request.path.rpartition("/")[2]
 
     @property
     def target(self) -> str:
-        """Path and query as they were sent."""
+        """Path and query, as sent."""
         query = self.request.query
         return f"{self.request.path}?{query}" if query else self.request.path
 
     def head(self, provider: str) -> None:
-        """Mandrill asks before it makes a webhook."""
+        """Answer 200: Mandrill checks the URL with HEAD before it creates a webhook."""
         self.answer(b"")
 
     async def post(self, provider: str) -> None:
-        """Verify, translate and store it, then answer."""
+        """Verify, translate and store the delivery, then answer."""
         reply = await self.services.deliveries.receive(
-            Incoming(
-                provider=provider,
-                method="POST",
+            self.destination,
+            Delivery(
                 target=self.target,
                 headers=list(self.request.headers.get_all()),
                 body=self.body,
                 encoding=self.encoding,
-            )
+                arrived_at=time.time(),
+            ),
         )
         self.answer(reply.body, content_type=reply.content_type)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+import time
 
 import pytest
 from click.testing import CliRunner
@@ -15,7 +16,7 @@ from support.webhooks import segment_delivery, signature_vectors
 from engage.app import build
 from engage.cli import main
 from engage.config import load
-from engage.deliveries.delivery import Incoming
+from engage.deliveries.delivery import Delivery
 from engage.registry import load_plugins
 
 VECTOR = next(v for v in signature_vectors("stripe") if v["id"] == "stripe-02")
@@ -73,9 +74,9 @@ def test_url_of_an_option_is_the_option(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("nobody",), "no webhook provider 'nobody' is installed; there is: "),
+        (("nobody",), "the webhook provider 'nobody' is not installed; installed are: "),
         (("segment",), "no workspace has segment; add [workspaces.webhooks.segment]"),
-        (("stripe", "--workspace", "x"), "the workspace 'x' has no stripe"),
+        (("stripe", "--workspace", "x"), "the workspace 'x' does not have stripe"),
     ],
 )
 def test_url_says_what_is_missing(stripe, arguments, said):
@@ -108,7 +109,7 @@ def test_a_recording_as_json(stripe, tmp_path):
     assert document["workspaceId"] == "acme"
     assert document["source"] == "webhook:stripe"
     assert "verified for workspace acme" in result.stderr
-    assert "1 events, 0 ignored, 0 not understood" in result.stderr
+    assert "1 events, 0 ignored, 0 not translated" in result.stderr
     assert not (tmp_path / "engage.db").exists()
 
 
@@ -122,7 +123,7 @@ def test_a_recording_as_it_came(stripe, tmp_path, line, end):
     assert result.exit_code == 0, result.stderr
     old = run("webhook-test", "stripe", path, "--config", stripe, "--now", "2030-01-01T00:00:00Z")
     assert old.exit_code == 1
-    assert "it does not verify: signed" in old.stderr
+    assert "the webhook signature could not be verified: signed" in old.stderr
     assert not old.stdout
 
 
@@ -130,7 +131,9 @@ def test_a_recording_that_does_not_verify(stripe, tmp_path):
     path = recorded(tmp_path, body=VECTOR["body"] + " ")
     result = run("webhook-test", "stripe", path, "--config", stripe)
     assert (result.exit_code, result.stdout) == (1, "")
-    assert result.stderr == "engage: it does not verify: the signature does not match\n"
+    assert result.stderr == (
+        "engage: the webhook signature could not be verified: the signature does not match\n"
+    )
 
 
 def test_a_recording_that_is_not_understood(tmp_path):
@@ -143,7 +146,7 @@ def test_a_recording_that_is_not_understood(tmp_path):
     )
     result = run("webhook-test", "segment", file, "--config", path)
     assert result.exit_code == 1
-    assert "it would be kept as a dead letter" in result.stderr
+    assert "the server would keep the delivery as a dead letter" in result.stderr
 
 
 def test_a_recording_names_its_workspace(tmp_path):
@@ -154,7 +157,7 @@ def test_a_recording_names_its_workspace(tmp_path):
     )
     unnamed = run("webhook-test", "stripe", recorded(tmp_path), "--config", path)
     assert unnamed.exit_code == 1
-    assert "say for which --workspace: acme, other" in unnamed.stderr
+    assert "choose one with --workspace: acme, other" in unnamed.stderr
     url = VECTOR["url"] + "?workspaceId=acme"
     named = run("webhook-test", "stripe", recorded(tmp_path, url=url), "--config", path)
     assert named.exit_code == 0, named.stderr
@@ -183,7 +186,7 @@ def test_a_recipient_is_written_as_the_server_does(tmp_path):
 def test_a_time_that_is_none(stripe, tmp_path, now):
     result = run("webhook-test", "stripe", recorded(tmp_path), "--config", stripe, "--now", now)
     assert result.exit_code == 2
-    assert "is no time such as" in result.stderr
+    assert "is not a time; use for example" in result.stderr
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"{}", b"no header\n\nbody", b"a: b"])
@@ -206,15 +209,16 @@ def test_dead_deliveries_are_translated_again(tmp_path):
         await app.open()
         try:
             for body in (b"not json", b'{"type": "track", "event": 1, "userId": "u"}'):
-                await app.deliveries.receive(
-                    Incoming(
-                        provider="segment",
-                        method="POST",
-                        target="/api/public/webhooks/segment",
-                        headers=segment_delivery(body, "segment-secret").headers,
-                        body=body,
-                    )
+                delivery = Delivery(
+                    target="/api/public/webhooks/segment",
+                    headers=segment_delivery(body, "segment-secret").headers,
+                    body=body,
+                    arrived_at=time.time(),
                 )
+                destination = app.deliveries.destination(
+                    "segment", delivery.target, delivery.headers
+                )
+                await app.deliveries.receive(destination, delivery)
         finally:
             await app.close()
 

@@ -495,7 +495,7 @@ async def test_the_log_says_whether_a_dead_letter_was_kept(tmp_path, caplog, mon
         # As on a storage that keeps events only.
         monkeypatch.setattr("engage.pipeline.ingest.DeadLetterStore", type("Nobody", (), {}))
         assert (await deliver(server, bad)).status == 200
-    assert "webhook segment: lost, the storage keeps no dead letters: " in caplog.text
+    assert "webhook segment: lost, because the storage keeps no dead letters: " in caplog.text
     assert "kept" not in caplog.text
 
 
