@@ -205,14 +205,15 @@ def storage_unavailable() -> ApiError:
     """:return: 503: nothing was acknowledged, sending the same again is safe."""
     return ApiError(
         "storage_unavailable",
-        "the storage does not answer; nothing was acknowledged, send the same again later",
-        # Random, so that not everybody comes back in the same second.
+        "the storage is unavailable and nothing was acknowledged;"
+        " send the same request again later",
+        # Random, so that clients do not all retry in the same second.
         retry_after=random.randint(5, 30),  # noqa: S311 - no secret
     )
 
 
 def overloaded(
-    message: str = "too much is waiting to be stored; send the same again later",
+    message: str = "too much data is waiting to be stored; send the same request again later",
 ) -> ApiError:
     """:return: 503: the queue is full."""
     return ApiError("overloaded", message, retry_after=random.randint(1, 5))  # noqa: S311
@@ -222,14 +223,16 @@ def shutting_down() -> ApiError:
     """:return: 503: this process is about to end."""
     return ApiError(
         "shutting_down",
-        "the server is shutting down; send the same again",
+        "the server is shutting down; send the same request again",
         retry_after=random.randint(1, 5),  # noqa: S311
     )
 
 
 def internal_error() -> ApiError:
     """:return: 500: the request id finds the cause in the log."""
-    return ApiError("internal_error", "something went wrong on the server; see its log")
+    return ApiError(
+        "internal_error", "the server failed to process the request; its log has the cause"
+    )
 
 
 def from_exception(exc: BaseException) -> ApiError:

@@ -46,10 +46,13 @@ def test_only_a_key_that_lacks_or_fails_is_asked_for() -> None:
 
 def test_message_is_the_first_problem() -> None:
     error = from_problems(
-        [Problem("/userId", "too long (513 characters, at most 512)"), Problem("/event", "x")]
+        [
+            Problem("/userId", "is too long (513 characters; the limit is 512)"),
+            Problem("/event", "x"),
+        ]
     )
     assert (error.status, error.code) == (400, "invalid_payload")
-    assert error.message == "userId: too long (513 characters, at most 512)"
+    assert error.message == "userId: is too long (513 characters; the limit is 512)"
     assert str(Problem("", "must be an object")) == "must be an object"
     assert str(Problem("/batch/3/type", "is required")) == "batch/3/type: is required"
     assert Problem("/type", "m").under("/batch/3") == Problem("/batch/3/type", "m")

@@ -68,7 +68,7 @@ class Authenticator:
         """
         if authorizations:
             if len(authorizations) > 1:
-                raise _invalid("there is more than one Authorization header")
+                raise _invalid("the request has more than one Authorization header")
             principal = self._by_header.get(authorizations[0])
             return self._header(authorizations[0]) if principal is None else principal
         # ``?writeKey=`` says nothing, as an absent one.
@@ -87,7 +87,7 @@ class Authenticator:
         if value is None or value == "":
             raise ApiError(
                 "missing_write_key",
-                "a write key is needed: Authorization: Basic base64(<write key>:),"
+                "a write key is required; send Authorization: Basic base64(<write key>:),"
                 " or writeKey in the query or the body",
             )
         if not isinstance(value, str):
@@ -103,12 +103,12 @@ class Authenticator:
         for candidate in _candidates(credential):
             if candidate in self._by_key:
                 return self._known(candidate)
-        raise _invalid("the write key is not known")
+        raise _invalid("the write key is unknown")
 
     def _known(self, key: str) -> Principal:
         principal = self._by_key.get(key)
         if principal is None:
-            raise _invalid("the write key is not known")
+            raise _invalid("the write key is unknown")
         if principal.write_key.disabled:
             raise ApiError("write_key_disabled", "the write key is disabled")
         return principal

@@ -64,9 +64,7 @@ def check_encoding(content_encoding: str | Sequence[str] | None) -> Encoding:
         content_encoding = ", ".join(content_encoding)
     encoding = _ENCODINGS.get(content_encoding.strip().lower())
     if encoding is None:
-        raise ApiError(
-            "unsupported_encoding", "Content-Encoding must be one of gzip, deflate, identity"
-        )
+        raise ApiError("unsupported_encoding", "Content-Encoding must be gzip, deflate or identity")
     return encoding
 
 
@@ -140,7 +138,7 @@ def decode_json(data: bytes, limits: Limits) -> Any:
     if size > limits.json_values and _openings(data) + data.count(b",") > limits.json_values:
         raise ApiError(
             "body_too_large",
-            f"the body has too many values, at most {limits.json_values} (limits.json_values)",
+            f"the body has too many values; the limit is {limits.json_values} (limits.json_values)",
         )
     if data.startswith(_BOM):
         data = data[3:]
@@ -182,7 +180,8 @@ def _check_integer(text: str) -> int:
     if not _INT_MIN <= int(text) <= _INT_MAX:
         raise ApiError(
             "invalid_json",
-            "an integer is outside the signed 64-bit range (-2**63 to 2**63-1); send a string",
+            "an integer is outside the signed 64-bit range (-2**63 to 2**63-1);"
+            " send it as a string",
         )
     return 0
 
@@ -190,7 +189,8 @@ def _check_integer(text: str) -> int:
 def _nested_too_deep(limits: Limits) -> ApiError:
     return ApiError(
         "invalid_json",
-        f"the body is nested too deep, at most {limits.json_depth} levels (limits.json_depth)",
+        f"the body is nested too deeply; the limit is {limits.json_depth} levels"
+        " (limits.json_depth)",
     )
 
 
@@ -201,14 +201,14 @@ def _invalid_json(data: bytes, error: orjson.JSONDecodeError, limits: Limits) ->
         return _nested_too_deep(limits)
     if data.startswith(_GZIP_MAGIC):
         return ApiError(
-            "invalid_json", "the body is compressed: it needs the header Content-Encoding: gzip"
+            "invalid_json", "the body is compressed; send the header Content-Encoding: gzip"
         )
     try:
         data.decode()
     except UnicodeDecodeError:
-        return ApiError("invalid_json", "the body is not UTF-8")
+        return ApiError("invalid_json", "the body is not valid UTF-8")
     # orjson names what it met and where, never a value.
     return ApiError(
         "invalid_json",
-        f"the body is not JSON: {error.msg} (line {error.lineno}, column {error.colno})",
+        f"the body is not valid JSON: {error.msg} (line {error.lineno}, column {error.colno})",
     )

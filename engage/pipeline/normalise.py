@@ -323,7 +323,8 @@ def _parse(document: Mapping[str, Any], field: str) -> int:
     value = document[field]
     milliseconds = parse_time(value)
     if milliseconds is None:
-        raise from_problems([Problem(f"/{field}", f"no such time: {quote(str(value))}")])
+        rule = "must be an existing time in the years 1 to 9999 (UTC)"
+        raise from_problems([Problem(f"/{field}", f'{rule}, not "{quote(str(value))}"')])
     return milliseconds
 
 

@@ -266,7 +266,7 @@ class Pipeline:
             if size > ENVELOPE_BYTES:
                 raise ApiError(
                     "batch_too_large",
-                    f"context and integrations of the batch are {size} bytes;"
+                    f"the context and integrations of the batch are {size} bytes together;"
                     f" the limit is {ENVELOPE_BYTES}",
                 )
         sent_at = body.get("sentAt")
@@ -332,8 +332,8 @@ class Pipeline:
             if total is not None and size > total.bytes:
                 raise ApiError(
                     "batch_too_large",
-                    f"the events of the batch are more than {total.bytes} bytes when stored"
-                    f" ({total.key})",
+                    "the events of the batch are too large when stored;"
+                    f" the limit is {total.bytes} bytes in total ({total.key})",
                 )
             events.append(event)
             indexes.append(index)
@@ -364,7 +364,7 @@ class Pipeline:
             stored before.
         """
         if outcome.status is Status.REFUSED:
-            reason = outcome.reason or "the storage can never store this event"
+            reason = outcome.reason or "the storage cannot store this event"
             return ApiError("event_refused", reason)
         stored = outcome.stored
         if stored is None:

@@ -160,12 +160,14 @@ def all_invalid(rejected: Sequence[RejectedItem]) -> ApiError:
     if codes or STATUS[code] != 400:
         code = "invalid_payload"
     return ApiError(
-        code, f"every item of the batch was refused; {_first(rejected)}", errors=_details(rejected)
+        code,
+        f"every item of the batch was refused; {_first(rejected)}",
+        errors=_details(rejected),
     )
 
 
 def _first(rejected: Sequence[RejectedItem]) -> str:
-    return f"batch/{rejected[0].index}: {rejected[0].error.message}"
+    return f"the first is batch/{rejected[0].index}: {rejected[0].error.message}"
 
 
 def _details(rejected: Sequence[RejectedItem]) -> list[Problem]:

@@ -91,7 +91,7 @@ class Subscriptions:
                 [
                     Problem(
                         "/changes" + pointer(group),
-                        "the workspace has no such subscription group",
+                        "is not a subscription group of the workspace",
                     )
                     for group in unknown
                 ],

@@ -71,11 +71,12 @@ class Transforms:
             raise _failed(name) from None
         kind = document.get("type")
         if type(kind) is not str or kind not in EVENT_TYPES:
-            raise _failed(name, [Problem("/type", "must be a type of event")])
+            raise _failed(name, [Problem("/type", f"must be one of {', '.join(EVENT_TYPES)}")])
         if not self._schemas.is_valid(kind, document):
             raise _failed(name, self._schemas.problems(kind, document))
         if too_deep(document, self._json_depth):
-            raise _failed(name, [Problem("", "is nested too deep")])
+            depth = f"the limit is {self._json_depth} levels (limits.json_depth)"
+            raise _failed(name, [Problem("", f"the event is nested too deeply; {depth}")])
         try:
             return apply_transformed(event, document, limit)
         except ApiError as error:

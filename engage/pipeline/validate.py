@@ -128,13 +128,13 @@ def _describe(error: ValidationError) -> Iterator[Problem]:
 
 def _message(keyword: str, value: Any, rule: Any, messages: Mapping[str, str]) -> str:
     if keyword == "maxLength":
-        return f"too long ({len(value)} characters, at most {rule})"
+        return f"is too long ({len(value)} characters; the limit is {rule})"
     if keyword == "maxProperties":
-        return f"too many members ({len(value)}, at most {rule})"
+        return f"has too many members ({len(value)}; the limit is {rule})"
     words = messages.get(keyword)
     if words is None:
         words = _DEFAULTS.get(keyword, "is not allowed").format(rule=rule)
-    if keyword in _QUOTING and not isinstance(value, dict | list):
+    if words.startswith("must be ") and not isinstance(value, dict | list):
         return f"{words}, not {quote(_text(value))}"
     return words
 
@@ -144,12 +144,9 @@ _DEFAULTS: Final[Mapping[str, str]] = {
     "type": "must be of type {rule}",
     "enum": "must be one of {rule}",
     "minLength": "must have at least {rule} characters",
-    "pattern": "has not the right form",
-    "additionalProperties": "has a member that is not known",
+    "pattern": "has the wrong format",
+    "additionalProperties": "has an unknown member",
 }
-
-#: Rules for which the value itself helps.
-_QUOTING: Final = frozenset({"type", "enum", "pattern"})
 
 
 def _text(value: object) -> str:

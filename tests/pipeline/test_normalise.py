@@ -391,7 +391,9 @@ def test_a_time_that_does_not_exist(field: str, text: str) -> None:
     with pytest.raises(ApiError) as caught:
         normalise(item, "track", arrival())
     assert (caught.value.status, caught.value.code) == (400, "invalid_payload")
-    assert caught.value.message == f"{field}: no such time: {text}"
+    assert caught.value.message == (
+        f'{field}: must be an existing time in the years 1 to 9999 (UTC), not "{text}"'
+    )
 
 
 @pytest.mark.parametrize(
