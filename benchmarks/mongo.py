@@ -26,11 +26,12 @@ sys.path.insert(0, str(HERE.parent / "tests"))
 
 import load  # noqa: E402
 import pymongo  # noqa: E402
-from support import mongo  # noqa: E402
-from support.server import KEY, start_server, wait_for  # noqa: E402
-from support.venv import venv  # noqa: E402
 
 from engage_plugins.mongo import schema  # noqa: E402
+from support import mongo  # noqa: E402
+from support.server_process import KEY, start_server  # noqa: E402
+from support.venv import venv  # noqa: E402
+from support.waiting import wait_for  # noqa: E402
 
 #: Connections, events of one request.
 CASES = ((1, 1), (32, 1), (256, 1), (8, 100), (32, 100))

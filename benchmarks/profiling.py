@@ -20,11 +20,12 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent / "tests"))
 
 import load  # noqa: E402
-from support.server import KEY, Server, config_text, wait_for  # noqa: E402
 
 from engage.config import load as load_config  # noqa: E402
 from engage.registry import load_plugins  # noqa: E402
 from engage.server.serve import serve  # noqa: E402
+from support.server_process import KEY, Server, config_text  # noqa: E402
+from support.waiting import wait_for  # noqa: E402
 
 
 def main() -> None:

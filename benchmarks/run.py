@@ -21,7 +21,8 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent / "tests"))
 
 import load  # noqa: E402
-from support.server import KEY, SQLITE, start_server  # noqa: E402
+
+from support.server_process import KEY, SQLITE, start_server  # noqa: E402
 
 #: Connections, events of one request.
 CASES = ((1, 1), (32, 1), (256, 1), (8, 100), (32, 100))

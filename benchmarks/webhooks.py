@@ -19,9 +19,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 
-from support.inprocess import BASIC, Serving, serving
-from support.raw import RawClient
-from support.senders import PUBLIC_URL, SENDERS, webhooks_table
+from support.http_client import RawClient
+from support.provider_senders import PUBLIC_URL, SENDERS, webhooks_table
+from support.server_inprocess import BASIC, Serving, serving
 
 #: Milliseconds of CPU that a delivery may cost more than a track event.
 ADDED = 1.0

@@ -10,9 +10,10 @@ from pathlib import Path
 
 import hypothesis
 import pytest
-from support import mongo
-from support.server import SQLITE, Server, start_server
 from tornado.ioloop import IOLoop
+
+from support import mongo
+from support.server_process import SQLITE, Server, start_server
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.inprocess import Meddling, Serving, registry, serving
-from support.raw import listening
-from support.server import config_text
-from support.waiting import eventually
 
 from engage.api import DROP, ConfigError, Event, StorageUnavailable
 from engage.app import build
 from engage.config import Config, load
+from support.http_client import listening
+from support.server_inprocess import Meddling, Serving, registry, serving
+from support.server_process import config_text
+from support.waiting import eventually
 
 
 def configured(folder: Path, **arguments: str) -> Config:

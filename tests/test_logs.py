@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from support.waiting import eventually
 
 from engage import logs
+from support.waiting import eventually
 
 Configure = Callable[..., io.StringIO]
 

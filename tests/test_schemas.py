@@ -14,7 +14,8 @@ import pytest
 import referencing
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.core import SCHEMAS
+
+from support.pipeline import SCHEMAS
 
 ASSERTIONS = {
     "additionalProperties",

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from browser.test_sdks import locked
+
 from support.browser import Browser, Pages, eventually
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]

@@ -7,6 +7,7 @@ import subprocess
 from typing import Any
 
 import pytest
+
 from support.browser import WEB, Browser, Pages, eventually
 from support.clients_page import example
 from support.node import node, node_project

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+
 from support.browser import Browser, Pages, eventually
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(400)]

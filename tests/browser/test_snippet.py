@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from browser.test_sdks import locked, shape
+
 from support.browser import Browser, Pages, eventually
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from browser.test_snippet import site, visit
+
 from support.browser import Browser, Pages, eventually
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]

@@ -18,8 +18,6 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
-from support.distributions import distribution
-from support.stores import config_file, store_of
 
 import engage
 import engage.server.serve
@@ -28,6 +26,8 @@ from engage.cli import main
 from engage.cli.common import safe
 from engage.config import Config, load
 from engage.testing.factories import event, identify, letter
+from support.distributions import distribution
+from support.sqlite import config_file, open_store
 
 COMMANDS = [
     *("check", "copy", "export", "init", "plugins", "serve"),
@@ -63,7 +63,7 @@ def fill(path: Path, *events: Event) -> None:
     """Write events and a dead letter into the store of a config."""
 
     async def write() -> None:
-        async with store_of(path) as store:
+        async with open_store(path) as store:
             await store.write(events)
             assert hasattr(store, "put")
             await store.put([letter("d1")])

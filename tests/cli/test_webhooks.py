@@ -10,14 +10,14 @@ import time
 
 import pytest
 from click.testing import CliRunner
-from support.hooks import public, workspace
-from support.webhooks import segment_delivery, signature_vectors
 
 from engage.app import build
 from engage.cli import main
 from engage.config import load
 from engage.deliveries.delivery import Delivery
 from engage.registry import load_plugins
+from support.provider_http import public, workspace
+from support.providers import segment_delivery, signature_vectors
 
 VECTOR = next(v for v in signature_vectors("stripe") if v["id"] == "stripe-02")
 OTHER = {"secret": "whsec_other"}

@@ -18,6 +18,7 @@ from pathlib import Path
 import aiohttp
 import httpx
 import requests
+
 from support.cache import cached
 from support.go import go
 

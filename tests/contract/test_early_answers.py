@@ -6,8 +6,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from support.inprocess import BASIC, Serving, serving
-from support.raw import Answer
+
+from support.http_client import Answer
+from support.server_inprocess import BASIC, Serving, serving
 from support.waiting import eventually
 
 ORIGIN = "https://shop.example.com"

@@ -8,8 +8,9 @@ from pathlib import Path
 from urllib.parse import quote
 
 import pytest
-from support.inprocess import BASIC, serving
-from support.server import KEY
+
+from support.server_inprocess import BASIC, serving
+from support.server_process import KEY
 
 FILES = ("/engage.js", "/openapi.json", "/docs")
 ORIGINS = '[cors]\norigins = ["https://shop.example.com"]\n'

@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.inprocess import BASIC, Serving, Valve, serving
-from support.server import KEY
-from support.waiting import eventually
 
 from engage.api import StorageUnavailable
 from engage.handlers.operations import OPERATIONS
 from engage.logs import ACCESS
 from engage.metrics import Metrics
+from support.server_inprocess import BASIC, Serving, Valve, serving
+from support.server_process import KEY
+from support.waiting import eventually
 
 TRACK = "/api/public/apps/track"
 SUBSCRIPTIONS = "/api/public/subscription-management/user-subscriptions"
@@ -462,9 +462,8 @@ async def test_the_log_and_the_metrics(tmp_path: Path, caplog: pytest.LogCapture
 
 async def test_subscriptions(tmp_path: Path) -> None:
     """Through HTTP: the vector's hash, no write key, the same 401 for whatever is wrong."""
-    from support.server import SECRET
-
     from engage.pipeline.subscriptions import subscription_hash
+    from support.server_process import SECRET
 
     groups = """[[workspaces.subscription_groups]]
 id = "news"

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.inprocess import serving
-from support.refused import BATCH, TRACK, check_error, event, refused
+
+from support.http_errors import BATCH, TRACK, check_error, event, refused
+from support.server_inprocess import serving
 
 LONE = r'"\ud800"'
 HUGE = "9" * 400

@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.inprocess import BASIC, serving
-from support.raw import Answer
-from support.refused import BATCH, TRACK, check_error, event, refused
-from support.server import KEY
+
+from support.http_client import Answer
+from support.http_errors import BATCH, TRACK, check_error, event, refused
+from support.server_inprocess import BASIC, serving
+from support.server_process import KEY
 
 
 # --------------------------------------------------------------------------- length and encoding

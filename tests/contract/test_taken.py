@@ -14,8 +14,9 @@ from typing import Any
 
 import httpx
 import pytest
-from support.inprocess import BASIC, serving
-from support.server import KEY, start_server
+
+from support.server_inprocess import BASIC, serving
+from support.server_process import KEY, start_server
 
 TRACK = "/api/public/apps/track"
 BATCH = "/api/public/apps/batch"

@@ -13,10 +13,6 @@ from urllib.parse import quote_plus
 import httpx
 import pytest
 from click.testing import CliRunner
-from support.hooks import PUBLIC_URL, deliver, public, toml, workspace
-from support.inprocess import registry, serving
-from support.server import start_server
-from support.webhooks import make, request, segment_delivery
 
 from engage.api import (
     ConfigError,
@@ -32,6 +28,10 @@ from engage.config import load
 from engage.deliveries.delivery import PATH_HEADER, REDACTED, redacted
 from engage.metrics import Metrics
 from engage.registry import shared_credentials
+from support.provider_http import PUBLIC_URL, deliver, public, toml, workspace
+from support.providers import make, request, segment_delivery
+from support.server_inprocess import registry, serving
+from support.server_process import start_server
 
 KEY = "mandrill-key"
 SECRET = "segment-secret"

@@ -10,8 +10,9 @@ import contextlib
 import time
 
 import pytest
-from support.inprocess import serving
-from support.senders import PUBLIC_URL, SENDERS, webhooks_table
+
+from support.provider_senders import PUBLIC_URL, SENDERS, webhooks_table
+from support.server_inprocess import serving
 
 PROVIDERS = sorted(SENDERS)
 SIGNED = [name for name in PROVIDERS if SENDERS[name].proof is not None]

@@ -9,14 +9,14 @@ import io
 import json
 
 import pytest
-from support import sns
-from support.inprocess import serving
-from support.sns import CERTIFICATE_URL, ELSEWHERE, HOST, TOPIC
 from tornado.httpclient import HTTPRequest, HTTPResponse
 from tornado.httputil import HTTPHeaders
 
 import engage.app
 from engage.deliveries.fetcher import FAILED_SECONDS, Fetcher
+from support import provider_sns as sns
+from support.provider_sns import CERTIFICATE_URL, ELSEWHERE, HOST, TOPIC
+from support.server_inprocess import serving
 
 OPEN = {"eventType": "Open", "mail": {"destination": ["a@b.c"], "messageId": "m"}, "open": {}}
 URL = "/api/public/webhooks/amazon-ses"

@@ -7,12 +7,12 @@ import json
 from urllib.parse import urlsplit
 
 import pytest
-from support.hooks import PUBLIC_URL, deliver, public, workspace
-from support.inprocess import serving
-from support.provider_cases import CASES, SES_CERTIFICATE, TwilioJson
-from support.webhooks import MAPPINGS, NOW, VECTORS, assert_matches, delivery_of, request_of
 
 from engage.api import WebhookRequest
+from support.provider_cases import CASES, SES_CERTIFICATE, TwilioJson
+from support.provider_http import PUBLIC_URL, deliver, public, workspace
+from support.providers import MAPPINGS, NOW, VECTORS, assert_matches, delivery_of, request_of
+from support.server_inprocess import serving
 
 #: One case for each provider.
 PROVIDERS = {

@@ -15,8 +15,9 @@ from pathlib import Path
 
 import httpx
 import pytest
+
 from support.cache import cached
-from support.server import Server, config_text
+from support.server_process import Server, config_text
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCE = ROOT / "tests/example_provider"

@@ -12,8 +12,9 @@ from pathlib import Path
 
 import httpx
 import pytest
+
 from support.cache import cached
-from support.server import KEY, Server
+from support.server_process import KEY, Server
 
 SOURCE = Path(__file__).resolve().parents[1] / "example_storage"
 

@@ -13,13 +13,13 @@ from typing import Any
 import click
 import pytest
 from click.testing import CliRunner
-from support import config_page
 
 from engage import hookspecs
 from engage.cli import main
 from engage.config import config_schema, load
 from engage.pipeline.subscriptions import subscription_hash
 from engage.registry import load_plugins
+from support import config_page
 
 pytestmark = pytest.mark.checkout
 

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import jsonschema
 import pytest
-from support.webhooks import DATA, registered
+
+from support.providers import DATA, registered
 
 PAGE = Path(__file__).parents[2] / "docs" / "webhooks.md"
 PROVIDERS = sorted(

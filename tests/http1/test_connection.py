@@ -12,14 +12,14 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.echo import BOUNDS, Echo, on_uvloop, running
-from support.raw import RawClient, request
-from support.waiting import eventually
 from tornado.web import Application
 
 from engage.http1.connection import Connection
 from engage.http1.listener import Bounds, Listener
 from engage.metrics import Metrics
+from support.http_client import RawClient, request
+from support.http_echo import BOUNDS, Echo, on_uvloop, running
+from support.waiting import eventually
 
 
 async def test_answers_and_keeps_the_connection() -> None:

@@ -8,8 +8,9 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
-from support.echo import on_uvloop, running
-from support.raw import RawClient, request
+
+from support.http_client import RawClient, request
+from support.http_echo import on_uvloop, running
 from support.waiting import eventually
 
 HOST = b"Host: a\r\n"

@@ -6,11 +6,11 @@ from __future__ import annotations
 import base64
 
 import pytest
-from support.core import ACME, OTHER
 
 from engage.config import Workspace, WriteKey
 from engage.errors import ApiError
 from engage.pipeline.auth import Authenticator
+from support.pipeline import ACME, OTHER
 
 
 def encoded(text: str) -> str:

@@ -7,11 +7,11 @@ from typing import Any
 
 import orjson
 import pytest
-from support.core import NOW, event, limit
 
 from engage.errors import ApiError, Problem
 from engage.pipeline.dead_letters import MAX_ITEM, Conflict, find_conflict, letter_id, letter_of
 from engage.pipeline.normalise import Arrival
+from support.pipeline import NOW, limit, make_event
 
 ERROR = ApiError("invalid_payload", "event: is required", errors=[Problem("/event", "is required")])
 
@@ -111,7 +111,7 @@ STORED = {
 
 
 def compare(new: dict[str, Any], old: dict[str, Any] = STORED) -> list[str]:
-    conflict = find_conflict(event("m", body=orjson.dumps(new)), orjson.dumps(old))
+    conflict = find_conflict(make_event("m", body=orjson.dumps(new)), orjson.dumps(old))
     return [] if conflict is None else list(conflict.fields)
 
 

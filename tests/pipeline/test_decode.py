@@ -17,11 +17,11 @@ import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.core import limit
 
 from engage.config import DEFAULT_LIMITS
 from engage.errors import ApiError
 from engage.pipeline.decode import check_encoding, decode_json, decompress, too_deep
+from support.pipeline import limit
 
 TEXT = b'{"userId": "u-1"}' * 100
 

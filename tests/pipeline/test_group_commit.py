@@ -8,12 +8,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
-from support.core import turns
 
 from engage.api import StorageUnavailable
 from engage.errors import ApiError
 from engage.pipeline import group_commit
 from engage.pipeline.group_commit import Gatherer
+from support.pipeline import turns
 
 
 class StoppedClock:
@@ -33,7 +33,7 @@ class StoppedClock:
         return self._loop.create_task(coroutine)
 
 
-class Sink:
+class Target:
     """What a gatherer calls."""
 
     def __init__(self, **options: Any) -> None:
@@ -89,38 +89,38 @@ class Sink:
 
 
 async def test_alone_waits_for_nobody() -> None:
-    sink = Sink()
-    assert await sink.submit("a", "b") == ["<a>", "<b>"]
-    assert sink.calls == [["a", "b"]]
-    assert sink.gatherer.items == 0
+    target = Target()
+    assert await target.submit("a", "b") == ["<a>", "<b>"]
+    assert target.calls == [["a", "b"]]
+    assert target.gatherer.items == 0
 
 
 async def test_what_arrives_together_is_one_call() -> None:
-    sink = Sink()
-    results = await asyncio.gather(sink.submit("a"), sink.submit("b", "c"), sink.submit())
+    target = Target()
+    results = await asyncio.gather(target.submit("a"), target.submit("b", "c"), target.submit())
     assert results == [["<a>"], ["<b>", "<c>"], []]
-    assert sink.calls == [["a", "b", "c"]]
-    assert sink.done == [3]
+    assert target.calls == [["a", "b", "c"]]
+    assert target.done == [3]
 
 
 async def test_what_arrives_meanwhile_shares_the_next() -> None:
-    sink = Sink()
-    gate = sink.hold()
-    first = sink.submit("a")
+    target = Target()
+    gate = target.hold()
+    first = target.submit("a")
     await turns()
-    others = [sink.submit(name) for name in "bcd"]
+    others = [target.submit(name) for name in "bcd"]
     await turns()
-    assert sink.calls == [["a"]]
-    assert sink.gatherer.items == 4
+    assert target.calls == [["a"]]
+    assert target.gatherer.items == 4
     gate.set()
     assert await asyncio.gather(first, *others) == [["<a>"], ["<b>"], ["<c>"], ["<d>"]]
-    assert sink.calls == [["a"], ["b", "c", "d"]]
+    assert target.calls == [["a"], ["b", "c", "d"]]
 
 
 async def test_nobody_is_answered_before_the_call_returned() -> None:
-    sink = Sink()
-    gate = sink.hold()
-    request = sink.submit("a")
+    target = Target()
+    gate = target.hold()
+    request = target.submit("a")
     await turns(20)
     assert not request.done()
     gate.set()
@@ -130,200 +130,202 @@ async def test_nobody_is_answered_before_the_call_returned() -> None:
 async def test_one_call_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(group_commit, "GROUP_EVENTS", 3)
     monkeypatch.setattr(group_commit, "GROUP_BYTES", 50)
-    sink = Sink()
+    target = Target()
     requests = [
-        sink.submit("a", "b"),
-        sink.submit("c", "d"),
-        sink.submit("e", size=30),
-        sink.submit("f", size=30),
-        sink.submit("g", "h", "i", "j", size=100),  # alone it may be larger
+        target.submit("a", "b"),
+        target.submit("c", "d"),
+        target.submit("e", size=30),
+        target.submit("f", size=30),
+        target.submit("g", "h", "i", "j", size=100),  # alone it may be larger
     ]
     await asyncio.gather(*requests)
-    assert sink.calls == [["a", "b"], ["c", "d", "e"], ["f"], ["g", "h", "i", "j"]]
+    assert target.calls == [["a", "b"], ["c", "d", "e"], ["f"], ["g", "h", "i", "j"]]
 
 
 @pytest.mark.parametrize(("items", "size"), [(3, 1), (1, 500)])
 async def test_overloaded(items: int, size: int) -> None:
-    sink = Sink(max_items=10, max_bytes=1000)
-    gate = sink.hold()
-    first = sink.submit(*range(8), size=600)
+    target = Target(max_items=10, max_bytes=1000)
+    gate = target.hold()
+    first = target.submit(*range(8), size=600)
     await turns()
     with pytest.raises(ApiError) as caught:
-        await sink.submit(*range(items), size=size)
+        await target.submit(*range(items), size=size)
     assert (caught.value.status, caught.value.code) == (503, "overloaded")
     assert caught.value.retry_after is not None
-    fits = sink.submit("x", "y", size=400)
+    fits = target.submit("x", "y", size=400)
     gate.set()
     await asyncio.gather(first, fits)
-    await sink.submit(*range(10), size=1000)
+    await target.submit(*range(10), size=1000)
 
 
 async def test_larger_than_the_queue_is_taken_when_it_is_empty() -> None:
-    sink = Sink(max_items=1, max_bytes=1)
-    assert len(await sink.submit("a", "b", size=10)) == 2
+    target = Target(max_items=1, max_bytes=1)
+    assert len(await target.submit("a", "b", size=10)) == 2
 
 
 async def test_a_caller_that_gives_up_cancels_nothing() -> None:
-    sink = Sink()
-    gate = sink.hold()
-    first = sink.submit("a")
+    target = Target()
+    gate = target.hold()
+    first = target.submit("a")
     await turns()
-    second, third = sink.submit("b"), sink.submit("c")
+    second, third = target.submit("b"), target.submit("c")
     await turns()
     first.cancel()
     second.cancel()
     await turns()
     gate.set()
     assert await third == ["<c>"]
-    assert sink.calls == [["a"], ["b", "c"]]
-    assert sink.gatherer.items == 0
-    assert await sink.submit("d") == ["<d>"]
+    assert target.calls == [["a"], ["b", "c"]]
+    assert target.gatherer.items == 0
+    assert await target.submit("d") == ["<d>"]
 
 
 async def test_poison_fails_alone() -> None:
-    sink = Sink()
+    target = Target()
 
     def poisoned(items: Sequence[Any]) -> None:
         if "poison" in items:
             raise OverflowError("a fault of the storage")
 
-    sink.before = poisoned
+    target.before = poisoned
     names = ["a", "poison", "b", "c"]
-    results = await asyncio.gather(*map(sink.submit, names), return_exceptions=True)
+    results = await asyncio.gather(*map(target.submit, names), return_exceptions=True)
     assert [type(result) for result in results] == [list, StorageUnavailable, list, list]
-    assert sink.calls == [names, ["a"], ["poison"], ["b"], ["c"]]
-    assert sink.failed == 2
-    assert sink.recovered == 0
-    assert await sink.submit("d") == ["<d>"]
+    assert target.calls == [names, ["a"], ["poison"], ["b"], ["c"]]
+    assert target.failed == 2
+    assert target.recovered == 0
+    assert await target.submit("d") == ["<d>"]
 
 
 async def test_wrong_number_of_results_is_a_failure() -> None:
-    sink = Sink()
-    call = sink.call
+    target = Target()
+    call = target.call
 
     async def short(items: Sequence[Any]) -> Sequence[str]:
         return (await call(items))[:-1]
 
-    sink.gatherer._call = short
+    target.gatherer._call = short
     with pytest.raises(StorageUnavailable):
-        await sink.submit("a", "b")
+        await target.submit("a", "b")
 
 
 async def test_one_that_makes_the_storage_unavailable_fails_alone() -> None:
     """Some storages cannot tell poison from trouble."""
-    sink = Sink()
+    target = Target()
 
     def poisoned(items: Sequence[Any]) -> None:
         if "poison" in items:
             raise StorageUnavailable("unknown code")
 
-    sink.before = poisoned
-    sink.stop_the_clock()
-    results = await asyncio.gather(*map(sink.submit, ["poison", "a", "b"]), return_exceptions=True)
+    target.before = poisoned
+    target.stop_the_clock()
+    results = await asyncio.gather(
+        *map(target.submit, ["poison", "a", "b"]), return_exceptions=True
+    )
     assert [type(result) for result in results] == [StorageUnavailable, list, list]
 
 
 async def test_unavailable_is_not_tried_for_everybody() -> None:
-    sink = Sink()
+    target = Target()
 
     def down(items: Sequence[Any]) -> None:
         raise StorageUnavailable("no connection")
 
-    sink.before = down
-    sink.stop_the_clock()  # it fails quickly
-    requests = [sink.submit(number) for number in range(50)]
+    target.before = down
+    target.stop_the_clock()  # it fails quickly
+    requests = [target.submit(number) for number in range(50)]
     results = await asyncio.gather(*requests, return_exceptions=True)
     assert {type(result) for result in results} == {StorageUnavailable}
-    assert len(sink.calls) == 3
-    assert sink.gatherer.items == 0
-    sink.before = lambda items: None
-    assert await sink.submit("a") == ["<a>"]
+    assert len(target.calls) == 3
+    assert target.gatherer.items == 0
+    target.before = lambda items: None
+    assert await target.submit("a") == ["<a>"]
 
 
 async def test_too_late_is_unavailable_for_all_and_the_store_opened_anew() -> None:
-    sink = Sink(timeout=0.2)
-    clock = sink.stop_the_clock()
+    target = Target(timeout=0.2)
+    clock = target.stop_the_clock()
     later: list[asyncio.Task[Sequence[str]]] = []
 
     def hang(items: Sequence[Any]) -> Any:
-        later.extend(map(sink.submit, "bc"))
+        later.extend(map(target.submit, "bc"))
         clock.now = 0.2
         return asyncio.Event().wait()
 
-    sink.before = hang
+    target.before = hang
     with pytest.raises(StorageUnavailable):
-        await sink.submit("a")
+        await target.submit("a")
     results = await asyncio.gather(*later, return_exceptions=True)
     assert [type(result) for result in results] == [StorageUnavailable] * 2
-    assert sink.calls == [["a"]]
-    await sink.gatherer.drain()
-    assert sink.recovered == 1
-    assert sink.gatherer.items == 0
-    sink.before = lambda items: None
-    assert await sink.submit("d") == ["<d>"]
+    assert target.calls == [["a"]]
+    await target.gatherer.drain()
+    assert target.recovered == 1
+    assert target.gatherer.items == 0
+    target.before = lambda items: None
+    assert await target.submit("d") == ["<d>"]
 
 
 async def test_each_is_answered_in_its_own_time() -> None:
     """A slow store is not a dead one: what came later still gets its result."""
-    sink = Sink(timeout=30)
-    clock = sink.stop_the_clock()
-    gates = sink.hold_each(2)
-    first = sink.submit("a")
+    target = Target(timeout=30)
+    clock = target.stop_the_clock()
+    gates = target.hold_each(2)
+    first = target.submit("a")
     await turns()
-    early = sink.submit("b")
+    early = target.submit("b")
     await turns()
     clock.now = 29
-    late = sink.submit("c")
+    late = target.submit("c")
     await turns()
     clock.now = 29.9
     gates[0].set()
     assert await first == ["<a>"]
     with pytest.raises(StorageUnavailable):
         await early
-    assert sink.calls == [["a"], ["b", "c"]]
+    assert target.calls == [["a"], ["b", "c"]]
     assert not late.done()
     gates[1].set()
     assert await late == ["<c>"]
-    assert sink.recovered == 0
+    assert target.recovered == 0
 
 
 async def test_what_waited_too_long_is_no_reason_to_open_the_store_anew() -> None:
-    sink = Sink(timeout=30)
-    clock = sink.stop_the_clock()
-    gates = sink.hold_each(2)
-    first = sink.submit("a")
+    target = Target(timeout=30)
+    clock = target.stop_the_clock()
+    gates = target.hold_each(2)
+    first = target.submit("a")
     await turns()
-    waited = sink.submit("b")
+    waited = target.submit("b")
     await turns()
     clock.now = 29.9
     gates[0].set()
     assert await first == ["<a>"]
     with pytest.raises(StorageUnavailable):
         await waited
-    assert sink.calls == [["a"], ["b"]]
-    assert sink.recovered == 0
-    sink.before = lambda items: None
-    assert await sink.submit("c") == ["<c>"]
+    assert target.calls == [["a"], ["b"]]
+    assert target.recovered == 0
+    target.before = lambda items: None
+    assert await target.submit("c") == ["<c>"]
 
 
 async def test_nothing_is_tried_for_whom_it_is_too_late() -> None:
-    sink = Sink(timeout=30)
-    clock = sink.stop_the_clock()
-    gates = sink.hold_each(1)
-    first = sink.submit("a")
+    target = Target(timeout=30)
+    clock = target.stop_the_clock()
+    gates = target.hold_each(1)
+    first = target.submit("a")
     await turns()
-    waited = sink.submit("b")
+    waited = target.submit("b")
     await turns()
     clock.now = 31
     gates[0].set()
     await first
     with pytest.raises(StorageUnavailable):
         await waited
-    assert sink.calls == [["a"]]
+    assert target.calls == [["a"]]
 
 
 async def test_a_call_that_does_not_heed_its_cancellation() -> None:
-    sink = Sink(timeout=0.2)
+    target = Target(timeout=0.2)
     gate = asyncio.Event()
 
     async def stubborn() -> None:
@@ -334,31 +336,31 @@ async def test_a_call_that_does_not_heed_its_cancellation() -> None:
                 continue
         raise RuntimeError("too late to matter")
 
-    sink.before = lambda items: stubborn()
+    target.before = lambda items: stubborn()
     with pytest.raises(StorageUnavailable):
-        await sink.submit("a")
-    sink.before = lambda items: None
-    sink.gatherer._timeout = 30
-    assert await sink.submit("b") == ["<b>"]
+        await target.submit("a")
+    target.before = lambda items: None
+    target.gatherer._timeout = 30
+    assert await target.submit("b") == ["<b>"]
     gate.set()
     await turns()
 
 
 async def test_a_storage_that_cancels_itself_is_unavailable() -> None:
-    sink = Sink()
+    target = Target()
 
     def cancels(items: Sequence[Any]) -> None:
         raise asyncio.CancelledError
 
-    sink.before = cancels
+    target.before = cancels
     with pytest.raises(StorageUnavailable):
-        await sink.submit("a")
+        await target.submit("a")
 
 
 async def test_poison_while_the_storage_hangs() -> None:
     """Isolation keeps to the time of the requests too."""
-    sink = Sink(timeout=0.2)
-    clock = sink.stop_the_clock()
+    target = Target(timeout=0.2)
+    clock = target.stop_the_clock()
 
     def broken(items: Sequence[Any]) -> Any:
         if len(items) > 1:
@@ -366,26 +368,26 @@ async def test_poison_while_the_storage_hangs() -> None:
         clock.now = 0.2
         return asyncio.Event().wait()
 
-    sink.before = broken
-    results = await asyncio.gather(*map(sink.submit, "abc"), return_exceptions=True)
+    target.before = broken
+    results = await asyncio.gather(*map(target.submit, "abc"), return_exceptions=True)
     assert {type(result) for result in results} == {StorageUnavailable}
-    assert sink.calls == [["a", "b", "c"], ["a"]]
-    await sink.gatherer.drain()
-    assert sink.recovered == 1
-    assert sink.gatherer.items == 0
+    assert target.calls == [["a", "b", "c"], ["a"]]
+    await target.gatherer.drain()
+    assert target.recovered == 1
+    assert target.gatherer.items == 0
 
 
 async def test_close_finishes_what_is_there() -> None:
-    sink = Sink()
-    gate = sink.hold()
-    requests = [sink.submit("a")]
+    target = Target()
+    gate = target.hold()
+    requests = [target.submit("a")]
     await turns()
-    requests.append(sink.submit("b"))
+    requests.append(target.submit("b"))
     await turns()
-    closing = asyncio.ensure_future(sink.gatherer.close())
+    closing = asyncio.ensure_future(target.gatherer.close())
     await turns()
     with pytest.raises(ApiError) as caught:
-        await sink.submit("c")
+        await target.submit("c")
     assert caught.value.code == "shutting_down"
     assert not closing.done()
     gate.set()
@@ -394,11 +396,11 @@ async def test_close_finishes_what_is_there() -> None:
 
 
 async def test_drain_of_nothing() -> None:
-    await Sink().gatherer.drain()
+    await Target().gatherer.drain()
 
 
 async def test_the_order_is_kept() -> None:
-    sink = Sink()
+    target = Target()
     for _ in range(20):
-        await asyncio.gather(*[sink.submit(number) for number in range(10)])
-    assert [item for call in sink.calls for item in call] == list(range(10)) * 20
+        await asyncio.gather(*[target.submit(number) for number in range(10)])
+    assert [item for call in target.calls for item in call] == list(range(10)) * 20

@@ -8,33 +8,16 @@ import dataclasses
 from collections.abc import Sequence
 
 import pytest
-from support.core import CountingMetrics, MemoryStore, event, turns
-from support.waiting import eventually
 
 from engage.api import DeadLetter, Event, EventStore, Status, StorageUnavailable
 from engage.config import DEFAULT_LIMITS
 from engage.errors import ApiError
 from engage.pipeline import ingest as ingest_module
 from engage.pipeline.ingest import Ingest
-
-
-def letter(number: int) -> DeadLetter:
-    return DeadLetter(
-        id=str(number),
-        workspace_id="acme",
-        origin="api",
-        write_key_id="website",
-        user_id=None,
-        anonymous_id=None,
-        message_id=None,
-        reason="invalid_payload",
-        message="",
-        errors=(),
-        item=b"{}",
-        truncated=False,
-        headers=(),
-        received_at=0,
-    )
+from engage.testing.factories import letter
+from support.memory_store import MemoryEvents, MemoryStore
+from support.pipeline import CountingMetrics, make_event, turns
+from support.waiting import eventually
 
 
 def make(
@@ -51,20 +34,22 @@ def make(
 async def test_write_and_repeat() -> None:
     store, metrics = MemoryStore(), CountingMetrics()
     ingest = make(store, metrics)
-    outcomes = await ingest.write([event("a"), event("b"), event("a")])
+    outcomes = await ingest.write([make_event("a"), make_event("b"), make_event("a")])
     assert [outcome.status for outcome in outcomes] == [
         Status.STORED,
         Status.STORED,
         Status.DUPLICATE,
     ]
-    assert (await ingest.write([event("a")]))[0].status is Status.DUPLICATE
+    assert (await ingest.write([make_event("a")]))[0].status is Status.DUPLICATE
     assert metrics.writes == [3, 1]
 
 
 async def test_the_same_event_twice_at_once() -> None:
     store = MemoryStore()
     ingest = make(store, CountingMetrics())
-    first, second = await asyncio.gather(ingest.write([event("a")]), ingest.write([event("a")]))
+    first, second = await asyncio.gather(
+        ingest.write([make_event("a")]), ingest.write([make_event("a")])
+    )
     assert {first[0].status, second[0].status} == {Status.STORED, Status.DUPLICATE}
     assert store.writes == [["a", "a"]]
 
@@ -73,7 +58,7 @@ async def test_one_refused_event_costs_its_neighbours_nothing() -> None:
     store = MemoryStore()
     store.refuse["b"] = "too strange"
     ingest = make(store, CountingMetrics())
-    outcomes = await ingest.write([event("a"), event("b"), event("c")])
+    outcomes = await ingest.write([make_event("a"), make_event("b"), make_event("c")])
     assert [outcome.status for outcome in outcomes] == [
         Status.STORED,
         Status.REFUSED,
@@ -96,8 +81,8 @@ async def test_observers_hear_of_what_is_newly_stored() -> None:
         metrics=CountingMetrics(),
         stored=stored,
     )
-    await ingest.write([event("a"), event("b"), event("a"), event("c")])
-    await ingest.write([event("a")])
+    await ingest.write([make_event("a"), make_event("b"), make_event("a"), make_event("c")])
+    await ingest.write([make_event("a")])
     assert heard == ["a", "b"]
 
 
@@ -106,10 +91,10 @@ async def test_queue_is_bounded_by_events_and_bytes() -> None:
     gate = asyncio.Event()
     store.before = lambda events: gate.wait()
     ingest = make(store, CountingMetrics(), queue_events=3, queue_bytes=10_000)
-    first = asyncio.ensure_future(ingest.write([event("a"), event("b")]))
+    first = asyncio.ensure_future(ingest.write([make_event("a"), make_event("b")]))
     await turns()
     assert ingest.waiting == 2
-    for events in ([event("c"), event("d")], [event("c", body=b"x" * 10_000)]):
+    for events in ([make_event("c"), make_event("d")], [make_event("c", body=b"x" * 10_000)]):
         with pytest.raises(ApiError) as caught:
             await ingest.write(events)
         assert caught.value.code == "overloaded"
@@ -122,13 +107,13 @@ async def test_a_store_that_does_not_answer_is_opened_anew() -> None:
     store.before = lambda events: asyncio.Event().wait()
     ingest = make(store, metrics, timeout=0.2)
     with pytest.raises(StorageUnavailable):
-        await ingest.write([event("a")])
+        await ingest.write([make_event("a")])
     await ingest.drain()
     assert (store.closed, store.opened) == (1, 1)
     assert metrics.errors == 1
     store.before = None
     ingest._events._timeout = 30
-    assert (await ingest.write([event("a")]))[0].status is Status.STORED
+    assert (await ingest.write([make_event("a")]))[0].status is Status.STORED
 
 
 class Broken(MemoryStore):
@@ -163,15 +148,15 @@ async def test_a_store_that_cannot_be_opened_is_tried_until_it_can(
     store.before = lambda events: asyncio.Event().wait()
     ingest = make(store, CountingMetrics(), timeout=0.2)
     with pytest.raises(StorageUnavailable):
-        await ingest.write([event("a")])
+        await ingest.write([make_event("a")])
     ingest._events._timeout = 30
     # Nobody waits for it meanwhile.
     with pytest.raises(StorageUnavailable):
-        await ingest.write([event("a")])
+        await ingest.write([make_event("a")])
     await eventually(lambda: store.opened > 3)
     store.usable.set()
     await eventually(lambda: store.before is None)
-    assert (await ingest.write([event("a")]))[0].status is Status.STORED
+    assert (await ingest.write([make_event("a")]))[0].status is Status.STORED
     opened = store.opened
     await ingest.close()
     assert (store.closed, store.opened) == (1, opened)
@@ -189,7 +174,7 @@ async def test_closing_ends_the_tries_to_open(monkeypatch: pytest.MonkeyPatch) -
     store.before = lambda events: asyncio.Event().wait()
     ingest = make(store, CountingMetrics(), timeout=0.1)
     with pytest.raises(StorageUnavailable):
-        await ingest.write([event("a")])
+        await ingest.write([make_event("a")])
     await eventually(lambda: store.opened > 2)
     await ingest.close()
     opened = store.opened
@@ -209,12 +194,12 @@ async def test_who_comes_while_the_store_is_opened_waits_no_longer_than_anybody(
     store.before = lambda events: asyncio.Event().wait()
     ingest = make(store, CountingMetrics(), timeout=0.2)
     with pytest.raises(StorageUnavailable):
-        await ingest.write([event("a")])
+        await ingest.write([make_event("a")])
     ingest._write_timeout = 3600
     await store.opening.wait()
     for name in "bc":
         with pytest.raises(StorageUnavailable):
-            await asyncio.wait_for(ingest.write([event(name)]), 30)
+            await asyncio.wait_for(ingest.write([make_event(name)]), 30)
     assert store.writes == [["a"]]
 
 
@@ -223,7 +208,7 @@ async def test_dead_letters() -> None:
     ingest = make(store, metrics)
     await ingest.put_dead_letters([])
     await asyncio.gather(
-        ingest.put_dead_letters([letter(1), letter(2)]), ingest.put_dead_letters([letter(1)])
+        ingest.put_dead_letters([letter("1"), letter("2")]), ingest.put_dead_letters([letter("1")])
     )
     assert len(store.letters) == 2
     assert metrics.letters["invalid_payload"] == 3
@@ -237,7 +222,7 @@ async def test_a_dead_letter_that_cannot_be_kept_is_an_error() -> None:
 
     store.before_put = down
     with pytest.raises(StorageUnavailable):
-        await make(store, CountingMetrics()).put_dead_letters([letter(1)])
+        await make(store, CountingMetrics()).put_dead_letters([letter("1")])
 
 
 async def test_budgets_and_storages_without_dead_letters_are_counted() -> None:
@@ -245,23 +230,20 @@ async def test_budgets_and_storages_without_dead_letters_are_counted() -> None:
         async def put(self, letters: Sequence[DeadLetter]) -> int:
             return len(letters)
 
-    class Sink(EventStore):
-        open = close = check = write = find = scan = expire = MemoryStore.check  # type: ignore
-
     metrics = CountingMetrics()
-    await make(Full(), metrics).put_dead_letters([letter(1), letter(2)])
-    await make(Sink(), metrics).put_dead_letters([letter(1)])
+    await make(Full(), metrics).put_dead_letters([letter("1"), letter("2")])
+    await make(MemoryEvents(), metrics).put_dead_letters([letter("1")])
     assert metrics.lost["dead_letter"] == 3
 
 
 async def test_close_takes_nothing_more_and_leaves_the_store_open() -> None:
     store = MemoryStore()
     ingest = make(store, CountingMetrics())
-    request = asyncio.ensure_future(ingest.write([event("a")]))
+    request = asyncio.ensure_future(ingest.write([make_event("a")]))
     await turns(1)
     await ingest.close()
     assert (await request)[0].status is Status.STORED
-    for attempt in (ingest.write([event("b")]), ingest.put_dead_letters([letter(1)])):
+    for attempt in (ingest.write([make_event("b")]), ingest.put_dead_letters([letter("1")])):
         with pytest.raises(ApiError) as caught:
             await attempt
         assert caught.value.code == "shutting_down"

@@ -12,7 +12,6 @@ import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.core import NOW, SCHEMAS, limit
 
 from engage.api import Event, render_time
 from engage.errors import ApiError
@@ -25,6 +24,7 @@ from engage.pipeline.normalise import (
     parse_time,
     uuid7,
 )
+from support.pipeline import NOW, SCHEMAS, limit
 
 LIMIT = limit(65536)
 RECEIVED = "2026-11-21T09:30:00.000Z"

@@ -8,10 +8,10 @@ import logging
 from collections.abc import Sequence
 
 import pytest
-from support.core import CountingMetrics, event, turns
 
 from engage.api import Event
 from engage.pipeline.observers import QUEUE, Observers
+from support.pipeline import CountingMetrics, make_event, turns
 
 
 async def test_each_is_told_everything_in_order() -> None:
@@ -26,8 +26,8 @@ async def test_each_is_told_everything_in_order() -> None:
 
     observers = Observers({name: observer(name) for name in heard}, CountingMetrics())  # type: ignore
     assert observers
-    observers.publish([event("1"), event("2")])
-    observers.publish([event("3")])
+    observers.publish([make_event("1"), make_event("2")])
+    observers.publish([make_event("3")])
     await observers.close()
     assert heard == {"a": ["1", "2", "3"], "b": ["1", "2", "3"]}
 
@@ -43,7 +43,7 @@ async def test_a_failing_one_is_named_and_goes_on(caplog: pytest.LogCaptureFixtu
     observers = Observers({"clumsy": observe}, CountingMetrics())
     with caplog.at_level(logging.ERROR):
         for number in "12":
-            observers.publish([event(number)])
+            observers.publish([make_event(number)])
         await observers.drain()
     assert heard == ["1", "2"]
     assert "clumsy" in caplog.text
@@ -65,7 +65,7 @@ async def test_a_slow_one_loses_batches_and_nothing_else() -> None:
 
     metrics = CountingMetrics()
     observers = Observers({"slow": slow, "fast": fast}, metrics)
-    batch = [event("1")]
+    batch = [make_event("1")]
     observers.publish(batch)
     await turns()  # one is taken out of the queue
     for _ in range(QUEUE + 7):
@@ -87,8 +87,8 @@ async def test_one_that_never_returns_is_given_up(caplog: pytest.LogCaptureFixtu
             await asyncio.Event().wait()
 
     observers = Observers({"stuck": stuck}, CountingMetrics(), timeout=0.05)
-    observers.publish([event("1")])
-    observers.publish([event("2")])
+    observers.publish([make_event("1")])
+    observers.publish([make_event("2")])
     await observers.drain()
     assert heard == ["1", "2"]
     assert "stuck took more than" in caplog.text
@@ -103,7 +103,7 @@ async def test_closing_does_not_wait_for_ever() -> None:
 
     observers = Observers({"stuck": stuck}, metrics)
     for _ in range(3):
-        observers.publish([event("1")])
+        observers.publish([make_event("1")])
     await turns()
     await observers.close(grace=0.05)
     assert metrics.lost["observer_batch"] == 2
@@ -112,5 +112,5 @@ async def test_closing_does_not_wait_for_ever() -> None:
 async def test_nobody() -> None:
     observers = Observers({}, CountingMetrics())
     assert not observers
-    observers.publish([event("1")])
+    observers.publish([make_event("1")])
     await observers.close()

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 import zlib
 from collections.abc import Sequence
@@ -10,18 +11,28 @@ from typing import Any
 
 import orjson
 import pytest
-from support.core import NOW, OTHER, Core, MemoryStore, make_core
-from support.steps import BAD, GOOD, batch, event, refused
 
 from engage.api import DROP, Event, StorageUnavailable
 from engage.config import config_schema
 from engage.pipeline.auth import Principal
+from support.memory_store import MemoryStore
+from support.pipeline import (
+    BAD,
+    GOOD,
+    NOW,
+    OTHER,
+    Core,
+    error_of,
+    make_core,
+    send_batch,
+    send_event,
+)
 
 
 # ------------------------------------------------------------------------------------- one event
 async def test_event() -> None:
     core = make_core()
-    result = await event(core, {"userId": 7, "event": "e", "messageId": "m"})
+    result = await send_event(core, {"userId": 7, "event": "e", "messageId": "m"})
     assert orjson.loads(result.body()) == {"success": True, "messageId": "m"}
     assert core.documents[0]["userId"] == "7"
     assert core.documents[0]["type"] == "track"
@@ -29,18 +40,22 @@ async def test_event() -> None:
 
 
 async def test_a_store_that_hangs_holds_no_repeat_for_ever() -> None:
-    store = MemoryStore()
-    store.with_stored, store.hangs_finding = False, True
+    class HangsFinding(MemoryStore):
+        async def find(self, workspace_id: str, origin: str, message_id: str) -> Event | None:
+            return await asyncio.Event().wait() and None
+
+    store = HangsFinding()
+    store.with_stored = False
     core = make_core(store, write_timeout=0.5)
-    await event(core, {**GOOD, "messageId": "m"})
+    await send_event(core, {**GOOD, "messageId": "m"})
     with pytest.raises(StorageUnavailable):
-        await event(core, {**GOOD, "messageId": "m"})
+        await send_event(core, {**GOOD, "messageId": "m"})
 
 
 async def test_a_repeat_is_a_success() -> None:
     core = make_core()
     for _ in range(2):
-        result = await event(core, {**GOOD, "messageId": "m\0é"})
+        result = await send_event(core, {**GOOD, "messageId": "m\0é"})
         assert orjson.loads(result.body())["messageId"] == "m\0é"
     assert len(core.documents) == 1
     assert core.letters == []
@@ -51,8 +66,8 @@ async def test_a_repeat_is_a_success() -> None:
 async def test_another_event_under_a_known_id_is_kept(with_stored: bool) -> None:
     core = make_core()
     core.store.with_stored = with_stored
-    await event(core, {**GOOD, "messageId": "m"})
-    await event(core, {**GOOD, "messageId": "m", "properties": {"a": 1}})
+    await send_event(core, {**GOOD, "messageId": "m"})
+    await send_event(core, {**GOOD, "messageId": "m", "properties": {"a": 1}})
     assert len(core.documents) == 1
     (letter,) = core.letters
     assert (letter.reason, letter.message_id) == ("message_id_conflict", "m")
@@ -68,7 +83,7 @@ async def test_compressed(encoding: Any, pack: Any) -> None:
     raw = pack(orjson.dumps(GOOD))
     await core.pipeline.event("track", raw, encoding, core.principal)
     assert len(core.documents) == 1
-    error = await refused(core.pipeline.event("track", raw[:-2], encoding, core.principal))
+    error = await error_of(core.pipeline.event("track", raw[:-2], encoding, core.principal))
     assert error.code == "invalid_encoding"
 
 
@@ -78,9 +93,9 @@ async def test_what_is_as_deep_as_can_be_configured_is_stored() -> None:
     value: Any = 1
     for _ in range(deepest - 2):
         value = [value]
-    await event(core, {**GOOD, "properties": {"a": value}})
+    await send_event(core, {**GOOD, "properties": {"a": value}})
     assert core.documents[0]["properties"] == {"a": value}
-    error = await refused(event(core, {**GOOD, "properties": {"a": [value]}}))
+    error = await error_of(send_event(core, {**GOOD, "properties": {"a": [value]}}))
     assert error.code == "invalid_json"
 
 
@@ -99,7 +114,7 @@ async def test_what_is_as_deep_as_can_be_configured_is_stored() -> None:
 )
 async def test_an_invalid_event_is_reported_and_kept(item: Any, pointer: str) -> None:
     core = make_core()
-    error = await refused(event(core, item))
+    error = await error_of(send_event(core, item))
     assert (error.status, error.code) == (400, "invalid_payload")
     assert error.errors[0].pointer == pointer
     assert core.documents == []
@@ -108,23 +123,23 @@ async def test_an_invalid_event_is_reported_and_kept(item: Any, pointer: str) ->
     assert orjson.loads(letter.item) == item
     assert core.metrics.events == {("track", "invalid_payload"): 1}
     # a retry makes no second letter, strict mode none at all
-    await refused(event(core, item))
+    await error_of(send_event(core, item))
     assert len(core.letters) == 1
     strict = make_core()
-    await refused(event(strict, item, strict=True))
+    await error_of(send_event(strict, item, strict=True))
     assert strict.letters == []
 
 
 async def test_not_json_is_no_event() -> None:
     core = make_core()
-    error = await refused(core.pipeline.event("track", b"{", principal=core.principal))
+    error = await error_of(core.pipeline.event("track", b"{", principal=core.principal))
     assert error.code == "invalid_json"
     assert core.letters == []
 
 
 async def test_too_large() -> None:
     core = make_core()
-    error = await refused(event(core, {**GOOD, "x": "y" * 65536}))
+    error = await error_of(send_event(core, {**GOOD, "x": "y" * 65536}))
     assert (error.status, error.code) == (413, "event_too_large")
     (letter,) = core.letters
     assert letter.truncated
@@ -133,7 +148,7 @@ async def test_too_large() -> None:
 async def test_refused_by_the_storage() -> None:
     core = make_core()
     core.store.refuse["m"] = "a key is too long"
-    error = await refused(event(core, {**GOOD, "messageId": "m"}))
+    error = await error_of(send_event(core, {**GOOD, "messageId": "m"}))
     assert (error.status, error.code, error.message) == (400, "event_refused", "a key is too long")
     assert core.letters[0].reason == "event_refused"
 
@@ -146,16 +161,16 @@ async def test_unavailable() -> None:
 
     core.store.before = down
     with pytest.raises(StorageUnavailable):
-        await event(core, GOOD)
+        await send_event(core, GOOD)
     # a dead letter that cannot be kept is no answer either
     core.store.before_put = down
     with pytest.raises(StorageUnavailable):
-        await event(core, BAD)
+        await send_event(core, BAD)
 
 
 async def test_key_in_the_body() -> None:
     core = make_core()
-    await event(core, {**GOOD, "writeKey": "key-2"}, principal=None)
+    await send_event(core, {**GOOD, "writeKey": "key-2"}, principal=None)
     (document,) = core.documents
     assert (document["workspaceId"], document["writeKeyId"]) == ("other", "app")
     assert "writeKey" not in document
@@ -166,7 +181,7 @@ async def test_key_in_the_body() -> None:
         ({**GOOD, "writeKey": "key-0"}, "write_key_disabled"),
         ({"writeKey": "x"}, "invalid_write_key"),  # the key comes before the schema
     ):
-        assert (await refused(event(core, item, principal=None))).code == code
+        assert (await error_of(send_event(core, item, principal=None))).code == code
     assert core.letters == []
 
 
@@ -174,10 +189,10 @@ async def test_requests_of_one_millisecond_are_not_mixed_up() -> None:
     core = make_core()
     ours, theirs = core.principal, Principal(OTHER, OTHER.write_keys[0])
     for principal in (ours, theirs, ours):
-        await event(core, GOOD, principal=principal)
-    await event(core, GOOD, idempotency_key="k")
-    await batch(core, [GOOD], {"context": {"a": 1}})
-    await event(core, GOOD)
+        await send_event(core, GOOD, principal=principal)
+    await send_event(core, GOOD, idempotency_key="k")
+    await send_batch(core, [GOOD], {"context": {"a": 1}})
+    await send_event(core, GOOD)
     assert [(d["workspaceId"], d["writeKeyId"], d.get("context")) for d in core.documents] == [
         ("acme", "website", None),
         ("other", "app", None),
@@ -191,9 +206,9 @@ async def test_requests_of_one_millisecond_are_not_mixed_up() -> None:
 
 async def test_the_key_of_the_header_wins() -> None:
     core = make_core()
-    await event(core, {**GOOD, "writeKey": "key-2"})
+    await send_event(core, {**GOOD, "writeKey": "key-2"})
     assert core.documents[0]["workspaceId"] == "acme"
-    await refused(event(core, {**BAD, "writeKey": "key-2"}))
+    await error_of(send_event(core, {**BAD, "writeKey": "key-2"}))
     assert b"writeKey" not in core.letters[0].item
 
 
@@ -208,13 +223,13 @@ async def test_without_a_key_in_front_a_body_must_be_small(encoding: Any) -> Non
         if taken:
             await call
         else:
-            assert (await refused(call)).code == "body_too_large"
+            assert (await error_of(call)).code == "body_too_large"
 
 
 async def test_idempotency_key() -> None:
     core = make_core()
-    first = await event(core, GOOD, idempotency_key="k")
-    second = await event(core, GOOD, idempotency_key="k")
+    first = await send_event(core, GOOD, idempotency_key="k")
+    second = await send_event(core, GOOD, idempotency_key="k")
     assert first.message_id == second.message_id
     assert len(core.documents) == 1
 
@@ -229,20 +244,20 @@ async def test_transforms() -> None:
         return {**document, "seen": True}
 
     core = make_core(transforms=[("step", step)])
-    await event(core, {**GOOD, "messageId": "m"})
-    dropped = await event(core, {**GOOD, "event": "drop", "messageId": "d"})
+    await send_event(core, {**GOOD, "messageId": "m"})
+    dropped = await send_event(core, {**GOOD, "event": "drop", "messageId": "d"})
     assert dropped.message_id == "d"
-    error = await refused(event(core, {**GOOD, "event": "fail"}))
+    error = await error_of(send_event(core, {**GOOD, "event": "fail"}))
     assert (error.status, error.code) == (400, "transform_failed")
     assert [document["seen"] for document in core.documents] == [True]
     assert [letter.reason for letter in core.letters] == ["transform_failed"]
-    result = await batch(
+    result = await send_batch(
         core, [{**GOOD, "event": name} for name in ("e", "drop", "fail", "e", "drop")]
     )
     assert (result.accepted, len(result.rejected)) == (4, 1)
     assert core.metrics.events["track", "dropped"] == 3
     # a repeat is compared with what was stored, transformed like it
-    await event(core, {**GOOD, "messageId": "m"})
+    await send_event(core, {**GOOD, "messageId": "m"})
     assert core.metrics.events["track", "conflict"] == 0
 
 
@@ -282,11 +297,11 @@ async def test_a_strict_event_keeps_no_dead_letter_when_a_transform_fails() -> N
         raise RuntimeError
 
     core = make_core(transforms=[("broken", fails)])
-    error = await refused(event(core, GOOD, strict=True))
+    error = await error_of(send_event(core, GOOD, strict=True))
     assert (error.status, error.code) == (400, "transform_failed")
     assert (core.store.writes, core.letters) == ([], [])
     assert core.metrics.events["track", "transform_failed"] == 1
-    await refused(event(core, GOOD))
+    await error_of(send_event(core, GOOD))
     assert [letter.reason for letter in core.letters] == ["transform_failed"]
 
 
@@ -325,7 +340,7 @@ async def test_a_conflict_of_a_delivery_is_kept_in_any_case() -> None:
 
 async def test_a_public_key_cannot_take_the_ids_of_deliveries() -> None:
     core = make_core()
-    await event(core, {**GOOD, "messageId": "a", "source": "webhook:stripe"})
+    await send_event(core, {**GOOD, "messageId": "a", "source": "webhook:stripe"})
     result = await deliver(core, [{**GOOD, "messageId": "a"}])
     assert result.accepted == 1
 

@@ -8,12 +8,11 @@ from typing import Any
 
 import orjson
 import pytest
-from support.core import make_core
-from support.steps import BAD, GOOD, batch, event, refused
 
 from engage.api import StorageUnavailable
 from engage.errors import error_body
 from engage.pipeline.pipeline import ENVELOPE_BYTES
+from support.pipeline import BAD, GOOD, error_of, make_core, send_batch, send_event
 
 
 async def test_batch() -> None:
@@ -28,7 +27,7 @@ async def test_batch() -> None:
         {**GOOD, "type": {}},
         {"userId": "u"},
     ]
-    result = await batch(core, items)
+    result = await send_batch(core, items)
     answer = orjson.loads(result.body())
     assert answer == {
         "success": True,
@@ -75,7 +74,7 @@ TYPES = "must be one of identify, track, page, screen, group, alias"
 
 async def test_empty_batch() -> None:
     core = make_core()
-    result = await batch(core, [])
+    result = await send_batch(core, [])
     assert orjson.loads(result.body()) == {
         "success": True,
         "accepted": 0,
@@ -88,7 +87,7 @@ async def test_empty_batch() -> None:
 async def test_of_two_with_one_id_the_earlier_wins() -> None:
     core = make_core()
     items = [{**GOOD, "messageId": "a", "properties": {"n": n}} for n in range(3)]
-    result = await batch(core, items)
+    result = await send_batch(core, items)
     assert (result.accepted, result.duplicates) == (1, 2)
     assert core.documents[0]["properties"] == {"n": 0}
     assert [letter.reason for letter in core.letters] == ["message_id_conflict"] * 2
@@ -106,7 +105,7 @@ async def test_of_two_with_one_id_the_earlier_wins() -> None:
 async def test_all_items_invalid(items: list[Any], code: str) -> None:
     core = make_core()
     core.store.refuse["no"] = "never"
-    error = await refused(batch(core, items))
+    error = await error_of(send_batch(core, items))
     assert (error.status, error.code) == (400, code)
     assert error.errors[0].pointer.startswith("/batch/0")
     assert len(core.letters) == len(items)
@@ -116,12 +115,12 @@ async def test_all_items_invalid(items: list[Any], code: str) -> None:
 async def test_an_answer_has_at_most_20_details() -> None:
     core = make_core()
     items = [GOOD] + [{"type": "track", "event": ""}] * 50
-    answer = orjson.loads((await batch(core, items)).body())
+    answer = orjson.loads((await send_batch(core, items)).body())
     assert len(answer["rejected"]) == 50
     assert sum(len(item.get("errors", ())) for item in answer["rejected"]) == 20
     assert all(item["code"] and item["message"] for item in answer["rejected"])
     assert "errors" not in answer["rejected"][-1]
-    error = await refused(batch(core, items[1:]))
+    error = await error_of(send_batch(core, items[1:]))
     assert len(orjson.loads(error_body(error, None))["errors"]) == 20
 
 
@@ -138,19 +137,19 @@ async def test_others_get_their_turn_while_a_bad_batch_is_reported() -> None:
     other = asyncio.ensure_future(count())
     before_write: list[int] = []
     core.store.before_put = lambda: before_write.append(turns)
-    await refused(batch(core, [5] * 1000))
+    await error_of(send_batch(core, [5] * 1000))
     other.cancel()
     assert before_write[0] >= 20
 
 
 async def test_strict() -> None:
     core = make_core()
-    error = await refused(batch(core, [GOOD, BAD, {**GOOD, "x": "y" * 70_000}], strict=True))
+    error = await error_of(send_batch(core, [GOOD, BAD, {**GOOD, "x": "y" * 70_000}], strict=True))
     assert (error.status, error.code) == (400, "invalid_payload")
     assert [problem.pointer for problem in error.errors] == ["/batch/1/event", "/batch/2"]
     assert core.store.writes == []
     assert core.letters == []
-    result = await batch(core, [GOOD, GOOD], strict=True)
+    result = await send_batch(core, [GOOD, GOOD], strict=True)
     assert result.accepted == 2
 
 
@@ -161,12 +160,12 @@ def fails(_document: dict[str, Any]) -> dict[str, Any]:
 
 async def test_a_strict_batch_keeps_no_dead_letter_when_a_transform_fails() -> None:
     core = make_core(transforms=[("broken", fails)])
-    error = await refused(batch(core, [GOOD, GOOD], strict=True))
+    error = await error_of(send_batch(core, [GOOD, GOOD], strict=True))
     assert error.status == 400
     assert "the transform broken failed" in error.message
     assert (core.store.writes, core.letters) == ([], [])
     assert core.metrics.events["track", "transform_failed"] == 2
-    await refused(batch(core, [GOOD]))
+    await error_of(send_batch(core, [GOOD]))
     assert [letter.reason for letter in core.letters] == ["transform_failed"]
 
 
@@ -180,7 +179,7 @@ async def test_a_strict_batch_keeps_no_dead_letter_when_a_transform_fails() -> N
 )
 async def test_wrong_envelope(more: Any, pointer: str) -> None:
     core = make_core()
-    error = await refused(batch(core, [], more))
+    error = await error_of(send_batch(core, [], more))
     assert (error.status, error.code) == (400, "invalid_payload")
     assert error.errors[0].pointer == pointer
 
@@ -188,14 +187,14 @@ async def test_wrong_envelope(more: Any, pointer: str) -> None:
 async def test_batch_missing_or_no_object() -> None:
     core = make_core()
     for raw, pointer in ((b"{}", "/batch"), (b"[]", ""), (b"null", "")):
-        error = await refused(core.pipeline.batch(raw, principal=core.principal))
+        error = await error_of(core.pipeline.batch(raw, principal=core.principal))
         assert (error.code, error.errors[0].pointer) == ("invalid_payload", pointer)
 
 
 async def test_number_of_items() -> None:
     core = make_core(batch_events=3)
-    assert (await batch(core, [GOOD] * 3)).accepted == 3
-    error = await refused(batch(core, [GOOD] * 4))
+    assert (await send_batch(core, [GOOD] * 3)).accepted == 3
+    error = await error_of(send_batch(core, [GOOD] * 4))
     assert (error.status, error.code) == (413, "batch_too_large")
     assert "limits.batch_events" in error.message
     assert make_core().pipeline._limits.batch_events == 2500
@@ -203,13 +202,13 @@ async def test_number_of_items() -> None:
 
 async def test_2500_items() -> None:
     core = make_core()
-    assert (await batch(core, [GOOD] * 2500)).accepted == 2500
-    assert (await refused(batch(core, [GOOD] * 2501))).code == "batch_too_large"
+    assert (await send_batch(core, [GOOD] * 2500)).accepted == 2500
+    assert (await error_of(send_batch(core, [GOOD] * 2501))).code == "batch_too_large"
 
 
 async def test_envelope() -> None:
     core = make_core()
-    await batch(
+    await send_batch(
         core,
         [{**GOOD, "context": {"a": 1}, "timestamp": "2026-01-01T00:00:00Z"}],
         {
@@ -230,7 +229,7 @@ async def test_envelope() -> None:
 @pytest.mark.parametrize("sent_at", [5, "yesterday", "2026-02-30T00:00:00Z", "20260101", {}, ""])
 async def test_an_unparsable_time_of_the_envelope_is_ignored(sent_at: Any) -> None:
     core = make_core()
-    await batch(core, [{**GOOD, "timestamp": "2026-01-01T00:00:00Z"}], {"sentAt": sent_at})
+    await send_batch(core, [{**GOOD, "timestamp": "2026-01-01T00:00:00Z"}], {"sentAt": sent_at})
     (document,) = core.documents
     assert document["timestamp"] == "2026-01-01T00:00:00.000Z"
     assert "sentAt" not in document
@@ -239,18 +238,18 @@ async def test_an_unparsable_time_of_the_envelope_is_ignored(sent_at: Any) -> No
 async def test_size_of_the_envelope() -> None:
     core = make_core()
     room = ENVELOPE_BYTES - len(b'{"x":""}') - len(b"{}")
-    await batch(core, [GOOD], {"context": {"x": "y" * room}})
-    error = await refused(batch(core, [GOOD], {"context": {"x": "y" * (room + 1)}}))
+    await send_batch(core, [GOOD], {"context": {"x": "y" * room}})
+    error = await error_of(send_batch(core, [GOOD], {"context": {"x": "y" * (room + 1)}}))
     assert (error.status, error.code) == (413, "batch_too_large")
     half = {"x": "y" * (room // 2 + 10)}
-    error = await refused(batch(core, [GOOD], {"context": half, "integrations": half}))
+    error = await error_of(send_batch(core, [GOOD], {"context": half, "integrations": half}))
     assert error.code == "batch_too_large"
 
 
 async def test_the_envelope_may_make_an_item_too_large() -> None:
     core = make_core()
     items = [{**GOOD, "x": "y" * 40_000}, GOOD]
-    result = await batch(core, items, {"context": {"z": "y" * 30_000}})
+    result = await send_batch(core, items, {"context": {"z": "y" * 30_000}})
     assert result.accepted == 1
     assert result.rejected[0].error.code == "event_too_large"
 
@@ -258,9 +257,9 @@ async def test_the_envelope_may_make_an_item_too_large() -> None:
 async def test_the_whole_batch_is_measured_as_stored() -> None:
     core = make_core(decompressed_bytes=100_000)
     big = {**GOOD, "x": "y" * 20_000}
-    assert (await batch(core, [big] * 4)).accepted == 4
+    assert (await send_batch(core, [big] * 4)).accepted == 4
     context = {"context": {"z": "y" * 20_000}}
-    error = await refused(batch(core, [GOOD] * 5, context))
+    error = await error_of(send_batch(core, [GOOD] * 5, context))
     assert (error.status, error.code) == (413, "batch_too_large")
     assert "limits.decompressed_bytes" in error.message
     assert len(core.documents) == 4
@@ -268,19 +267,19 @@ async def test_the_whole_batch_is_measured_as_stored() -> None:
 
 async def test_key_in_the_envelope() -> None:
     core = make_core()
-    await batch(core, [GOOD], {"writeKey": "key-2"}, principal=None)
+    await send_batch(core, [GOOD], {"writeKey": "key-2"}, principal=None)
     assert core.documents[0]["workspaceId"] == "other"
     # an item's own counts for nothing
-    error = await refused(batch(core, [{**GOOD, "writeKey": "key-1"}], principal=None))
+    error = await error_of(send_batch(core, [{**GOOD, "writeKey": "key-1"}], principal=None))
     assert error.code == "missing_write_key"
-    assert (await refused(core.pipeline.batch(b"[]"))).code == "missing_write_key"
+    assert (await error_of(core.pipeline.batch(b"[]"))).code == "missing_write_key"
 
 
 async def test_idempotency_key_and_places() -> None:
     core = make_core()
-    first = await batch(core, [GOOD, BAD, GOOD], idempotency_key="k")
+    first = await send_batch(core, [GOOD, BAD, GOOD], idempotency_key="k")
     assert (first.accepted, first.duplicates) == (2, 0)
-    second = await batch(core, [GOOD, BAD, GOOD], idempotency_key="k")
+    second = await send_batch(core, [GOOD, BAD, GOOD], idempotency_key="k")
     assert (second.accepted, second.duplicates) == (0, 2)
 
 
@@ -292,14 +291,14 @@ async def test_batch_and_dead_letters_are_one_acknowledgement() -> None:
 
     core.store.before_put = down
     with pytest.raises(StorageUnavailable):
-        await batch(core, [{**GOOD, "messageId": "a"}, BAD])
+        await send_batch(core, [{**GOOD, "messageId": "a"}, BAD])
     core.store.before_put = None
-    again = await batch(core, [{**GOOD, "messageId": "a"}, BAD])
+    again = await send_batch(core, [{**GOOD, "messageId": "a"}, BAD])
     assert (again.accepted, again.duplicates, len(again.rejected)) == (0, 1, 1)
 
 
 async def test_requests_at_once_share_a_write() -> None:
     core = make_core()
-    await asyncio.gather(*[event(core, {**GOOD, "messageId": str(n)}) for n in range(50)])
+    await asyncio.gather(*[send_event(core, {**GOOD, "messageId": str(n)}) for n in range(50)])
     assert len(core.store.writes) == 1
     assert len(core.documents) == 50

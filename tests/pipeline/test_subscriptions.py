@@ -9,12 +9,13 @@ from typing import Any
 
 import orjson
 import pytest
-from support.core import ACME, NOW, SECRET, MemoryStore, make_core
 
-from engage.api import EventStore, StorageUnavailable, SubscriptionStore
+from engage.api import StorageUnavailable
 from engage.errors import ApiError
 from engage.pipeline import subscriptions
 from engage.pipeline.subscriptions import Subscriptions, subscription_hash
+from support.memory_store import MemoryEvents, MemoryStore, MemorySubscriptions
+from support.pipeline import ACME, NOW, SECRET, make_core
 
 W = "11111111-1111-4111-8111-111111111111"
 
@@ -90,7 +91,7 @@ async def test_change_and_what_all_groups_are_afterwards() -> None:
     change = store.changes[0]
     assert (change.workspace_id, change.user_id, change.choices) == ("acme", "u-1", {"news": False})
     assert (change.at, change.how) == (NOW, "api")
-    assert store.asked[0] == ("acme", "email", ["ada@example.com"])
+    assert store.searches[0] == ("acme", "email", ["ada@example.com"])
 
 
 async def test_every_secret_verifies() -> None:
@@ -120,7 +121,7 @@ async def test_by_id_nobody_is_looked_up() -> None:
     await put(store, body(user="u-2", userId="u-2"))
     await put(store, body(user="7", userId=7))
     assert [change.user_id for change in store.changes] == ["u-1", "u-2", "7"]
-    assert store.asked == []
+    assert store.searches == []
     assert (await refused(MemoryStore(), body(user="u-1", userId="u-2"))).status == 401
 
 
@@ -164,7 +165,7 @@ async def test_an_identifier_that_is_not_declared_is_not_even_looked_up() -> Non
     for more in ({}, {"userId": "u-1"}):
         error = await refused(store, body(identifierKey="name", identifier="Ada", **more))
         assert error.status == 401
-    assert store.asked == []
+    assert store.searches == []
 
 
 @pytest.mark.parametrize("user_id", [1.0, 1.5, True, " ", [], {}])
@@ -241,14 +242,9 @@ async def test_storage_that_does_not_answer() -> None:
 
 
 async def test_a_storage_without_profiles_knows_nobody_by_a_trait() -> None:
-    class Few(SubscriptionStore, EventStore):
-        open = close = check = write = find = scan = expire = MemoryStore.check  # type: ignore
-        state = scan_subscriptions = history = MemoryStore.check  # type: ignore
+    class WithoutProfiles(MemoryEvents, MemorySubscriptions): ...
 
-        async def apply(self, change: Any) -> Any:
-            return change.choices
-
-    service = Subscriptions([ACME], Few(), clock=lambda: NOW, timeout=5)
+    service = Subscriptions([ACME], WithoutProfiles(), clock=lambda: NOW, timeout=5)
     assert (await service.change(body(userId="u-1")))["news"] is False
     with pytest.raises(ApiError):
         await service.change(body())

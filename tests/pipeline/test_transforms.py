@@ -7,16 +7,16 @@ import logging
 from typing import Any
 
 import pytest
-from support.core import SCHEMAS, event, limit
 
 from engage.api import DROP, Event, Transform
 from engage.errors import ApiError
 from engage.pipeline.transforms import Transforms
+from support.pipeline import SCHEMAS, limit, make_event
 
 
 def apply(*steps: Any, size: int = 65536, of: Event | None = None) -> Event | None:
     named: list[tuple[str, Transform]] = [(f"step-{i}", step) for i, step in enumerate(steps)]
-    return Transforms(named, SCHEMAS).apply(event("m") if of is None else of, limit(size))
+    return Transforms(named, SCHEMAS).apply(make_event("m") if of is None else of, limit(size))
 
 
 def adding(**fields: Any) -> Transform:
@@ -45,7 +45,7 @@ def test_drop_ends_it() -> None:
 
 
 def test_what_is_stored_elsewhere_is_not_changed_in_place() -> None:
-    before = event("m")
+    before = make_event("m")
     body = before.body
 
     def mutate(document: dict[str, Any]) -> dict[str, Any]:
@@ -63,7 +63,7 @@ def test_identity_workspace_arrival_and_source_stay() -> None:
     fields = ("messageId", "workspaceId", "receivedAt", "source")
     after = apply(adding(**dict.fromkeys(fields, "forged"), writeKey="k"))
     assert after is not None
-    assert after.identity == event("m").identity
+    assert after.identity == make_event("m").identity
     assert b"forged" not in after.body
     assert "writeKey" not in after.document()
 
@@ -124,7 +124,7 @@ def test_the_log_names_the_transform_and_the_place_but_no_value(
     with caplog.at_level(logging.ERROR):
         for _ in range(100):
             with pytest.raises(ApiError) as caught:
-                transforms.apply(event("m"), limit(65536))
+                transforms.apply(make_event("m"), limit(65536))
             assert "secret" not in caught.value.message
     assert len(caplog.records) == 7  # 1, 2, 4 … 64
     assert "clumsy" in caplog.text

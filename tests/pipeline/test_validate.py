@@ -6,11 +6,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from support.core import SCHEMAS
 
 from engage.api import EVENT_TYPES
 from engage.errors import MAX_ERRORS, Problem
 from engage.pipeline.validate import _DEFAULTS
+from support.pipeline import SCHEMAS
 
 
 def only(kind: str, value: Any) -> tuple[str, str]:

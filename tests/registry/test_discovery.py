@@ -10,9 +10,9 @@ from importlib import metadata
 from pathlib import Path
 
 import pytest
-from support.distributions import distribution
 
 from engage.registry.discovery import GROUP, Discovered, PluginError, discover
+from support.distributions import distribution
 
 Install = Callable[..., None]
 _numbers = itertools.count()

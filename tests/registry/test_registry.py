@@ -10,11 +10,12 @@ from typing import Any
 import click
 import pytest
 
-from engage.api import ConfigError, EventStore, ProfileStore, StorageUnavailable, SubscriptionStore
+from engage.api import ConfigError, StorageContext, StorageUnavailable
 from engage.config import Config, load
 from engage.config.schema_check import SettingsError
 from engage.registry import PluginError, Registry
 from engage.registry.discovery import Discovered, Registered
+from support.memory_store import MemoryEvents, MemoryProfiles, MemorySubscriptions
 
 OPTIONS = {
     "type": "object",
@@ -26,21 +27,17 @@ OPTIONS = {
 }
 
 
-class _Store:
-    def __init__(self, options: Mapping[str, Any], context: Any) -> None:
+class Events(MemoryEvents):
+    """A storage of events that remembers what it was made of."""
+
+    def __init__(self, options: Mapping[str, Any], context: StorageContext) -> None:
+        super().__init__()
         self.options = options
         self.context = context
 
 
-def _concrete(*bases: type) -> type:
-    """:return: a class that can be made although it implements nothing."""
-    made = type("Store", (_Store, *bases), {})
-    made.__abstractmethods__ = frozenset()  # type: ignore[attr-defined]
-    return made
-
-
-Sink = _concrete(EventStore)
-Whole = _concrete(EventStore, ProfileStore, SubscriptionStore)
+class Whole(Events, MemoryProfiles, MemorySubscriptions):
+    """A storage with profiles and subscriptions."""
 
 
 def registry(**tables: Mapping[str, Any]) -> Registry:
@@ -118,7 +115,7 @@ def test_makes_the_storage(config: Any, tmp_path: Path) -> None:
 )
 def test_an_unknown_backend(config: Any, backend: str, said: str) -> None:
     chosen = config(f'[storage]\nbackend = "{backend}"')
-    installed = registry(storage={"mongo": Sink, "sqlite": Sink})
+    installed = registry(storage={"mongo": Events, "sqlite": Events})
     for call in (installed.check, installed.make_storage):
         with pytest.raises(ConfigError) as caught:
             call(chosen)
@@ -151,7 +148,7 @@ def test_options_are_checked_against_the_schema_of_the_plugin(config: Any) -> No
         '[workspaces.webhooks.w]\nsecret = ""\n[workspaces.webhooks.v]',
     )
     installed = registry(
-        storage={"other": Sink, "s": Sink},
+        storage={"other": Events, "s": Events},
         transform={"t": dict},
         observer={"o": dict},
         webhook={"w": dict},
@@ -247,7 +244,7 @@ def test_a_storage_that_cannot_do_what_is_configured(
 ) -> None:
     chosen = config('[storage]\nbackend = "sink"', workspace)
     with pytest.raises(ConfigError, match=f"the storage 'sink' {said}"):
-        registry(storage={"sink": Sink}).make_storage(chosen)
+        registry(storage={"sink": Events}).make_storage(chosen)
     whole = config('[storage]\nbackend = "whole"', workspace)
     registry(storage={"whole": Whole}).make_storage(whole)
 
@@ -277,7 +274,7 @@ def test_makes_each_provider_for_each_workspace(config: Any) -> None:
 
 def test_one_secret_in_two_workspaces(config: Any) -> None:
     installed = registry(
-        storage={"mongo": Sink}, webhook={"w": _raises(ConfigError("no")), "v": dict}
+        storage={"mongo": Events}, webhook={"w": _raises(ConfigError("no")), "v": dict}
     )
     chosen = config(
         "",

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from sdks.catalogue import HERE, SDKS, Sdk
+
 from support.clients_page import PAGE, example
 from support.node import node, node_project
 from support.venv import venv

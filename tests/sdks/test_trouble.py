@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from sdks.catalogue import SDKS, Sdk
+
 from support.reverse_proxy import reverse_proxy
 
 pytestmark = [pytest.mark.sdk, pytest.mark.timeout(400)]

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.server import SQLITE, Server, start_server
+
+from support.server_process import SQLITE, Server, start_server
 from support.traffic import Sender, Traffic, expected_groups, expected_users, send_all
 
 

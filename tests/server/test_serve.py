@@ -17,22 +17,14 @@ from pathlib import Path
 
 import httpx
 import pytest
-from support.processes import alive, children, descendants
-from support.server import (
-    DEADLINE,
-    KEY,
-    SECRET,
-    SQLITE,
-    Server,
-    config_text,
-    start_server,
-    wait_for,
-)
 
 from engage.config import Config, Selected, StorageConfig, Workspace, WriteKey
 from engage.registry import Registry
 from engage.registry.discovery import Discovered, Registered
 from engage.server.serve import secrets_of
+from support.processes import alive, children, descendants
+from support.server_process import KEY, SECRET, SQLITE, Server, config_text, start_server
+from support.waiting import DEADLINE, wait_for
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 

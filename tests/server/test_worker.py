@@ -12,8 +12,6 @@ from pathlib import Path
 
 import orjson
 import pytest
-from support.server import config_text
-from support.waiting import eventually
 
 from engage.api import Event, EventFilter, EventStore
 from engage.config import load
@@ -22,6 +20,8 @@ from engage.registry import load_plugins
 from engage.server import worker
 from engage.storage.retention import expire_periodically
 from engage_plugins.sqlite.store import SqliteStorage
+from support.server_process import config_text
+from support.waiting import eventually
 
 DAY = 24 * 60 * 60 * 1000
 

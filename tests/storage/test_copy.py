@@ -9,20 +9,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.stores import Sink, config_file, store_of
 
 from engage.api import EventStore, Page, StorageUnavailable, SubscriptionChange
 from engage.storage.copy import Counts, copy_all
 from engage.storage.export import KINDS, Selection, export
 from engage.testing.factories import TIME, event, identify, letter
+from support.memory_store import MemoryEvents
+from support.sqlite import config_file, open_store
 
 
 @contextlib.asynccontextmanager
 async def two(tmp_path: Path) -> AsyncIterator[tuple[Any, Any]]:
     """Open two stores."""
     async with (
-        store_of(config_file(tmp_path, "a")) as source,
-        store_of(config_file(tmp_path, "b")) as target,
+        open_store(config_file(tmp_path, "a")) as source,
+        open_store(config_file(tmp_path, "b")) as target,
     ):
         yield source, target
 
@@ -144,8 +145,9 @@ async def test_what_was_cut_off_is_completed(tmp_path: Path) -> None:
 
 
 async def test_a_store_that_cannot_take_it_all() -> None:
-    source, target = Sink(), Sink()
-    source.events = [event("ok"), event("bad1"), event("bad2")]
+    source, target = MemoryEvents(), MemoryEvents()
+    await source.write([event("ok"), event("bad1"), event("bad2")])
+    target.refuse = {"bad1": "it is bad", "bad2": "it is bad"}
     told: list[int] = []
     done = [counts async for counts in copy_all(source, target, lambda c: told.append(c.total))]
     (events,) = done
@@ -156,9 +158,9 @@ async def test_a_store_that_cannot_take_it_all() -> None:
 
 
 async def test_a_target_without_profiles_subscriptions_or_dead_letters(tmp_path: Path) -> None:
-    async with store_of(config_file(tmp_path)) as source:
+    async with open_store(config_file(tmp_path)) as source:
         await fill(source)
-        assert await run(source, Sink()) == {
+        assert await run(source, MemoryEvents()) == {
             "events": (453, 0, 0, 0),
             "subscription changes": (0, 0, 0, 3),
             "dead letters": (0, 0, 0, 3),
@@ -217,8 +219,8 @@ async def test_a_full_budget(tmp_path: Path) -> None:
     path = config_file(tmp_path, "b")
     path.write_text("[limits]\ndead_letter_count = 2\n" + path.read_text())
     async with (
-        store_of(config_file(tmp_path, "a")) as source,
-        store_of(path) as target,
+        open_store(config_file(tmp_path, "a")) as source,
+        open_store(path) as target,
     ):
         await source.put([letter(f"d{n}") for n in range(3)])
         assert (await run(source, target))["dead letters"] == (2, 0, 0, 1)

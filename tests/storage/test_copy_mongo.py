@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from support import mongo
-from support.stores import config_file, store_of
 
 from engage.api import SubscriptionChange
 from engage.cli import main
 from engage.testing.events import VALUES
 from engage.testing.factories import AWKWARD, TIME, event, identify, letter
+from support import mongo
+from support.sqlite import config_file, open_store
 
 pytestmark = [pytest.mark.mongo, pytest.mark.slow]
 
@@ -40,7 +40,7 @@ def fill(path: Path) -> None:
     group = event("g1", type="group", user_id="ann", groupId="a.b$", traits=STORABLE, received=600)
 
     async def write() -> None:
-        async with store_of(path) as opened:
+        async with open_store(path) as opened:
             store: Any = opened
             await store.write([event(f"m{n}", user_id=f"u{n % 7}", at=n) for n in range(450)])
             await store.write([event(text, user_id=text, at=500, received=500) for text in AWKWARD])

@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.stores import Sink, config_file, store_of
 
 from engage.api import EngageError, EventStore, Page, SubscriptionChange
 from engage.storage.export import KINDS, Kind, Selection, all_pages, export
 from engage.testing.factories import TIME, event, identify, letter
+from support.memory_store import MemoryEvents
+from support.sqlite import config_file, open_store
 
 
 async def lines(store: EventStore, kind: Kind, **selection: Any) -> list[dict[str, Any]]:
@@ -25,7 +26,7 @@ async def lines(store: EventStore, kind: Kind, **selection: Any) -> list[dict[st
 @contextlib.asynccontextmanager
 async def filled(path: Path) -> AsyncIterator[EventStore]:
     """Open a store with a bit of everything."""
-    async with store_of(path) as store:
+    async with open_store(path) as store:
         await store.write(
             [
                 identify("m1", "ann", 1, traits={"plan": "pro", "b": None, "a": [1, {"z": 0}]}),
@@ -75,9 +76,9 @@ async def test_events(tmp_path: Path) -> None:
 
 
 async def test_the_order_of_keys_does_not_tell_the_storage() -> None:
-    sink = Sink()
-    await sink.write([event("m", user_id="u", properties={"b": 1, "a": {"d": 1, "c": 2}})])
-    (line,) = [record.json async for record in export(sink, "events", Selection())]
+    store = MemoryEvents()
+    await store.write([event("m", user_id="u", properties={"b": 1, "a": {"d": 1, "c": 2}})])
+    (line,) = [record.json async for record in export(store, "events", Selection())]
     assert line == (
         b'{"event":"Clicked","messageId":"m","properties":{"a":{"c":2,"d":1},"b":1},'
         b'"type":"track","userId":"u","workspaceId":"acme"}'
@@ -86,9 +87,9 @@ async def test_the_order_of_keys_does_not_tell_the_storage() -> None:
 
 async def test_a_record_is_one_line_to_everybody() -> None:
     text = "a\x85b\u2028c\u2029d\n\r\x0b\x0c\x1c\x1d\x1e"
-    sink = Sink()
-    await sink.write([event("m", user_id=text)])
-    (record,) = [record async for record in export(sink, "events", Selection())]
+    store = MemoryEvents()
+    await store.write([event("m", user_id=text)])
+    (record,) = [record async for record in export(store, "events", Selection())]
     assert len(record.json.decode().splitlines()) == 1
     assert json.loads(record.json)["userId"] == text
 
@@ -170,7 +171,7 @@ async def test_dead_letters(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", sorted(set(KINDS) - {"events"}))
 async def test_a_storage_that_keeps_no_such_thing(kind: Kind) -> None:
     with pytest.raises(EngageError, match="the configured storage does not store "):
-        await lines(Sink(), kind)
+        await lines(MemoryEvents(), kind)
 
 
 async def test_follows_all_pages() -> None:

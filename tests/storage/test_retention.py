@@ -1,96 +1,82 @@
 # SPDX-License-Identifier: Apache-2.0
-"""engage.storage.retention: what is old goes, in slices, and a failing storage ends nothing."""
+"""engage.storage.retention deletes what is old, in slices, and survives a failing storage."""
 
 from __future__ import annotations
 
 import asyncio
-from typing import Any
 
 import pytest
-from support.waiting import eventually
 
-from engage.api import DeadLetterStore, EventStore, StorageUnavailable
+from engage.api import StorageUnavailable
 from engage.config import Retention
 from engage.storage.retention import expire, expire_periodically
+from engage.testing.factories import TIME, event, letter
+from support.memory_store import MemoryEvents, MemoryStore
+from support.waiting import eventually
 
 DAY = 24 * 60 * 60 * 1000
-NOW = 1_800_000_000_000
+NOW = TIME + 100 * DAY
 
 
-class _Events(EventStore):
-    """Has as many events as asked for, all of the same time; the rest is not used."""
+class Broken(MemoryEvents):
+    """Fails to expire until :attr:`broken` is false."""
 
-    def __init__(self, events: int, at: int = NOW - 3 * DAY) -> None:
-        self.events, self.at = events, at
-        self.calls: list[int] = []
-        self.broken = False
+    broken = True
 
     async def expire(self, before: int, *, limit: int, force: bool = False) -> int:
-        assert not force
         if self.broken:
             raise StorageUnavailable("not now")
-        count = min(limit, self.events) if self.at < before else 0
-        self.events -= count
-        self.calls.append(count)
-        return count
-
-    async def open(self, *, create: bool) -> None: ...
-    async def close(self) -> None: ...
-    async def check(self) -> None: ...
-    async def write(self, events: Any) -> Any: ...
-    async def find(self, *identity: str) -> None: ...
-    async def scan(self, *filters: Any, **options: Any) -> Any: ...
+        return await super().expire(before, limit=limit, force=force)
 
 
-class _Both(_Events, DeadLetterStore):
-    letters = 25
-    letters_before = 0
+async def fill(store: MemoryEvents, *, days: int) -> None:
+    """Store 25 events that are so many days old, and one of today.
 
-    async def expire_dead_letters(self, before: int, *, limit: int) -> int:
-        self.letters_before = before
-        count = min(limit, self.letters)
-        self.letters -= count
-        return count
-
-    async def put(self, letters: Any) -> int:
-        return 0
-
-    async def scan_dead_letters(self, *filters: Any, **options: Any) -> Any: ...
-    async def remove(self, *names: Any) -> int:
-        return 0
+    Without the last one nothing would expire: the clock could have jumped.
+    """
+    at = NOW - TIME - days * DAY
+    await store.write([event(f"old {number}", at=at) for number in range(25)])
+    await store.write([event("young", at=NOW - TIME)])
 
 
-async def test_all_that_is_old_goes_in_slices() -> None:
-    store = _Both(25)
+async def test_what_is_old_is_deleted_in_slices() -> None:
+    store = MemoryStore()
+    await fill(store, days=3)
+    old = [letter(f"old {n}", received_at=NOW - 14 * DAY - 1) for n in range(25)]
+    await store.put([*old, letter("young", received_at=NOW - 14 * DAY)])
     retention = Retention(events_days=2, dead_letters_days=14)
     assert await expire(store, retention, now=NOW, slice_=10) == (25, 25)
-    assert store.calls == [10, 10, 5]
-    assert store.letters_before == NOW - 14 * DAY
+    assert store.expired == [10, 10, 5]
+    assert [one.message_id for one in store.events.values()] == ["young"]
+    assert [one.id for one in store.letters.values()] == ["young"]
 
 
 async def test_what_is_young_stays() -> None:
-    store = _Events(25)
+    store = MemoryEvents()
+    await fill(store, days=3)
     assert await expire(store, Retention(events_days=4), now=NOW) == (0, 0)
-    assert store.events == 25
+    assert len(store.events) == 26
 
 
-async def test_what_is_kept_for_ever_is_not_asked_for() -> None:
-    store = _Both(25)
+async def test_without_a_limit_of_days_nothing_is_deleted() -> None:
+    store = MemoryStore()
+    await fill(store, days=3)
     retention = Retention(events_days=None, dead_letters_days=None)
     assert await expire(store, retention, now=NOW) == (0, 0)
-    assert store.calls == []
-    await expire_periodically(store, retention)  # Returns: there is nothing to do, ever.
+    assert store.expired == []
+    await expire_periodically(store, retention)  # Returns at once.
 
 
-async def test_a_storage_without_dead_letters_is_no_error() -> None:
-    assert await expire(_Events(0), Retention(events_days=1), now=NOW) == (0, 0)
+async def test_a_storage_without_dead_letters_can_expire_events() -> None:
+    assert await expire(MemoryEvents(), Retention(events_days=1), now=NOW) == (0, 0)
 
 
 async def test_a_failure_is_logged_and_the_next_round_goes_on(
-    caplog: pytest.LogCaptureFixture,
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store = _Events(3, at=0)
-    store.broken = True
+    monkeypatch.setattr("engage.storage.retention.time.time", lambda: NOW / 1000)
+    store = Broken()
+    await fill(store, days=3)
     task = asyncio.create_task(
         expire_periodically(store, Retention(events_days=1), first=0, every=0.01)
     )
@@ -98,6 +84,6 @@ async def test_a_failure_is_logged_and_the_next_round_goes_on(
         lambda: "records could not be expired; the next round tries again: not now" in caplog.text
     )
     store.broken = False
-    await eventually(lambda: not store.events)
+    await eventually(lambda: len(store.events) == 1)
     assert not task.done()
     task.cancel()

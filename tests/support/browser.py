@@ -16,6 +16,7 @@ from typing import Any
 from selenium import webdriver
 from selenium.webdriver.chrome.options import Options
 from selenium.webdriver.chrome.service import Service
+
 from support.cache import cached
 from support.node import node, node_project
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What tests install or build once and keep: in ``.cache/`` of the project, made by one process."""
+"""Keep what tests install or build once, in ``.cache/`` of the project; one process makes it."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Installed distributions with plugins, made of nothing: real metadata in a folder on the path."""
+"""Plugin packages as if installed with pip: real metadata and modules in a folder on the path."""
 
 from __future__ import annotations
 

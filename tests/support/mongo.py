@@ -35,6 +35,7 @@ from typing import Any
 
 import pymongo
 import pymongo.errors
+
 from support.cache import cached
 from support.go import go
 

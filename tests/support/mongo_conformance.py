@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
-from support import mongo
-from support.proxy import Proxy
 
 from engage.testing import StorageConformance
+from support import mongo
+from support.mongo_proxy import Proxy
 
 #: Tests that wait for calls to fail: they need not wait long.
 _FAILING = ("nothing_is_ack", "every_method", "opening_what_is", "broken_in_the")

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Fetch and build what the tests use besides Python packages, before any of them waits for it.
 
-``python tests/support/prepare.py [browser]``. Each test would do so by itself; but what takes
-minutes on a cold machine should not be counted as a test that hangs. What fails here is said again,
-and better, by the test that needs it.
+``python tests/support/prepare.py [browser]``. Each test would do this itself, but what takes
+minutes on a new machine would then run into the time limit of a test. A failure here is only
+reported in short: the test that needs the program fails too, with a better message.
 """
 
 from __future__ import annotations

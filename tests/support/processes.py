@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Looking at processes, by what Linux shows in /proc."""
+"""Which processes are alive, and which a process started, read from Linux's /proc."""
 
 from __future__ import annotations
 

@@ -20,14 +20,14 @@ from urllib.parse import parse_qsl, quote_plus
 import pytest
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
-from support.sns import SIGNED, TOPIC, certificate, notification, signed
-from support.static import basic
-from support.webhooks import NOW, request
 
 from engage.api import WebhookRequest
 from engage.testing import ProviderConformance
 from engage.testing.providers import Part
 from engage_plugins.sendgrid import SIGNATURE, TIMESTAMP
+from support.provider_sns import SIGNED, TOPIC, certificate, notification, signed
+from support.provider_static import basic
+from support.providers import NOW, request
 
 
 def _hex_hmac(key: str, signed: bytes, algorithm: str = "sha256") -> str:
@@ -411,7 +411,7 @@ class MixpanelStream(WithHeader):
     ).encode()
 
 
-#: The certificate that belongs to the key of :mod:`support.sns`.
+#: The certificate that belongs to the key of :mod:`support.provider_sns`.
 SES_CERTIFICATE = certificate(now=NOW)
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A reverse proxy before the server under test: counts, and loses answers on demand."""
+"""A reverse proxy in front of the server that counts requests and loses answers on demand."""
 
 from __future__ import annotations
 

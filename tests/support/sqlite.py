@@ -1,21 +1,61 @@
 # SPDX-License-Identifier: Apache-2.0
-"""SQLite storages for tests, and a disk that is full."""
+"""SQLite stores: made of options or of a config file, and on a disk that is full."""
 
 from __future__ import annotations
 
 import contextlib
 import resource
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
-from engage.api import Event, StorageContext, StorageUnavailable
+from engage.api import Event, EventStore, StorageContext, StorageUnavailable
+from engage.config import load
+from engage.registry import load_plugins
 from engage.testing import event
 from engage.testing.factories import store_all
 from engage_plugins.sqlite.store import SqliteStorage
 
+CONFIG = """
+[storage]
+backend = "sqlite"
+[storage.sqlite]
+path = "{name}.db"
+min_free_bytes = 0
+[[workspaces]]
+id = "acme"
+[[workspaces.write_keys]]
+id = "website"
+key = "k-acme"
+[[workspaces.subscription_groups]]
+id = "news"
+channel = "email"
+type = "opt_in"
+[[workspaces]]
+id = "other"
+"""
+
+
+def config_file(folder: Path, name: str = "engage") -> Path:
+    """Write a config with an SQLite store and the workspaces ``acme`` and ``other``."""
+    path = folder / f"{name}.toml"
+    path.write_text(CONFIG.format(name=name), encoding="utf-8")
+    return path
+
+
+@contextlib.asynccontextmanager
+async def open_store(path: Path) -> AsyncIterator[EventStore]:
+    """Open (and create) the store of a config file."""
+    store = load_plugins().make_storage(load(path))
+    await store.open(create=True)
+    try:
+        yield store
+    finally:
+        await store.close()
+
 
 def make(tmp_path: Path, *, timeout: float = 30, **options: Any) -> SqliteStorage:
+    """Make the storage of options, as the registry does; open it afterwards."""
     context = StorageContext(
         base_dir=tmp_path, identifiers={"acme": ["email"]}, write_timeout=timeout
     )
@@ -23,6 +63,7 @@ def make(tmp_path: Path, *, timeout: float = 30, **options: Any) -> SqliteStorag
 
 
 def large(name: str) -> Event:
+    """Make an event of 50 kB."""
     return event(name, properties={"text": "x" * 50_000})
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Traffic for tests that kill the server, and what must be in the store afterwards."""
+"""Random requests to a server that is killed, and what must be in the store afterwards."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from support.server import DEADLINE, KEY, wait_for
+from support.server_process import KEY
+from support.waiting import DEADLINE, wait_for
 
 
 @dataclass(frozen=True)

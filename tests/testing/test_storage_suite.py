@@ -25,8 +25,9 @@ from engage.api import (
     SubscriptionChange,
     UserProfile,
 )
-from engage.testing import StorageConformance, bench
+from engage.testing import StorageConformance, harness
 from engage_plugins.sqlite.store import SqliteStorage
+from support.memory_store import MemoryEvents
 
 
 class Acknowledges(SqliteStorage):
@@ -236,13 +237,8 @@ def test_the_same_tests_pass_without_a_flaw(
 
 
 def test_what_a_storage_is_not_is_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Sink(EventStore):
-        """Only events."""
-
-        open = close = check = write = find = scan = expire = None  # type: ignore[assignment]
-
-    with bench.Bench(suite(SqliteStorage, monkeypatch), tmp_path) as one:
-        monkeypatch.setattr(one, "new", lambda **context: Sink())
+    with harness.Bench(suite(SqliteStorage, monkeypatch), tmp_path) as one:
+        monkeypatch.setattr(one, "new", lambda **context: MemoryEvents())
         from engage.api import DeadLetterStore, ProfileStore, SubscriptionStore
 
         for interface in (ProfileStore, SubscriptionStore, DeadLetterStore):
@@ -269,10 +265,10 @@ def test_eventually() -> None:
             raise StorageUnavailable("not yet")
         return "now"
 
-    assert asyncio.run(bench.eventually(third_time, StorageUnavailable)) == "now"
+    assert asyncio.run(harness.eventually(third_time, StorageUnavailable)) == "now"
 
     async def never() -> None:
         raise StorageUnavailable("never")
 
     with pytest.raises(StorageUnavailable):
-        asyncio.run(bench.eventually(never, StorageUnavailable, seconds=0.1))
+        asyncio.run(harness.eventually(never, StorageUnavailable, seconds=0.1))

@@ -5,10 +5,10 @@ import json
 from urllib.parse import urlencode
 
 import pytest
-from support.webhooks import make, request, signature_vectors
 
 from engage.api import PayloadInvalid
 from engage.webhooks import parse_json, parse_object
+from support.providers import make, request, signature_vectors
 
 #: Values that JSON has and that cannot be kept as they are.
 UNKEEPABLE = ['"\\ud800"', "1" * 20, "-" + "9" * 5000, "1e999", '{"x":[{"\\udfff":1}]}']

@@ -13,13 +13,13 @@ from typing import Any
 
 import bson
 import pytest
-from support import mongo
-from support.proxy import SILENCE, Proxy
 
 from engage.api import EventFilter, Status, StorageContext, StorageUnavailable, SubscriptionChange
 from engage.testing import WORKSPACE, event, identify, letter
 from engage_plugins.mongo import schema
 from engage_plugins.mongo.store import MongoStorage
+from support import mongo
+from support.mongo_proxy import SILENCE, Proxy
 
 pytestmark = pytest.mark.mongo
 

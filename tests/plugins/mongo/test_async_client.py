@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import pytest
+
 from support import mongo
 from support.mongo_conformance import Conformance
 

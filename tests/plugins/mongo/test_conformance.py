@@ -5,6 +5,7 @@ killed and restarted."""
 from __future__ import annotations
 
 import pytest
+
 from support import mongo
 from support.mongo_conformance import Conformance
 

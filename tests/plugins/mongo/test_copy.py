@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support import mongo
-from support.server import config_text
 
 from engage.api import SubscriptionChange
 from engage.config import load
 from engage.registry import load_plugins
 from engage.storage.export import KINDS, Selection, export
 from engage.testing import WORKSPACE, event, identify, letter
+from support import mongo
+from support.server_process import config_text
 
 pytestmark = [pytest.mark.mongo, pytest.mark.slow]
 

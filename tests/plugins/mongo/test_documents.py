@@ -17,13 +17,13 @@ import pytest
 from bson.codec_options import CodecOptions, DatetimeConversion
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from support import mongo
 
 from engage.api import Event, ProfileLimits, Status, StorageContext, changes_of
 from engage.testing import WORKSPACE, event, identify
 from engage_plugins.mongo import documents
 from engage_plugins.mongo.changes import Folded, Known
 from engage_plugins.mongo.store import MongoStorage
+from support import mongo
 
 CODEC: Any = CodecOptions(datetime_conversion=DatetimeConversion.DATETIME_MS)
 

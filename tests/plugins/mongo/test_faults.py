@@ -21,16 +21,17 @@ from typing import Any
 
 import orjson
 import pytest
-from support import mongo
-from support.proxy import CLOSE, CUT, LOSE_REPLY, NOT_PRIMARY, SILENCE, Proxy
-from support.server import Server, config_text, start_server, wait_for
-from support.traffic import Sender, Traffic, expected_groups, expected_users, send_all
 
 from engage.api import StorageUnavailable
 from engage.config import load
 from engage.registry import load_plugins
 from engage.storage.export import Kind, Selection, export
 from engage.testing.harness import eventually
+from support import mongo
+from support.mongo_proxy import CLOSE, CUT, LOSE_REPLY, NOT_PRIMARY, SILENCE, Proxy
+from support.server_process import Server, config_text, start_server
+from support.traffic import Sender, Traffic, expected_groups, expected_users, send_all
+from support.waiting import wait_for
 
 pytestmark = [pytest.mark.mongo, pytest.mark.slow]
 

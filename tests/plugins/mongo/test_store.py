@@ -13,9 +13,6 @@ from typing import Any
 
 import pymongo
 import pytest
-from support import mongo
-from support.proxy import CLOSE, Proxy
-from support.waiting import eventually
 
 from engage.api import (
     ConfigError,
@@ -31,6 +28,9 @@ from engage.registry import load_plugins
 from engage.testing import WORKSPACE, event, identify, letter
 from engage_plugins.mongo import client, schema, store
 from engage_plugins.mongo.store import MongoStorage
+from support import mongo
+from support.mongo_proxy import CLOSE, Proxy
+from support.waiting import eventually
 
 pytestmark = pytest.mark.mongo
 

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.sqlite import file_limit, large, make, until_full
 
 from engage.api import (
     EventFilter,
@@ -30,6 +29,7 @@ from engage.testing.factories import TIME, ids, letter, store_all
 from engage.testing.harness import eventually
 from engage_plugins.sqlite import engine, paging
 from engage_plugins.sqlite.store import SqliteStorage
+from support.sqlite import file_limit, large, make, until_full
 
 #: The second on a machine that is so busy that even this comes too late.
 LOCKED = "locked|no answer within"

@@ -10,7 +10,6 @@ from collections.abc import Awaitable
 from pathlib import Path
 
 import pytest
-from support.sqlite import file_limit, large, make
 
 from engage.api import (
     StorageContext,
@@ -23,6 +22,7 @@ from engage.testing.factories import ids, store_all
 from engage.testing.harness import eventually
 from engage_plugins.sqlite import schema
 from engage_plugins.sqlite.store import SqliteStorage
+from support.sqlite import file_limit, large, make
 
 
 async def one_line(opening: Awaitable[None], kind: type[Exception]) -> str:

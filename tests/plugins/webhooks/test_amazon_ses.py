@@ -9,7 +9,9 @@ from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jsonschema import ValidationError
-from support.sns import (
+
+from engage.api import ConfigError, PayloadInvalid, SignatureMismatch
+from support.provider_sns import (
     CERTIFICATE_URL,
     ELSEWHERE,
     HOST,
@@ -22,9 +24,7 @@ from support.sns import (
     sign,
     signed,
 )
-from support.webhooks import NOW, make, registered, request
-
-from engage.api import ConfigError, PayloadInvalid, SignatureMismatch
+from support.providers import NOW, make, registered, request
 
 PEM = certificate(now=NOW)
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
-from support.static import translate
+from support.provider_static import translate
 
 
 def amplitude(**event):

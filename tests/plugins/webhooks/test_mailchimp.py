@@ -7,9 +7,9 @@ import json
 from urllib.parse import quote_plus
 
 import pytest
-from support.webhooks import make, request
 
 from engage.api import PayloadInvalid, SignatureMismatch
+from support.providers import make, request
 
 KEY = {"webhook_key": "key"}
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 import json
 
 import pytest
-from support.inprocess import serving
-from support.provider_cases import mixpanel_cohort as cohort
-from support.static import HEADER, translate
-from support.webhooks import make, request
 
 from engage.api import PayloadInvalid, WebhookResult
+from support.provider_cases import mixpanel_cohort as cohort
+from support.provider_static import HEADER, translate
+from support.providers import make, request
+from support.server_inprocess import serving
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
-from support.static import HEADER, translate
+from support.provider_static import HEADER, translate
 
 
 def test_mparticle_commerce():

@@ -2,7 +2,8 @@
 from __future__ import annotations
 
 import pytest
-from support.static import translate
+
+from support.provider_static import translate
 
 VISITOR = "0190f5b2-0000-7000-8000-00000000000a"
 

@@ -2,7 +2,8 @@
 from __future__ import annotations
 
 import pytest
-from support.static import translate
+
+from support.provider_static import translate
 
 
 @pytest.mark.parametrize(

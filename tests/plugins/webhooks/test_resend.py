@@ -5,9 +5,9 @@ import dataclasses
 import json
 
 import pytest
-from support.webhooks import make, request, request_of, signature_vectors
 
 from engage.api import PayloadInvalid, SignatureMismatch
+from support.providers import make, request, request_of, signature_vectors
 
 SECRET = {"secret": "whsec_MDEyMzQ1Njc4OWFiY2RlZg=="}
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 import json
 
 import pytest
-from support.webhooks import make, request
 
 from engage.api import NothingSigned, PayloadInvalid, SignatureMismatch
 from engage_plugins.segment import MAX_ELEMENT, first_element
+from support.providers import make, request
 
 EVENT = {"type": "track", "event": "E", "userId": "u", "messageId": "m"}
 

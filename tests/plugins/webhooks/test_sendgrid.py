@@ -10,11 +10,11 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, rsa, utils
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.inprocess import serving
-from support.webhooks import NOW, make, request
 
 from engage.api import ConfigError, PayloadInvalid, SignatureMismatch
 from engage_plugins.sendgrid import FUTURE, PAST, SIGNATURE, TIMESTAMP
+from support.providers import NOW, make, request
+from support.server_inprocess import serving
 
 KEY, OTHER = (ec.generate_private_key(ec.SECP256R1()) for _ in range(2))
 BODY = b'[{"event":"open","email":"a@b.c","sg_event_id":"e1"}]\r\n'

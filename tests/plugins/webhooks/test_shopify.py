@@ -4,9 +4,9 @@ from __future__ import annotations
 import json
 
 import pytest
-from support.webhooks import make, request
 
 from engage.api import PayloadInvalid
+from support.providers import make, request
 
 SECRET = {"client_secret": "x"}
 ORDER = {"id": 1, "created_at": "2024-01-01T00:00:00Z", "customer": {"id": 2}}

@@ -6,10 +6,10 @@ import dataclasses
 import json
 
 import pytest
-from support.webhooks import make, request, request_of, signature_vectors
 
 from engage.api import ConfigError, PayloadInvalid, SignatureMismatch
 from engage.webhooks import standard_webhook_key
+from support.providers import make, request, request_of, signature_vectors
 
 SECRET = "whsec_" + base64.b64encode(b"0123456789abcdef").decode()
 VECTORS = signature_vectors("standard-webhooks")

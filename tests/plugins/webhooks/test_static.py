@@ -5,10 +5,10 @@ from __future__ import annotations
 
 import pytest
 from jsonschema import ValidationError
-from support.static import BASIC, HEADER, basic, translate
-from support.webhooks import make, request
 
 from engage.api import PayloadInvalid, SignatureMismatch
+from support.provider_static import BASIC, HEADER, basic, translate
+from support.providers import make, request
 
 PROVIDERS = ["amplitude", "mixpanel", "mparticle", "posthog", "postmark", "rudderstack"]
 

@@ -5,9 +5,9 @@ import hmac
 import json
 
 import pytest
-from support.webhooks import NOW, make, request
 
 from engage.api import PayloadInvalid, SignatureMismatch
+from support.providers import NOW, make, request
 
 SECRET = {"secret": "whsec_x"}
 

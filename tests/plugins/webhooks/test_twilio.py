@@ -7,9 +7,9 @@ import hmac
 from urllib.parse import urlencode
 
 import pytest
-from support.webhooks import make, request
 
 from engage.api import PayloadInvalid, SignatureMismatch
+from support.providers import make, request
 
 TOKEN = {"auth_token": "token"}
 URL = "https://events.example.com/api/public/webhooks/twilio"

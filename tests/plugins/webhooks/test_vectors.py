@@ -10,12 +10,12 @@ from __future__ import annotations
 import contextlib
 
 import pytest
-from support.webhooks import MAPPINGS, VECTORS, delivery_of, make, request_of, signature_vectors
 
 from engage.api import PayloadInvalid, SignatureMismatch, identifier_value
 from engage.errors import Limit
 from engage.pipeline.normalise import Arrival, normalise
 from engage.pipeline.validate import Schemas
+from support.providers import MAPPINGS, VECTORS, delivery_of, make, request_of, signature_vectors
 
 #: Milliseconds; later than every recorded event.
 RECEIVED_AT = 1_800_000_000_000

@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The recorded vectors of the webhook providers, and a provider without a server."""
+"""Webhook providers without a server: make one, make requests to it, and what was recorded.
+
+``tests/data`` has recorded signatures (:data:`VECTORS`) and recorded translations
+(:data:`MAPPINGS`) of every provider.
+"""
 
 from __future__ import annotations
 

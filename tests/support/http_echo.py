@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A small Tornado application behind the HTTP connection, and what it is asked with."""
+"""The HTTP connection with a small Tornado application behind it, which echoes requests."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from collections.abc import AsyncIterator, Coroutine
 from typing import Any
 
 import pytest
-from support.raw import Answer, RawClient, listening
-from support.waiting import eventually
 from tornado.web import Application, RequestHandler, stream_request_body
 
 from engage.http1.exchange import Failure
 from engage.http1.listener import Bounds, Listener
 from engage.metrics import Metrics
+from support.http_client import Answer, RawClient, listening
+from support.waiting import eventually
 
 BOUNDS: dict[str, Any] = {
     "header_bytes": 4096,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A real server for tests: ``python -m engage serve`` as a process, on a free port."""
+"""A whole server as a process: ``python -m engage serve`` on a free port."""
 
 from __future__ import annotations
 
@@ -10,19 +10,18 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
 import httpx
 
+from support.waiting import DEADLINE, wait_for
+
 #: The write key of the workspace ``acme`` that every server here has.
 KEY = "test-write-key-of-acme"
 #: Its subscription secret.
 SECRET = "test-subscription-secret-of-acme"
-#: Seconds that anything here may take before it counts as broken.
-DEADLINE = 60.0
 
 SQLITE = """
 [storage]
@@ -31,21 +30,6 @@ backend = "sqlite"
 [storage.sqlite]
 path = "engage.db"
 """
-
-
-def wait_for(
-    condition: Callable[[], Any], *, what: str = "the condition", deadline: float = DEADLINE
-) -> Any:
-    """Poll until ``condition()`` is true and return what it returned.
-
-    :raises AssertionError: it never was.
-    """
-    end = time.monotonic() + deadline
-    while True:
-        if result := condition():
-            return result
-        assert time.monotonic() < end, f"waited {deadline:.0f} s in vain for {what}"
-        time.sleep(0.02)
 
 
 class Server:

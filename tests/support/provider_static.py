@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Providers that sign nothing, but send a static credential."""
+"""Providers that sign nothing and send a static credential: a header, or HTTP Basic."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from support.webhooks import make, request
-
 from engage.api import Translation
+from support.providers import make, request
 
 HEADER = {"header": "X-Secret", "value": "s3cret"}
 BASIC = {"basic_user": "hook", "basic_password": "pä:ss"}

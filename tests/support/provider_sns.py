@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An SNS of one's own: a key, a certificate, and messages signed with it."""
+"""Amazon SNS for tests: a key, a certificate, and messages signed with them."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What each provider would send: genuine deliveries to a server, and what a forger makes of them.
+"""Genuine deliveries of each provider to a server, in parts that a forger may change.
 
 Every ``sign`` is written from the provider's documentation, not with the provider's code.
 """
@@ -17,8 +17,9 @@ from urllib.parse import parse_qsl, urlencode
 
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
-from support import sns
-from support.webhooks import mappings
+
+from support import provider_sns as sns
+from support.providers import mappings
 
 PUBLIC_URL = "https://events.example.com"
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every refusal has in common, whatever it is for."""
+"""Checks that every error answer has the same shape and that nothing was stored."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from importlib import resources
 from typing import Any
 
 import jsonschema
-from support.inprocess import Serving
-from support.raw import Answer
+
+from support.http_client import Answer
+from support.server_inprocess import Serving
 
 TRACK = "/api/public/apps/track"
 BATCH = "/api/public/apps/batch"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A client that sends bytes, whatever they are, and reads answers strictly."""
+"""An HTTP client that sends any bytes, valid or not, and reads answers strictly."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A server with webhook providers switched on, and deliveries sent to it over HTTP."""
+"""Config lines that switch webhook providers on, and deliveries sent to a server over HTTP."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
-from support.inprocess import Serving
-from support.raw import Answer
-
 from engage.api import WebhookRequest
+from support.http_client import Answer
+from support.server_inprocess import Serving
 
 PUBLIC_URL = "https://events.example.com"
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The whole server in the test's own event loop, on a real socket, with a real SQLite store."""
+"""The whole server in the event loop of the test, on a real socket, with a real SQLite store."""
 
 from __future__ import annotations
 
@@ -12,14 +12,13 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from support.raw import Answer, RawClient, listening
-from support.server import KEY, config_text
-
 from engage.api import DeadLetter, DeadLetterStore, Event, EventFilter, EventStore
 from engage.app import App, build
 from engage.config import Config, load
 from engage.metrics import Metrics
 from engage.registry import Registry, load_plugins
+from support.http_client import Answer, RawClient, listening
+from support.server_process import KEY, config_text
 
 #: The usual header.
 BASIC = "Basic " + base64.b64encode(f"{KEY}:".encode()).decode()

@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Helpers of the tests. Test modules import from here and never from each other.
+
+Tests are in the folder of the code they test: ``engage/pipeline/decode.py`` has
+``tests/pipeline/test_decode.py``. ``tests/contract`` tests the HTTP API of a whole server,
+``tests/sdks``, ``tests/clients`` and ``tests/browser`` what published clients send to it.
+
+A storage or a pipeline, without HTTP:
+
+- ``memory_store``: a storage in memory that refuses, fails or waits as a test wants
+- ``pipeline``: the pipeline on that storage
+- ``sqlite``: SQLite stores, also on a disk that is full
+- ``mongo``: servers that speak MongoDB's protocol; ``mongo_proxy`` makes one misbehave,
+  ``mongo_conformance`` is the conformance suite on one, ``mongo_async`` a plugin with pymongo's
+  asynchronous client
+- ``distributions``: installed plugin packages
+
+A server and clients:
+
+- ``server_process``: ``engage serve`` as a process; start here to test a whole server
+- ``server_inprocess``: the whole server in the test's event loop, which is faster and lets a test
+  make its storage fail
+- ``http_echo``: the HTTP connection with a small application behind it
+- ``http_client``: a client that sends any bytes and reads answers strictly
+- ``http_errors``: checks that every error answer has the same shape
+- ``reverse_proxy``: a reverse proxy that counts requests and loses answers
+- ``traffic``: random requests to a server that is killed, and what the store must have afterwards
+
+Webhook providers:
+
+- ``providers``: makes a provider and requests to it; recorded signatures and translations
+- ``provider_cases``: the conformance case of each provider
+- ``provider_static``: providers that send a static credential
+- ``provider_sns``: signs messages as Amazon SNS does
+- ``provider_senders``: genuine deliveries of each provider, as a forger changes them
+- ``provider_http``: config lines of webhooks, and deliveries over HTTP
+
+Programs and files:
+
+- ``waiting``: waits until a condition is true
+- ``processes``: the processes that another one started
+- ``cache``: keeps what was installed or built once; ``prepare`` fills it before the tests run
+- ``venv``, ``node``, ``go``, ``browser``: virtual environments, Node, Go, Chromium
+- ``config_page``, ``clients_page``: docs/configuration.md and the examples of docs/clients.md
+"""

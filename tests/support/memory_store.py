@@ -1,0 +1,211 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A storage in memory that does what a test wants: it refuses events, fails, or waits.
+
+:class:`MemoryStore` implements all four interfaces of a storage. Each interface is one class, so
+that a test can have a storage without profiles or without dead letters. A test that needs one
+method to behave differently makes a subclass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+from engage.api import (
+    DeadLetter,
+    DeadLetterStore,
+    Event,
+    EventFilter,
+    EventStore,
+    GroupProfile,
+    Outcome,
+    Page,
+    ProfileStore,
+    Status,
+    SubscriptionChange,
+    SubscriptionRecord,
+    SubscriptionState,
+    SubscriptionStore,
+    UserProfile,
+)
+
+Item = TypeVar("Item")
+
+
+class MemoryEvents(EventStore):
+    """Events only."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        #: In order of arrival.
+        self.events: dict[tuple[str, str, str], Event] = {}
+        #: The message ids of each write.
+        self.writes: list[list[str]] = []
+        #: How many events each call of ``expire`` deleted.
+        self.expired: list[int] = []
+        #: How often the store was opened and closed.
+        self.opened = 0
+        self.closed = 0
+        #: Called before a write, with its events. It may raise, or return something to wait for.
+        self.before: Callable[[Sequence[Event]], Awaitable[object] | None] | None = None
+        #: Events that are refused: message id → reason.
+        self.refuse: dict[str, str] = {}
+        #: Whether the outcome of a duplicate carries the stored event.
+        self.with_stored = True
+
+    async def open(self, *, create: bool) -> None:
+        self.opened += 1
+
+    async def close(self) -> None:
+        self.closed += 1
+
+    async def check(self) -> None:
+        pass
+
+    async def write(self, events: Sequence[Event]) -> Sequence[Outcome]:
+        self.writes.append([event.message_id for event in events])
+        if self.before is not None:
+            waited = self.before(events)
+            if waited is not None:
+                await waited
+        return [self._write(event) for event in events]
+
+    def _write(self, event: Event) -> Outcome:
+        stored = self.events.get(event.identity)
+        if event.message_id in self.refuse:
+            return Outcome(Status.REFUSED, reason=self.refuse[event.message_id])
+        if stored is not None:
+            return Outcome(Status.DUPLICATE, stored=stored.body if self.with_stored else None)
+        self.events[event.identity] = event
+        return Outcome(Status.STORED)
+
+    async def find(self, workspace_id: str, origin: str, message_id: str) -> Event | None:
+        return self.events.get((workspace_id, origin, message_id))
+
+    async def scan(self, wanted: EventFilter, *, after: str | None, limit: int) -> Page[Event]:
+        return _page([event for event in self.events.values() if _is(event, wanted)], after, limit)
+
+    async def expire(self, before: int, *, limit: int, force: bool = False) -> int:
+        newest = max((event.received_at for event in self.events.values()), default=0)
+        old = [key for key, event in self.events.items() if event.received_at < before]
+        old = sorted(old, key=lambda key: self.events[key].received_at)[:limit]
+        if newest < before and not force:
+            old = []
+        for key in old:
+            del self.events[key]
+        self.expired.append(len(old))
+        return len(old)
+
+
+class MemoryProfiles(ProfileStore):
+    """Finds the users that a test put there; nothing else."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        #: (workspace, trait, value) → user ids.
+        self.users: dict[tuple[str, str, str], list[str]] = {}
+        #: The arguments of each call of ``find_users``.
+        self.searches: list[tuple[str, str, Sequence[str]]] = []
+
+    async def profile(self, workspace_id: str, user_id: str) -> UserProfile | None:
+        return None
+
+    async def find_users(
+        self, workspace_id: str, trait: str, values: Sequence[str]
+    ) -> Mapping[str, Sequence[str]]:
+        self.searches.append((workspace_id, trait, values))
+        found = {value: self.users.get((workspace_id, trait, value)) for value in values}
+        return {value: users for value, users in found.items() if users}
+
+    async def scan_users(
+        self, workspace_id: str | None, *, after: str | None, limit: int
+    ) -> Page[UserProfile]:
+        return Page([], None)
+
+    async def scan_groups(
+        self, workspace_id: str | None, *, after: str | None, limit: int
+    ) -> Page[GroupProfile]:
+        return Page([], None)
+
+
+class MemorySubscriptions(SubscriptionStore):
+    """The subscriptions of users, without scans."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.changes: list[SubscriptionChange] = []
+        #: (workspace, user) → group → subscribed.
+        self.choices: dict[tuple[str, str], dict[str, bool]] = {}
+
+    async def apply(self, change: SubscriptionChange) -> Mapping[str, bool]:
+        choices = self.choices.setdefault((change.workspace_id, change.user_id), {})
+        if all(change.id != other.id for other in self.changes):
+            self.changes.append(change)
+            choices.update(change.choices)
+        return dict(choices)
+
+    async def state(self, workspace_id: str, user_id: str) -> Mapping[str, bool]:
+        return self.choices.get((workspace_id, user_id), {})
+
+    async def scan_subscriptions(
+        self, workspace_id: str | None, *, after: str | None, limit: int
+    ) -> Page[SubscriptionState]:
+        return Page([], None)
+
+    async def history(
+        self, workspace_id: str | None, user_id: str | None, *, after: str | None, limit: int
+    ) -> Page[SubscriptionRecord]:
+        return Page([], None)
+
+
+class MemoryDeadLetters(DeadLetterStore):
+    """Dead letters, without a budget."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.letters: dict[tuple[str, str], DeadLetter] = {}
+        #: Called before dead letters are put; may raise.
+        self.before_put: Callable[[], Any] | None = None
+
+    async def put(self, letters: Sequence[DeadLetter]) -> int:
+        if self.before_put is not None:
+            self.before_put()
+        for letter in letters:
+            self.letters.setdefault((letter.workspace_id, letter.id), letter)
+        return 0
+
+    async def scan_dead_letters(
+        self, workspace_id: str | None, *, after: str | None, limit: int
+    ) -> Page[DeadLetter]:
+        letters = self.letters.values()
+        wanted = [one for one in letters if workspace_id in (None, one.workspace_id)]
+        return _page(wanted, after, limit)
+
+    async def remove(self, workspace_id: str, ids: Sequence[str]) -> int:
+        found = [self.letters.pop((workspace_id, one), None) for one in ids]
+        return sum(letter is not None for letter in found)
+
+    async def expire_dead_letters(self, before: int, *, limit: int) -> int:
+        old = [key for key, letter in self.letters.items() if letter.received_at < before][:limit]
+        for key in old:
+            del self.letters[key]
+        return len(old)
+
+
+class MemoryStore(MemoryEvents, MemoryProfiles, MemorySubscriptions, MemoryDeadLetters):
+    """All that a storage can keep."""
+
+
+def _is(event: Event, wanted: EventFilter) -> bool:
+    return (
+        wanted.workspace_id in (None, event.workspace_id)
+        and (wanted.since is None or wanted.since <= event.received_at)
+        and wanted.type in (None, event.type)
+        and wanted.user_id in (None, event.user_id)
+    )
+
+
+def _page(items: Sequence[Item], after: str | None, limit: int) -> Page[Item]:
+    start = int(after or 0)
+    end = start + limit
+    return Page(items[start:end], str(end) if end < len(items) else None)

@@ -1,0 +1,186 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The pipeline without HTTP and without a disk: on a :class:`~support.memory_store.MemoryStore`.
+
+:func:`make_core` composes one; :func:`send_event` and :func:`send_batch` send to it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import dataclasses
+from collections.abc import Awaitable, Sequence
+from typing import Any
+
+import orjson
+import pytest
+
+from engage.api import (
+    DeadLetter,
+    Event,
+    Transform,
+)
+from engage.config import DEFAULT_LIMITS, Limits, SubscriptionGroup, Workspace, WriteKey
+from engage.errors import ApiError, Limit
+from engage.metrics import Metrics
+from engage.pipeline.auth import Authenticator, Principal
+from engage.pipeline.ingest import Ingest
+from engage.pipeline.normalise import Arrival, normalise
+from engage.pipeline.pipeline import Pipeline
+from engage.pipeline.results import BatchResult
+from engage.pipeline.transforms import Transforms
+from engage.pipeline.validate import Schemas
+from support.memory_store import MemoryStore
+
+#: 2026-11-21T09:30:00.000Z
+NOW = 1795253400000
+
+SECRET = "00112233aabbccdd"
+
+ACME = Workspace(
+    id="acme",
+    name="Acme",
+    subscription_secrets=(SECRET, "an older one"),
+    subscription_groups=(
+        SubscriptionGroup(id="news", name="News", channel="email", type="opt_out"),
+        SubscriptionGroup(id="offers", name="Offers", channel="email", type="opt_in"),
+    ),
+    write_keys=(
+        WriteKey(id="website", key="key-1"),
+        WriteKey(id="old", key="key-0", disabled=True),
+    ),
+)
+OTHER = Workspace(id="other", name="Other", write_keys=(WriteKey(id="app", key="key-2"),))
+
+SCHEMAS = Schemas.load()
+
+#: An item that is valid, and one that is not: it has no name.
+GOOD = {"type": "track", "userId": "u", "event": "e"}
+BAD = {"type": "track", "userId": "u", "messageId": "bad"}
+
+
+class CountingMetrics(Metrics):
+    """Remembers what was counted."""
+
+    def __init__(self) -> None:
+        self.events: collections.Counter[tuple[str, str]] = collections.Counter()
+        self.writes: list[int] = []
+        self.lost: collections.Counter[str] = collections.Counter()
+        self.letters: collections.Counter[str] = collections.Counter()
+        self.errors = 0
+
+    def event(self, kind: str, outcome: str, count: int = 1) -> None:
+        self.events[kind, outcome] += count
+
+    def write(self, seconds: float, events: int) -> None:
+        self.writes.append(events)
+
+    def storage_error(self) -> None:
+        self.errors += 1
+
+    def dead_letter(self, reason: str, count: int = 1) -> None:
+        self.letters[reason] += count
+
+    def dropped(self, what: str, count: int = 1) -> None:
+        self.lost[what] += count
+
+
+@dataclasses.dataclass
+class Core:
+    """A composed pipeline and what it is made of."""
+
+    pipeline: Pipeline
+    ingest: Ingest
+    store: MemoryStore
+    metrics: CountingMetrics
+    principal: Principal
+
+    @property
+    def documents(self) -> list[dict[str, Any]]:
+        """The stored events."""
+        return [event.document() for event in self.store.events.values()]
+
+    @property
+    def letters(self) -> list[DeadLetter]:
+        """The dead letters."""
+        return list(self.store.letters.values())
+
+
+def make_core(
+    store: MemoryStore | None = None,
+    *,
+    limits: Limits = DEFAULT_LIMITS,
+    transforms: Sequence[tuple[str, Transform]] = (),
+    write_timeout: float = 30.0,
+    workspace: Workspace = ACME,
+    **changed: int,
+) -> Core:
+    """Compose a pipeline on a store in memory.
+
+    :param changed: limits that differ from ``limits``.
+    """
+    limits = dataclasses.replace(limits, **changed)
+    store = MemoryStore() if store is None else store
+    metrics = CountingMetrics()
+    ingest = Ingest(store, limits=limits, write_timeout=write_timeout, metrics=metrics)
+    workspaces = [workspace, OTHER]
+    authenticator = Authenticator(workspaces)
+    pipeline = Pipeline(
+        workspaces=workspaces,
+        limits=limits,
+        authenticator=authenticator,
+        schemas=SCHEMAS,
+        transforms=Transforms(transforms, SCHEMAS, json_depth=limits.json_depth),
+        ingest=ingest,
+        store=store,
+        metrics=metrics,
+        timeout=write_timeout,
+        clock=lambda: NOW,
+    )
+    return Core(pipeline, ingest, store, metrics, Principal(workspace, workspace.write_keys[0]))
+
+
+async def send_event(core: Core, item: Any, operation: str = "track", **options: Any) -> Any:
+    """Send one event with the usual write key."""
+    options.setdefault("principal", core.principal)
+    return await core.pipeline.event(operation, orjson.dumps(item), **options)
+
+
+async def send_batch(core: Core, items: Any, more: Any = None, **options: Any) -> BatchResult:
+    """Send a batch with the usual write key.
+
+    :param more: further fields of the body.
+    """
+    options.setdefault("principal", core.principal)
+    return await core.pipeline.batch(orjson.dumps({"batch": items, **(more or {})}), **options)
+
+
+async def error_of(call: Awaitable[object]) -> ApiError:
+    """Return the error with which the server refuses a request."""
+    with pytest.raises(ApiError) as caught:
+        await call
+    return caught.value
+
+
+def make_event(message_id: str, body: bytes | None = None) -> Event:
+    """Make a track event with that id, as the pipeline would.
+
+    :param body: instead of the usual one.
+    """
+    item = {"type": "track", "messageId": message_id, "userId": "u", "event": "e"}
+    arrival = Arrival(
+        workspace_id="acme", write_key_id="website", received_at=NOW, event_limit=limit(65536)
+    )
+    made = normalise(item, "track", arrival)
+    return made if body is None else dataclasses.replace(made, body=body)
+
+
+def limit(size: int, key: str = "limits.event_bytes") -> Limit:
+    """Return a limit of so many bytes."""
+    return Limit(size, key)
+
+
+async def turns(count: int = 5) -> None:
+    """Let everything run that can run now."""
+    for _ in range(count):
+        await asyncio.sleep(0)
