@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The processes: what ``engage serve`` starts, watches and stops.
+"""The processes that ``engage serve`` starts, watches and stops.
 
 =======================  ===========================================================
-``serve.py``             opens the socket; runs one worker, or a supervisor
+``serve.py``             opens the socket, and runs one worker or a supervisor
 ``supervisor.py``        starts the workers and replaces those that die
 ``child.py``             the main program of a supervised worker
-``worker.py``            one process: open the store, serve, drain, close
-``metrics_endpoint.py``  ``/metrics`` for Prometheus
+``worker.py``            one process: opens the store, serves, drains, closes
+``metrics_endpoint.py``  serves ``/metrics`` for Prometheus on a separate port
 =======================  ===========================================================
 """

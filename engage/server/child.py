@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``python -m engage.server.child``: a worker that was started by :mod:`engage.server.supervisor`.
+"""``python -m engage.server.child``: a worker process, started by :mod:`engage.server.supervisor`.
 
-A fresh interpreter, not a fork: a fork would share the parent's event loop, threads and locks.
+The worker runs in a new interpreter. A fork would share the parent's event loop, threads and locks.
 
-The child and its parent talk over a socket pair. The child gets its :class:`Setup` there and later
-perhaps the line ``drain``; it says ``ready``, or ``failed`` and why. When the channel ends the
-parent is gone, and the child ends too, at once, whatever it is doing: nothing was acknowledged that
-is not durable, and an orphan would keep the port and the file from whoever comes next.
+The child and its parent are connected by a socket pair, the channel. The parent sends the
+:class:`Setup`, and the line ``drain`` when the worker is to stop. The child sends the line
+``ready``, or ``failed`` and the reason. If the parent dies, the channel closes and the child exits
+at once. That loses nothing, because only durable events are acknowledged; an orphan would block the
+port and the database file for the next server.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 __all__ = ["BLOCKED", "Setup", "main", "receive_setup", "send_setup"]
 
 _log = logging.getLogger(__name__)
-#: Signals that the parent has blocked in a new child until it can take them.
+#: Signals that stay blocked in a new child until it can handle them.
 BLOCKED = {signal.SIGINT, signal.SIGTERM}
 
 _LENGTH = struct.Struct("!I")
@@ -43,27 +44,34 @@ _PR_SET_PDEATHSIG = 1
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Setup:
-    """What a child is told by its parent. The config is the parent's: the file may have changed."""
+    """What a child receives from its parent.
+
+    It contains the parent's config, because the file may have changed since the server started.
+    """
 
     config: Config
-    #: 0, 1 …; a child that replaces another has its number.
+    #: 0, 1 …; a replacement has the number of the worker that died.
     number: int
-    #: Whether the server runs already.
-    joins: bool
-    #: Masked in the log.
+    #: Whether the server was already running when this child was started.
+    server_running: bool
+    #: Strings to mask in the log.
     secrets: tuple[str, ...]
 
 
 def send_setup(channel: socket.socket, setup: Setup) -> None:
-    """Tell a child its setup. ``channel`` must block, or the setup be small."""
+    """Send a child its setup.
+
+    :param channel: a blocking socket, unless the setup fits into the socket's buffer.
+    :raises OSError: if the child has died.
+    """
     data = pickle.dumps(setup)
     channel.sendall(_LENGTH.pack(len(data)) + data)
 
 
 def receive_setup(channel: socket.socket) -> Setup:
-    """:return: what :func:`send_setup` sent.
+    """Receive what :func:`send_setup` sends.
 
-    :raises EOFError: the parent is gone.
+    :raises EOFError: if the parent has died.
     """
 
     def exactly(count: int) -> bytes:
@@ -75,19 +83,19 @@ def receive_setup(channel: socket.socket) -> Setup:
             data += more
         return bytes(data)
 
-    # From our own parent, over a socket pair that nobody else has.
+    # Unpickling is safe: only the parent has the other end of the socket pair.
     setup: Setup = pickle.loads(exactly(*_LENGTH.unpack(exactly(_LENGTH.size))))  # noqa: S301
     return setup
 
 
 def main(listening_fd: int, channel_fd: int) -> int:
-    """Be a worker.
+    """Run a worker.
 
     :param listening_fd: the inherited listening socket.
     :param channel_fd: the inherited end of the channel to the parent.
     :return: the exit status.
     """
-    # The parent alone answers to the terminal and tells us; SIGTERM drains this worker only.
+    # Only the parent reacts to Ctrl-C; it sends "drain". SIGTERM drains this worker only.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     channel = socket.socket(fileno=channel_fd)
     try:
@@ -95,7 +103,8 @@ def main(listening_fd: int, channel_fd: int) -> int:
     except EOFError:
         return 1
     if sys.platform == "linux":
-        # Should the loop hang, the channel's end is not seen: then the kernel does it.
+        # If the event loop hangs, it does not notice that the channel is closed. Then the kernel
+        # kills this process when the parent dies.
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     logging_ = setup.config.logging
     logs.configure(logging_.level, logging_.format, secrets=setup.secrets)
@@ -119,23 +128,23 @@ async def _run(setup: Setup, sock: socket.socket, channel: socket.socket) -> int
         load_plugins(),
         sock,
         number=setup.number,
-        joins=setup.joins,
+        server_running=setup.server_running,
         ready=lambda: writer.write(b"ready\n"),
     )
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, worker.stop)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, BLOCKED)
 
-    async def obey() -> None:
+    async def read_commands() -> None:
         while line := await reader.readline():
             if line == b"drain\n":
                 worker.stop()
         os._exit(1)
 
-    listening = asyncio.create_task(obey(), name="obey")
+    reading = asyncio.create_task(read_commands(), name="read_commands")
     try:
         return await worker.run()
     finally:
-        listening.cancel()
+        reading.cancel()
         writer.close()
 
 

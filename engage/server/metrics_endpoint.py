@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``/metrics`` for Prometheus, on an address of its own.
+"""``/metrics`` for Prometheus, on a separate address.
 
-Of one process: its registry. Of several: the files that each writes into the folder that the parent
-made; the parent adds them up.
+A single process serves its registry. With several workers, each writes its numbers to files in a
+folder that the parent created, and the parent serves their sum.
 """
 
 from __future__ import annotations
 
 import logging
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from tornado.httpserver import HTTPServer
 from tornado.web import Application, RequestHandler
@@ -23,10 +23,12 @@ if TYPE_CHECKING:
 
     from engage.config import Config
 
-__all__ = ["forget_process", "serve_metrics", "serve_shared_metrics"]
-
+__all__ = ["SHARED_FOLDER_VARIABLE", "forget_process", "serve_metrics", "serve_shared_metrics"]
 
 _log = logging.getLogger(__name__)
+
+#: The environment variable in which prometheus_client expects the folder that processes share.
+SHARED_FOLDER_VARIABLE: Final = "PROMETHEUS_MULTIPROC_DIR"
 
 
 class _Metrics(RequestHandler):
@@ -45,8 +47,8 @@ class _Metrics(RequestHandler):
 def serve_metrics(config: Config, registry: CollectorRegistry) -> Callable[[], None]:
     """Serve the metrics in ``registry`` in the running event loop.
 
-    :return: call it to stop.
-    :raises EngageError: the address is taken.
+    :return: a function that stops it.
+    :raises EngageError: if the address cannot be used.
     """
     host, port = config.server.metrics_host, config.server.metrics_port
     assert port is not None
@@ -58,10 +60,10 @@ def serve_metrics(config: Config, registry: CollectorRegistry) -> Callable[[], N
 
 
 def serve_shared_metrics(config: Config) -> Callable[[], None]:
-    """Serve the sum of what all processes wrote to ``PROMETHEUS_MULTIPROC_DIR``.
+    """Serve the sum of the metrics that all processes wrote to the shared folder.
 
-    :return: call it to stop.
-    :raises EngageError: the address is taken.
+    :return: a function that stops it.
+    :raises EngageError: if the address cannot be used.
     """
     from prometheus_client import CollectorRegistry
     from prometheus_client.multiprocess import MultiProcessCollector
@@ -72,8 +74,8 @@ def serve_shared_metrics(config: Config) -> Callable[[], None]:
 
 
 def forget_process(pid: int) -> None:
-    """Drop the gauges of a process that died; its counters go on counting."""
-    if "PROMETHEUS_MULTIPROC_DIR" in os.environ:
+    """Drop the gauges of a process that died; its counters remain part of the sum."""
+    if SHARED_FOLDER_VARIABLE in os.environ:
         from prometheus_client.multiprocess import mark_process_dead
 
         mark_process_dead(pid)  # type: ignore[no-untyped-call]

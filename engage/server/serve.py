@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs engage: one listening socket and the processes that answer on it.
+"""Run the server: one listening socket, and the processes that answer requests on it.
 
-With one worker everything happens in this process. With more, this process is only the parent: it
-holds the socket, starts the workers, which inherit it, replaces those that die
-(:mod:`engage.server.supervisor`), and shows the metrics of all. What a worker does is in
-:mod:`engage.server.worker`; the workers share nothing but the socket and the store.
+With one worker, this process answers the requests (:mod:`engage.server.worker`). With several, it
+is the parent (:mod:`engage.server.supervisor`): it holds the socket, starts the workers, which
+inherit the socket, replaces those that die, and serves the metrics of all. The workers share only
+the socket and the store.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from engage import logs
 from engage.api import EngageError
 from engage.config.schema_check import strings
 from engage.http1.sockets import listen
+from engage.server.metrics_endpoint import SHARED_FOLDER_VARIABLE
 from engage.server.supervisor import Supervisor
 from engage.server.worker import Worker, new_event_loop
 
@@ -39,22 +40,22 @@ _log = logging.getLogger(__name__)
 def serve(config: Config, registry: Registry) -> int:
     """Run the server until a signal ends it.
 
-    SIGTERM or SIGINT: drain and return. A second one: exit at once, with status 1.
+    SIGTERM and SIGINT start the drain. A second signal ends the process at once with status 1.
 
-    :return: the exit status: 0 after a drain; 1 when the server could not start (one line in the
-        log says why), when workers died too often, or when one had to be killed.
+    :return: the exit status: 0 after a drain; 1 if the server cannot start (one line in the log
+        gives the reason), if workers die too often, or if a worker had to be killed.
     """
     secrets = tuple(secrets_of(config, registry))
     logs.configure(config.logging.level, config.logging.format, secrets=secrets)
     try:
-        _allow_connections(config.server.max_connections)
+        _raise_open_file_limit(config.server.max_connections)
         sock = listen(config.server.host, config.server.port)
         try:
             if config.server.workers == 1:
                 with asyncio.Runner(loop_factory=new_event_loop) as runner:
                     return runner.run(Worker(config, registry, sock).run())
             if sys.platform == "win32":
-                raise EngageError("server.workers: only 1 is possible on Windows")
+                raise EngageError("server.workers: must be 1 on Windows")
             return _supervise(config, sock, secrets)
         finally:
             sock.close()
@@ -65,14 +66,14 @@ def serve(config: Config, registry: Registry) -> int:
         logs.flush()
 
 
-def _allow_connections(count: int) -> None:
-    """Raise this process's limit of open files, and its children's, to what connections need."""
+def _raise_open_file_limit(connections: int) -> None:
+    """Raise the limit of open files of this process and its children, as connections need it."""
     if sys.platform == "win32":
         return
     import resource
 
-    # Beside the connections: those that are told that there are too many, the store, the log.
-    wanted = count + 512
+    # The others are for the store, the log, and connections that are answered "too many".
+    wanted = connections + 512
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     unlimited = resource.RLIM_INFINITY
     if soft == unlimited or soft >= wanted:
@@ -80,13 +81,13 @@ def _allow_connections(count: int) -> None:
     possible = wanted if hard == unlimited else min(wanted, hard)
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (possible, hard))
-    except (OSError, ValueError):  # macOS has a lower limit that it does not tell.
+    except (OSError, ValueError):  # macOS has a lower limit that it does not report.
         possible = soft
     if possible < wanted:
         _log.warning(
             "server.max_connections is %d, but the system allows only %d open files"
             " (ulimit -n, LimitNOFILE)",
-            count,
+            connections,
             possible,
         )
 
@@ -94,10 +95,10 @@ def _allow_connections(count: int) -> None:
 def _supervise(config: Config, sock: socket.socket, secrets: tuple[str, ...]) -> int:
     folder = None
     if config.server.metrics_port is not None:
-        # Fresh, so that nothing of an earlier run is counted, and known to everybody before anybody
-        # imports prometheus_client, which looks at it once.
+        # A new folder, so that metrics of an earlier run are not counted. The variable must be set
+        # before prometheus_client is imported, which reads it once.
         folder = tempfile.mkdtemp(prefix="engage-metrics-")
-        os.environ["PROMETHEUS_MULTIPROC_DIR"] = folder
+        os.environ[SHARED_FOLDER_VARIABLE] = folder
     try:
         with asyncio.Runner() as runner:
             return runner.run(Supervisor(config, sock, secrets).run())
@@ -107,13 +108,17 @@ def _supervise(config: Config, sock: socket.socket, secrets: tuple[str, ...]) ->
 
 
 def secrets_of(config: Config, registry: Registry) -> Iterator[str]:
-    """:return: what must not be in a log line, not even inside somebody else's error text."""
+    """Yield the strings that must not appear in a log line, not even within an error of a library.
+
+    :param config: the config whose keys and secrets are yielded.
+    :param registry: knows which options of plugins are secret.
+    """
     for workspace in config.workspaces:
         yield from workspace.subscription_secrets
         for write_key in workspace.write_keys:
             yield write_key.key
     for kind, secret in registry.secrets(config):
-        # Which host it was is what a storage's error is about: of its URL only the password goes.
+        # An error of a storage is about a host. So only the password of its URL is masked, below.
         if kind != "storage" or "://" not in secret:
             yield secret
     for _, text in strings(config.storage.options):

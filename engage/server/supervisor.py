@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The parent of several workers: starts them, replaces those that die, ends them.
+"""The parent of several workers: starts them, replaces those that die, and stops them.
 
-The first worker is started alone: it makes the store if there is none, and when it cannot start,
-nobody can, and its reason is the server's. Whoever dies later is replaced after a pause that
-doubles while its successors die young. Ten deaths in a minute: something is wrong that no restart
-cures, and the server ends with status 1, for whoever watches it to see.
+The first worker is started alone, because it creates the store if there is none. If it cannot
+start, neither can the others, and the server exits with its error. A worker that dies later is
+replaced after a pause, which doubles while the replacements die early. After ten deaths within a
+minute restarts do not help: the server exits with status 1, so that a service manager notices.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ __all__ = ["Supervisor"]
 
 _log = logging.getLogger(__name__)
 
-#: So many deaths …
+#: The server exits when this many workers have died …
 MAX_DEATHS: Final = 10
-#: … within so many seconds end the server.
+#: … within this many seconds.
 DEATHS_SECONDS: Final = 60.0
-#: Seconds before the first restart; doubles with each early death up to the greatest.
-PAUSE: Final = 0.1
-MAX_PAUSE: Final = 5.0
-#: Seconds that a worker gets beyond the grace before it is killed.
-PATIENCE: Final = 5.0
+#: Seconds before the first restart. Each early death doubles the pause, up to the maximum.
+RESTART_PAUSE: Final = 0.1
+MAX_RESTART_PAUSE: Final = 5.0
+#: Seconds after ``server.shutdown_grace`` before a worker is killed.
+KILL_DELAY: Final = 5.0
 
 
 @dataclasses.dataclass(eq=False, slots=True)
@@ -52,16 +52,19 @@ class _Child:
     number: int
     process: asyncio.subprocess.Process
     writer: asyncio.StreamWriter
-    #: True: it answers requests. A string: why it cannot. False: it died before it said either.
+    #: True: it answers requests. A string: the reason why it cannot start. False: it died before
+    #: it reported either.
     started: asyncio.Future[bool | str]
-    talk: asyncio.Task[None] | None = None
+    #: Reads what the worker reports.
+    reading: asyncio.Task[None] | None = None
 
 
 class Supervisor:
-    """Keeps ``config.server.workers`` workers alive on one socket.
+    """Keeps ``config.server.workers`` workers running on one socket.
 
-    :param sock: listening; closed here when the drain begins, so that it is the workers who decide
-        how long connections are accepted.
+    :param sock: a listening socket. The supervisor closes it when the drain begins; the workers
+        decide how long they accept connections.
+    :param secrets: strings that the workers mask in the log.
     """
 
     def __init__(self, config: Config, sock: socket.socket, secrets: tuple[str, ...]) -> None:
@@ -72,24 +75,24 @@ class Supervisor:
         self._deaths: collections.deque[float] = collections.deque(maxlen=MAX_DEATHS)
         self._stopping = asyncio.Event()
         self._failed = False
-        self._listening = False
+        self._server_running = False
 
     async def run(self) -> int:
-        """Supervise until a signal, or until it is hopeless.
+        """Run the workers until a signal arrives, or until too many of them have died.
 
         :return: the exit status.
-        :raises EngageError: the first worker could not start; the message is its reason.
+        :raises EngageError: if the first worker cannot start; the message is its error.
         """
         handle_signals(self._on_signal)
         with contextlib.ExitStack() as stack:
             if self._config.server.metrics_port is not None:
                 stack.callback(serve_shared_metrics(self._config))
             try:
-                first = await self._start(0)
-                await self._first(first)
-                keepers = [asyncio.create_task(self._keep(0, first))]
+                first = await self._start_worker(0)
+                await self._wait_for_first(first)
+                keepers = [asyncio.create_task(self._keep_running(0, first))]
                 keepers += [
-                    asyncio.create_task(self._keep(number))
+                    asyncio.create_task(self._keep_running(number))
                     for number in range(1, self._config.server.workers)
                 ]
                 await self._stopping.wait()
@@ -98,7 +101,7 @@ class Supervisor:
                 for child in self._children:
                     _kill(child)
 
-    async def _first(self, child: _Child) -> None:
+    async def _wait_for_first(self, child: _Child) -> None:
         stop = asyncio.create_task(self._stopping.wait())
         waiting: set[asyncio.Future[Any]] = {child.started, stop}
         await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
@@ -111,8 +114,8 @@ class Supervisor:
             raise EngageError(result)
         if not result:
             status = await child.process.wait()
-            raise EngageError(f"the first worker ended with status {status} before it was ready")
-        self._listening = True
+            raise EngageError(f"the first worker exited with status {status} before it was ready")
+        self._server_running = True
         _log.info(
             "listening",
             extra={
@@ -122,11 +125,11 @@ class Supervisor:
             },
         )
 
-    async def _start(self, number: int) -> _Child:
+    async def _start_worker(self, number: int) -> _Child:
         ours, theirs = socket.socketpair()
         with theirs:
-            # Blocked signals stay blocked in the child until it can take them: Ctrl-C, and a
-            # service manager's SIGTERM, go to all processes, also to those that just begin.
+            # A child inherits the blocked signals, and unblocks them when it can handle them.
+            # Ctrl-C, and the SIGTERM of a service manager, also reach a process that just started.
             signal.pthread_sigmask(signal.SIG_BLOCK, BLOCKED)
             try:
                 process = await asyncio.create_subprocess_exec(
@@ -137,50 +140,52 @@ class Supervisor:
                 )
             finally:
                 signal.pthread_sigmask(signal.SIG_UNBLOCK, BLOCKED)
-        setup = Setup(self._config, number, self._listening, self._secrets)
-        # It waits for nothing else; a child that died meanwhile is noticed by whoever keeps it.
+        setup = Setup(self._config, number, self._server_running, self._secrets)
+        # The child waits only for this. If it has died, _keep_running notices.
         with contextlib.suppress(OSError):
             await asyncio.to_thread(send_setup, ours, setup)
         reader, writer = await asyncio.open_connection(sock=ours)
         started = asyncio.get_running_loop().create_future()
         child = _Child(number, process, writer, started)
-        child.talk = asyncio.create_task(_listen_to(child, reader))
+        child.reading = asyncio.create_task(_read_reports(child, reader))
         self._children.add(child)
-        if self._stopping.is_set():  # Since when, nobody told this one.
+        if self._stopping.is_set():  # Draining began before this child was registered.
             writer.write(b"drain\n")
         return child
 
-    async def _keep(self, number: int, child: _Child | None = None) -> None:
-        """Have a worker ``number`` until the drain."""
-        early = 0
+    async def _keep_running(self, number: int, child: _Child | None = None) -> None:
+        """Run the worker ``number``, and replace it when it dies, until the drain."""
+        early_deaths = 0
         while child is not None or not self._stopping.is_set():
             started = time.monotonic()
             try:
                 if child is None:
-                    child = await self._start(number)
-                if not await self._lives(child):
+                    child = await self._start_worker(number)
+                if not await self._wait_for_death(child):
                     return
-            except OSError as error:  # No process, no memory, no file descriptor.
-                _log.error("worker %d cannot be started: %s", number, error)
+            except OSError as error:  # Out of processes, memory or file descriptors.
+                _log.error("worker %d could not be started: %s", number, error)
             now = time.monotonic()
             self._deaths.append(now)
             if len(self._deaths) == MAX_DEATHS and now - self._deaths[0] < DEATHS_SECONDS:
-                _log.error("%d workers died within %d s: giving up", MAX_DEATHS, DEATHS_SECONDS)
+                _log.error(
+                    "%d workers died within %d seconds; giving up", MAX_DEATHS, DEATHS_SECONDS
+                )
                 self._failed = True
                 self._stopping.set()
                 return
-            early = 0 if now - started > DEATHS_SECONDS else early + 1
-            pause = min(PAUSE * 2 ** max(early - 1, 0), MAX_PAUSE)
+            early_deaths = 0 if now - started > DEATHS_SECONDS else early_deaths + 1
+            pause = min(RESTART_PAUSE * 2 ** max(early_deaths - 1, 0), MAX_RESTART_PAUSE)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(pause):
                     await self._stopping.wait()
                     return
             child = None
 
-    async def _lives(self, child: _Child) -> bool:
-        """Wait until a worker is gone.
+    async def _wait_for_death(self, child: _Child) -> bool:
+        """Wait until a worker has exited.
 
-        :return: whether it is missed: no drain has begun.
+        :return: whether to replace it: true unless the drain has begun.
         """
         status = await child.process.wait()
         self._children.discard(child)
@@ -209,14 +214,14 @@ class Supervisor:
 
     async def _drain(self, keepers: list[asyncio.Task[None]]) -> int:
         _log.info("draining")
-        # Otherwise connections would go on piling up here when the last worker stops to accept.
+        # Otherwise connections would pile up here after the last worker has stopped accepting.
         self._sock.close()
         for child in self._children:
             child.writer.write(b"drain\n")
-        grace = self._config.server.shutdown_grace + PATIENCE
+        grace = self._config.server.shutdown_grace + KILL_DELAY
         _, late = await asyncio.wait(keepers, timeout=grace)
         if late:
-            _log.error("%d workers had to be killed", len(late))
+            _log.error("%d workers did not stop in time and were killed", len(late))
             self._failed = True
             for child in self._children:
                 _kill(child)
@@ -225,8 +230,8 @@ class Supervisor:
         return 1 if self._failed else 0
 
 
-async def _listen_to(child: _Child, reader: asyncio.StreamReader) -> None:
-    """Take in what a worker says until it is gone."""
+async def _read_reports(child: _Child, reader: asyncio.StreamReader) -> None:
+    """Read what a worker reports until it has exited."""
     with contextlib.suppress(OSError):
         while line := await reader.readline():
             if child.started.done():

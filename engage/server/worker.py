@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """One process that answers requests: open the store, serve, drain, close.
 
-:class:`Worker` is run by :mod:`engage.server.serve` in its own process when there is only one, and
-    by
-:mod:`engage.server.child` in each child of :mod:`engage.server.supervisor`.
+With one worker, :mod:`engage.server.serve` runs the :class:`Worker` in the process of the server.
+With several, :mod:`engage.server.child` runs one in each child of :mod:`engage.server.supervisor`.
 """
 
 from __future__ import annotations
@@ -37,17 +36,18 @@ __all__ = ["Worker", "new_event_loop"]
 
 _log = logging.getLogger(__name__)
 
-#: Seconds between two looks at the storage's own numbers.
+#: Seconds between two readings of the storage's gauges.
 SAMPLE_SECONDS = 5.0
-#: Seconds of the grace that are kept for closing the store.
+#: Seconds of ``server.shutdown_grace`` that are reserved for closing the store.
 CLOSE_SECONDS = 2.0
-#: New containers between two looks of the garbage collector. Python's own 700 is less than one
-#: batch of 100 events: it would be looked at several times while it is alive, and freed without.
-GARBAGE = 10_000
+#: Number of new containers after which the garbage collector runs. With Python's default of 700 it
+#: would run several times within one batch of 100 events, whose objects it cannot free yet and
+#: which are freed without it.
+GC_THRESHOLD = 10_000
 
 
 def new_event_loop() -> asyncio.AbstractEventLoop:
-    """:return: uvloop's where there is one, else asyncio's own."""
+    """Return a new event loop: uvloop's where it exists, asyncio's on Windows."""
     if sys.platform == "win32":
         return asyncio.new_event_loop()
     import uvloop
@@ -56,14 +56,16 @@ def new_event_loop() -> asyncio.AbstractEventLoop:
 
 
 class Worker:
-    """Serves on a listening socket until told to stop.
+    """Serves on a listening socket until :meth:`stop` is called.
 
-    :param sock: listening, not blocking; closed by the worker when it stops to accept.
-    :param number: 0, 1 … among the children of one parent; ``None``: there is no parent, this
-        process is the server, takes the signals and shows the metrics.
-    :param joins: the server runs already, so it has had its store: trouble with that is no reason
-        not to start, as it is none for the others to end.
-    :param ready: called once requests are answered.
+    :param sock: a listening socket that does not block; the worker closes it when it stops
+        accepting connections.
+    :param number: 0, 1 … among the children of one parent. ``None``: this process is the whole
+        server, so it also handles the signals and serves the metrics.
+    :param server_running: whether the server was running before this worker. Then there has been a
+        store, and the worker starts even if the store cannot be opened now, just as the other
+        workers go on.
+    :param ready: called once when requests are answered.
     """
 
     def __init__(
@@ -73,28 +75,28 @@ class Worker:
         sock: socket.socket,
         *,
         number: int | None = None,
-        joins: bool = False,
+        server_running: bool = False,
         ready: Callable[[], None] | None = None,
     ) -> None:
         self._config = config
         self._registry = registry
         self._sock = sock
         self._number = number
-        self._joins = joins
+        self._server_running = server_running
         self._ready = ready
         self._stop = asyncio.Event()
 
     def stop(self) -> None:
-        """Begin to drain; a second call changes nothing."""
+        """Begin to drain. A second call has no effect."""
         self._stop.set()
 
     async def run(self) -> int:
         """Serve, then drain.
 
         :return: the exit status.
-        :raises EngageError: it cannot start.
+        :raises EngageError: if the worker cannot start.
         """
-        # Not at the top: whoever only wants the parent need not load the application.
+        # Imported here, so that a supervisor does not load the application.
         from engage.app import build
 
         config = self._config
@@ -102,31 +104,33 @@ class Worker:
             handle_signals(self._on_signal)
         shown = config.server.metrics_port is not None
         metrics = PrometheusMetrics() if shown else Metrics()
-        app = build(config, self._registry, metrics, had_store=self._joins)
+        app = build(config, self._registry, metrics, had_store=self._server_running)
         async with contextlib.AsyncExitStack() as stack:
-            # On any way out: also a store that was opened only half has something to give back.
+            # Close the store in any case: a failed open may have acquired resources too.
             stack.push_async_callback(app.close)
-            await app.open(patient=self._joins)
+            await app.open(patient=self._server_running)
             if self._number is None and isinstance(metrics, PrometheusMetrics):
                 stack.callback(serve_metrics(config, metrics.registry))
-            # What works beside the requests, and needs the store open.
-            beside = await stack.enter_async_context(contextlib.AsyncExitStack())
-            # Of several processes one is enough to expire what is old.
+            # Background tasks need the open store, so they end before it is closed.
+            background = await stack.enter_async_context(contextlib.AsyncExitStack())
+            # Only the first worker expires records.
             if not self._number:
-                await _task(beside, "retention", expire_periodically(app.store, config.retention))
+                expiring = expire_periodically(app.store, config.retention)
+                _start_task(background, "retention", expiring)
             if isinstance(metrics, PrometheusMetrics):
-                await _task(beside, "sampling", _sample(app.store, metrics))
+                _start_task(background, "sampling", _sample(app.store, metrics))
             await app.serve(self._sock)
-            # What is there now stays: the collector need not look at it again and again.
+            # The objects of the application live as long as the process: the garbage collector
+            # need not check them again.
             gc.collect()
             gc.freeze()
-            gc.set_threshold(GARBAGE)
+            gc.set_threshold(GC_THRESHOLD)
             if self._number is None:
                 _log.info("listening", extra={"url": url_of(self._sock), "pid": os.getpid()})
             if self._ready is not None:
                 self._ready()
             await self._stop.wait()
-            return await self._drain(app, beside)
+            return await self._drain(app, background)
 
     def _on_signal(self) -> None:
         if self._stop.is_set():
@@ -134,21 +138,22 @@ class Worker:
             os._exit(1)
         self._stop.set()
 
-    async def _drain(self, app: App, beside: contextlib.AsyncExitStack) -> int:
+    async def _drain(self, app: App, background: contextlib.AsyncExitStack) -> int:
         server = self._config.server
         deadline = time.monotonic() + server.shutdown_grace
         _log.info("draining")
         app.start_draining()
-        # The load balancer sees /readyz fail and sends nobody new; whoever still comes is answered.
-        patience = max(server.shutdown_grace - CLOSE_SECONDS, 0)
-        await asyncio.sleep(min(server.shutdown_delay, patience))
+        # /readyz now answers 503, so the load balancer stops sending new clients. Requests that
+        # still arrive during the delay are answered.
+        longest_delay = max(server.shutdown_grace - CLOSE_SECONDS, 0)
+        await asyncio.sleep(min(server.shutdown_delay, longest_delay))
         await app.stop_accepting()
         left = deadline - CLOSE_SECONDS - time.monotonic()
         if not await app.drain(max(left, 0.1)):
-            _log.warning("some requests were cut off: server.shutdown_grace is over")
+            _log.warning("some requests were aborted because server.shutdown_grace is over")
         try:
             async with asyncio.timeout(max(deadline - time.monotonic(), CLOSE_SECONDS)):
-                await beside.aclose()
+                await background.aclose()
                 await app.close()
         except TimeoutError:
             _log.error("the storage did not close in time")
@@ -159,7 +164,7 @@ class Worker:
 
 
 def handle_signals(handler: Callable[[], None]) -> None:
-    """Have SIGTERM and SIGINT call ``handler`` in the running event loop."""
+    """Call ``handler`` in the running event loop on SIGTERM and SIGINT."""
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         try:
@@ -168,16 +173,16 @@ def handle_signals(handler: Callable[[], None]) -> None:
             signal.signal(number, lambda *_: loop.call_soon_threadsafe(handler))
 
 
-async def _task(
+def _start_task(
     stack: contextlib.AsyncExitStack, name: str, work: Coroutine[None, None, None]
 ) -> None:
-    """Run ``work`` beside the server until the stack unwinds; a failure is logged, not more."""
+    """Run ``work`` in the background until the stack unwinds. A failure is only logged."""
 
     async def guarded() -> None:
         try:
             await work
         except Exception:
-            _log.exception("%s stopped working", name)
+            _log.exception("the background task %s failed", name)
 
     task = asyncio.create_task(guarded(), name=name)
 
