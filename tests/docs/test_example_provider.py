@@ -26,7 +26,7 @@ SECRET = "secret-of-acme"
 
 @pytest.fixture(scope="module")
 def installed() -> Path:
-    """Install the distribution; the folder is to be put on the path."""
+    """Install the distribution, and return the folder to put on the path."""
     ingredients = b"".join(path.read_bytes() for path in sorted(SOURCE.glob("*.*")))
 
     def make(folder: Path) -> None:
@@ -39,7 +39,7 @@ def installed() -> Path:
 
 
 def run(folder: Path, *arguments: str, path: Path | None = None) -> str:
-    """:return: what a process writes that must succeed."""
+    """Run a process that must succeed, and return what it writes."""
     done = subprocess.run(
         arguments,
         cwd=folder,

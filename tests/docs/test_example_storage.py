@@ -21,7 +21,7 @@ SOURCE = Path(__file__).resolve().parents[1] / "example_storage"
 
 @pytest.fixture(scope="module")
 def installed() -> Path:
-    """Install the distribution; the folder is to be put on the path."""
+    """Install the distribution, and return the folder to put on the path."""
     ingredients = b"".join(path.read_bytes() for path in sorted(SOURCE.glob("*.*")))
 
     def make(folder: Path) -> None:
@@ -41,7 +41,7 @@ def installed() -> Path:
 
 
 def engage(installed: Path, folder: Path, *arguments: str) -> str:
-    """:return: what ``engage`` writes."""
+    """Run a command of ``engage``, and return what it writes."""
     done = subprocess.run(
         [sys.executable, "-m", "engage", *arguments],
         cwd=folder,

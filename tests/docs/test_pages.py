@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import json
 import re
 import tomllib
 from pathlib import Path
@@ -17,7 +18,9 @@ from click.testing import CliRunner
 from engage import hookspecs
 from engage.cli import main
 from engage.config import config_schema, load
+from engage.errors import STATUS, error_body, from_problems
 from engage.pipeline.subscriptions import subscription_hash
+from engage.pipeline.validate import Schemas
 from engage.registry import load_plugins
 from support import config_page
 
@@ -31,7 +34,7 @@ PLUGIN_PAGE = (ROOT / "docs/write-a-plugin.md").read_text("utf-8")
 
 
 def blocks(text: str, language: str) -> list[str]:
-    """:return: the fenced blocks of a language."""
+    """Return the fenced blocks of a language."""
     return re.findall(rf"^```{language}\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
 
 
@@ -91,7 +94,7 @@ def test_every_hook_has_a_heading_that_is_its_signature() -> None:
 
 
 def example(hook: str) -> Any:
-    """:return: the implementation of a hook that the page shows."""
+    """Return the implementation of a hook that the page shows."""
     (block,) = [block for block in blocks(PLUGIN_PAGE, "python") if f"def {hook}(" in block]
     names: dict[str, Any] = {}
     exec(compile(block, hook, "exec"), names)
@@ -99,11 +102,12 @@ def example(hook: str) -> Any:
 
 
 def registered(hook: str) -> tuple[str, Any, Any]:
-    """:return: what that implementation registers."""
+    """Return what the implementation of a hook on the page registers."""
     calls: list[Any] = []
     example(hook)(register=lambda *arguments: calls.append(arguments))
     (call,) = calls
-    return call
+    name, factory, schema = call
+    return name, factory, schema
 
 
 def test_hook_engage_register_transform() -> None:
@@ -141,6 +145,23 @@ def test_the_hash_of_the_page_is_that_of_the_server(user_id: str, identifier: st
             "s", user_id=user_id, workspace_id="acme", identifier=identifier, identifier_key="email"
         )
     )
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/http.md"])
+def test_the_error_that_the_page_shows_is_the_one_that_the_server_sends(page: str) -> None:
+    text = (ROOT / page).read_text("utf-8")
+    (shown,) = [json.loads(block) for block in blocks(text, "json") if '"success": false' in block]
+    problems = Schemas.load().problems("track", {"userId": "u" * 513, "event": "Signed Up"})
+    sent = json.loads(error_body(from_problems(problems), shown["requestId"]))
+    assert shown == sent
+
+
+def test_the_page_lists_every_error_code_with_its_status() -> None:
+    text = (ROOT / "docs/http.md").read_text("utf-8")
+    rows = re.findall(r"^\| ([0-9]{3}) \| (.+?) \|", text, re.MULTILINE)
+    listed = {code: int(status) for status, codes in rows for code in re.findall(r"`(\w+)`", codes)}
+    # No step answers ``rate_limited`` yet.
+    assert listed == {code: status for code, status in STATUS.items() if code != "rate_limited"}
 
 
 # ---------------------------------------------------------------------------------------- README

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The examples of docs/clients.md, ready to run against a server of the tests."""
+"""The examples of docs/clients.md, ready to run against a test server."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ PAGE = Path(__file__).resolve().parents[2] / "docs/clients.md"
 
 
 def example(heading: str, engage: Any) -> str:
-    """:return: the code under a heading of docs/clients.md, with the server's URL and write key."""
+    """Return the code under a heading of docs/clients.md, with the server's URL and write key."""
     text = PAGE.read_text()
     found = re.search(
         rf"^### {re.escape(heading)}\n+```\w+\n(.*?)^```", text, re.DOTALL | re.MULTILINE
