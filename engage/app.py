@@ -17,7 +17,8 @@ from engage.errors import Limit
 from engage.handlers.cors import CorsPolicy
 from engage.handlers.ingestion import Services
 from engage.handlers.routes import Router
-from engage.http1.listener import Bounds, Listener
+from engage.http1.listener import Listener
+from engage.http1.shared import Bounds
 from engage.metrics import Metrics
 from engage.pipeline.auth import Authenticator
 from engage.pipeline.ingest import Ingest

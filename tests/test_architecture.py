@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import ast
+import graphlib
 import tomllib
 from collections.abc import Iterator
 from importlib import metadata
@@ -60,18 +61,21 @@ def executed(tree: ast.AST) -> Iterator[ast.AST]:
             yield from executed(node)
 
 
+def absolute(path: Path, node: ast.ImportFrom) -> str:
+    """Return the full name of what a file imports from."""
+    if not node.level:
+        return node.module or ""
+    folder = path.relative_to(ROOT).parts[: -node.level]
+    return ".".join((*folder, *filter(None, [node.module])))
+
+
 def imports(path: Path) -> Iterator[str]:
     """:return: every module that a file imports when it runs."""
     for node in executed(ast.parse(path.read_text("utf-8"))):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            if node.level:
-                # Within a package; from its own folder upwards.
-                folder = path.relative_to(ROOT).parts[: -node.level]
-                module = ".".join((*folder, *filter(None, [node.module])))
-            else:
-                module = node.module or ""
+            module = absolute(path, node)
             if module == "engage":
                 yield from (f"engage.{alias.name}" for alias in node.names)
             else:
@@ -100,6 +104,23 @@ def test_no_module_imports_upwards(path: Path) -> None:
             other = name.split(".")[1]
             if other in LEVEL and other != mine:
                 assert LEVEL[other] < LEVEL[mine], f"{mine} must not import {name}"
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    """Not even for a type checker."""
+    modules = {
+        ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
+        for path in sources(ENGAGE)
+    }
+    graph: dict[str, set[str]] = {}
+    for name, path in modules.items():
+        imported = set()
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if isinstance(node, ast.ImportFrom):
+                source = absolute(path, node)
+                imported |= {source, *(f"{source}.{alias.name}" for alias in node.names)}
+        graph[name] = (imported & modules.keys()) - {name}
+    graphlib.TopologicalSorter(graph).prepare()  # Raises CycleError.
 
 
 def test_the_core_names_no_plugin() -> None:

@@ -12,6 +12,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
+from engage.http1.grammar import TCHAR
+
 if TYPE_CHECKING:
     from engage.config import Cors
 
@@ -20,8 +22,7 @@ __all__ = ["CorsPolicy"]
 #: One origin as a browser writes it; what else comes under that name is not echoed.
 _ORIGIN: Final = re.compile(r"[!-+\--~]{1,512}")
 #: What a preflight may ask for: names of headers.
-_NAME: Final = r"[!#$%&'*+.^_`|~0-9A-Za-z-]+"
-_NAMES: Final = re.compile(rf"[ \t]*{_NAME}(?:[ \t]*,[ \t]*{_NAME})*[ \t]*")
+_NAMES: Final = re.compile(rf"[ \t]*{TCHAR}+(?:[ \t]*,[ \t]*{TCHAR}+)*[ \t]*")
 _NAMES_LENGTH: Final = 1024
 #: What is allowed when the preflight does not say it in a form that can be echoed.
 _USUAL_HEADERS: Final = "authorization, content-type"

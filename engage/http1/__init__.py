@@ -3,11 +3,14 @@
 
 ====================  ==============================================================
 ``sockets.py``        opens the listening socket
-``listener.py``       all connections of a process: accept, limits, draining
-``connection.py``     one connection: reads requests, keeps time and size limits
+``listener.py``       all connections of a process: accept, limit, drain
+``connection.py``     one connection: reads requests, enforces time and size limits
 ``exchange.py``       one request and its answer, as Tornado sees them
-``head.py``           parses the head of a request
+``shared.py``         what all connections share: bounds, bytes in memory, the date
+``body.py``           takes a body out of the input, by length or chunks
 ``chunked.py``        decodes a chunked body
+``head.py``           parses the head of a request
 ``early_errors.py``   answers to requests that no handler sees
+``grammar.py``        the grammar that several of these match
 ====================  ==============================================================
 """

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Takes a chunked body apart (RFC 9112, section 7.1): strictly, and within bounds.
+"""Decodes a chunked body (RFC 9112, section 7.1) strictly and within bounds.
 
-The parser of the heads, llhttp, could do it too, but it does not say where a body ends in what was
-read, and the next request of a pipeline begins right there.
+The parser of the heads, llhttp, could do it too, but it does not report where in the input a body
+ends, and the next request of a pipeline begins right there.
 """
 
 from __future__ import annotations
@@ -10,20 +10,22 @@ from __future__ import annotations
 import re
 from typing import Final
 
+from engage.http1.grammar import TCHAR
+
 __all__ = ["BadChunkError", "ChunkedBody"]
 
-_TOKEN: Final = rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+"
+_TOKEN: Final = TCHAR.encode() + b"+"
 _QUOTED: Final = rb'"(?:[\t !#-\[\]-~]|\\[\t -~])*"'
-#: A size line without its CRLF: at most 4 GiB, and extensions.
+#: A size line without its CRLF: a size below 4 GiB, and extensions.
 _SIZE_LINE: Final = re.compile(
     rb"([0-9A-Fa-f]{1,8})(?:;" + _TOKEN + rb"(?:=(?:" + _TOKEN + rb"|" + _QUOTED + rb"))?)*"
 )
 _TRAILER: Final = re.compile(_TOKEN + rb":[\t\x20-\x7e\x80-\xff]*")
 
-#: Longest size line or trailer, and all trailers together.
+#: Maximum length of a size line or a trailer, and of all trailers together.
 _LINE_BYTES: Final = 1024
 _TRAILER_BYTES: Final = 8192
-#: What may be spent on sizes, extensions and line ends beyond the length of the data itself.
+#: By how much sizes, extensions and line ends may be longer than the data itself.
 _FRAMING_BYTES: Final = 65536
 
 # What is expected next.
@@ -31,7 +33,7 @@ _SIZE, _DATA, _DATA_END, _TRAILERS, _END = range(5)
 
 
 class BadChunkError(Exception):
-    """What came is not a chunked body; where it ends cannot be known."""
+    """The input is not a chunked body, so its end cannot be found."""
 
 
 class ChunkedBody:
@@ -47,12 +49,12 @@ class ChunkedBody:
         self._trailers = 0
 
     def take(self, buffer: bytearray, into: bytearray) -> bool:
-        """Decode as far as the buffer goes; what was decoded is removed from it.
+        """Decode what is in the buffer and remove it from there.
 
         :param buffer: begins where the last call stopped.
         :param into: the data is appended here.
-        :return: whether the body is complete; what then remains in ``buffer`` follows it.
-        :raises BadChunkError: it is not a chunked body, or one with too much framing for its data.
+        :return: whether the body is complete; what remains in ``buffer`` then follows it.
+        :raises BadChunkError: if it is not a chunked body, or has too much framing for its data.
         """
         position = 0
         try:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Answers to what never becomes a request: made without a handler, the connection closes after."""
+"""Answers that no handler gives, to what never becomes a request; the connection then closes."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ __all__ = [
     "too_many_headers",
 ]
 
-#: For what is not HTTP.
+#: The answer to what is not HTTP.
 BARE_400: Final = b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
 
 
 def request_id() -> str:
-    """:return: a new id for a request that has none; to be found in a log, not to be a secret."""
+    """Return a new id for a request that has none. It finds a line in the log; it is not secret."""
     return f"{random.getrandbits(96):024x}"
 
 
 def refusal(error: ApiError, identity: str, cors: Mapping[str, str]) -> bytes:
-    """:return: a whole answer, head and body.
+    """Return a whole answer, head and body.
 
     :param identity: the request's id.
-    :param cors: headers that let a page's script read it.
+    :param cors: headers that let a page's script read the answer.
     """
     body = error_body(error, identity)
     headers = {
@@ -52,31 +52,36 @@ def refusal(error: ApiError, identity: str, cors: Mapping[str, str]) -> bytes:
 
 
 def headers_too_large(limit: int) -> ApiError:
-    """:return: 431: the head is longer than ``limits.header_bytes``."""
+    """Return the 431 for a head over ``limits.header_bytes``.
+
+    :param limit: in bytes.
+    """
     return ApiError(
         "headers_too_large",
-        f"request line and headers are too large, at most {limit} bytes (limits.header_bytes)",
+        f"the request line and headers are too large;"
+        f" the limit is {limit} bytes (limits.header_bytes)",
     )
 
 
 def too_many_headers(limit: int) -> ApiError:
-    """:return: 431: there are more headers than any client sends."""
-    return ApiError("headers_too_large", f"too many headers, at most {limit}")
+    """Return the 431 for more headers than any client sends."""
+    return ApiError("headers_too_large", f"there are too many headers; the limit is {limit}")
 
 
 def too_many_arguments(limit: int) -> ApiError:
-    """:return: 400: the query has more arguments than any client sends."""
-    return ApiError("invalid_request", f"the query has too many arguments, at most {limit}")
+    """Return the 400 for a query with more arguments than any client sends."""
+    return ApiError("invalid_request", f"the query has too many arguments; the limit is {limit}")
 
 
 def request_timeout(seconds: float) -> ApiError:
-    """:return: 408: the request did not arrive whole in time."""
+    """Return the 408 for a request that did not arrive completely in time."""
     return ApiError(
         "request_timeout",
-        f"the request did not arrive within {seconds:g} seconds (server.request_timeout)",
+        "the request did not arrive completely"
+        f" within {seconds:g} seconds (server.request_timeout)",
     )
 
 
 def crowded() -> ApiError:
-    """:return: 503: there are ``server.max_connections`` already."""
-    return overloaded("too many connections; send the same again later")
+    """Return the 503 for a connection beyond ``server.max_connections``."""
+    return overloaded("there are too many connections; send the same again later")

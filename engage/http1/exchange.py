@@ -6,16 +6,16 @@ from __future__ import annotations
 import asyncio
 import enum
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 from tornado import httputil
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from engage.http1.connection import Connection
+    from engage.http1.shared import SharedState
 
-__all__ = ["Exchange", "Failure"]
+__all__ = ["Channel", "Exchange", "Failure"]
 
 _STATUS_LINES: Final = {
     status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n" for status in HTTPStatus
@@ -31,10 +31,23 @@ class Failure(enum.Enum):
     TIMEOUT = "timeout"
     #: The client closed its side before the end.
     TRUNCATED = "truncated"
-    #: More came than :attr:`Exchange.max_body`.
+    #: The body is longer than :attr:`Exchange.max_body`.
     TOO_LARGE = "too large"
-    #: ``limits.inflight_bytes`` are held already.
+    #: The process holds ``limits.inflight_bytes`` already.
     OVERLOADED = "overloaded"
+
+
+class Channel(Protocol):
+    """A connection, as its exchanges use it."""
+
+    def is_last(self, exchange: Exchange) -> bool:
+        """Return whether no other request can follow on this connection."""
+
+    def send(self, exchange: Exchange, data: bytes) -> None:
+        """Write a part of an answer, unless the exchange is over for the connection."""
+
+    def answered(self, exchange: Exchange) -> None:
+        """Go on with what the client sent after the request: its answer is complete."""
 
 
 class Exchange(httputil.HTTPConnection):
@@ -44,31 +57,32 @@ class Exchange(httputil.HTTPConnection):
     """
 
     def __init__(
-        self, connection: Connection, version: str, method: str, *, keep_alive: bool
+        self, channel: Channel, shared: SharedState, version: str, method: str, *, keep_alive: bool
     ) -> None:
-        self._connection = connection
+        self._channel = channel
+        self._shared = shared
         self._version = version
         self._is_head = method == "HEAD"
         self._keep_alive = keep_alive
         self._chunked = False
-        #: The body may be as long; a handler may lower it while it prepares.
-        self.max_body = connection.listener.bounds.body_bytes
-        #: Set before the handler's ``on_connection_close`` is called; ``None``: the client is gone.
+        #: Maximum body size in bytes; a handler may lower it while it prepares.
+        self.max_body = shared.bounds.body_bytes
+        #: Set before the handler's ``on_connection_close`` is called, unless the client is gone.
         self.failure: Failure | None = None
-        #: The client waits with the body until it is told to send it.
+        #: Whether the client sends the body only after a ``100 Continue``.
         self.expects_continue = False
         #: Whether the answer has begun …
         self.answering = False
-        #: … and said that it is the last one on this connection.
+        #: … and whether it is the last one on this connection.
         self.closes = not keep_alive
 
     @property
-    def context(self) -> Connection:
+    def context(self) -> Channel:
         """Where Tornado looks for ``remote_ip`` and ``protocol``."""
-        return self._connection
+        return self._channel
 
     def set_close_callback(self, callback: Callable[[], None] | None) -> None:
-        """Tornado's handlers call it; what matters to them they hear through their delegate."""
+        """Ignore the callback: handlers learn through their delegate that a client is gone."""
 
     def set_max_body_size(self, max_body_size: int) -> None:
         """Lower the limit of a body whose length was not declared."""
@@ -80,13 +94,10 @@ class Exchange(httputil.HTTPConnection):
         headers: httputil.HTTPHeaders,
         chunk: bytes | None = None,
     ) -> asyncio.Future[None]:
-        """See :class:`tornado.httputil.HTTPConnection`."""
         assert isinstance(start_line, httputil.ResponseStartLine)
-        connection = self._connection
+        shared = self._shared
         self.answering = True
-        self.closes = (
-            not self._keep_alive or connection.listener.draining or connection.is_last(self)
-        )
+        self.closes = not self._keep_alive or shared.draining or self._channel.is_last(self)
         code = start_line.code
         if "Content-Length" not in headers and code not in _BODILESS:
             if self._version == "HTTP/1.1":
@@ -100,24 +111,22 @@ class Exchange(httputil.HTTPConnection):
             headers["Connection"] = "keep-alive"
         lines = [_STATUS_LINES.get(code) or f"HTTP/1.1 {code} {start_line.reason}\r\n"]
         if "Date" not in headers:
-            lines.append(connection.listener.date())
+            lines.append(shared.date())
         lines += [f"{name}: {value}\r\n" for name, value in headers.get_all()]
         lines.append("\r\n")
         head = "".join(lines).encode("latin-1", "replace")
-        connection.send(self, head + self._frame(chunk) if chunk else head)
-        return connection.listener.done
+        self._channel.send(self, head + self._frame(chunk) if chunk else head)
+        return shared.done
 
     def write(self, chunk: bytes) -> asyncio.Future[None]:
-        """See :class:`tornado.httputil.HTTPConnection`."""
         if chunk:
-            self._connection.send(self, self._frame(chunk))
-        return self._connection.listener.done
+            self._channel.send(self, self._frame(chunk))
+        return self._shared.done
 
     def finish(self) -> None:
-        """See :class:`tornado.httputil.HTTPConnection`."""
         if self._chunked:
-            self._connection.send(self, b"0\r\n\r\n")
-        self._connection.answered(self)
+            self._channel.send(self, b"0\r\n\r\n")
+        self._channel.answered(self)
 
     def _frame(self, chunk: bytes) -> bytes:
         return b"%x\r\n%b\r\n" % (len(chunk), chunk) if self._chunked else chunk

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The head of a request: request line and headers, taken apart by httptools (llhttp).
+"""Parses the head of a request, request line and headers, with httptools (llhttp).
 
-Strict where a head could be read in two ways, by us and by a proxy before us (request smuggling):
-two lengths, a length and chunks, white space before a colon, a bare LF, a folded header. Most of
-that is llhttp's own strictness, the rest is checked here.
+It is strict where this server and a proxy in front of it could read a head differently (request
+smuggling): two lengths, a length and chunks, white space before a colon, a bare LF, a folded
+header. llhttp rejects most of these itself; the others are checked here.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from typing import Final
 import httptools
 from tornado.httputil import HTTPHeaders
 
+from engage.http1.grammar import TCHAR
+
 __all__ = [
     "MAX_ARGUMENTS",
     "MAX_HEADERS",
@@ -22,38 +24,38 @@ __all__ = [
     "TooManyArgumentsError",
     "TooManyHeadersError",
     "check_beginning",
-    "glimpse",
+    "peek",
 ]
 
-#: A header costs a call of Python, however short it is.
+#: Each header costs a call of a Python function, however short it is.
 MAX_HEADERS: Final = 100
-#: Of the query: Tornado takes no more.
+#: Of the query; Tornado accepts no more.
 MAX_ARGUMENTS: Final = 1000
 
 _VERSIONS: Final = {b" HTTP/1.1": "HTTP/1.1", b" HTTP/1.0": "HTTP/1.0"}
 _ORIGIN: Final = re.compile(rb"\r\norigin:[ \t]*([^\r\n]*)(?=\r\n)", re.IGNORECASE)
-_TOKEN: Final = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,32}")
+_METHOD: Final = re.compile(TCHAR.encode() + b"{1,32}")
 
 
 class BadRequestError(Exception):
-    """Not HTTP, or not only one thing."""
+    """The input is not HTTP, or can be read in more than one way."""
 
 
 class TooManyHeadersError(Exception):
-    """More than :data:`MAX_HEADERS`."""
+    """There are more headers than :data:`MAX_HEADERS`."""
 
 
 class TooManyArgumentsError(Exception):
-    """More than :data:`MAX_ARGUMENTS`."""
+    """The query has more arguments than :data:`MAX_ARGUMENTS`."""
 
 
 class Head:
-    """A head, taken apart.
+    """A parsed head.
 
     :param raw: from the request line to the empty line, both included.
-    :raises BadRequestError: it is not one.
-    :raises TooManyHeadersError: it has too many headers.
-    :raises TooManyArgumentsError: its query has too many arguments.
+    :raises BadRequestError: if it is not a valid head.
+    :raises TooManyHeadersError: if it has too many headers.
+    :raises TooManyArgumentsError: if its query has too many arguments.
     """
 
     __slots__ = (
@@ -72,7 +74,7 @@ class Head:
     def __init__(self, raw: bytes) -> None:
         line = raw.find(b"\r\n")
         version = _VERSIONS.get(raw[line - 9 : line])
-        # llhttp passes over line ends before a request; the connection decides about those.
+        # llhttp skips line ends before a request; the connection decides about those.
         if version is None or raw[0] <= 0x20:
             raise BadRequestError
         self.version: str = version
@@ -90,42 +92,42 @@ class Head:
 
     # -------------------------------------------------------------------------- called by httptools
     def on_url(self, url: bytes) -> None:
-        """See httptools."""
+        """Keep the target. Called by httptools."""
         self.target = url.decode("latin-1")
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """See httptools."""
+        """Keep a header. Called by httptools."""
         self._count += 1
         if self._count > MAX_HEADERS:
             raise TooManyHeadersError
         key = name.decode("latin-1")
-        # llhttp has checked the characters; assigning skips Tornado's check of the same.
+        # llhttp has checked the characters; an assignment skips Tornado's same check.
         if key in self.headers:
             self.headers.add(key, value.decode("latin-1").strip(" \t"))
         else:
             self.headers[key] = value.decode("latin-1").strip(" \t")
 
     def on_headers_complete(self) -> None:
-        """See httptools."""
+        """Note that the head is complete. Called by httptools."""
         self._complete = True
 
     # ------------------------------------------------------------------------------------ internals
     def _parse(self, raw: bytes) -> str:
-        """:return: the method."""
+        """Parse the head and return its method."""
         method = b""
         parser = httptools.HttpRequestParser(self)
         try:
             try:
                 parser.feed_data(raw)
             except httptools.HttpParserInvalidMethodError:
-                # llhttp has a list of methods. Others are the business of the routes: 404, or 405.
+                # llhttp has a list of methods. The routes answer others with 404 or 405.
                 method, _, rest = raw.partition(b" ")
-                if _TOKEN.fullmatch(method) is None:
+                if _METHOD.fullmatch(method) is None:
                     raise
                 parser = httptools.HttpRequestParser(self)
                 parser.feed_data(b"GET " + rest)
         except httptools.HttpParserUpgrade:
-            pass  # Nobody has to follow an Upgrade; the request stands as it is.
+            pass  # A server may ignore an Upgrade and answer the request as it is.
         except httptools.HttpParserError:
             if self._count > MAX_HEADERS:
                 raise TooManyHeadersError from None
@@ -135,35 +137,35 @@ class Head:
         return (method or parser.get_method()).decode("latin-1")
 
     def _framing(self) -> None:
-        """Find out how long the body is, and whether another request may follow."""
+        """Find the length of the body, and whether another request may follow."""
         headers = self.headers
         modern = self.version == "HTTP/1.1"
-        #: Whether the body comes in chunks; if not, it has :attr:`length` bytes.
+        #: Whether the body comes in chunks; otherwise it has :attr:`length` bytes.
         self.chunked = "Transfer-Encoding" in headers
         self.length = 0
         if self.chunked:
             if not modern or headers["Transfer-Encoding"].lower() != "chunked":
                 raise BadRequestError
         elif "Content-Length" in headers:
-            self.length = int(headers["Content-Length"])  # llhttp let only digits through.
+            self.length = int(headers["Content-Length"])  # llhttp accepts only digits.
         self.keep_alive = modern
         if "Connection" in headers:
             options = {option.strip().lower() for option in headers["Connection"].split(",")}
             self.keep_alive = "close" not in options and (modern or "keep-alive" in options)
-        #: Whether the client waits with the body until it is told to send it.
+        #: Whether the client sends the body only after a ``100 Continue``.
         self.expects_continue = (
             modern and "Expect" in headers and headers["Expect"].lower() == "100-continue"
         )
 
 
 def check_beginning(buffer: bytearray, searched: int) -> None:
-    """See early that something will never become a head: a TLS handshake, lines ended by LF.
+    """Detect early what will never become a head: a TLS handshake, lines that end with LF only.
 
     :param buffer: has no end of a head in it.
-    :param searched: so much of it has been checked before.
-    :raises BadRequestError: it will not.
+    :param searched: how many of its bytes have been checked before.
+    :raises BadRequestError: if it will never become a head.
     """
-    if not searched and _TOKEN.match(buffer) is None:
+    if not searched and _METHOD.match(buffer) is None:
         raise BadRequestError
     at = buffer.find(b"\n", searched)
     while at >= 0:
@@ -172,10 +174,11 @@ def check_beginning(buffer: bytearray, searched: int) -> None:
         at = buffer.find(b"\n", at + 1)
 
 
-def glimpse(raw: bytes) -> tuple[str, str | None]:
-    """See who asks for what in a head that is incomplete or will not be taken apart.
+def peek(raw: bytes) -> tuple[str, str | None]:
+    """Find path and origin in a head that is incomplete or refused.
 
-    :return: the path (empty if it is not there) and ``Origin``, if there is one whole.
+    :return: the path, empty if it is not there, and the header ``Origin`` if exactly one is there
+        and complete.
     """
     line = raw.partition(b"\r\n")[0].split(b" ")
     target = line[1].decode("latin-1") if len(line) == 3 else ""
@@ -185,10 +188,10 @@ def glimpse(raw: bytes) -> tuple[str, str | None]:
 
 
 def _origin_form(target: str) -> str:
-    """:return: path and query of the absolute form, which is sent to proxies."""
+    """Return the path and query of an absolute form, which clients send to proxies."""
     scheme, separator, rest = target.partition("://")
     if not separator or scheme.lower() not in ("http", "https"):
-        return target  # ``*``, or what no route is like.
+        return target  # ``*``, or something that matches no route.
     slash = rest.find("/")
     query = rest.find("?")
     if query >= 0 and (slash < 0 or query < slash):

@@ -1,18 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""All connections of this process: accepting, bounding, draining them."""
+"""All connections of this process: accepts, limits and drains them."""
 
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import logging
-import time
 from collections.abc import Callable, Mapping
-from email.utils import formatdate
 from typing import TYPE_CHECKING, Final
 
-from engage import logs
 from engage.http1.connection import Connection
+from engage.http1.shared import Bounds, SharedState
 from engage.http1.sockets import BACKLOG
 
 if TYPE_CHECKING:
@@ -20,42 +17,16 @@ if TYPE_CHECKING:
 
     from tornado.web import Application
 
-    from engage.config import Config
-    from engage.errors import ApiError
     from engage.metrics import Metrics
 
-__all__ = ["Bounds", "Listener"]
+__all__ = ["Listener"]
 
 _log = logging.getLogger(__name__)
 
-#: Beyond ``server.max_connections`` so many are told that there are too many; others are cut off.
-_TOLD: Final = 256
-#: Seconds between two looks for connections whose time is over.
+#: How many connections beyond ``server.max_connections`` get a 503; further ones are cut off.
+_MAX_REFUSED: Final = 256
+#: Seconds between two searches for connections whose time is over.
 _SWEEP: Final = 1.0
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Bounds:
-    """What one process takes in; sizes in bytes, times in seconds. See :mod:`engage.config`."""
-
-    header_bytes: int
-    body_bytes: int
-    inflight_bytes: int
-    request_timeout: float
-    idle_timeout: float
-    max_connections: int
-
-    @classmethod
-    def of(cls, config: Config) -> Bounds:
-        """:return: the bounds that a config sets."""
-        return cls(
-            header_bytes=config.limits.header_bytes,
-            body_bytes=config.limits.body_bytes,
-            inflight_bytes=config.limits.inflight_bytes,
-            request_timeout=config.server.request_timeout,
-            idle_timeout=config.server.idle_timeout,
-            max_connections=config.server.max_connections,
-        )
 
 
 class Listener:
@@ -64,7 +35,7 @@ class Listener:
     Made inside a running event loop. :meth:`serve`, then :meth:`start_draining`,
     :meth:`stop_accepting` and :meth:`drain`, each optional; :meth:`close` ends it at once.
 
-    :param application: handlers that leave the body of a request to this listener's bounds.
+    :param application: its handlers leave the body of a request to this listener's bounds.
     :param cors: path and origin → the headers that let a page's script read an answer that no
         handler gives.
     """
@@ -77,66 +48,58 @@ class Listener:
         *,
         cors: Callable[[str, str | None], Mapping[str, str]] = lambda _path, _origin: {},
     ) -> None:
-        self.application = application
-        self.bounds = bounds
-        #: See above.
-        self.cors = cors
-        #: Bytes of bodies held in memory, of requests that are not answered.
-        self.inflight = 0
-        #: Whether every answer is the last of its connection.
-        self.draining = False
-        #: A future that is done: nobody waits for the writing of small answers.
-        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.done.set_result(None)
-        self._metrics = metrics
+        self.shared = SharedState(application, bounds, metrics, cors)
         #: All that are open.
         self.connections: set[Connection] = set()
+        self._metrics = metrics
         self._servers: list[asyncio.Server] = []
         self._sockets: list[socket.socket] = []
         self._sweeper: asyncio.TimerHandle | None = None
-        self._second = 0
-        self._date = ""
 
     async def serve(self, sock: socket.socket) -> None:
         """Accept connections of a listening socket until :meth:`stop_accepting`."""
         loop = asyncio.get_running_loop()
         self._servers.append(
-            await loop.create_server(lambda: Connection(self), sock=sock, backlog=BACKLOG)
+            await loop.create_server(self.make_connection, sock=sock, backlog=BACKLOG)
         )
         self._sockets.append(sock)
         if self._sweeper is None:
             self._sweep()
 
+    def make_connection(self) -> Connection:
+        """Return the protocol of a new connection, for the event loop to give it a transport."""
+        return Connection(self.shared, admit=self._admit, forget=self.connections.discard)
+
     def start_draining(self) -> None:
-        """From now on each answer says ``Connection: close``."""
-        self.draining = True
+        """Make each answer the last of its connection, with ``Connection: close``."""
+        self.shared.draining = True
 
     async def stop_accepting(self) -> None:
         """Close the listening sockets."""
-        self.draining = True
+        self.start_draining()
         loop = asyncio.get_running_loop()
         for sock in self._sockets:
-            # Closing resets whoever the kernel has let in and nobody has accepted yet.
+            # Closing resets connections that the kernel has completed and nothing has accepted yet.
             while True:
                 try:
                     connection, _ = sock.accept()
-                except OSError:  # Usually BlockingIOError: that was the last.
+                except OSError:  # Usually BlockingIOError: there are no more.
                     break
                 connection.setblocking(False)
-                await loop.connect_accepted_socket(lambda: Connection(self), connection)
+                await loop.connect_accepted_socket(self.make_connection, connection)
         self._sockets.clear()
         for server in self._servers:
             server.close()
-        # What was accepted, or sent on a kept connection, before this is still read.
+        # Requests that were sent before this are still read.
         await asyncio.sleep(0)
 
     async def drain(self, seconds: float) -> bool:
-        """Answer what is in flight, close what is idle.
+        """Finish the requests in flight and close idle connections.
 
-        :param seconds: after which the rest is cut off.
-        :return: whether nothing was cut off.
+        :param seconds: after which the remaining connections are cut off.
+        :return: whether no request was cut off.
         """
-        self.draining = True
+        self.start_draining()
         loop = asyncio.get_running_loop()
         end = loop.time() + seconds
         while self.connections and loop.time() < end:
@@ -148,7 +111,7 @@ class Listener:
         return complete
 
     def close(self) -> None:
-        """Stop accepting and cut every connection off."""
+        """Stop accepting and cut off every connection."""
         for server in self._servers:
             server.close()
         self._servers.clear()
@@ -158,59 +121,30 @@ class Listener:
             self._sweeper.cancel()
             self._sweeper = None
 
-    # ------------------------------------------------------------------ called by the connections
-    def admit(self, connection: Connection) -> bool:
-        """Count a new connection in.
+    def _admit(self, connection: Connection) -> bool:
+        """Count a new connection.
 
-        :return: false: there are too many; it is to be told so.
+        :return: false if there are too many; the connection then answers 503.
         """
         connections = self.connections
         connections.add(connection)
-        excess = len(connections) - self.bounds.max_connections
+        excess = len(connections) - self.shared.bounds.max_connections
         if excess <= 0:
             return True
         idle = [one for one in connections if one.idle and one is not connection]
         if idle:
-            # Somebody who wants something is worth more than somebody who may.
+            # Prefer a client with a request: close the idle connection that expires first.
             min(idle, key=lambda one: one.deadline).close()
             return True
         self._metrics.dropped("connection")
-        if excess > _TOLD:
+        if excess > _MAX_REFUSED:
             connection.abort()
         return False
 
-    def forget(self, connection: Connection) -> None:
-        """Count a connection out."""
-        self.connections.discard(connection)
-
-    def refused(self, error: ApiError | None, request_id: str) -> None:
-        """Count and log an answer that no handler gave.
-
-        :param error: ``None``: what came was not HTTP.
-        """
-        status = 400 if error is None else error.status
-        self._metrics.request("unknown", status, 0.0)
-        logs.log_request(
-            request_id=request_id,
-            method="OTHER",
-            route="unknown",
-            status=status,
-            seconds=0.0,
-            code="invalid_request" if error is None else error.code,
-        )
-
-    def date(self) -> str:
-        """:return: the header ``Date``, made once a second."""
-        now = int(time.time())
-        if now != self._second:
-            self._second = now
-            self._date = f"Date: {formatdate(now, usegmt=True)}\r\n"
-        return self._date
-
     def _sweep(self) -> None:
         loop = asyncio.get_running_loop()
-        bounds = self.bounds
-        # One look at all of them now and then is cheaper than a timer for each request.
+        bounds = self.shared.bounds
+        # Looking at all connections now and then is cheaper than a timer for each request.
         interval = min(_SWEEP, bounds.request_timeout / 4, bounds.idle_timeout / 4)
         self._sweeper = loop.call_later(interval, self._sweep)
         now = loop.time()
@@ -218,5 +152,5 @@ class Listener:
             try:
                 connection.expired()
             except Exception:
-                _log.exception("a connection could not be ended")
+                _log.exception("an expired connection could not be closed")
                 connection.abort()

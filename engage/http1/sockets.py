@@ -11,19 +11,19 @@ from engage.api import EngageError
 
 __all__ = ["BACKLOG", "listen", "url_of"]
 
-#: Connections that the kernel completes while nobody is free to accept them.
+#: How many connections the kernel completes before one of them is accepted.
 BACKLOG: Final = 4096
 
 
 def listen(host: str, port: int, *, keys: str = "server.host, server.port") -> socket.socket:
-    """Bind and listen.
+    """Open a listening socket.
 
-    :param host: a name or an address; of several addresses the first is taken, IPv4 before IPv6.
-        Empty: every address.
-    :param port: 0 takes any free one.
-    :param keys: of the config, for the error message.
+    :param host: a name or an address; of several addresses the first is used, IPv4 before IPv6.
+        Empty means every address.
+    :param port: 0 means any free port.
+    :param keys: the config keys that the error message names.
     :return: a socket that does not block.
-    :raises EngageError: it cannot be bound; the message says why and what to change.
+    :raises EngageError: if it cannot be opened; the message has the reason and what to change.
     """
     try:
         found = socket.getaddrinfo(
@@ -35,7 +35,7 @@ def listen(host: str, port: int, *, keys: str = "server.host, server.port") -> s
     sock = socket.socket(family, kind, protocol)
     try:
         if os.name == "posix":
-            # A port whose old connections still linger may be taken again at once.
+            # Allows a restart while old connections of the port still linger.
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         sock.bind(address)
         sock.listen(BACKLOG)
@@ -50,6 +50,6 @@ def listen(host: str, port: int, *, keys: str = "server.host, server.port") -> s
 
 
 def url_of(sock: socket.socket) -> str:
-    """:return: ``http://host:port`` of a listening socket."""
+    """Return ``http://host:port`` of a listening socket."""
     host, port = sock.getsockname()[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

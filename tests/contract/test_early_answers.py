@@ -55,7 +55,7 @@ async def test_arguments_of_the_query(tmp_path: Path) -> None:
         for query in (arguments(1001), "&" * 1000):
             answer = await ask(server, head(f"/v1/t?{query}") + b"\r\n" + BODY)
             check(answer, 400, "invalid_request")
-            assert "at most 1000" in answer.json["message"]
+            assert "the limit is 1000" in answer.json["message"]
 
 
 @pytest.mark.parametrize(

@@ -292,14 +292,14 @@ async def test_too_much_in_flight(tmp_path: Path) -> None:
         first = asyncio.create_task(server.send(TRACK, body))
         listener = server.app.listener
         assert listener is not None
-        await eventually(lambda: listener.inflight > 60_000)
+        await eventually(lambda: listener.shared.inflight > 60_000)
         answer = await server.send(TRACK, {**body, "messageId": "n"})
         assert (answer.status, answer.json["code"]) == (503, "overloaded")
         assert 1 <= int(answer.headers["retry-after"]) <= 5
         valve.gate.set()
         assert (await first).status == 200
         assert (await server.send(TRACK, {**body, "messageId": "n"})).status == 200
-        assert listener.inflight == 0
+        assert listener.shared.inflight == 0
 
 
 async def test_too_many_connections(tmp_path: Path) -> None:

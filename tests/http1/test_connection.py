@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tornado.web import Application
 
-from engage.http1.connection import Connection
-from engage.http1.listener import Bounds, Listener
+from engage.http1.listener import Listener
+from engage.http1.shared import Bounds
 from engage.metrics import Metrics
 from support.http_client import RawClient, request
 from support.http_echo import BOUNDS, Echo, on_uvloop, running
@@ -288,7 +288,7 @@ def test_whatever_comes(
         application = Application([(r"/echo.*|\*", Echo)], seen=[], log_function=lambda _: None)
         bounds = Bounds(**BOUNDS | {"header_bytes": 500, "body_bytes": 2000})
         listener = Listener(application, bounds, Metrics())
-        connection, wire = Connection(listener), _Wire()
+        connection, wire = listener.make_connection(), _Wire()
         connection.connection_made(wire)
         edges = sorted({0, len(data), *(cut for cut in cuts if cut < len(data))})
         for start, end in itertools.pairwise(edges):
@@ -306,7 +306,7 @@ def test_whatever_comes(
         return wire.sent, listener
 
     sent, listener = asyncio.run(feed())
-    assert listener.inflight == 0
+    assert listener.shared.inflight == 0
     assert not listener.connections
     while sent:
         head, separator, sent = sent.partition(b"\r\n\r\n")

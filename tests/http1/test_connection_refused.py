@@ -204,7 +204,7 @@ async def test_a_body_too_long(size: int) -> None:
                 # What is thrown away is bounded; up to there nobody is reset.
                 assert await client.closed(reset=size > 20 * 2**20)
         assert server.seen == []
-        assert server.listener.inflight == 0
+        assert server.listener.shared.inflight == 0
 
 
 async def test_a_refused_body_is_skipped() -> None:

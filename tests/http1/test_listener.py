@@ -21,14 +21,14 @@ async def test_bodies_in_memory_are_bounded() -> None:
         gate = server.settings["gate"] = asyncio.Event()
         async with await RawClient.connect(server.port) as first:
             await first.send(request(b"a" * 90_000))
-            await eventually(lambda: server.listener.inflight == 90_000)
+            await eventually(lambda: server.listener.shared.inflight == 90_000)
             answer = await server.ask(request(b"b" * 90_000))
             assert (answer.status, answer.body) == (418, b"overloaded")
-            assert server.listener.inflight == 90_000
+            assert server.listener.shared.inflight == 90_000
             gate.set()
             assert (await first.answer()).status == 200
             assert (await server.ask(request(b"c" * 90_000))).status == 200
-            assert server.listener.inflight == 0
+            assert server.listener.shared.inflight == 0
 
 
 async def test_too_many_connections() -> None:

@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What all connections of a process share: the application, the bounds, and how much they hold."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import time
+from collections.abc import Callable, Mapping
+from email.utils import formatdate
+from typing import TYPE_CHECKING
+
+from engage import logs
+
+if TYPE_CHECKING:
+    from tornado.web import Application
+
+    from engage.config import Config
+    from engage.errors import ApiError
+    from engage.metrics import Metrics
+
+__all__ = ["Bounds", "SharedState"]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Bounds:
+    """What one process accepts; sizes in bytes, times in seconds. See :mod:`engage.config`."""
+
+    header_bytes: int
+    body_bytes: int
+    inflight_bytes: int
+    request_timeout: float
+    idle_timeout: float
+    max_connections: int
+
+    @classmethod
+    def of(cls, config: Config) -> Bounds:
+        """Return the bounds that a config sets."""
+        return cls(
+            header_bytes=config.limits.header_bytes,
+            body_bytes=config.limits.body_bytes,
+            inflight_bytes=config.limits.inflight_bytes,
+            request_timeout=config.server.request_timeout,
+            idle_timeout=config.server.idle_timeout,
+            max_connections=config.server.max_connections,
+        )
+
+
+class SharedState:
+    """State of all connections. Made inside a running event loop.
+
+    :param application: handles the requests.
+    :param cors: path and origin → the headers that let a page's script read an answer that no
+        handler gives.
+    """
+
+    def __init__(
+        self,
+        application: Application,
+        bounds: Bounds,
+        metrics: Metrics,
+        cors: Callable[[str, str | None], Mapping[str, str]],
+    ) -> None:
+        self.application = application
+        self.bounds = bounds
+        self.cors = cors
+        #: Bytes of bodies held in memory for requests that are not answered.
+        self.inflight = 0
+        #: Whether every answer is the last of its connection.
+        self.draining = False
+        #: A future that is done: nothing waits until a small answer is written.
+        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.done.set_result(None)
+        self._metrics = metrics
+        self._second = 0
+        self._date = ""
+
+    def date(self) -> str:
+        """Return the line of the header ``Date``; it is formatted once a second."""
+        now = int(time.time())
+        if now != self._second:
+            self._second = now
+            self._date = f"Date: {formatdate(now, usegmt=True)}\r\n"
+        return self._date
+
+    def refused(self, error: ApiError | None, request_id: str) -> None:
+        """Count and log an answer that no handler gave.
+
+        :param error: ``None`` if what came was not HTTP.
+        """
+        status = 400 if error is None else error.status
+        self._metrics.request("unknown", status, 0.0)
+        logs.log_request(
+            request_id=request_id,
+            method="OTHER",
+            route="unknown",
+            status=status,
+            seconds=0.0,
+            code="invalid_request" if error is None else error.code,
+        )
