@@ -1,5 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command line: one file per command, put together here."""
+"""The command line.
+
+===============  ==============================================================================
+``serve.py``     ``engage serve``
+``init.py``      ``engage init``
+``check.py``     ``engage check``
+``plugins.py``   ``engage plugins``
+``export.py``    ``engage export``
+``copy.py``      ``engage copy``
+``webhooks.py``  ``engage webhook-url``, ``webhook-test`` and ``webhook-retry``
+``common.py``    what the commands share: ``--config``, the plugins, the store, errors, times
+``progress.py``  a progress bar
+===============  ==============================================================================
+"""
 
 from __future__ import annotations
 
@@ -12,7 +25,7 @@ import click
 import engage
 from engage.api import EngageError
 from engage.cli.check import check
-from engage.cli.common import Failed, registry_of
+from engage.cli.common import CommandFailed, registry_of
 from engage.cli.copy import copy
 from engage.cli.export import export
 from engage.cli.init import init
@@ -24,37 +37,40 @@ __all__ = ["main"]
 
 
 class Root(click.Group):
-    """The built-in commands and those of plugins; any failure becomes one line and exit 1."""
+    """The commands of engage and of plugins. Any failure is reported in one line, with exit 1."""
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Look a command up; plugins are only asked for what is not built in."""
+        """Return a command. Plugins are only loaded for a command that is not built in."""
         command = super().get_command(ctx, cmd_name)
         if command is None:
             command = registry_of(ctx).commands.get(cmd_name)
         return command
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """:return: all names; ``--help`` works also with a broken plugin, and says that it is."""
+        """Return all names. ``--help`` works even if a plugin is broken, and reports it."""
         names = super().list_commands(ctx)
         try:
             names += registry_of(ctx).commands
         except EngageError as error:
-            Failed(error).show()
+            CommandFailed(error).show()
         return sorted(names)
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the command."""
+        """Run the command, and turn its errors into :class:`CommandFailed`."""
         try:
             return super().invoke(ctx)
         except BrokenPipeError:
-            raise  # whoever read our output has seen enough: click ends quietly
+            raise  # The reader of our output has closed it: click exits silently.
         except (EngageError, OSError) as error:
-            _let_go_of_output()
-            raise Failed(error) from error
+            _discard_output()
+            raise CommandFailed(error) from error
 
 
-def _let_go_of_output() -> None:
-    """What cannot be written now must not fail once more when Python ends, with status 120."""
+def _discard_output() -> None:
+    """Redirect output that cannot be written to the null device.
+
+    Otherwise Python would try to write it again at exit, and fail with status 120.
+    """
     if sys.stdout is None:
         return
     try:

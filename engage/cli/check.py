@@ -18,9 +18,9 @@ from engage.registry import Registry
 @config_option
 @click.pass_context
 def check(ctx: click.Context, config_path: Path) -> None:
-    """Check config, plugins and storage; say what is wrong."""
+    """Check the config, the plugins and the storage."""
     config = load(config_path)
-    _say("config", f"{config_path}, {_count(len(config.workspaces), 'workspace')}")
+    _print("config", f"{config_path}, {_count(len(config.workspaces), 'workspace')}")
     for workspace in config.workspaces:
         keys = sum(not key.disabled for key in workspace.write_keys)
         parts = [_count(keys, "write key")]
@@ -30,17 +30,17 @@ def check(ctx: click.Context, config_path: Path) -> None:
             parts.append(_count(len(workspace.subscription_groups), "subscription group"))
         if workspace.webhooks:
             parts.append("webhooks " + ", ".join(sorted(workspace.webhooks)))
-        _say("workspace", f"{workspace.id}: {', '.join(parts)}")
+        _print("workspace", f"{workspace.id}: {', '.join(parts)}")
     registry = registry_of(ctx)
     registry.check(config)
     registry.make_webhooks(config)
     registry.make_transforms(config)
     registry.make_observers(config)
-    _say("plugins", f"{_count(len(registry.plugins), 'plugin')} installed")
+    _print("plugins", f"{_count(len(registry.plugins), 'plugin')} installed")
     asyncio.run(_storage(registry, config))
-    _say("storage", f"{config.storage.backend}: open, takes events")
+    _print("storage", f"{config.storage.backend}: open, accepts events")
     if sys.stdout.isatty():
-        click.secho("All is well.", fg="green")
+        click.secho("Everything is fine.", fg="green")
 
 
 async def _storage(registry: Registry, config: Config) -> None:
@@ -52,7 +52,7 @@ def _count(number: int, noun: str) -> str:
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
-def _say(what: str, text: str) -> None:
+def _print(what: str, text: str) -> None:
     if sys.stdout.isatty():
         click.echo(click.style(f"{what:<10}", bold=True) + safe(text))
     else:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the commands share: ``--config``, the plugins, the store, how to fail in one line."""
+"""What the commands share: ``--config``, the plugins, the store, errors and times."""
 
 from __future__ import annotations
 
@@ -18,15 +18,24 @@ from engage.config import Config
 from engage.config.schema_check import SettingsError
 from engage.registry import Registry, load_plugins
 
-__all__ = ["CONFIG_FILE", "Failed", "config_option", "moment", "opened", "registry_of", "safe"]
+__all__ = [
+    "CONFIG_FILE",
+    "DEFAULT_CONFIG",
+    "CommandFailed",
+    "config_option",
+    "opened",
+    "parse_time",
+    "registry_of",
+    "safe",
+]
 
 DEFAULT_CONFIG: Final = "engage.toml"
 CONFIG_VARIABLE: Final = "ENGAGE_CONFIG"
-#: A file that may not be read is no wrong usage: whoever loads it says why it fails.
+#: An unreadable file is not a usage error: loading it reports why it cannot be read.
 CONFIG_FILE: Final = click.Path(path_type=Path, readable=False)
 
-#: C0 and C1 controls, and what reorders or hides text: bidi marks, embeddings and isolates,
-#: zero-width and line-separating characters, the byte order mark, tags.
+#: C0 and C1 control characters, and characters that reorder or hide text: bidi marks, embeddings
+#: and isolates, zero-width and line-separating characters, the byte order mark, tags.
 _UNSAFE: Final = re.compile(
     "[\x00-\x1f\x7f-\x9f\u00ad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb"
     "\U000e0000-\U000e0fff]"
@@ -36,9 +45,10 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def safe(text: str) -> str:
-    """Escape what could act on a terminal, as JSON does it: JSON stays the same JSON.
+    """Escape characters that could affect a terminal.
 
-    :return: the text with each control or bidi character as ``\\uXXXX``.
+    :return: the text with each control or bidi character as ``\\uXXXX``, the escape of JSON: a JSON
+        text keeps its meaning.
     """
 
     def escaped(match: re.Match[str]) -> str:
@@ -51,22 +61,22 @@ def safe(text: str) -> str:
     return _UNSAFE.sub(escaped, text)
 
 
-def moment(text: str) -> datetime.datetime:
-    """Read RFC 3339, or a date; UTC unless it says otherwise.
+def parse_time(text: str) -> datetime.datetime:
+    """Parse a time in RFC 3339, or a date. It is in UTC unless it has an offset.
 
-    :raises ValueError: it is neither.
+    :raises ValueError: if the text is neither.
     """
     read = datetime.datetime.fromisoformat(text.upper())
     return read if read.tzinfo is not None else read.replace(tzinfo=datetime.UTC)
 
 
-class Failed(click.ClickException):
-    """A command failed: exit status 1 and one line for each thing that is wrong."""
+class CommandFailed(click.ClickException):
+    """A command failed: exit status 1, and one line for each problem."""
 
     exit_code = 1
 
     def __init__(self, error: Exception) -> None:
-        problems = error.problems if isinstance(error, SettingsError) else (_said(error),)
+        problems = error.problems if isinstance(error, SettingsError) else (_message(error),)
         self.lines = [safe(" ".join(problem.split())) for problem in problems]
         super().__init__(self.lines[0])
 
@@ -76,7 +86,7 @@ class Failed(click.ClickException):
             click.echo(f"engage: {line}", file=file, err=True)
 
 
-def _said(error: Exception) -> str:
+def _message(error: Exception) -> str:
     if isinstance(error, OSError) and error.strerror:
         place = f"{os.fsdecode(error.filename)}: " if error.filename else ""
         return f"{place}{error.strerror}"
@@ -84,7 +94,7 @@ def _said(error: Exception) -> str:
 
 
 def config_option(function: Function) -> Function:
-    """Give a command ``--config PATH``, passed on as ``config_path``."""
+    """Add the option ``--config PATH`` to a command, which receives it as ``config_path``."""
     option = click.option(
         "--config",
         "config_path",
@@ -93,13 +103,16 @@ def config_option(function: Function) -> Function:
         envvar=CONFIG_VARIABLE,
         show_default=True,
         show_envvar=True,
-        help="The config file.",
+        help="Path of the config file.",
     )
     return option(function)
 
 
 def registry_of(ctx: click.Context) -> Registry:
-    """:return: the installed plugins, found once per run of the command line."""
+    """Return the installed plugins, which are loaded once per run of the command line.
+
+    :raises PluginError: if a plugin is broken, or if two plugins conflict.
+    """
     root = ctx.find_root()
     if root.obj is None:
         built_in = root.command.commands if isinstance(root.command, click.Group) else {}
@@ -112,9 +125,11 @@ def registry_of(ctx: click.Context) -> Registry:
 async def opened(
     registry: Registry, config: Config, *, create: bool = False
 ) -> AsyncIterator[EventStore]:
-    """Make the configured storage, open it, and close it in the end.
+    """Make the configured storage, open it, and close it at the end.
 
-    :param create: whether a store may be created where there is none.
+    :param create: whether to create a store if there is none.
+    :raises ConfigError: if the storage is unknown or its options are wrong.
+    :raises StorageError: if the store cannot be opened.
     """
     store = registry.make_storage(config)
     try:

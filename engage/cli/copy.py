@@ -19,29 +19,29 @@ from engage.storage.copy import Counts, copy_all
 
 @click.command(epilog="\b\nExample:\n  engage copy --from sqlite.toml --to mongo.toml")
 @click.option(
-    "--from", "source", type=CONFIG_FILE, required=True, help="Config of the store to read."
+    "--from", "source", type=CONFIG_FILE, required=True, help="Config file of the store to read."
 )
 @click.option(
-    "--to", "target", type=CONFIG_FILE, required=True, help="Config of the store to fill."
+    "--to", "target", type=CONFIG_FILE, required=True, help="Config file of the store to copy to."
 )
 @click.pass_context
 def copy(ctx: click.Context, source: Path, target: Path) -> None:
     """Copy everything from one store to another.
 
-    That is all events, subscriptions with their history, and dead letters.
+    Copies all events, subscriptions with their history, and dead letters.
 
-    The store to fill is created where there is none. What is there already is left alone, so a copy
-    that was cut off can be run again. Profiles come from the events, and are compared at the end.
-    Exit status 1 if anything did not arrive.
+    The target store is created if it does not exist. Records that it already has are not changed,
+    so an interrupted copy can be run again. Profiles are built from the events, and compared at the
+    end. The exit status is 1 if any record was not copied.
     """
     if source.resolve() == target.resolve():
-        raise click.UsageError("--from and --to are the same file.", ctx)
+        raise click.UsageError("--from and --to must be different files.", ctx)
     registry = registry_of(ctx)
     configs = (load(source), load(target))
     for config in configs:
         registry.check(config)
     if not asyncio.run(_copy(registry, *configs)):
-        click.echo("engage: not everything arrived", err=True)
+        click.echo("engage: some records were not copied", err=True)
         ctx.exit(1)
 
 
@@ -50,19 +50,19 @@ async def _copy(registry: Registry, source: Config, target: Config) -> bool:
         opened(registry, source) as reading,
         opened(registry, target, create=True) as writing,
     ):
-        # A store on another machine opens also while that cannot be reached.
+        # A store on another machine can be opened while that machine cannot be reached.
         await writing.check()
         complete = True
         with Progress("copied") as progress:
             counting = copy_all(reading, writing, lambda counts: progress.show(counts.total))
             async with contextlib.aclosing(counting) as done:
                 async for counts in done:
-                    _say(counts)
+                    _print(counts)
                     complete = complete and counts.arrived
         return complete
 
 
-def _say(counts: Counts) -> None:
+def _print(counts: Counts) -> None:
     what = "the same" if counts.kind == "profiles" else "copied"
     numbers = {
         what: counts.copied,

@@ -15,7 +15,7 @@ from typing import IO, Final, get_args
 import click
 
 from engage.api import EVENT_TYPES
-from engage.cli.common import config_option, moment, opened, registry_of, safe
+from engage.cli.common import config_option, opened, parse_time, registry_of, safe
 from engage.cli.progress import Progress
 from engage.config import Config, load
 from engage.registry import Registry
@@ -23,26 +23,28 @@ from engage.storage.export import KINDS, Kind, Record, Selection
 from engage.storage.export import export as records
 
 _EPOCH: Final = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
-#: Lines that are gathered before they are written.
+#: Lines that are written at once.
 _CHUNK: Final = 500
 
 
 class Time(click.ParamType[int]):
-    """RFC 3339, or a date; UTC unless it says otherwise. Milliseconds since 1970."""
+    """A time in RFC 3339, or a date, as milliseconds since 1970 UTC."""
 
     name = "time"
 
     def convert(
         self, value: object, param: click.Parameter | None, ctx: click.Context | None
     ) -> int:
-        """Read it; anything else is wrong usage."""
+        """Parse the time; anything else is a usage error."""
         if isinstance(value, int):
             return value
         try:
-            since = moment(str(value)) - _EPOCH
+            since = parse_time(str(value)) - _EPOCH
         except ValueError:
             self.fail(
-                f"{value!r} is no time such as 2026-01-31 or 2026-01-31T12:00:00Z", param, ctx
+                f"{value!r} is not a time; use for example 2026-01-31 or 2026-01-31T12:00:00Z",
+                param,
+                ctx,
             )
         return since // datetime.timedelta(milliseconds=1)
 
@@ -52,11 +54,13 @@ class Time(click.ParamType[int]):
 )
 @click.argument("kind", type=click.Choice(get_args(Kind)))
 @config_option
-@click.option("--workspace", metavar="ID", help="Only of this workspace.")
-@click.option("--since", type=Time(), help="Only what arrived (or was changed) at or after TIME.")
+@click.option("--workspace", metavar="ID", help="Only this workspace's records.")
+@click.option(
+    "--since", type=Time(), help="Only records that arrived, or were changed, at or after TIME."
+)
 @click.option("--type", "type_", type=click.Choice(EVENT_TYPES), help="Only events of this type.")
-@click.option("--user", metavar="ID", help="Only of this user.")
-@click.option("--limit", type=click.IntRange(min=1), help="At most so many.")
+@click.option("--user", metavar="ID", help="Only this user's records.")
+@click.option("--limit", type=click.IntRange(min=1), help="Maximum number of records.")
 @click.pass_context
 def export(
     ctx: click.Context,
@@ -68,18 +72,21 @@ def export(
     user: str | None,
     limit: int | None,
 ) -> None:
-    """Write what is stored as NDJSON.
+    """Export stored records as NDJSON.
 
-    One JSON object a line; events and dead letters in order of arrival.
+    Writes one JSON object per line to standard output. Events and dead letters are in order of
+    arrival.
     """
     given = {"workspace": workspace, "since": since, "type": type_, "user": user}
     for name, value in given.items():
         if value is not None and name not in KINDS[kind]:
-            raise click.UsageError(f"{kind} cannot be chosen by --{name}.", ctx)
+            raise click.UsageError(f"--{name} does not apply to {kind}.", ctx)
     config = load(config_path)
     if workspace is not None and all(known.id != workspace for known in config.workspaces):
-        # Not an error: what a workspace sent is still there after it was taken out of the config.
-        click.echo(f"engage: no workspace {safe(workspace)!r} is in {config_path}", err=True)
+        # Not an error: the records of a workspace remain when it is removed from the config.
+        click.echo(
+            f"engage: {config_path} does not contain a workspace {safe(workspace)!r}", err=True
+        )
     selection = Selection(workspace=workspace, since=since, type=type_, user=user)
     asyncio.run(_export(registry_of(ctx), config, kind, selection, limit))
 
@@ -131,7 +138,7 @@ async def _write(
             if limit is not None:
                 progress.show(count, count / limit)
             else:
-                # Records come in order of arrival: how far their time is, is how far we are.
+                # Records are in order of arrival, so their time shows the progress.
                 progress.show(count, (record.at - first) / (now - first) if now > first else None)
     output.write(b"".join(lines))
     output.flush()

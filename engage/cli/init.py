@@ -15,12 +15,12 @@ from typing import Final
 import click
 
 from engage.api import ConfigError
-from engage.cli.common import config_option, opened, registry_of
-from engage.config import load
+from engage.cli.common import DEFAULT_CONFIG, config_option, opened, registry_of
+from engage.config import ServerConfig, load
 from engage.registry import Registry
 
 _TEMPLATE: Final = """\
-# engage: every key is explained in docs/configuration.md.
+# docs/configuration.md explains every key.
 
 [server]
 host = "127.0.0.1"
@@ -36,12 +36,12 @@ path = "engage.db"
 id = "default"
 name = "Default"
 
-# A write key names the workspace. It is no secret: it may stand in a web page.
+# Clients send a write key to identify the workspace. It is not a secret: web pages may contain it.
 [[workspaces.write_keys]]
 id = "first"
 key = "{key}"
 """
-_PORT: Final = 8080
+_PORT: Final = ServerConfig().port
 
 
 @click.command(epilog="\b\nExample:\n  engage init /srv/engage")
@@ -51,38 +51,39 @@ _PORT: Final = 8080
 @config_option
 @click.pass_context
 def init(ctx: click.Context, folder: Path | None, config_path: Path) -> None:
-    """Write a config with a fresh write key, and SQLite.
+    """Create a config with SQLite and a new write key.
 
-    It has one workspace; nothing is ever overwritten.
+    The config has one workspace. Existing files are never overwritten.
 
-    DIR is the folder for it, the current one by default; it is made if there is none.
+    DIR is the folder to create it in, by default the current one. It is created if it does not
+    exist.
     """
     registry = registry_of(ctx)
     path = config_path if folder is None else folder / config_path.name
     key = secrets.token_hex(16)
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
-        # O_EXCL: also when somebody else is just doing the same.
+        # O_EXCL also detects a file that another process creates at the same time.
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except FileExistsError:
-        raise ConfigError(f"{path}: is there already; nothing was changed") from None
+        raise ConfigError(f"{path} already exists; nothing was changed") from None
     with os.fdopen(descriptor, "w", encoding="utf-8", newline="\n") as file:
         file.write(_TEMPLATE.format(port=_PORT, key=key))
     asyncio.run(_create_store(registry, path))
     engage = _program()
-    where = "" if path == Path("engage.toml") else f" --config {shlex.quote(str(path))}"
-    click.echo(f"Wrote {path}. This serves:\n\n  {engage} serve{where}\n")
-    click.echo("Meanwhile, in a second terminal, send an event:\n")
+    where = "" if path == Path(DEFAULT_CONFIG) else f" --config {shlex.quote(str(path))}"
+    click.echo(f"Created {path}. Start the server:\n\n  {engage} serve{where}\n")
+    click.echo("In a second terminal, send an event:\n")
     click.echo(
         f"  curl -u {key}: -H 'Content-Type: application/json'"
         f' -d \'{{"userId": "ann", "event": "Signed Up"}}\''
         f" http://127.0.0.1:{_PORT}/api/public/apps/track\n"
     )
-    click.echo(f"See what came in:\n\n  {engage} export events{where}")
+    click.echo(f"Show the stored events:\n\n  {engage} export events{where}")
 
 
 def _program() -> str:
-    """How this program is called: by its path while its environment is not the active one."""
+    """Return how to call this program: by its path if it is not on ``PATH``."""
     called = Path(sys.argv[0])
     if called.name != "engage" or shutil.which("engage"):
         return "engage"

@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from engage.api import ConfigError
-from engage.cli.common import Failed, config_option, registry_of, safe
+from engage.cli.common import CommandFailed, config_option, registry_of, safe
 from engage.config import Config, load
 from engage.registry import Registry
 
@@ -18,23 +18,23 @@ from engage.registry import Registry
 @config_option
 @click.pass_context
 def plugins(ctx: click.Context, config_path: Path) -> None:
-    """List the installed plugins and what is used.
+    """List what the installed plugins provide.
 
-    That is what each brings, and from which distribution.
+    Shows the distribution of each plugin, and what the config uses.
     """
     registry = registry_of(ctx)
     config = None
     try:
         config = load(config_path)
     except ConfigError as error:
-        # What is installed is worth knowing also, and most of all, while the config is wrong.
-        Failed(error).show()
+        # The list helps most while the config is wrong.
+        CommandFailed(error).show()
     rows = _rows(registry, config)
     if not sys.stdout.isatty():
         for row in rows:
             click.echo("\t".join(map(safe, row)))
         return
-    table = [("BRINGS", "NAME", "PLUGIN", "DISTRIBUTION", "USED"), *rows]
+    table = [("KIND", "NAME", "PLUGIN", "DISTRIBUTION", "USED"), *rows]
     widths = [max(len(row[column]) for row in table) for column in range(4)]
     for number, row in enumerate(table):
         cells = [cell.ljust(width) for cell, width in zip(row[:4], widths, strict=True)]

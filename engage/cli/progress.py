@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A progress bar on standard error, for a person who waits for a file."""
+"""A progress bar on standard error."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ _WIDTH: Final = 30
 
 
 class Progress:
-    """Shown when standard error is a terminal and the work takes more than a second.
+    """A bar that is shown if standard error is a terminal and the work takes over a second.
 
     :param noun: what is counted, in the plural.
-    :param wanted: whether to show anything at all.
+    :param wanted: whether to show the bar at all.
     """
 
     def __init__(self, noun: str, *, wanted: bool = True) -> None:
@@ -38,9 +38,10 @@ class Progress:
             sys.stderr.flush()
 
     def show(self, count: int, fraction: float | None = None) -> None:
-        """Say how far it is; cheap enough to be called for each record.
+        """Show the progress. It is cheap enough to call for each record.
 
-        :param fraction: 0 to 1, or ``None`` where nobody knows.
+        :param count: the number of records so far.
+        :param fraction: the part of the work that is done, 0 to 1; ``None`` if it is unknown.
         """
         if not self._on:
             return

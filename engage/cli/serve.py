@@ -15,21 +15,23 @@ from engage.config import load
 
 @click.command(epilog="\b\nExample:\n  engage serve --port 9000 --workers 2")
 @config_option
-@click.option("--host", metavar="ADDRESS", help="Overrules server.host.")
-@click.option("--port", type=click.IntRange(0, 65535), help="Overrules server.port; 0: any free.")
-@click.option("--workers", type=click.IntRange(1, 256), help="Overrules server.workers.")
+@click.option("--host", metavar="ADDRESS", help="Overrides server.host.")
+@click.option(
+    "--port", type=click.IntRange(0, 65535), help="Overrides server.port; 0 means any free port."
+)
+@click.option("--workers", type=click.IntRange(1, 256), help="Overrides server.workers.")
 @click.pass_context
 def serve(
     ctx: click.Context, config_path: Path, host: str | None, port: int | None, workers: int | None
 ) -> None:
     """Run the server until SIGTERM or Ctrl-C."""
-    # Not at the top: no other command needs the server loaded.
+    # Imported here, because no other command needs the server.
     from engage.server.serve import serve as run
 
     config = load(config_path)
     given: dict[str, Any] = {"host": host or None, "port": port, "workers": workers}
-    overruled = {name: value for name, value in given.items() if value is not None}
-    config = dataclasses.replace(config, server=dataclasses.replace(config.server, **overruled))
+    overrides = {name: value for name, value in given.items() if value is not None}
+    config = dataclasses.replace(config, server=dataclasses.replace(config.server, **overrides))
     registry = registry_of(ctx)
     registry.check(config)
     ctx.exit(run(config, registry))

@@ -16,7 +16,7 @@ import click
 import orjson
 
 from engage.api import MAX_TIME, ConfigError, DeadLetterStore, EngageError, Provider
-from engage.cli.common import config_option, moment, registry_of, safe
+from engage.cli.common import config_option, parse_time, registry_of, safe
 from engage.config import Config, load
 from engage.registry import Registry
 from engage.storage.export import all_pages
@@ -46,7 +46,7 @@ class Moment(click.ParamType[float]):
             if 0 <= seconds * 1000 <= MAX_TIME:
                 return seconds
         try:
-            return moment(str(value)).timestamp()
+            return parse_time(str(value)).timestamp()
         except ValueError:
             self.fail(
                 f"{value!r} is not a time; use for example 1700000000 or 2026-01-31T12:00:00Z",
@@ -112,11 +112,11 @@ def webhook_test(
     workspace: str | None,
     now: float | None,
 ) -> None:
-    """Verify and translate a recorded delivery without storing anything.
+    """Try a recorded delivery without storing it.
 
-    FILE is the request as it was sent (headers, an empty line and the body, optionally a request
-    line before them), or a JSON object with headers, body or body_base64, and optionally url and
-    now. The events are printed as NDJSON.
+    Verifies and translates it as the server would. FILE is the request as it was sent (headers, an
+    empty line and the body, optionally a request line before them), or a JSON object with headers,
+    body or body_base64, and optionally url and now. The events are printed as NDJSON.
     """
     from engage.deliveries.delivery import Destination
     from engage.deliveries.dry_run import named_workspace, read_recording

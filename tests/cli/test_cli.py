@@ -225,7 +225,7 @@ def test_init_says_how_to_call_a_program_that_is_not_on_the_path(
 def test_init_overwrites_nothing(tmp_path: Path) -> None:
     path = tmp_path / "engage.toml"
     path.write_text("mine")
-    fails(run("init", tmp_path), f"{path}: is there already; nothing was changed")
+    fails(run("init", tmp_path), f"{path} already exists; nothing was changed")
     assert path.read_text() == "mine"
     assert list(tmp_path.iterdir()) == [path]
 
@@ -277,7 +277,7 @@ def test_check(stored: Path) -> None:
     lines = [line.split("\t") for line in result.stdout.splitlines()]
     assert [line[0] for line in lines] == ["config", "workspace", "workspace", "plugins", "storage"]
     assert lines[1][1] == "acme: 1 write key, 1 subscription group"
-    assert lines[4][1] == "sqlite: open, takes events"
+    assert lines[4][1] == "sqlite: open, accepts events"
 
 
 def test_check_shows_no_secret(stored: Path) -> None:
@@ -407,7 +407,7 @@ def test_export_of_an_unknown_workspace_says_so(stored: Path) -> None:
     result = run("export", "events", "--config", stored, "--workspace", "nobody")
     assert result.exit_code == 0
     assert result.stdout == ""
-    assert result.stderr == f"engage: no workspace 'nobody' is in {stored}\n"
+    assert result.stderr == f"engage: {stored} does not contain a workspace 'nobody'\n"
 
 
 def test_export_pages_through_all(tmp_path: Path) -> None:
@@ -478,10 +478,10 @@ def test_what_goes_to_a_terminal_is_escaped_and_still_the_same_json(tmp_path: Pa
 def test_check_and_plugins_on_a_terminal(stored: Path) -> None:
     status, seen = on_terminal("check", "--config", stored)
     assert status == 0
-    assert "All is well." in seen
+    assert "Everything is fine." in seen
     status, seen = on_terminal("plugins", "--config", stored)
     assert status == 0
-    assert "BRINGS" in seen
+    assert "KIND" in seen
     assert "\t" not in seen
 
 
@@ -517,7 +517,7 @@ def test_copy_says_what_did_not_arrive(stored: Path, tmp_path: Path) -> None:
     assert "events\tcopied=4\tduplicate=0\tconflicting=1\trefused=0" in result.stdout
     assert result.stderr == (
         "engage: events: the target has another event with the same message id\n"
-        "engage: not everything arrived\n"
+        "engage: some records were not copied\n"
     )
 
 
