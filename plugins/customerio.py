@@ -7,12 +7,11 @@ Customer.io holds back every later delivery until one is taken, for up to seven 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Final
 
 from engage.api import (
     PayloadInvalid,
-    Provider,
     ProviderContext,
     ProviderFactory,
     Recipient,
@@ -24,6 +23,7 @@ from engage.api import (
     hookimpl,
 )
 from engage.webhooks import (
+    SecretProvider,
     check_hmac,
     check_timestamp,
     decode_hex,
@@ -35,7 +35,6 @@ from engage.webhooks import (
     options_schema,
     parse_object,
     phone_recipient,
-    secrets,
     text,
     track,
     unix_time,
@@ -61,7 +60,7 @@ METRICS: Final = {
 NAMES: Final = {"subject": "emailSubject", "failure_message": "reason", "event_type": "type"}
 
 
-class CustomerIo(Provider):
+class CustomerIo(SecretProvider):
     """Deliveries of one reporting webhook."""
 
     setup = (
@@ -71,6 +70,7 @@ class CustomerIo(Provider):
         "Copy the webhook signing key into the option signing_key."
     )
 
+    secret_option = "signing_key"
     signing = Signing(
         signature="x-cio-signature",
         body=True,
@@ -80,19 +80,15 @@ class CustomerIo(Provider):
     )
 
     def __init__(self, options: Mapping[str, Any], context: ProviderContext) -> None:
-        self._keys = [secret.encode() for secret in secrets(options, "signing_key")]
+        super().__init__(options, context)
         self._tolerance: int | None = options.get("tolerance", 300) or None
-
-    def credentials(self) -> Sequence[bytes]:
-        """See :meth:`Provider.credentials`."""
-        return self._keys
 
     def verify(self, request: WebhookRequest, fetched: bytes | None) -> None:
         """HMAC-SHA256 over ``v0:timestamp:body``."""
         timestamp = one_header(request, "x-cio-timestamp")
         signature = decode_hex(one_header(request, "x-cio-signature"))
         check_timestamp(timestamp, request.now, past=self._tolerance, future=self._tolerance)
-        check_hmac(self._keys, b"v0:%b:%b" % (timestamp.encode(), request.body), [signature])
+        check_hmac(self.keys, b"v0:%b:%b" % (timestamp.encode(), request.body), [signature])
 
     def translate(self, request: WebhookRequest) -> Translation:
         """One track event, such as ``Email Link Clicked``."""

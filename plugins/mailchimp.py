@@ -3,12 +3,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Final
 
 from engage.api import (
     PayloadInvalid,
-    Provider,
     ProviderContext,
     ProviderFactory,
     Register,
@@ -21,6 +20,7 @@ from engage.api import (
     hookimpl,
 )
 from engage.webhooks import (
+    SecretProvider,
     check_hmac,
     decode_base64,
     email_recipient,
@@ -32,7 +32,6 @@ from engage.webhooks import (
     options_schema,
     parse_json,
     public_url,
-    secrets,
     signed_url,
     spread,
     track,
@@ -56,7 +55,7 @@ EMPTY: Final = (b"mandrill_events", b"[]")
 BOUNCES: Final = {"hard_bounce": "hard", "soft_bounce": "soft"}
 
 
-class Mailchimp(Provider):
+class Mailchimp(SecretProvider):
     """Deliveries of one Mandrill webhook."""
 
     setup = (
@@ -66,17 +65,14 @@ class Mailchimp(Provider):
         "Send e-mails with the metadata userId, and their events belong to that user."
     )
 
+    secret_option = "webhook_key"
     signing = Signing(
         signature="x-mandrill-signature", encoding="base64", body=True, url=True, form=True
     )
 
     def __init__(self, options: Mapping[str, Any], context: ProviderContext) -> None:
-        self._keys = [secret.encode() for secret in secrets(options, "webhook_key")]
+        super().__init__(options, context)
         self._url = public_url(options, context)
-
-    def credentials(self) -> Sequence[bytes]:
-        """See :meth:`Provider.credentials`."""
-        return self._keys
 
     def probe(self, request: WebhookRequest) -> Reply | None:
         """A new webhook is tried with an empty list, signed with a key that everybody knows."""
@@ -92,7 +88,7 @@ class Mailchimp(Provider):
         signed = signed_url(self._url, request).encode() + b"".join(
             name + value for name, value in fields
         )
-        check_hmac(self._keys, signed, [signature], algorithm="sha1")
+        check_hmac(self.keys, signed, [signature], algorithm="sha1")
 
     def translate(self, request: WebhookRequest) -> Translation:
         """One event each; what is not about a sent e-mail (inbound, lists) is of no interest."""

@@ -3,13 +3,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from engage.api import (
     PayloadInvalid,
-    Provider,
-    ProviderContext,
     ProviderFactory,
     Register,
     Signing,
@@ -19,6 +16,7 @@ from engage.api import (
     hookimpl,
 )
 from engage.webhooks import (
+    SecretProvider,
     check_standard_webhook,
     email_recipient,
     event_id,
@@ -28,7 +26,6 @@ from engage.webhooks import (
     optional_header,
     options_schema,
     parse_object,
-    secrets,
     spread,
     standard_webhook_key,
     text,
@@ -50,7 +47,7 @@ EVENTS: Final = {
 BOUNCES: Final = {"permanent": "hard", "transient": "soft"}
 
 
-class Resend(Provider):
+class Resend(SecretProvider):
     """Deliveries of one Resend webhook."""
 
     setup = (
@@ -70,16 +67,13 @@ class Resend(Provider):
         future=300,
     )
 
-    def __init__(self, options: Mapping[str, Any], context: ProviderContext) -> None:
-        self._keys = [standard_webhook_key(secret) for secret in secrets(options, "secret")]
-
-    def credentials(self) -> Sequence[bytes]:
-        """See :meth:`Provider.credentials`."""
-        return self._keys
+    def key_of(self, secret: str) -> bytes:
+        """Return the bytes that follow ``whsec_`` in base64."""
+        return standard_webhook_key(secret)
 
     def verify(self, request: WebhookRequest, fetched: bytes | None) -> None:
         """See :meth:`Provider.verify`; Svix takes either name of its headers, even mixed."""
-        check_standard_webhook(request, self._keys, prefixes=("svix", "webhook"))
+        check_standard_webhook(request, self.keys, prefixes=("svix", "webhook"))
 
     def translate(self, request: WebhookRequest) -> Translation:
         """One event about one e-mail; domains, contacts and received mail are of no interest."""

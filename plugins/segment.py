@@ -8,14 +8,13 @@ Segment signs an array only in its first element, so arrays are refused unless t
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Final
 
 from engage.api import (
     EVENT_TYPES,
     NothingSigned,
     PayloadInvalid,
-    Provider,
     ProviderContext,
     ProviderFactory,
     Register,
@@ -28,6 +27,7 @@ from engage.api import (
     hookimpl,
 )
 from engage.webhooks import (
+    SecretProvider,
     check_hmac,
     content_id,
     decode_hex,
@@ -35,7 +35,6 @@ from engage.webhooks import (
     one_header,
     options_schema,
     parse_json,
-    secrets,
 )
 
 #: The first element of an array is looked for in so many bytes: nothing is known of the sender yet.
@@ -45,7 +44,7 @@ MAX_ELEMENT: Final = 1024 * 1024
 _TOKENS: Final = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"?|[\[\]{}]', re.DOTALL)
 
 
-class Segment(Provider):
+class Segment(SecretProvider):
     """Deliveries of one Segment destination."""
 
     setup = (
@@ -58,12 +57,8 @@ class Segment(Provider):
     signing = Signing(signature="x-signature", body=True)
 
     def __init__(self, options: Mapping[str, Any], context: ProviderContext) -> None:
-        self._keys = [secret.encode() for secret in secrets(options, "secret")]
+        super().__init__(options, context)
         self._allow_batch = options.get("allow_batch", False)
-
-    def credentials(self) -> Sequence[bytes]:
-        """See :meth:`Provider.credentials`."""
-        return self._keys
 
     def verify(self, request: WebhookRequest, fetched: bytes | None) -> None:
         """HMAC-SHA1 over the body or, of an array, over its first element."""
@@ -73,7 +68,7 @@ class Segment(Provider):
                 raise SignatureMismatch("an array, of which only the first element is signed")
             signed = first_element(signed)
         check_hmac(
-            self._keys, signed, [decode_hex(one_header(request, "x-signature"))], algorithm="sha1"
+            self.keys, signed, [decode_hex(one_header(request, "x-signature"))], algorithm="sha1"
         )
 
     def translate(self, request: WebhookRequest) -> Translation:

@@ -7,13 +7,11 @@ the topic before it is believed.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Final
 
 from engage.api import (
     PayloadInvalid,
-    Provider,
-    ProviderContext,
     ProviderFactory,
     Register,
     Signing,
@@ -23,6 +21,7 @@ from engage.api import (
     hookimpl,
 )
 from engage.webhooks import (
+    SecretProvider,
     check_hmac,
     decode_base64,
     email_recipient,
@@ -35,7 +34,6 @@ from engage.webhooks import (
     options_schema,
     parse_object,
     phone_recipient,
-    secrets,
     track,
     user_id,
 )
@@ -67,7 +65,7 @@ TRAITS: Final = {
 }
 
 
-class Shopify(Provider):
+class Shopify(SecretProvider):
     """Deliveries of the webhooks of one app."""
 
     setup = (
@@ -78,19 +76,13 @@ class Shopify(Provider):
         "option client_secret."
     )
 
+    secret_option = "client_secret"
     signing = Signing(signature="x-shopify-hmac-sha256", encoding="base64", body=True)
-
-    def __init__(self, options: Mapping[str, Any], context: ProviderContext) -> None:
-        self._keys = [secret.encode() for secret in secrets(options, "client_secret")]
-
-    def credentials(self) -> Sequence[bytes]:
-        """See :meth:`Provider.credentials`."""
-        return self._keys
 
     def verify(self, request: WebhookRequest, fetched: bytes | None) -> None:
         """HMAC-SHA256 over the body."""
         signature = decode_base64(one_header(request, "x-shopify-hmac-sha256"))
-        check_hmac(self._keys, request.body, [signature])
+        check_hmac(self.keys, request.body, [signature])
 
     def translate(self, request: WebhookRequest) -> Translation:
         """An identify of ``customers/create`` and ``customers/update``; track events of the rest.

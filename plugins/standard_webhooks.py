@@ -6,11 +6,10 @@ The signature is HMAC-SHA256 over ``id.timestamp.body``; the key is the base64 a
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from engage.api import (
-    Provider,
     ProviderContext,
     ProviderFactory,
     Register,
@@ -21,6 +20,7 @@ from engage.api import (
     hookimpl,
 )
 from engage.webhooks import (
+    SecretProvider,
     at,
     check_standard_webhook,
     email_recipient,
@@ -30,7 +30,6 @@ from engage.webhooks import (
     one_header,
     options_schema,
     parse_object,
-    secrets,
     standard_webhook_key,
     text,
     track,
@@ -39,7 +38,7 @@ from engage.webhooks import (
 )
 
 
-class StandardWebhooks(Provider):
+class StandardWebhooks(SecretProvider):
     """Deliveries of any sender that follows the specification."""
 
     setup = (
@@ -61,17 +60,17 @@ class StandardWebhooks(Provider):
     )
 
     def __init__(self, options: Mapping[str, Any], context: ProviderContext) -> None:
-        self._keys = [standard_webhook_key(secret) for secret in secrets(options, "secret")]
+        super().__init__(options, context)
         self._user_paths = options.get("user_id", ["data.userId", "data.user_id", "data.id"])
         self._email_paths = options.get("email", ["data.email"])
 
-    def credentials(self) -> Sequence[bytes]:
-        """See :meth:`Provider.credentials`."""
-        return self._keys
+    def key_of(self, secret: str) -> bytes:
+        """Return the bytes that follow ``whsec_`` in base64."""
+        return standard_webhook_key(secret)
 
     def verify(self, request: WebhookRequest, fetched: bytes | None) -> None:
         """See :meth:`Provider.verify`."""
-        check_standard_webhook(request, self._keys)
+        check_standard_webhook(request, self.keys)
 
     def translate(self, request: WebhookRequest) -> Translation:
         """One track event, named by the payload's ``type``; ignored if it concerns no user."""

@@ -4,12 +4,11 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from engage.api import (
     PayloadInvalid,
-    Provider,
     ProviderContext,
     ProviderFactory,
     Register,
@@ -21,6 +20,7 @@ from engage.api import (
     hookimpl,
 )
 from engage.webhooks import (
+    SecretProvider,
     at,
     check_hmac,
     check_timestamp,
@@ -33,7 +33,6 @@ from engage.webhooks import (
     one_header,
     options_schema,
     parse_object,
-    secrets,
     spread,
     text,
     track,
@@ -45,7 +44,7 @@ from engage.webhooks import (
 USER_KEYS = ("userId", "user_id")
 
 
-class Stripe(Provider):
+class Stripe(SecretProvider):
     """Deliveries to one endpoint of a Stripe account."""
 
     setup = (
@@ -67,12 +66,8 @@ class Stripe(Provider):
 
     def __init__(self, options: Mapping[str, Any], context: ProviderContext) -> None:
         # Unlike Standard Webhooks: the whole text is the key, whsec_ included.
-        self._keys = [secret.encode() for secret in secrets(options, "secret")]
+        super().__init__(options, context)
         self._tolerance = options.get("tolerance", 300)
-
-    def credentials(self) -> Sequence[bytes]:
-        """See :meth:`Provider.credentials`."""
-        return self._keys
 
     def verify(self, request: WebhookRequest, fetched: bytes | None) -> None:
         """HMAC-SHA256 over ``t.body``; the header holds one ``t`` and any number of ``v1``."""
@@ -89,7 +84,7 @@ class Stripe(Provider):
         if len(times) != 1:
             raise SignatureMismatch("stripe-signature: expected one t")
         check_timestamp(times[0], request.now, past=self._tolerance, future=None)
-        check_hmac(self._keys, b"%b.%b" % (times[0].encode(), request.body), signatures)
+        check_hmac(self.keys, b"%b.%b" % (times[0].encode(), request.body), signatures)
 
     def translate(self, request: WebhookRequest) -> Translation:
         """``customer.created`` and ``customer.updated`` identify; others are track events.

@@ -10,13 +10,12 @@ from __future__ import annotations
 import hashlib
 import hmac
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Final
 from urllib.parse import parse_qsl
 
 from engage.api import (
     PayloadInvalid,
-    Provider,
     ProviderContext,
     ProviderFactory,
     Register,
@@ -28,6 +27,7 @@ from engage.api import (
     hookimpl,
 )
 from engage.webhooks import (
+    SecretProvider,
     check_hmac,
     decode_base64,
     email_recipient,
@@ -38,7 +38,6 @@ from engage.webhooks import (
     options_schema,
     phone_recipient,
     public_url,
-    secrets,
     signed_url,
     spread,
     text,
@@ -58,7 +57,7 @@ PORTS: Final = {"https": "443", "http": "80"}
 QUERY_FIELDS: Final = ("userId", "user_id", "workspaceId", "bodySHA256")
 
 
-class Twilio(Provider):
+class Twilio(SecretProvider):
     """Status callbacks of one Twilio account."""
 
     setup = (
@@ -69,17 +68,14 @@ class Twilio(Provider):
         "The account's auth token is the option auth_token."
     )
 
+    secret_option = "auth_token"
     signing = Signing(
         signature="x-twilio-signature", encoding="base64", body=True, url=True, form=True
     )
 
     def __init__(self, options: Mapping[str, Any], context: ProviderContext) -> None:
-        self._keys = [secret.encode() for secret in secrets(options, "auth_token")]
+        super().__init__(options, context)
         self._url = public_url(options, context)
-
-    def credentials(self) -> Sequence[bytes]:
-        """See :meth:`Provider.credentials`."""
-        return self._keys
 
     def verify(self, request: WebhookRequest, fetched: bytes | None) -> None:
         """HMAC-SHA1 over the URL and the decoded form fields, or the URL with the body's hash."""
@@ -96,7 +92,7 @@ class Twilio(Provider):
             fields = sorted(set(form_bytes(request.body)))
             rest = b"".join(name + value for name, value in fields)
         signed = [candidate.encode() + rest for candidate in _spellings(url)]
-        check_hmac(self._keys, signed, [signature], algorithm="sha1")
+        check_hmac(self.keys, signed, [signature], algorithm="sha1")
 
     def translate(self, request: WebhookRequest) -> Translation:
         """One event for a status that says something; calls and inbound messages are ignored."""

@@ -1,20 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""PUBLIC: what several webhook providers share.
+"""PUBLIC: building blocks of webhook providers.
 
-Everything is pure. What verifies raises :class:`~engage.api.SignatureMismatch`, what translates
-raises :class:`~engage.api.PayloadInvalid`; neither message holds a value of the delivery.
+All functions are pure. Those that verify raise :class:`~engage.api.SignatureMismatch`, those that
+translate raise :class:`~engage.api.PayloadInvalid`. Their messages contain no value of the
+delivery.
 
 =====================================  ============================================================
 reading a request                      :func:`one_header` :func:`optional_header`
                                        :func:`form_fields` :func:`form_bytes`
                                        :func:`parse_json` :func:`parse_object`
 decoding a signature                   :func:`decode_hex` :func:`decode_base64`
-checking it                            :func:`check_hmac` :func:`check_secret`
+checking a signature                   :func:`check_hmac` :func:`check_secret`
                                        :func:`check_timestamp` :func:`check_standard_webhook`
 options                                :func:`secrets` :func:`standard_webhook_key`
                                        :func:`public_url` :func:`signed_url`
                                        :func:`options_schema`
-nothing signed but a password          :class:`StaticCredentialProvider`
+base classes                           :class:`SecretProvider` signs with a secret
+                                       :class:`StaticCredentialProvider` only sends a secret
 making events                          :func:`track` :func:`message_id` :func:`event_id`
                                        :func:`content_id` :func:`unix_time` :func:`iso_time`
                                        :func:`at` :func:`merged` :func:`spread` :func:`text`
@@ -25,7 +27,7 @@ making events                          :func:`track` :func:`message_id` :func:`e
 
 from __future__ import annotations
 
-from engage.webhooks.credentials import StaticCredentialProvider
+from engage.webhooks.credentials import SecretProvider, StaticCredentialProvider
 from engage.webhooks.events import (
     at,
     content_id,
@@ -67,6 +69,7 @@ from engage.webhooks.signatures import (
 )
 
 __all__ = [
+    "SecretProvider",
     "StaticCredentialProvider",
     "at",
     "check_hmac",

@@ -23,7 +23,7 @@ EVENTS = {
 }
 
 
-class AcmeMail(api.Provider):
+class AcmeMail(webhooks.SecretProvider):
     # The conformance suite breaks each of these, bit by bit.
     signing = api.Signing(
         signature="acme-signature",
@@ -35,12 +35,6 @@ class AcmeMail(api.Provider):
     setup = (
         "Acme Mail > Settings > Webhooks: paste the URL, copy the secret into the option secret."
     )
-
-    def __init__(self, options, context):
-        self.keys = [secret.encode() for secret in webhooks.secrets(options, "secret")]
-
-    def credentials(self):
-        return self.keys
 
     def verify(self, request, fetched):
         timestamp = webhooks.one_header(request, "acme-timestamp")
