@@ -1,19 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
 """The default storage: MongoDB, durable, idempotent, ready for a sharded cluster.
 
-======================  ================================================================
-``store.py``            what the core talks to; life, readiness, the work left for later
-``client.py``           the one place that names the driver's client; errors, time limits
-``url.py``              the connection string
-``schema.py``           collections, indexes, version, warnings about shard keys
-``documents.py``        events as documents, keys that MongoDB cannot hold, ids
-``writer.py``          one write: what becomes of each of its events
-``events.py``           the collection of events
-``profiles.py``         users and groups as registers, links, memberships
-``changes.py``          changes of one write, folded, as statements of an update command
-``subscriptions.py``    choices with their history
-``dead_letters.py``     dead letters and their budgets
-======================  ================================================================
+====================  =================================================================
+``store.py``          what the core calls: opening, readiness, the work left for later
+``writer.py``         storing events with their changes, and completing what a crash cut off
+``batch.py``          the events of one write, and what becomes of each
+``events.py``         the collection of events
+``profiles.py``       users, groups, links and memberships
+``identifiers.py``    users by the value of a trait
+``changes.py``        the profile changes of one write, folded, as update statements
+``subscriptions.py``  subscription choices and their history
+``dead_letters.py``   dead letters and their budgets
+``paging.py``         pages of a collection, and its oldest documents
+``documents.py``      events as documents, keys that MongoDB cannot hold, ids
+``connection.py``     the only module that names the driver's client: errors, time limits
+``url.py``            the connection string
+``schema.py``         collections, indexes, version, warnings about shard keys
+====================  =================================================================
+
+The modules of the SQLite storage have the same names. It has a ``reader.py`` besides, because
+SQLite reads through a connection and a thread of their own; here reading and writing share the
+driver's pool, so each module reads its own collection.
 """
 
 from __future__ import annotations
@@ -37,6 +44,6 @@ def _make(options: Mapping[str, Any], context: StorageContext) -> EventStore:
 
 @hookimpl
 def engage_register_storage(register: Register[StorageFactory]) -> None:
-    """Bring ``mongo``."""
+    """Register ``mongo``."""
     schema = resources.files("engage_schemas").joinpath("plugins/mongo.json").read_bytes()
     register("mongo", _make, orjson.loads(schema))

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The changes of one write, folded in memory, and the statements that apply them.
+"""The profile changes of one write, folded in memory, and the statements that apply them.
 
-A register is the document ``{t: when, m: message id, o: origin, v: value}``, changed by ``$max``
-only. MongoDB compares documents field by field, so the greatest (timestamp, message id, origin)
-wins in whatever order, and from however many processes at once, changes arrive. Beside ``v`` may
-stand ``j`` (the value as JSON, where BSON may not keep it) and ``i`` (the form in which users are
-looked up by it); both follow from the event, as ``v`` does.
+A register is the document ``{t: timestamp, m: message id, o: origin, v: value}``, changed only by
+``$max``. MongoDB compares documents field by field, so the greatest (timestamp, message id, origin)
+wins, in whatever order and from however many processes the changes arrive. Besides ``v`` a register
+may have ``j`` (the value as JSON, where BSON may not keep it) and ``i`` (the form in which users
+are looked up by it); both follow from the event, as ``v`` does.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from engage.api import (
     identifier_value,
 )
 
-from .documents import decode_value, encode_value, escape_key, own_id, pair_id, unescape_key
+from .documents import decode_value, encode_value, escape_key, pair_id, scoped_id, unescape_key
 from .schema import GROUPS, LINKS, MEMBERSHIPS, USERS
 
 #: (timestamp, message id, origin): the greatest wins.
@@ -39,7 +39,7 @@ _NAMES: Final = {USERS: "userId", GROUPS: "groupId"}
 
 
 def trait_size(trait: str, value: Any) -> int:
-    """:return: bytes of compact JSON, as :class:`ProfileLimits` counts them."""
+    """Return the size of a trait as :class:`ProfileLimits` counts it: bytes of compact JSON."""
     return len(orjson.dumps(trait)) + len(orjson.dumps(value))
 
 
@@ -67,36 +67,41 @@ class Pair:
     @property
     def owner(self) -> str:
         """The ``_id`` of the user."""
-        return own_id(self.workspace, self.user)
+        return scoped_id(self.workspace, self.user)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Known:
-    """What is stored of the subjects of a write, as far as the limits need it."""
+class StoredState:
+    """What is stored of the users and groups of a write, as far as the limits need it."""
 
     #: Collection → ``_id`` → trait → version and size.
     traits: Mapping[str, Mapping[str, Mapping[str, tuple[Version, int]]]]
-    #: Collection → ``_id`` of links and memberships that are stored, by the ``_id`` of their user.
+    #: Collection → ``_id`` of the user → the ``_id`` of each link or membership that is stored.
     pairs: Mapping[str, Mapping[str, set[str]]]
 
 
-class Folded:
+class FoldedChanges:
     """The changes of one write: one entry per user, group, link and membership."""
 
     def __init__(
         self, changes: Iterable[tuple[Event, Sequence[Change]]], known_links: Mapping[str, None]
     ) -> None:
-        """:param changes: in the order of their arrival."""
+        """
+        :param changes: events with their changes, in order of arrival.
+        :param known_links: the ``_id`` of links that are known to be durable; they are left out.
+        """
         self.subjects: dict[str, dict[str, Subject]] = {USERS: {}, GROUPS: {}}
         self.pairs: dict[str, dict[str, Pair]] = {LINKS: {}, MEMBERSHIPS: {}}
+        #: How many changes :meth:`statements` dropped because of a limit.
         self.dropped = 0
-        # What must be read first; also for a link that an event of this write seems to forbid:
-        # that event may turn out to be a repeat of one with other contents.
-        self._strangers: set[str] = set()
+        # What must be read first. This includes the users whose ids are the anonymous ids of links,
+        # also if an event of this write makes such a user exist: that event may turn out to be a
+        # duplicate of one with other contents.
+        self._namesakes: set[str] = set()
         self._owners: dict[str, set[str]] = {LINKS: set(), MEMBERSHIPS: set()}
-        for event, ones in changes:
+        for event, event_changes in changes:
             version = (event.timestamp, event.message_id, event.origin)
-            for change in ones:
+            for change in event_changes:
                 self._add(event.workspace_id, version, change, known_links)
 
     def __bool__(self) -> bool:
@@ -109,12 +114,12 @@ class Folded:
             case Seen(user):
                 self._subject(USERS, workspace, user, version)
             case UserTraits(user, traits):
-                _win(self._subject(USERS, workspace, user, version), traits, version)
+                _keep_greatest(self._subject(USERS, workspace, user, version), traits, version)
             case GroupTraits(group, traits):
-                _win(self._subject(GROUPS, workspace, group, version), traits, version)
+                _keep_greatest(self._subject(GROUPS, workspace, group, version), traits, version)
             case Membership(user, group, assigned):
                 key = pair_id(workspace, user, group)
-                self._owners[MEMBERSHIPS].add(own_id(workspace, user))
+                self._owners[MEMBERSHIPS].add(scoped_id(workspace, user))
                 known = self.pairs[MEMBERSHIPS].get(key)
                 if known is None or known.version < version:
                     self.pairs[MEMBERSHIPS][key] = Pair(workspace, user, group, version, assigned)
@@ -122,16 +127,17 @@ class Folded:
                 key = pair_id(workspace, user, anonymous)
                 if key in known_links:
                     return
-                stranger = own_id(workspace, anonymous)
-                self._strangers.add(stranger)
-                self._owners[LINKS].add(own_id(workspace, user))
-                # Only what nobody is known by; users that came earlier in this write too.
-                if stranger not in self.subjects[USERS]:
+                namesake = scoped_id(workspace, anonymous)
+                self._namesakes.add(namesake)
+                self._owners[LINKS].add(scoped_id(workspace, user))
+                # An anonymous id that is the id of a user is not linked. That user may also appear
+                # earlier in this write.
+                if namesake not in self.subjects[USERS]:
                     self.pairs[LINKS].setdefault(key, Pair(workspace, user, anonymous))
 
     def _subject(self, collection: str, workspace: str, name: str, version: Version) -> Subject:
         at = version[0]
-        key = own_id(workspace, name)
+        key = scoped_id(workspace, name)
         subject = self.subjects[collection].get(key)
         if subject is None:
             subject = self.subjects[collection][key] = Subject(workspace, name, at, at)
@@ -139,33 +145,37 @@ class Folded:
             subject.first, subject.last = min(subject.first, at), max(subject.last, at)
         return subject
 
-    # ------------------------------------------------------------------------- what to look at
+    # ----------------------------------------------------------------------- what must be read
     def wanted_traits(self, collection: str) -> list[str]:
-        """:return: ids of the users or groups that must be read first: for the limits, and (users)
-        because an anonymous id that is a known user's is not linked."""
+        """Return the ids of the users or groups that must be read first: for the limits, and to
+        find the anonymous ids that are ids of users, which are not linked."""
         wanted = {key for key, one in self.subjects[collection].items() if one.traits}
         if collection == USERS:
-            wanted |= self._strangers
+            wanted |= self._namesakes
         return sorted(wanted)
 
     def wanted_pairs(self, collection: str) -> list[str]:
-        """:return: ids of the users whose links or memberships must be counted."""
+        """Return the ids of the users whose links or memberships must be read first."""
         return sorted(self._owners[collection])
 
     # ----------------------------------------------------------------------------- statements
     def statements(
         self,
-        known: Known,
+        state: StoredState,
         limits: ProfileLimits,
         identifiers: Mapping[str, frozenset[str]],
     ) -> dict[str, list[dict[str, Any]]]:
-        """:return: collection → update statements; ``dropped`` counts what a limit forbids."""
+        """Return the update statements of each collection. What a limit forbids is left out, and
+        counted in :attr:`dropped`.
+
+        :param identifiers: workspace id → the traits by which its users are looked up.
+        """
         found: dict[str, list[dict[str, Any]]] = {}
         for collection, subjects in self.subjects.items():
             for key, subject in subjects.items():
                 registers = self._registers(
                     subject,
-                    known.traits[collection].get(key, {}),
+                    state.traits[collection].get(key, {}),
                     limits,
                     identifiers.get(subject.workspace, frozenset())
                     if collection == USERS
@@ -185,18 +195,18 @@ class Folded:
                         "upsert": True,
                     }
                 )
-        for key, pair in self._within(LINKS, known, limits.links).items():
-            # Also one that was read: whoever wrote it may not have waited until it was durable.
+        for key, pair in self._allowed(LINKS, state, limits.links).items():
+            # A link that was read is written again: it may not be durable yet.
             fields = {"workspaceId": pair.workspace, "anonymousId": pair.other}
             found.setdefault(LINKS, []).append(
-                {"q": _place(key, pair), "u": {"$setOnInsert": fields}, "upsert": True}
+                {"q": _pair_query(key, pair), "u": {"$setOnInsert": fields}, "upsert": True}
             )
-        for key, pair in self._within(MEMBERSHIPS, known, limits.memberships).items():
+        for key, pair in self._allowed(MEMBERSHIPS, state, limits.memberships).items():
             fields = {"workspaceId": pair.workspace, "groupId": pair.other}
             register = _register(pair.version, {"v": pair.assigned})
             found.setdefault(MEMBERSHIPS, []).append(
                 {
-                    "q": _place(key, pair),
+                    "q": _pair_query(key, pair),
                     "u": {"$max": {"assigned": register}, "$setOnInsert": fields},
                     "upsert": True,
                 }
@@ -214,7 +224,8 @@ class Folded:
         registers: dict[str, Any] = {}
         for trait, (version, value) in subject.traits.items():
             before, size = stored.get(trait), trait_size(trait, value)
-            # A later value that was read may not be durable: $max leaves it, should it stay.
+            # A statement is sent even if a later value was read, which may not be durable: if that
+            # value stays, $max leaves it.
             if before is None or before[0] <= version:
                 was = 0 if before is None else before[1]
                 if (before is None and count >= limits.traits) or (
@@ -228,22 +239,23 @@ class Folded:
             if trait in identifiers:
                 looked_up = identifier_value(trait, value)
                 if looked_up is not None:
-                    register["i"] = own_id(subject.workspace, looked_up)
+                    register["i"] = scoped_id(subject.workspace, looked_up)
             registers[f"traits.{escape_key(trait)}"] = register
         return registers
 
-    def _within(self, collection: str, known: Known, most: int) -> dict[str, Pair]:
-        """:return: the links or memberships that the limit allows."""
-        counts = {owner: len(ids) for owner, ids in known.pairs[collection].items()}
+    def _allowed(self, collection: str, state: StoredState, limit: int) -> dict[str, Pair]:
+        """Return the links or memberships that the limit allows."""
+        stored = state.pairs[collection]
+        counts = {owner: len(ids) for owner, ids in stored.items()}
         allowed = {}
         for key, pair in self.pairs[collection].items():
-            if key not in known.pairs[collection].get(pair.owner, ()):
+            if key not in stored.get(pair.owner, ()):
                 if (
                     collection == LINKS
-                    and own_id(pair.workspace, pair.other) in known.traits[USERS]
+                    and scoped_id(pair.workspace, pair.other) in state.traits[USERS]
                 ):
                     continue
-                if counts.get(pair.owner, 0) >= most:
+                if counts.get(pair.owner, 0) >= limit:
                     self.dropped += 1
                     continue
                 counts[pair.owner] = counts.get(pair.owner, 0) + 1
@@ -251,16 +263,17 @@ class Folded:
         return allowed
 
 
-def _win(subject: Subject, traits: Mapping[str, Any], version: Version) -> None:
+def _keep_greatest(subject: Subject, traits: Mapping[str, Any], version: Version) -> None:
     for trait, value in traits.items():
         known = subject.traits.get(trait)
         if known is None or known[0] < version:
             subject.traits[trait] = (version, value)
 
 
-def _place(key: str, pair: Pair) -> dict[str, Any]:
-    """:return: the query for a link or a membership. The user follows from the ``_id``, and is the
-    shard key that docs/scaling.md names: MongoDB below 7.1 inserts nothing without it."""
+def _pair_query(key: str, pair: Pair) -> dict[str, Any]:
+    """Return the query for a link or a membership. It names the user, although the ``_id`` contains
+    it: that is the shard key in docs/scaling.md, and MongoDB before 7.1 cannot insert without it.
+    """
     return {"_id": key, "user": pair.owner}
 
 
@@ -269,12 +282,12 @@ def _register(version: Version, value: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def version_of(register: Mapping[str, Any]) -> Version:
-    """:return: the version of a stored register."""
+    """Return the version of a stored register."""
     return (int(register["t"]), register["m"], register["o"])
 
 
 def stored_traits(document: Mapping[str, Any]) -> dict[str, tuple[Version, int]]:
-    """:return: trait → version and size, of a user or group as stored."""
+    """Return the traits of a stored user or group: trait → version and size."""
     found = {}
     for key, register in document.get("traits", {}).items():
         trait = unescape_key(key)
@@ -282,10 +295,10 @@ def stored_traits(document: Mapping[str, Any]) -> dict[str, tuple[Version, int]]
     return found
 
 
-def seen_statement(workspace: str, user: str, at: int) -> dict[str, Any]:
-    """:return: the statement that makes a user exist."""
+def user_statement(workspace: str, user: str, at: int) -> dict[str, Any]:
+    """Return the statement that makes a user exist, as an event of the time ``at`` would."""
     return {
-        "q": {"_id": own_id(workspace, user)},
+        "q": {"_id": scoped_id(workspace, user)},
         "u": {
             "$max": {"updatedAt": DatetimeMS(at)},
             "$min": {"createdAt": DatetimeMS(at)},

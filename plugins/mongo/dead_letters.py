@@ -17,117 +17,118 @@ from bson.objectid import ObjectId
 
 from engage.api import API_ORIGIN, DeadLetter, DeadLetterBudget, Page
 
-from .client import DUPLICATE, Connection
-from .documents import MOST_BYTES, Sequencer, own_id
-from .events import among, delete_oldest, gather_page
+from .connection import DUPLICATE, Connection
+from .documents import MAX_BYTES, Sequencer, any_of, scoped_id
+from .paging import delete_oldest, read_page
 from .schema import DEAD_LETTERS
 
-log = logging.getLogger("engage.storage.mongo")
+_log = logging.getLogger("engage.storage.mongo")
 
-#: Seconds for which the sums of a budget are believed; other processes add to them too.
-_BELIEVED: Final = 5.0
+#: Seconds after which the totals of a budget are read again; other processes add to them, too.
+_TOTALS_SECONDS: Final = 5.0
 
 
 class DeadLetters:
-    """Keeps, reads and expires dead letters.
+    """Stores, reads and expires dead letters.
 
-    Sums are exact within a process; several processes may together exceed a budget by what they put
-    within a few seconds.
+    Totals are exact within a process. Several processes together may exceed a budget by what they
+    store within a few seconds.
     """
 
     def __init__(
         self, connection: Connection, budget: DeadLetterBudget, sequence: Sequencer
     ) -> None:
         self._connection = connection
-        self._most = {
+        self._limits = {
             "api": (budget.api_count, budget.api_bytes),
             "webhook": (budget.webhook_count, budget.webhook_bytes),
         }
         self._sequence = sequence
-        #: (workspace, budget) → when it was read, count, bytes.
-        self._sums: dict[tuple[str, str], tuple[float, int, int]] = {}
+        #: (workspace, budget) → the time when it was read, count, bytes.
+        self._totals: dict[tuple[str, str], tuple[float, int, int]] = {}
 
     async def put(self, letters: Sequence[DeadLetter]) -> int:
-        """See :meth:`DeadLetterStore.put`."""
+        """Store dead letters within the budgets, each id once, and return how many were dropped."""
         new: dict[str, tuple[DeadLetter, str, int]] = {}
         for letter in letters:
             budget = "api" if letter.origin == API_ORIGIN else "webhook"
-            new.setdefault(own_id(letter.workspace_id, letter.id), (letter, budget, _size(letter)))
+            new.setdefault(
+                scoped_id(letter.workspace_id, letter.id), (letter, budget, _size(letter))
+            )
         if not new:
             return 0
         dropped = 0
         with self._connection.calling() as db:
             documents = []
-            for part in self._connection.portions(list(new)):
-                query = {"_id": among(part)}
+            for chunk in self._connection.chunks(list(new)):
+                query = {"_id": any_of(chunk)}
                 for document in await db[DEAD_LETTERS].find(query, {"_id": 1}).to_list(None):
-                    # Written again: whoever wrote it may not have waited until it was durable.
+                    # It is written again, because it may not be durable yet.
                     letter, budget, size = new.pop(document["_id"])
                     again = _encode(document["_id"], letter, budget, size, self._sequence())
                     documents += [] if again is None else [again]
             repeats = len(documents)
             for key, (letter, budget, size) in new.items():
-                place = (letter.workspace_id, budget)
-                read, count, total = await self._sum(db, place)
-                most, most_bytes = self._most[budget]
+                read_at, count, total = await self._total(db, letter.workspace_id, budget)
+                max_count, max_bytes = self._limits[budget]
                 encoded = None
-                if count < most and total + size <= most_bytes:
+                if count < max_count and total + size <= max_bytes:
                     encoded = _encode(key, letter, budget, size, self._sequence())
                 if encoded is None:
                     dropped += 1
                     continue
-                self._sums[place] = (read, count + 1, total + size)
+                self._totals[letter.workspace_id, budget] = (read_at, count + 1, total + size)
                 documents.append(encoded)
             try:
                 codes = await self._connection.insert(DEAD_LETTERS, documents)
             except BaseException:
-                self._sums.clear()
+                self._totals.clear()
                 raise
         refused = sum(code != DUPLICATE for code in codes.values())
         if any(index >= repeats for index in codes):
-            self._sums.clear()
+            self._totals.clear()
         if refused:
-            log.error("%d dead letters can never be stored", refused)
+            _log.error("%d dead letters can never be stored", refused)
         return dropped + refused
 
-    async def _sum(self, db: Any, place: tuple[str, str]) -> tuple[float, int, int]:
-        known = self._sums.get(place)
+    async def _total(self, db: Any, workspace_id: str, budget: str) -> tuple[float, int, int]:
+        known = self._totals.get((workspace_id, budget))
         now = time.monotonic()
-        if known is not None and known[0] > now - _BELIEVED:
+        if known is not None and known[0] > now - _TOTALS_SECONDS:
             return known
-        query = {"workspaceId": place[0], "budget": place[1]}
-        # Answered from the index alone.
+        query = {"workspaceId": workspace_id, "budget": budget}
+        # The server answers this from the index alone.
         fields = {"_id": 0, "workspaceId": 1, "budget": 1, "size": 1}
         sizes = [one["size"] for one in await db[DEAD_LETTERS].find(query, fields).to_list(None)]
-        self._sums[place] = (now, len(sizes), sum(sizes))
-        return self._sums[place]
+        total = self._totals[workspace_id, budget] = (now, len(sizes), sum(sizes))
+        return total
 
     async def scan(
         self, workspace_id: str | None, *, after: str | None, limit: int
     ) -> Page[DeadLetter]:
-        """See :meth:`DeadLetterStore.scan_dead_letters`."""
+        """Return a page of dead letters in order of arrival."""
         query: dict[str, Any] = {} if workspace_id is None else {"workspaceId": workspace_id}
         if after is not None:
             query["_seq"] = {"$gt": ObjectId(after)}
         with self._connection.calling() as db:
             cursor = db[DEAD_LETTERS].find(query).sort([("_seq", 1)])
-            items, last = await gather_page(cursor, limit, _sized)
+            items, last = await read_page(cursor, limit, _sized)
         return Page(items, None if last is None else str(last["_seq"]))
 
     async def remove(self, workspace_id: str, ids: Sequence[str]) -> int:
-        """See :meth:`DeadLetterStore.remove`."""
+        """Delete dead letters, and return how many existed."""
         if not ids:
             return 0
-        keys = sorted({own_id(workspace_id, one) for one in ids})
-        self._sums.clear()
+        keys = sorted({scoped_id(workspace_id, one) for one in ids})
+        self._totals.clear()
         with self._connection.calling() as db:
-            done = await db[DEAD_LETTERS].delete_many({"_id": among(keys)})
+            done = await db[DEAD_LETTERS].delete_many({"_id": any_of(keys)})
         return int(done.deleted_count)
 
     async def expire(self, before: int, *, limit: int) -> int:
-        """See :meth:`DeadLetterStore.expire_dead_letters`."""
-        self._sums.clear()
-        return await delete_oldest(self._connection, DEAD_LETTERS, before, limit, None)
+        """Delete the oldest dead letters received before ``before``, and return how many."""
+        self._totals.clear()
+        return await delete_oldest(self._connection, DEAD_LETTERS, before, limit)
 
 
 def _size(letter: DeadLetter) -> int:
@@ -153,16 +154,16 @@ def _encode(key: str, letter: DeadLetter, budget: str, size: int, seq: Any) -> b
         "errors": [dict(error) for error in letter.errors],
         "item": Binary(letter.item),
         "truncated": letter.truncated,
-        # Not pairs: some servers take no array within an array.
+        # Not pairs: some servers do not store an array within an array.
         "headers": [{"name": name, "value": value} for name, value in letter.headers],
         "receivedAt": DatetimeMS(letter.received_at),
     }
     try:
         encoded = bson.encode(document)
     except (InvalidDocument, OverflowError, UnicodeError):
-        log.error("a dead letter cannot be stored: a text of it is not UTF-8")
+        _log.error("a dead letter cannot be stored: a text contains a lone surrogate")
         return None
-    return encoded if len(encoded) <= MOST_BYTES else None
+    return encoded if len(encoded) <= MAX_BYTES else None
 
 
 def _decode(document: Mapping[str, Any]) -> DeadLetter:

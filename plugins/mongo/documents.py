@@ -1,20 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """Events as documents that people can query, and back, unchanged.
 
-An event is a document with its own fields; ``timestamp`` and ``receivedAt`` are dates. What the
-storage adds begins with ``_``:
+The document of an event has the event's fields; ``timestamp`` and ``receivedAt`` are dates. The
+fields that the storage adds begin with ``_``:
 
 ==========  ================================================================================
 ``_id``     ``<workspace>:<origin>:<message id>``
-``_seq``    an ObjectId that grows with each event that a process writes: order of arrival
-``_name``   ``event`` of a track call, ``name`` of a page or screen; absent if there is none
-``_mark``   which write stored it; only until its changes are known to be durable
-``_raw``    the event as JSON, only if some server could not give it back from its fields
+``_seq``    an ObjectId that grows with each event that a process writes: the order of arrival
+``_name``   ``event`` of a track call, ``name`` of a page or screen; absent if the event has none
+``_mark``   the write that stored it; only until its changes are known to be durable
+``_raw``    the event as JSON, only if some server could not return it unchanged from its fields
 ==========  ================================================================================
 
-Keys that MongoDB cannot hold or address are percent-encoded: ``.`` is ``%2E``, a leading ``$``
-``%24``, NUL ``%00``, ``%`` itself ``%25``, space at an end ``%20`` (some servers trim paths), the
-empty key ``%``, and ``_`` at the beginning of a field of the event ``%5F``.
+Keys that MongoDB cannot store or address are percent-encoded: ``.`` is ``%2E``, a leading ``$``
+``%24``, NUL ``%00``, ``%`` itself ``%25``, a space at either end ``%20`` (some servers trim paths),
+the empty key ``%``, and ``_`` at the beginning of a field of the event ``%5F``.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 from urllib.parse import unquote
 
@@ -35,24 +35,24 @@ from bson.objectid import ObjectId
 
 from engage.api import Event, render_time
 
-#: What MongoDB takes as one document.
-MOST_BYTES: Final = 16 * 1024 * 1024
+#: Maximum size of a document in MongoDB.
+MAX_BYTES: Final = 16 * 1024 * 1024
 
-#: What is escaped within a key. ``_id`` itself, because FerretDB makes it an object's first key.
-_ODD: Final = re.compile(r"[.%\x00]|^\$|^\s+|\s+(?![\s\S])|^_id(?![\s\S])")
-#: Keys that need no escape, so that each is looked at once. Bounded.
+#: What is escaped in a key. ``_id`` as a whole, because FerretDB makes it an object's first key.
+_SPECIAL: Final = re.compile(r"[.%\x00]|^\$|^\s+|\s+(?![\s\S])|^_id(?![\s\S])")
+#: A bounded cache of keys that need no escape, so that a common key is examined once.
 _PLAIN_KEYS: Final[set[str]] = set()
-_MOST_PLAIN: Final = 10_000
+_MAX_PLAIN_KEYS: Final = 10_000
 
 
 class UnstorableError(Exception):
-    """This event can never be stored; the message is for the client, without its values."""
+    """This event can never be stored; the message is the reason, for the client, without values."""
 
 
 # ---------------------------------------------------------------------------------------- keys, ids
 def escape_key(key: str) -> str:
-    """:return: ``key`` as MongoDB can hold and address it; reversible."""
-    return _ODD.sub(_percent, key) if key else "%"
+    """Return a key in a form that MongoDB can store and address; :func:`unescape_key` undoes it."""
+    return _SPECIAL.sub(_percent, key) if key else "%"
 
 
 def _percent(match: re.Match[str]) -> str:
@@ -60,18 +60,18 @@ def _percent(match: re.Match[str]) -> str:
 
 
 def unescape_key(key: str) -> str:
-    """Undo :func:`escape_key`."""
+    """Return the key that :func:`escape_key` made this form of."""
     if "%" not in key:
         return key
     return "" if key == "%" else unquote(key)
 
 
-def _is_odd(value: Any) -> bool:
-    """Whether a key anywhere in ``value``, an object or a list, must be escaped."""
+def _needs_escape(value: Any) -> bool:
+    """Return whether a key anywhere in ``value``, an object or a list, must be escaped."""
     level = [value]
-    for container in level:  # which grows
+    for container in level:  # The list grows meanwhile.
         if type(container) is dict:
-            if not container.keys() <= _PLAIN_KEYS and _any_odd(container.keys() - _PLAIN_KEYS):
+            if not container.keys() <= _PLAIN_KEYS and _any_special(container.keys() - _PLAIN_KEYS):
                 return True
             container = container.values()
         for inner in container:
@@ -81,11 +81,11 @@ def _is_odd(value: Any) -> bool:
     return False
 
 
-def _any_odd(keys: set[str]) -> bool:
+def _any_special(keys: set[str]) -> bool:
     for key in keys:
-        if not key or _ODD.search(key) is not None:
+        if not key or _SPECIAL.search(key) is not None:
             return True
-        if len(_PLAIN_KEYS) < _MOST_PLAIN and len(key) <= 64:
+        if len(_PLAIN_KEYS) < _MAX_PLAIN_KEYS and len(key) <= 64:
             _PLAIN_KEYS.add(key)
     return False
 
@@ -103,22 +103,22 @@ def _unescaped(value: Any) -> Any:
         return {unescape_key(key): _unescaped(inner) for key, inner in value.items()}
     if isinstance(value, list):
         return [_unescaped(inner) for inner in value]
-    # Not the driver's own class for 64 bits.
+    # The driver reads 64-bit integers as a class of its own.
     return int(value) if isinstance(value, bson.Int64) else value
 
 
 def escape(value: Any) -> Any:
-    """:return: a JSON value with every key escaped; ``value`` itself if there is nothing to do."""
-    return _escaped(value) if isinstance(value, dict | list) and _is_odd(value) else value
+    """Return a JSON value with every key escaped; ``value`` itself if nothing must be escaped."""
+    return _escaped(value) if isinstance(value, dict | list) and _needs_escape(value) else value
 
 
 def unescape(value: Any) -> Any:
-    """Undo :func:`escape`."""
+    """Return the JSON value that :func:`escape` made this form of."""
     return _unescaped(value)
 
 
 def is_text(text: str) -> bool:
-    """:return: whether it can be written as UTF-8 at all: only then can it be stored."""
+    """Return whether a string can be stored: one with a lone surrogate cannot."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -127,43 +127,54 @@ def is_text(text: str) -> bool:
 
 
 def _part(text: str) -> str:
-    """A workspace id or an origin within an id; neither has a colon, but nothing may collide."""
+    """Return a workspace id or an origin as a part of an ``_id``. Neither contains a colon today;
+    with the escape, different parts never give the same ``_id``."""
     return text.replace("%", "%25").replace(":", "%3A") if "%" in text or ":" in text else text
 
 
 def event_id(workspace_id: str, origin: str, message_id: str) -> str:
-    """:return: the ``_id`` of an event; different for different identities."""
+    """Return the ``_id`` of an event; different identities have different ones."""
     return f"{_part(workspace_id)}:{_part(origin)}:{message_id}"
 
 
-def own_id(workspace_id: str, name: str) -> str:
-    """:return: the ``_id`` of what a workspace has by one name: a user, a group, a dead letter."""
+def scoped_id(workspace_id: str, name: str) -> str:
+    """Return the ``_id`` of what one name identifies in a workspace: a user, a dead letter …"""
     return f"{_part(workspace_id)}:{name}"
 
 
 def pair_id(workspace_id: str, user_id: str, other: str) -> str:
-    """:return: the ``_id`` of a link or a membership."""
+    """Return the ``_id`` of a link or a membership."""
     return f"{_part(workspace_id)}:{len(user_id)}:{user_id}:{other}"
 
 
 def in_workspace(workspace_id: str | None) -> dict[str, Any]:
-    """:return: a condition on ``_id``: within one workspace (any: ``None``)."""
+    """Return a condition on ``_id``: within a workspace, or any if it is ``None``."""
     if workspace_id is None:
         return {}
     return {"$gte": f"{_part(workspace_id)}:", "$lt": f"{_part(workspace_id)};"}
 
 
+def any_of(ids: Sequence[str]) -> Any:
+    """Return a condition: equal to one of these ids. For a single id it is the plain value, which
+    every server answers from an index."""
+    return ids[0] if len(ids) == 1 else {"$in": list(ids)}
+
+
 # -------------------------------------------------------------------------------------------- times
 class Sequencer:
-    """Gives ``_seq``: microseconds (7 bytes) that grow with each call, and 5 random bytes of the
-    process, so that no two processes ever give the same."""
+    """Makes values of ``_seq``: microseconds (7 bytes), greater with each call, and 5 random bytes
+    of the process, so that two processes never make the same value."""
 
     def __init__(self) -> None:
         self._last = 0
         self._process = os.urandom(5)
 
     def __call__(self, after: ObjectId | None = None) -> ObjectId:
-        """:param after: the result is greater, whatever the clock of the process that gave it."""
+        """Return the next value.
+
+        :param after: the value is greater than this one, which another process may have made with
+            another clock.
+        """
         if after is not None:
             self._last = max(self._last, int.from_bytes(after.binary[:7], "big"))
         self._last = max(self._last + 1, time.time_ns() // 1000)
@@ -172,12 +183,12 @@ class Sequencer:
 
 # ------------------------------------------------------------------------------------------- values
 def needs_raw(encoded: bytes) -> bool:
-    """Whether compact JSON may hold ``-0.0``, of which some servers lose the sign."""
+    """Return whether compact JSON may contain ``-0.0``, of which some servers lose the sign."""
     return b"-0.0" in encoded
 
 
 def encode_value(value: Any) -> dict[str, Any]:
-    """:return: ``v`` of a register, and ``j`` beside it where BSON may not do."""
+    """Return ``v`` of a register, and ``j`` beside it where BSON may not keep the value."""
     if isinstance(value, dict | list | float):
         encoded = orjson.dumps(value)
         if needs_raw(encoded):
@@ -187,7 +198,7 @@ def encode_value(value: Any) -> dict[str, Any]:
 
 
 def decode_value(register: Mapping[str, Any]) -> Any:
-    """Undo :func:`encode_value`."""
+    """Return the value that :func:`encode_value` encoded."""
     if "j" in register:
         return orjson.loads(register["j"])
     return unescape(register["v"])
@@ -195,9 +206,11 @@ def decode_value(register: Mapping[str, Any]) -> Any:
 
 # ------------------------------------------------------------------------------------------- events
 def encode_event(event: Event, key: str, seq: ObjectId, mark: str | None) -> bytes:
-    """:return: the event as BSON.
+    """Return an event as BSON.
 
-    :raises UnstorableError: it can never be stored.
+    :param key: the ``_id``.
+    :param mark: the mark of the write, if the event changes profiles.
+    :raises UnstorableError: if it can never be stored.
     """
     try:
         body = event.document()
@@ -218,8 +231,9 @@ def encode_event(event: Event, key: str, seq: ObjectId, mark: str | None) -> byt
         exact = own.items() <= body.items() or all(body.get(name) == own[name] for name in own)
         if not exact or needs_raw(event.body):
             document["_raw"] = Binary(event.body)
-        # What begins with _ is ours. One look for all names; one escape too many does no harm.
-        if _is_odd(body) or "\0_" in "\0" + "\0".join(body):
+        # Names that begin with _ are the storage's. One search for all names is fast; escaping a
+        # body that does not need it does no harm.
+        if _needs_escape(body) or "\0_" in "\0" + "\0".join(body):
             body = _escaped(body)
             body = {f"%5F{name[1:]}" if name[0] == "_" else name: body[name] for name in body}
         document.update(body)
@@ -233,16 +247,16 @@ def encode_event(event: Event, key: str, seq: ObjectId, mark: str | None) -> byt
         document["receivedAt"] = DatetimeMS(event.received_at)
         encoded = bson.encode(document)
     except (InvalidDocument, InvalidBSON, OverflowError, UnicodeError, ValueError) as error:
-        raise UnstorableError("the storage cannot hold a value of this event") from error
+        raise UnstorableError("the storage cannot store a value of this event") from error
     except RecursionError as error:
         raise UnstorableError("nested too deeply for the storage") from error
-    if len(encoded) > MOST_BYTES:
+    if len(encoded) > MAX_BYTES:
         raise UnstorableError("too large for the storage (16 MiB)")
     return encoded
 
 
 def decode_event(document: Mapping[str, Any]) -> Event:
-    """:return: the event of a document that :func:`encode_event` made."""
+    """Return the event of a document that :func:`encode_event` made."""
     raw = document.get("_raw")
     if raw is not None:
         body = bytes(raw)
@@ -266,19 +280,3 @@ def decode_event(document: Mapping[str, Any]) -> Event:
         timestamp=int(document["timestamp"]),
         body=body,
     )
-
-
-def page_after(cursor: str) -> tuple[DatetimeMS, ObjectId]:
-    """:return: the place in the order of arrival that a cursor names.
-
-    :raises ValueError: it is not a cursor.
-    """
-    received, _, seq = cursor.partition(".")
-    if not re.fullmatch(r"-?[0-9]{1,16}", received) or not ObjectId.is_valid(seq):
-        raise ValueError("not a cursor of this storage")
-    return DatetimeMS(int(received)), ObjectId(seq)
-
-
-def cursor_of(document: Mapping[str, Any]) -> str:
-    """:return: the cursor after this document."""
-    return f"{int(document['receivedAt'])}.{document['_seq']}"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Users, groups, links and memberships."""
+"""Users, groups, links and memberships: the merge of the stored events."""
 
 from __future__ import annotations
 
@@ -17,57 +17,44 @@ from engage.api import (
     ProfileLimits,
     UserProfile,
     changes_of,
-    identifier_value,
 )
 
-from .changes import Folded, Known, seen_statement, stored_traits
-from .client import Connection
-from .documents import (
-    decode_value,
-    escape_key,
-    in_workspace,
-    own_id,
-    pair_id,
-    unescape_key,
-)
-from .events import among, gather_page
-from .schema import GROUPS, LINKS, MEMBERSHIPS, META, USERS
+from .changes import FoldedChanges, StoredState, stored_traits, user_statement
+from .connection import Connection
+from .documents import any_of, decode_value, pair_id, scoped_id, unescape_key
+from .identifiers import Identifiers
+from .paging import id_after, read_page
+from .schema import GROUPS, LINKS, MEMBERSHIPS, USERS
 
-log = logging.getLogger("engage.storage.mongo")
+_log = logging.getLogger("engage.storage.mongo")
 
-#: Links that are known to be durable; remembered so that each event of a visitor need not ask.
-_KNOWN_LINKS: Final = 100_000
-#: Users of one value of an identifier, as the interface says.
-_MOST_USERS: Final = 100
+#: How many durable links are remembered, so that not each event of a visitor looks for its link.
+_MAX_KNOWN_LINKS: Final = 100_000
 #: Users whose links and memberships are read at once.
-_AT_ONCE: Final = 200
+_STEP: Final = 200
 
 
 class Profiles:
-    """Reads profiles and applies changes to them.
+    """Applies the changes of events, reads profiles, and remembers which links are durable.
 
     :param limits: per user and group.
-    :param identifiers: workspace → traits by which users are looked up.
     """
 
     def __init__(
-        self,
-        connection: Connection,
-        limits: ProfileLimits,
-        identifiers: Mapping[str, Sequence[str]],
+        self, connection: Connection, limits: ProfileLimits, identifiers: Identifiers
     ) -> None:
         self._connection = connection
         self._limits = limits
-        self._identifiers = {name: frozenset(traits) for name, traits in identifiers.items()}
+        self._identifiers = identifiers
         self._links: OrderedDict[str, None] = OrderedDict()
 
     # -------------------------------------------------------------------------------- changes
-    def forget(self) -> None:
-        """Another store may stand there now."""
+    def forget_links(self) -> None:
+        """Forget the remembered links: another store may be at the address when it is opened."""
         self._links.clear()
 
     def changes(self, event: Event) -> tuple[Change, ...]:
-        """:return: the changes of an event, but links that are known to be durable."""
+        """Return the changes of an event; nothing if it only links what is known to be linked."""
         if not event.may_change_profiles:
             return ()
         user, anonymous = event.user_id, event.anonymous_id
@@ -80,49 +67,52 @@ class Profiles:
             return ()
         return changes_of(event)
 
-    def fold(self, changes: Sequence[tuple[Event, Sequence[Change]]]) -> Folded:
-        """:param changes: of the events of a write, in their order."""
-        return Folded(changes, self._links)
+    def fold(self, changes: Sequence[tuple[Event, Sequence[Change]]]) -> FoldedChanges:
+        """Return the changes of a write, folded.
 
-    async def known(self, folded: Folded) -> Known:
-        """Read what applying needs. To be called within :meth:`Connection.calling`."""
+        :param changes: events with their changes, in order of arrival.
+        """
+        return FoldedChanges(changes, self._links)
+
+    async def read_state(self, folded: FoldedChanges) -> StoredState:
+        """Read what :meth:`apply` needs. To be called within :meth:`Connection.calling`."""
         users, groups, links, memberships = await asyncio.gather(
-            self._traits(USERS, folded.wanted_traits(USERS)),
-            self._traits(GROUPS, folded.wanted_traits(GROUPS)),
-            self._pairs(LINKS, folded.wanted_pairs(LINKS)),
-            self._pairs(MEMBERSHIPS, folded.wanted_pairs(MEMBERSHIPS)),
+            self._stored_traits(USERS, folded.wanted_traits(USERS)),
+            self._stored_traits(GROUPS, folded.wanted_traits(GROUPS)),
+            self._stored_pairs(LINKS, folded.wanted_pairs(LINKS)),
+            self._stored_pairs(MEMBERSHIPS, folded.wanted_pairs(MEMBERSHIPS)),
         )
-        return Known({USERS: users, GROUPS: groups}, {LINKS: links, MEMBERSHIPS: memberships})
+        return StoredState({USERS: users, GROUPS: groups}, {LINKS: links, MEMBERSHIPS: memberships})
 
-    async def _traits(self, collection: str, ids: Sequence[str]) -> dict[str, Any]:
+    async def _stored_traits(self, collection: str, ids: Sequence[str]) -> dict[str, Any]:
         found = {}
-        for part in self._connection.portions(ids):
-            # One by one: they may be large, and only their sizes are kept.
-            cursor = self._connection.db[collection].find({"_id": among(part)}, {"traits": 1})
+        for chunk in self._connection.chunks(ids):
+            # One by one: documents may be large, and only the sizes of their traits are kept.
+            cursor = self._connection.db[collection].find({"_id": any_of(chunk)}, {"traits": 1})
             async for document in cursor:
                 found[document["_id"]] = stored_traits(document)
         return found
 
-    async def _pairs(self, collection: str, users: Sequence[str]) -> dict[str, set[str]]:
+    async def _stored_pairs(self, collection: str, users: Sequence[str]) -> dict[str, set[str]]:
         found: dict[str, set[str]] = {}
-        for part in self._connection.portions(users):
-            cursor = self._connection.db[collection].find({"user": among(part)}, {"user": 1})
+        for chunk in self._connection.chunks(users):
+            cursor = self._connection.db[collection].find({"user": any_of(chunk)}, {"user": 1})
             for document in await cursor.to_list(None):
                 found.setdefault(document["user"], set()).add(document["_id"])
         return found
 
-    async def apply(self, folded: Folded, known: Known | None = None) -> int:
-        """Make changes durable: one update command per collection, all at once. To be called within
-        :meth:`Connection.calling`.
+    async def apply(self, folded: FoldedChanges, state: StoredState | None = None) -> int:
+        """Make changes durable, with one update command per collection, all at once. To be called
+        within :meth:`Connection.calling`.
 
-        :param known: what :meth:`known` read, if it was read already.
+        :param state: what :meth:`read_state` returned, if it was called already.
         :return: how many changes were dropped.
         """
         if not folded:
             return 0
-        if known is None:
-            known = await self.known(folded)
-        statements = folded.statements(known, self._limits, self._identifiers)
+        if state is None:
+            state = await self.read_state(folded)
+        statements = folded.statements(state, self._limits, self._identifiers.declared)
         results = await asyncio.gather(
             *(self._connection.update(name, part) for name, part in statements.items()),
             return_exceptions=True,
@@ -133,23 +123,26 @@ class Profiles:
                 raise result
             refused = [code for code in result if code]
             if refused:
-                log.error("%d changes can never be applied (code %d)", len(refused), refused[0])
+                _log.error(
+                    "%d profile changes can never be applied (code %d)", len(refused), refused[0]
+                )
                 dropped += len(refused)
         durable = [statement["q"]["_id"] for statement in statements.get(LINKS, ())]
         for key in durable:
             self._links[key] = None
-        while len(self._links) > _KNOWN_LINKS:
+        while len(self._links) > _MAX_KNOWN_LINKS:
             self._links.popitem(last=False)
         return dropped
 
-    async def see(self, workspace_id: str, user_id: str, at: int) -> None:
-        """Make a user exist. To be called within :meth:`Connection.calling`."""
-        await self._connection.update(USERS, [seen_statement(workspace_id, user_id, at)])
+    async def ensure_user(self, workspace_id: str, user_id: str, at: int) -> None:
+        """Make a user exist, as an event of the time ``at`` would. To be called within
+        :meth:`Connection.calling`."""
+        await self._connection.update(USERS, [user_statement(workspace_id, user_id, at)])
 
     # -------------------------------------------------------------------------------- reading
-    async def profile(self, workspace_id: str, user_id: str) -> UserProfile | None:
-        """See :meth:`ProfileStore.profile`."""
-        key = own_id(workspace_id, user_id)
+    async def find(self, workspace_id: str, user_id: str) -> UserProfile | None:
+        """Return a user, or ``None`` if the user does not exist."""
+        key = scoped_id(workspace_id, user_id)
         with self._connection.calling() as db:
             document, links, memberships = await asyncio.gather(
                 db[USERS].find_one({"_id": key}), self._links_of([key]), self._groups_of([key])
@@ -159,7 +152,7 @@ class Profiles:
     async def _links_of(self, users: Sequence[str]) -> dict[str, list[str]]:
         found: dict[str, list[str]] = {}
         fields = {"user": 1, "anonymousId": 1}
-        cursor = self._connection.db[LINKS].find({"user": among(users)}, fields)
+        cursor = self._connection.db[LINKS].find({"user": any_of(users)}, fields)
         for document in await cursor.to_list(None):
             found.setdefault(document["user"], []).append(document["anonymousId"])
         return found
@@ -167,39 +160,22 @@ class Profiles:
     async def _groups_of(self, users: Sequence[str]) -> dict[str, list[str]]:
         found: dict[str, list[str]] = {}
         fields = {"user": 1, "groupId": 1, "assigned.v": 1}
-        cursor = self._connection.db[MEMBERSHIPS].find({"user": among(users)}, fields)
+        cursor = self._connection.db[MEMBERSHIPS].find({"user": any_of(users)}, fields)
         for document in await cursor.to_list(None):
             if document["assigned"]["v"]:
                 found.setdefault(document["user"], []).append(document["groupId"])
         return found
 
-    async def find_users(
-        self, workspace_id: str, trait: str, values: Sequence[str]
-    ) -> dict[str, list[str]]:
-        """See :meth:`ProfileStore.find_users`."""
-        field = f"traits.{escape_key(trait)}.i"
-        wanted = {own_id(workspace_id, value): value for value in values}
-        fields = {"userId": 1, field: 1}
-        found: dict[str, list[str]] = {}
-        with self._connection.calling() as db:
-            for key, value in wanted.items():
-                cursor = db[USERS].find({field: key}, fields)
-                cursor = cursor.sort([("createdAt", 1), ("_id", 1)]).limit(_MOST_USERS)
-                users = [document["userId"] for document in await cursor.to_list(None)]
-                if users:
-                    found[value] = users
-        return found
-
     async def scan_users(
         self, workspace_id: str | None, *, after: str | None, limit: int
     ) -> Page[UserProfile]:
-        """See :meth:`ProfileStore.scan_users`."""
+        """Return a page of users."""
         with self._connection.calling() as db:
-            cursor = db[USERS].find(_after(workspace_id, after)).sort([("_id", 1)])
-            documents, last = await gather_page(cursor, limit, _sized)
+            cursor = db[USERS].find(id_after(workspace_id, after)).sort([("_id", 1)])
+            documents, last = await read_page(cursor, limit, _sized)
             users = []
-            for start in range(0, len(documents), _AT_ONCE):
-                part = documents[start : start + _AT_ONCE]
+            for start in range(0, len(documents), _STEP):
+                part = documents[start : start + _STEP]
                 ids = [document["_id"] for document in part]
                 links, groups = await asyncio.gather(self._links_of(ids), self._groups_of(ids))
                 users += [_user(document, links, groups) for document in part]
@@ -208,10 +184,10 @@ class Profiles:
     async def scan_groups(
         self, workspace_id: str | None, *, after: str | None, limit: int
     ) -> Page[GroupProfile]:
-        """See :meth:`ProfileStore.scan_groups`."""
+        """Return a page of groups."""
         with self._connection.calling() as db:
-            cursor = db[GROUPS].find(_after(workspace_id, after)).sort([("_id", 1)])
-            documents, last = await gather_page(cursor, limit, _sized)
+            cursor = db[GROUPS].find(id_after(workspace_id, after)).sort([("_id", 1)])
+            documents, last = await read_page(cursor, limit, _sized)
         groups = [
             GroupProfile(
                 workspace_id=document["workspaceId"],
@@ -222,62 +198,9 @@ class Profiles:
         ]
         return Page(groups, None if last is None else last["_id"])
 
-    # ---------------------------------------------------------------------------- identifiers
-    async def index_identifiers(self) -> None:
-        """See that users can be looked up by each trait that the config declares, also by one that
-        was declared after they were stored."""
-        declared = {
-            own_id(workspace, trait): (workspace, trait)
-            for workspace, traits in self._identifiers.items()
-            for trait in traits
-        }
-        with self._connection.calling() as db:
-            found = await db[META].find_one({"_id": "identifiers"})
-        done = set() if found is None else set(found["done"])
-        if done == declared.keys():
-            return
-        for key in sorted(declared.keys() - done):
-            await self._index_identifier(*declared[key])
-        with self._connection.calling() as db:
-            await db[META].update_one(
-                {"_id": "identifiers"}, {"$set": {"done": sorted(declared)}}, upsert=True
-            )
-
-    async def _index_identifier(self, workspace: str, trait: str) -> None:
-        field = f"traits.{escape_key(trait)}"
-        after: str | None = None
-        while True:
-            query = {**_after(workspace, after), field: {"$exists": True}}
-            with self._connection.calling() as db:
-                cursor = db[USERS].find(query, {field: 1}).sort([("_id", 1)]).limit(_AT_ONCE)
-                documents = await cursor.to_list(None)
-                statements = []
-                for document in documents:
-                    register = document["traits"][escape_key(trait)]
-                    value = identifier_value(trait, decode_value(register))
-                    if value is not None and "i" not in register:
-                        # Only if nobody changed it meanwhile: then it has the form already.
-                        same = {f"{field}.{part}": register[part] for part in ("t", "m", "o")}
-                        form = {f"{field}.i": own_id(workspace, value)}
-                        statements.append(
-                            {"q": {"_id": document["_id"], **same}, "u": {"$set": form}}
-                        )
-                await self._connection.update(USERS, statements)
-            if len(documents) < _AT_ONCE:
-                return
-            after = documents[-1]["_id"]
-
-
-def _after(workspace_id: str | None, after: str | None) -> dict[str, Any]:
-    condition = in_workspace(workspace_id)
-    if after is not None:
-        condition = {**condition, "$gt": after}
-        condition.pop("$gte", None)
-    return {"_id": condition} if condition else {}
-
 
 def _sized(document: Mapping[str, Any]) -> tuple[Mapping[str, Any], int]:
-    # Cheap and near enough: only pages of large profiles must end early.
+    # An estimate is enough: only pages of large profiles must end early.
     return document, 512 * len(document.get("traits", ()))
 
 

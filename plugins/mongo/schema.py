@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Collections, their indexes, the version of the store, and whether its shard keys are safe.
 
-Everything here is idempotent and safe when several processes do it at once.
+Everything here is idempotent, and several processes can do it at the same time.
 """
 
 from __future__ import annotations
@@ -18,12 +18,13 @@ from pymongo.errors import DuplicateKeyError, OperationFailure, PyMongoError
 
 from engage.api import StorageIncompatible, StorageMissing, StorageUnavailable
 
-from .client import Connection
+from .connection import Connection
 from .documents import escape_key
+from .paging import ARRIVAL
 
-log = logging.getLogger("engage.storage.mongo")
+_log = logging.getLogger("engage.storage.mongo")
 
-#: The version of what this plugin writes, and the oldest plugin that can read it.
+#: The version of what this plugin writes, and the oldest version that can read it.
 VERSION: Final = 1
 MIN_READER: Final = 1
 
@@ -37,10 +38,10 @@ HISTORY: Final = "subscription_history"
 DEAD_LETTERS: Final = "dead_letters"
 META: Final = "meta"
 
-_ARRIVAL: Final = {"receivedAt": 1, "_seq": 1}
+_ARRIVAL: Final = dict(ARRIVAL)
 _RECEIVED: Final = {"receivedAt": 1}
 
-#: Collection → (keys, options) of its indexes; each is justified in docs/storage-mongo.md.
+#: Collection → (keys, options) of its indexes; docs/storage-mongo.md has the reason of each.
 INDEXES: Final[Mapping[str, tuple[tuple[Mapping[str, int], Mapping[str, Any]], ...]]] = {
     EVENTS: (
         (_ARRIVAL, {}),
@@ -59,7 +60,8 @@ INDEXES: Final[Mapping[str, tuple[tuple[Mapping[str, int], Mapping[str, Any]], .
     ),
 }
 
-#: Fields that the ``_id`` determines: sharded on these only, an ``_id`` cannot be stored twice.
+#: Fields that the ``_id`` determines: in a collection that is sharded on no other field, an ``_id``
+#: cannot be stored twice.
 SAFE_SHARD_KEYS: Final[Mapping[str, frozenset[str]]] = {
     EVENTS: frozenset({"_id", "workspaceId", "messageId"}),
     USERS: frozenset({"_id", "workspaceId", "userId"}),
@@ -72,23 +74,24 @@ SAFE_SHARD_KEYS: Final[Mapping[str, frozenset[str]]] = {
 }
 
 _NAMESPACE_NOT_FOUND: Final = 26
-#: Codes of ``createIndexes``: the same name or keys with other options.
+#: Codes of ``createIndexes``: an index of the same name or keys has other options.
 _CONFLICTS: Final = frozenset({85, 86})
-#: Attempts at the indexes of a collection.
-_ATTEMPTS: Final = 5
-#: Seconds that the building of an index on a collection that is already large may take.
-_LONG: Final = 6 * 3600.0
+#: Attempts to create the indexes of a collection.
+_MAX_ATTEMPTS: Final = 5
+#: Seconds that building the indexes of a large collection may take, and the number of documents
+#: from which a collection is large.
+_BUILD_SECONDS: Final = 6 * 3600.0
 _LARGE: Final = 50_000
-_DAY: Final = 86_400
+_SECONDS_PER_DAY: Final = 86_400
 
 
 def identifier_index(trait: str) -> dict[str, int]:
-    """:return: keys of the index by which users are found by ``trait``, oldest first."""
+    """Return the keys of the index by which users are found by ``trait``, oldest first."""
     return {f"traits.{escape_key(trait)}.i": 1, "createdAt": 1, "_id": 1}
 
 
 def index_name(keys: Mapping[str, int]) -> str:
-    """:return: the name that the drivers would give the index."""
+    """Return the name that the drivers give an index with these keys."""
     return "_".join(f"{field}_{way}" for field, way in keys.items())
 
 
@@ -96,7 +99,7 @@ class Schema:
     """Prepares the store.
 
     :param traits: all declared identifier traits.
-    :param events_days: retention of events, for a TTL index; ``None``: no such index.
+    :param events_days: days after which events expire, for a TTL index; ``None``: never.
     :param dead_letters_days: the same for dead letters.
     """
 
@@ -114,17 +117,19 @@ class Schema:
         self._building: set[asyncio.Task[None]] = set()
 
     async def prepare(self, *, create: bool) -> None:
-        """Look at the store; make what is missing when ``create`` is true.
+        """Check the store, and create what is missing if ``create`` is true.
 
-        :raises StorageMissing: nothing is there and ``create`` is false.
-        :raises StorageIncompatible: it was made by a newer version, or by somebody else.
+        :raises StorageMissing: if there is no store and ``create`` is false.
+        :raises StorageIncompatible: if a newer version or another program made it.
         """
         with self._connection.calling() as db:
             found = await db[META].find_one({"_id": "schema"})
         if found is not None:
-            _compatible(found, self._connection.name)
+            _check_version(found, self._connection.name)
         elif not create:
-            raise StorageMissing(f"{self._connection.name}: there is no engage store here yet")
+            raise StorageMissing(
+                f"{self._connection.name}: there is no engage store; `engage serve` creates one"
+            )
         if create:
             await self._build()
             if found is None:
@@ -134,13 +139,13 @@ class Schema:
                     "minReader": MIN_READER,
                     "createdAt": DatetimeMS(time.time_ns() // 1_000_000),
                 }
-                # A duplicate: another process was a moment earlier.
+                # Another process may have inserted it a moment earlier.
                 with self._connection.calling() as db, contextlib.suppress(DuplicateKeyError):
                     await db[META].insert_one(document)
             await self._warn_of_shard_keys()
 
     async def close(self) -> None:
-        """Stop waiting for indexes; the server finishes them."""
+        """Stop waiting for indexes; the server continues to build them."""
         for task in list(self._building):
             task.cancel()
         await asyncio.gather(*self._building, return_exceptions=True)
@@ -154,21 +159,21 @@ class Schema:
         if done:
             task.result()
         else:
-            # Its own time limit ends it where the server does not answer at all.
-            log.warning("an index is being built on a large collection; going on meanwhile")
-            task.add_done_callback(_report)
+            # If the server does not answer at all, the time limit of the task ends it.
+            _log.warning("indexes of a large collection are being built; engage works meanwhile")
+            task.add_done_callback(_log_result)
 
     async def _indexes(self) -> None:
         for collection in SAFE_SHARD_KEYS:
             wanted = list(INDEXES.get(collection, ()))
             if collection == USERS:
                 wanted += [(identifier_index(trait), {}) for trait in self._traits]
-            for attempt in range(_ATTEMPTS):
+            for attempt in range(_MAX_ATTEMPTS):
                 try:
                     await self._make_indexes(collection, wanted)
                 except StorageUnavailable:
-                    # Several processes at once may meet each other's half-made collection.
-                    if attempt == _ATTEMPTS - 1:
+                    # Another process may be creating the same collection at this moment.
+                    if attempt == _MAX_ATTEMPTS - 1:
                         raise
                     await asyncio.sleep(0.1 * (attempt + 1))
                 else:
@@ -177,7 +182,7 @@ class Schema:
     async def _make_indexes(
         self, collection: str, wanted: Iterable[tuple[Mapping[str, int], Mapping[str, Any]]]
     ) -> None:
-        seconds = await self._patience(collection)
+        seconds = await self._build_limit(collection)
         with self._connection.calling(seconds=seconds) as db:
             there = await _existing(db, collection)
             missing = [
@@ -191,15 +196,15 @@ class Schema:
                 ttl = there.get(tuple(_RECEIVED.items()))
                 await _expire_after(db, collection, self._days[collection], ttl)
 
-    async def _patience(self, collection: str) -> float | None:
+    async def _build_limit(self, collection: str) -> float | None:
         with self._connection.calling() as db:
             count = await db[collection].estimated_document_count()
-        return _LONG if count > _LARGE else None
+        return _BUILD_SECONDS if count > _LARGE else None
 
     # ------------------------------------------------------------------------------- sharding
     async def _warn_of_shard_keys(self) -> None:
         for collection, key in await self.unsafe_shard_keys():
-            log.error(
+            _log.error(
                 "%s: the collection %s is sharded on %s, which lets one message id be stored twice "
                 "(an _id is unique within a shard only): shard it on {_id: 'hashed'}",
                 self._connection.name,
@@ -208,8 +213,8 @@ class Schema:
             )
 
     async def unsafe_shard_keys(self) -> list[tuple[str, dict[str, Any]]]:
-        """:return: collection and shard key of those that are sharded on a key that breaks the
-        uniqueness of ``_id``; empty also where nobody may look.
+        """Return the collections, with their shard keys, that are sharded on a key under which an
+        ``_id`` can be stored twice; nothing if the user may not read the shard keys.
         """
         with self._connection.calling() as db:
             hello = await db.command("isMaster")
@@ -219,7 +224,7 @@ class Schema:
             try:
                 found = await db.client["config"]["collections"].find(query).to_list(None)
             except OperationFailure as error:
-                log.info("the shard keys could not be looked at (code %s)", error.code)
+                _log.info("the shard keys cannot be read (code %s)", error.code)
                 return []
         unsafe = []
         for document in found:
@@ -230,28 +235,29 @@ class Schema:
         return unsafe
 
 
-def _compatible(document: Mapping[str, Any], name: str) -> None:
+def _check_version(document: Mapping[str, Any], name: str) -> None:
     version, min_reader = document.get("version"), document.get("minReader")
     if not isinstance(version, int) or not isinstance(min_reader, int):
         raise StorageIncompatible(f"{name}: the collection meta is not engage's")
     if min_reader > VERSION:
         raise StorageIncompatible(
-            f"{name}: made by a newer engage (store version {version}, readable from version "
-            f"{min_reader}, this is {VERSION})"
+            f"{name}: made by a newer version of engage (store version {version}, readable from "
+            f"version {min_reader} on; this is version {VERSION}): use that version of engage, or "
+            "another database"
         )
 
 
 async def _existing(
     db: Any, collection: str
 ) -> dict[tuple[tuple[str, Any], ...], Mapping[str, Any]]:
-    """:return: keys of an index → the index."""
+    """Return the indexes of a collection: keys → index."""
     try:
         reply = await db.command({"listIndexes": collection})
     except OperationFailure as error:
         if error.code == _NAMESPACE_NOT_FOUND:
             return {}
         raise
-    # 64 indexes are the most there can be; the first batch of a reply holds 101.
+    # A collection has at most 64 indexes; the first batch of the reply contains up to 101.
     return {tuple(index["key"].items()): index for index in reply["cursor"]["firstBatch"]}
 
 
@@ -262,20 +268,21 @@ async def _create(db: Any, collection: str, indexes: list[dict[str, Any]]) -> No
         if error.code not in _CONFLICTS:
             raise
         if len(indexes) > 1:
-            # None of them was made.
+            # The server created none of them.
             for index in indexes:
                 await _create(db, collection, [index])
             return
-        # The operator has one of that name with options of his own: his to decide.
-        log.warning("an index of %s exists with other options; it is left", collection)
+        # An operator created it: it is not for engage to change.
+        _log.warning("an index of %s exists with other options; it is left as it is", collection)
 
 
 async def _expire_after(
     db: Any, collection: str, days: int | None, there: Mapping[str, Any] | None
 ) -> None:
-    """Let the server expire documents, if it can; without ``days``, see that it does not.
+    """Make the server expire documents, if it can.
 
-    :param there: the index that may do so already.
+    :param days: ``None`` makes the server stop expiring.
+    :param there: the index on the same keys that exists already.
     """
     name = index_name(_RECEIVED)
     if days is None:
@@ -283,7 +290,7 @@ async def _expire_after(
             with contextlib.suppress(OperationFailure):
                 await db.command({"dropIndexes": collection, "index": there["name"]})
         return
-    seconds = days * _DAY
+    seconds = days * _SECONDS_PER_DAY
     if there is not None:
         if there.get("expireAfterSeconds") == seconds:
             return
@@ -291,7 +298,7 @@ async def _expire_after(
         try:
             await db.command({"collMod": collection, "index": change})
         except OperationFailure:
-            # Not every server can: made anew, then.
+            # Not every server can change an index: it is created again.
             await db.command({"dropIndexes": collection, "index": there["name"]})
         else:
             return
@@ -299,17 +306,19 @@ async def _expire_after(
     try:
         await db.command({"createIndexes": collection, "indexes": [index]})
     except OperationFailure as error:
-        log.info(
-            "%s: no TTL index here (code %s); expired in the background", collection, error.code
+        _log.info(
+            "%s: the server has no TTL index (code %s); engage expires the documents",
+            collection,
+            error.code,
         )
 
 
-def _report(task: asyncio.Task[None]) -> None:
+def _log_result(task: asyncio.Task[None]) -> None:
     if not task.cancelled():
         error = task.exception()
         if isinstance(error, StorageUnavailable | PyMongoError):
-            log.warning("an index could not be built: %s", error)
+            _log.warning("the indexes cannot be built: %s", error)
         elif error is not None:
-            log.error("an index could not be built", exc_info=error)
+            _log.error("the indexes cannot be built", exc_info=error)
         else:
-            log.info("all indexes are built")
+            _log.info("all indexes are built")

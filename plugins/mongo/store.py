@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the core talks to: writing, readiness, and the work that is left for later."""
+"""What the core calls: opening, readiness, and the work that is left for later."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import logging
-import os
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
@@ -34,37 +33,37 @@ from engage.api import (
     UserProfile,
 )
 
-from .client import Connection
+from .connection import Connection
 from .dead_letters import DeadLetters
 from .documents import Sequencer
-from .events import Events, among
+from .events import Events
+from .identifiers import Identifiers
 from .profiles import Profiles
-from .schema import EVENTS, META, Schema
+from .schema import META, Schema
 from .subscriptions import Subscriptions
 from .url import DEFAULT_URL
-from .writer import Write
+from .writer import Writer
 
-log = logging.getLogger("engage.storage.mongo")
+_log = logging.getLogger("engage.storage.mongo")
 
-#: MongoDB allows 64 indexes on a collection.
-_MOST_IDENTIFIERS: Final = 40
-#: Seconds between an acknowledgement and the removal of its marks.
-_TIDY_AFTER: Final = 1.0
-#: Marked events that are completed at once.
-_SWEEP: Final = 500
-#: Seconds that closing may spend on removing marks; they are only left-overs of no harm.
-_LAST_TIDY: Final = 3.0
+#: MongoDB allows 64 indexes on a collection; each identifier trait needs one.
+_MAX_IDENTIFIERS: Final = 40
+#: Seconds between an acknowledgement and the removal of its marks; when that fails, the pause is
+#: doubled each time, up to the second number.
+_PAUSE: Final = (1.0, 10.0)
+#: Seconds that closing may spend on removing marks; marks that are left do no harm.
+_CLOSE_SECONDS: Final = 3.0
 
 
 class MongoStorage(EventStore, ProfileStore, SubscriptionStore, DeadLetterStore):
-    """Everything in one MongoDB database."""
+    """The storage that keeps everything in one MongoDB database."""
 
     def __init__(self, connection: Connection, context: StorageContext) -> None:
         traits = {trait for names in context.identifiers.values() for trait in names}
-        if len(traits) > _MOST_IDENTIFIERS:
+        if len(traits) > _MAX_IDENTIFIERS:
             raise ConfigError(
-                f"workspaces: {len(traits)} different subscription_identifiers, but MongoDB has "
-                f"indexes for {_MOST_IDENTIFIERS}"
+                f"workspaces: {len(traits)} different subscription_identifiers; MongoDB has "
+                f"indexes for at most {_MAX_IDENTIFIERS}"
             )
         self._connection = connection
         self._schema = Schema(
@@ -73,26 +72,28 @@ class MongoStorage(EventStore, ProfileStore, SubscriptionStore, DeadLetterStore)
             events_days=context.events_days,
             dead_letters_days=context.dead_letters_days,
         )
-        self._sequence = Sequencer()
+        #: Set when the housekeeping has something to do.
+        self._work = asyncio.Event()
+        sequence = Sequencer()
+        self._identifiers = Identifiers(connection, context.identifiers)
         self._events = Events(connection)
-        self._profiles = Profiles(connection, context.profile_limits, context.identifiers)
-        self._subscriptions = Subscriptions(connection, self._profiles, self._sequence)
-        self._dead_letters = DeadLetters(connection, context.dead_letter_budget, self._sequence)
+        self._profiles = Profiles(connection, context.profile_limits, self._identifiers)
+        self._writer = Writer(connection, self._events, self._profiles, sequence, self._work)
+        self._subscriptions = Subscriptions(connection, self._profiles, sequence)
+        self._dead_letters = DeadLetters(connection, context.dead_letter_budget, sequence)
         self.dropped_changes = 0
+        #: Whether the store was found, and prepared, since it was opened.
         self._prepared = False
         self._preparing = asyncio.Lock()
-        #: Marks of this process: a prefix, how many were given, those whose changes are durable.
-        self._process = os.urandom(6).hex()
-        self._writes = 0
-        self._durable: set[str] = set()
-        #: How many sweeps a failed write still asks for.
-        self._sweeps_due = 0
-        self._work = asyncio.Event()
         self._housekeeping: asyncio.Task[None] | None = None
 
     @classmethod
     def from_options(cls, options: Mapping[str, Any], context: StorageContext) -> MongoStorage:
-        """:param options: valid by ``schemas/plugins/mongo.json``."""
+        """Make the storage.
+
+        :param options: valid according to ``schemas/plugins/mongo.json``.
+        :raises ConfigError: if the connection string or the number of identifiers is not accepted.
+        """
         connection = Connection(
             options.get("url", DEFAULT_URL),
             allow_weak=options.get("allow_weak_acknowledgement", False),
@@ -105,7 +106,7 @@ class MongoStorage(EventStore, ProfileStore, SubscriptionStore, DeadLetterStore)
         if self._housekeeping is not None:
             return
         for weakness in self._connection.weaknesses:
-            log.warning("weak acknowledgement: %s", weakness)
+            _log.warning("weak acknowledgement: %s", weakness)
         try:
             self._connection.connect()
             await self._prepare(create=create)
@@ -113,7 +114,7 @@ class MongoStorage(EventStore, ProfileStore, SubscriptionStore, DeadLetterStore)
             if not create:
                 await self._connection.close()
                 raise
-            log.warning("%s; trying again until it is there", error)
+            _log.warning("%s; engage retries until it is available", error)
         except BaseException:
             await self._connection.close()
             raise
@@ -126,12 +127,13 @@ class MongoStorage(EventStore, ProfileStore, SubscriptionStore, DeadLetterStore)
             self._connection.connect()
             await self._schema.prepare(create=create)
             try:
-                await self._catch_up()
+                await self._complete()
+                await self._identifiers.index()
             except StorageError:
-                # A command that only reads may run with credentials that only read.
+                # A command that only reads may run with credentials that only allow reading.
                 if create:
                     raise
-                log.info("could not complete what a crash may have left", exc_info=True)
+                _log.info("what a crash may have cut off was not completed", exc_info=True)
             self._prepared = True
 
     async def _ready(self) -> None:
@@ -154,11 +156,14 @@ class MongoStorage(EventStore, ProfileStore, SubscriptionStore, DeadLetterStore)
         await asyncio.gather(task, return_exceptions=True)
         await self._schema.close()
         if self._prepared:
-            with contextlib.suppress(StorageError), self._connection.calling(seconds=_LAST_TIDY):
+            with (
+                contextlib.suppress(StorageError),
+                self._connection.calling(seconds=_CLOSE_SECONDS),
+            ):
                 await self._tidy()
         await self._connection.close()
         self._prepared = False
-        self._profiles.forget()
+        self._profiles.forget_links()
 
     async def check(self) -> None:
         await self._ready()
@@ -166,78 +171,11 @@ class MongoStorage(EventStore, ProfileStore, SubscriptionStore, DeadLetterStore)
         with self._connection.calling() as db:
             await db[META].update_one({"_id": "alive"}, {"$set": {"at": now}}, upsert=True)
 
-    # --------------------------------------------------------------------------------- writing
-    async def write(self, events: Sequence[Event]) -> Sequence[Outcome]:
-        await self._ready()
-        write = Write(events, self._profiles.changes, self._sequence, self._new_mark())
-        try:
-            with self._connection.calling():
-                await self._insert(write)
-                await self._apply(write)
-        except BaseException:
-            # Events may be stored whose changes are not: completed as soon as the server is there.
-            # And once more when the call must have ended: the driver's thread may still insert.
-            self._sweeps_due = 2
-            self._work.set()
-            raise
-        if write.stored:
-            self._durable.add(write.mark)
-            self._work.set()
-        outcomes = write.outcomes()
-        late = write.repeats_of_refused()
-        if late:
-            for index, outcome in zip(
-                late, await self.write([events[i] for i in late]), strict=True
-            ):
-                outcomes[index] = outcome
-        return outcomes
-
-    async def _insert(self, write: Write) -> None:
-        inserting = self._connection.insert(EVENTS, write.documents)
-        changing = write.changing()
-        if changing:
-            reading = self._profiles.known(self._profiles.fold(changing))
-            # Both at once; both are waited for, so that none goes on behind the caller's back.
-            codes, known = await asyncio.gather(inserting, reading, return_exceptions=True)
-            if isinstance(codes, BaseException):
-                raise codes
-            if isinstance(known, BaseException):
-                raise known
-            write.known = known
-        else:
-            codes = await inserting
-        write.settle(codes)
-        if write.duplicates:
-            ids = [write.ids[position] for position in write.duplicates]
-            write.present = await self._events.stored(ids)
-            missing = [key for key in ids if key not in write.present]
-            if missing:
-                # Refused by a unique index that is not engage's, or deleted a moment ago.
-                raise StorageUnavailable("an event is neither stored nor taken (unique index?)")
-
-    async def _apply(self, write: Write) -> None:
-        changes = write.stored
-        if changes:
-            self.dropped_changes += await self._profiles.apply(
-                self._profiles.fold(changes), write.known
-            )
-        cut_off = [
-            (event, self._profiles.changes(event))
-            for event, mark in write.present.values()
-            if mark is not None and mark not in self._durable
-        ]
-        if cut_off:
-            # What is dropped here was counted when the event was stored.
-            await self._profiles.apply(self._profiles.fold(cut_off))
-
-    def _new_mark(self) -> str:
-        self._writes += 1
-        return f"{self._process}.{self._writes}"
-
-    # ------------------------------------------------------------------------------- afterwards
+    # ------------------------------------------------------------------------------- later work
     async def _keep_house(self) -> None:
-        """Remove marks, many at once; complete what a failed write left. Never ends by itself."""
-        pause = _TIDY_AFTER
+        """Remove marks, many at once, and complete what a failed write left. Runs until it is
+        cancelled."""
+        pause, longest = _PAUSE
         while True:
             await self._work.wait()
             await asyncio.sleep(pause)
@@ -247,73 +185,45 @@ class MongoStorage(EventStore, ProfileStore, SubscriptionStore, DeadLetterStore)
                     await self._ready()
                 with self._connection.calling():
                     await self._tidy()
-                pause = _TIDY_AFTER
-                if self._sweeps_due:
-                    # Before the sweep: a write that fails meanwhile asks for two of its own.
-                    self._sweeps_due -= 1
+                pause = _PAUSE[0]
+                if self._writer.completions_due:
+                    # Counted before the work: a write that fails meanwhile sets it to two again.
+                    self._writer.completions_due -= 1
                     try:
-                        await self._sweep()
+                        await self._complete()
                     except BaseException:
-                        self._sweeps_due = 2
+                        self._writer.completions_due = 2
                         raise
-                    if self._sweeps_due:
+                    if self._writer.completions_due:
                         pause = self._connection.timeout
                         self._work.set()
             except StorageUnavailable:
                 self._work.set()
-                pause = min(pause * 2, 10.0)
+                pause = min(pause * 2, longest)
             except Exception:
-                log.exception("cannot tidy up")
+                _log.exception("housekeeping failed")
                 self._work.set()
-                pause = 10.0
+                pause = longest
 
     async def _tidy(self) -> None:
-        if self._durable:
-            marks = sorted(self._durable)
-            statement = {
-                "q": {"_mark": among(marks)},
-                "u": {"$unset": {"_mark": ""}},
-                "multi": True,
-            }
-            await self._connection.update(EVENTS, [statement])
-            self._durable.difference_update(marks)
-        if self._subscriptions.has_leftovers:
-            await self._subscriptions.tidy()
+        await self._writer.remove_marks()
+        if self._subscriptions.has_copied:
+            await self._subscriptions.remove_copied()
 
-    async def _catch_up(self) -> None:
-        await self._sweep()
-        await self._profiles.index_identifiers()
-
-    async def _sweep(self) -> None:
-        """Complete the changes of all marked events, and the records of subscription changes."""
-        while True:
-            with self._connection.calling() as db:
-                query = {"_mark": {"$exists": True}}
-                cursor = db[EVENTS].find(query, {"_id": 1, "_seq": 1}).limit(_SWEEP)
-                found = await cursor.to_list(None)
-                if not found:
-                    break
-                found.sort(key=lambda document: document["_seq"])
-                ids = [document["_id"] for document in found]
-                stored = await self._events.stored(ids)
-                changes = [
-                    (stored[key][0], self._profiles.changes(stored[key][0]))
-                    for key in ids
-                    if key in stored
-                ]
-                await self._profiles.apply(self._profiles.fold(changes))
-                statement = {
-                    "q": {"_id": among(ids)},
-                    "u": {"$unset": {"_mark": ""}},
-                    "multi": True,
-                }
-                await self._connection.update(EVENTS, [statement])
-            if len(found) < _SWEEP:
-                break
+    async def _complete(self) -> None:
+        """Complete what a crash or a failed write cut off."""
+        await self._writer.complete()
         with self._connection.calling():
             await self._subscriptions.recover()
 
     # ----------------------------------------------------------------------------------- events
+    async def write(self, events: Sequence[Event]) -> Sequence[Outcome]:
+        await self._ready()
+        try:
+            return await self._writer.write(events)
+        finally:
+            self.dropped_changes = self._writer.dropped_changes
+
     async def find(self, workspace_id: str, origin: str, message_id: str) -> Event | None:
         await self._ready()
         return await self._events.find(workspace_id, origin, message_id)
@@ -335,13 +245,13 @@ class MongoStorage(EventStore, ProfileStore, SubscriptionStore, DeadLetterStore)
     # --------------------------------------------------------------------------------- profiles
     async def profile(self, workspace_id: str, user_id: str) -> UserProfile | None:
         await self._ready()
-        return await self._profiles.profile(workspace_id, user_id)
+        return await self._profiles.find(workspace_id, user_id)
 
     async def find_users(
         self, workspace_id: str, trait: str, values: Sequence[str]
     ) -> Mapping[str, Sequence[str]]:
         await self._ready()
-        return await self._profiles.find_users(workspace_id, trait, values)
+        return await self._identifiers.find_users(workspace_id, trait, values)
 
     async def scan_users(
         self, workspace_id: str | None, *, after: str | None, limit: int
@@ -359,7 +269,7 @@ class MongoStorage(EventStore, ProfileStore, SubscriptionStore, DeadLetterStore)
     async def apply(self, change: SubscriptionChange) -> Mapping[str, bool]:
         await self._ready()
         choices = await self._subscriptions.apply(change)
-        if self._subscriptions.has_leftovers:
+        if self._subscriptions.has_copied:
             self._work.set()
         return choices
 

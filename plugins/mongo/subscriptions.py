@@ -1,16 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Subscription choices with their history.
 
-The choices of a user are one document, changed by compare-and-set on its ``version``. The change's
-record is part of the same update (``pending``): choice and record are one atomic write. The record
-is then copied to the history, where its ``_id`` is the change's id, and taken from the user's
-document; whoever finds it still there (after a crash) does that first.
+The choices of a user are one document, changed by compare-and-set on its ``version``. The record of
+the change is part of the same update (``pending``), so choice and record are one atomic write. The
+record is then copied to the history, where its ``_id`` is the id of the change, and removed from
+the user's document. A process that finds it there later (after a crash) copies it first.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -28,39 +27,37 @@ from engage.api import (
     SubscriptionState,
 )
 
-from .client import DUPLICATE, Connection
-from .documents import Sequencer, escape_key, in_workspace, own_id, unescape_key
-from .events import gather_page
+from .connection import DUPLICATE, Connection
+from .documents import Sequencer, escape_key, in_workspace, scoped_id, unescape_key
+from .paging import read_page
 from .profiles import Profiles
 from .schema import HISTORY, SUBSCRIPTIONS
 
-log = logging.getLogger("engage.storage.mongo")
-
-#: Attempts at a document that others change at the same time.
-_ATTEMPTS: Final = 50
+#: Attempts to change a document that other callers change at the same time.
+_MAX_ATTEMPTS: Final = 50
 
 
 class Subscriptions:
-    """Reads and changes choices."""
+    """Reads and changes the choices of users."""
 
     def __init__(self, connection: Connection, profiles: Profiles, sequence: Sequencer) -> None:
         self._connection = connection
         self._profiles = profiles
         self._sequence = sequence
-        #: Documents whose record is in the history: ``_id`` and version.
+        #: ``_id`` and version of the documents whose record is in the history now.
         self._copied: list[tuple[str, int]] = []
 
     async def apply(self, change: SubscriptionChange) -> dict[str, bool]:
-        """See :meth:`SubscriptionStore.apply`."""
-        key = own_id(change.workspace_id, change.user_id)
-        change_key = own_id(change.workspace_id, change.id)
+        """Apply a change of a user's choices, and return all choices of the user."""
+        key = scoped_id(change.workspace_id, change.user_id)
+        change_key = scoped_id(change.workspace_id, change.id)
         with self._connection.calling() as db:
             known, document = await asyncio.gather(
                 db[HISTORY].find_one({"_id": change_key}), self._document(key)
             )
             if known is not None:
                 await self._connection.insert(HISTORY, [bson.encode(known)])
-            for _ in range(_ATTEMPTS):
+            for _ in range(_MAX_ATTEMPTS):
                 if document is not None and (pending := document.get("pending")) is not None:
                     await self._copy(document, pending)
                     if pending["changeId"] == change.id:
@@ -69,12 +66,12 @@ class Subscriptions:
                     if await self._is_durable(key, document):
                         return _choices(document)
                 else:
-                    await self._profiles.see(change.workspace_id, change.user_id, change.at)
+                    await self._profiles.ensure_user(change.workspace_id, change.user_id, change.at)
                     changed = await self._change(key, document, change)
                     if changed is not None:
                         return _choices(changed)
                 document = await self._document(key)
-        raise StorageUnavailable("too many others change the same user's choices")
+        raise StorageUnavailable("the choices of this user are being changed by too many callers")
 
     async def _document(self, key: str) -> Mapping[str, Any] | None:
         found: Mapping[str, Any] | None = await self._connection.db[SUBSCRIPTIONS].find_one(
@@ -83,10 +80,10 @@ class Subscriptions:
         return found
 
     async def _is_durable(self, key: str, document: Mapping[str, Any] | None) -> bool:
-        """Write a document as it was read, because whoever wrote it may not have waited until a
-        majority had it, and a failover would take it back.
+        """Write a document again as it was read: a majority may not have it yet, and a failover
+        would undo it.
 
-        :return: whether it still stands so; it is durable then.
+        :return: whether it was still the same; then it is durable.
         """
         if document is None:
             return True
@@ -99,7 +96,7 @@ class Subscriptions:
     async def _change(
         self, key: str, document: Mapping[str, Any] | None, change: SubscriptionChange
     ) -> Mapping[str, Any] | None:
-        """:return: the document after the change; ``None``: somebody else was faster."""
+        """Return the document after the change, or ``None`` if another caller changed it first."""
         collection = self._connection.db[SUBSCRIPTIONS]
         before = _choices(document)
         at = DatetimeMS(change.at)
@@ -122,7 +119,8 @@ class Subscriptions:
         if not record["records"]:
             if not await self._is_durable(key, document):
                 return None
-            # Also a change without effect is remembered: repeated later it must not undo others.
+            # A change without effect is remembered, too: repeated after a later change it must not
+            # undo that one.
             await self._copy({"_id": key, **names}, record)
             return document or {}
         choices = dict(document["choices"]) if document is not None else {}
@@ -154,9 +152,9 @@ class Subscriptions:
         return changed
 
     async def _copy(self, document: Mapping[str, Any], record: Mapping[str, Any]) -> None:
-        """Put a record into the history, once."""
+        """Store a record in the history, once."""
         workspace = document["workspaceId"]
-        key = own_id(workspace, record["changeId"])
+        key = scoped_id(workspace, record["changeId"])
         entry = {
             "_id": key,
             "workspaceId": workspace,
@@ -168,18 +166,18 @@ class Subscriptions:
             return
         there = await self._connection.db[HISTORY].find_one({"_id": key})
         if there is not None and there["userId"] != document["userId"]:
-            # Two users, one change id, at the same moment: nothing of the history is lost.
+            # Two users with one change id at the same moment: the history keeps both records.
             entry["_id"] = f"{key}\0{document['userId']}"
             await self._connection.insert(HISTORY, [bson.encode(entry)])
 
-    # ----------------------------------------------------------------------------- afterwards
+    # ----------------------------------------------------------------------------- later
     @property
-    def has_leftovers(self) -> bool:
-        """Whether :meth:`tidy` has something to do."""
+    def has_copied(self) -> bool:
+        """Whether :meth:`remove_copied` has something to do."""
         return bool(self._copied)
 
-    async def tidy(self) -> None:
-        """Take copied records from the users' documents. To be called within
+    async def remove_copied(self) -> None:
+        """Remove the records that are in the history from the users' documents. To be called within
         :meth:`Connection.calling`."""
         copied, self._copied = self._copied, []
         try:
@@ -195,24 +193,24 @@ class Subscriptions:
             raise
 
     async def recover(self) -> None:
-        """Copy the records that a crash left behind. To be called within
+        """Copy the records that are not in the history because of a crash. To be called within
         :meth:`Connection.calling`."""
         collection = self._connection.db[SUBSCRIPTIONS]
         for document in await collection.find({"pending": {"$exists": True}}).to_list(None):
             await self._copy(document, document["pending"])
             self._copied.append((document["_id"], document["version"]))
-        await self.tidy()
+        await self.remove_copied()
 
     # -------------------------------------------------------------------------------- reading
     async def state(self, workspace_id: str, user_id: str) -> dict[str, bool]:
-        """See :meth:`SubscriptionStore.state`."""
+        """Return the choices of a user: group id → subscribed."""
         with self._connection.calling():
-            return _choices(await self._document(own_id(workspace_id, user_id)))
+            return _choices(await self._document(scoped_id(workspace_id, user_id)))
 
     async def scan(
         self, workspace_id: str | None, *, after: str | None, limit: int
     ) -> Page[SubscriptionState]:
-        """See :meth:`SubscriptionStore.scan_subscriptions`."""
+        """Return a page of the current choices."""
         condition = in_workspace(workspace_id)
         last_key, last_group = _cursor(after) if after is not None else ("", "")
         if after is not None:
@@ -220,8 +218,8 @@ class Subscriptions:
         found: list[SubscriptionState] = []
         with self._connection.calling() as db:
             cursor = db[SUBSCRIPTIONS].find({"_id": condition} if condition else {})
-            # One document more: the choices of the first may all be known.
-            documents, more = await gather_page(
+            # One document more: the page before may have returned all choices of the first one.
+            documents, more = await read_page(
                 cursor.sort([("_id", 1)]), limit + 1, lambda document: (document, 1000)
             )
         for document in documents:
@@ -230,7 +228,7 @@ class Subscriptions:
                     continue
                 if len(found) == limit:
                     last = found[-1]
-                    place = own_id(last.workspace_id, last.user_id)
+                    place = scoped_id(last.workspace_id, last.user_id)
                     return Page(found, _cursor_of(place, last.group_id))
                 found.append(
                     SubscriptionState(
@@ -249,22 +247,20 @@ class Subscriptions:
     async def history(
         self, workspace_id: str | None, user_id: str | None, *, after: str | None, limit: int
     ) -> Page[SubscriptionRecord]:
-        """See :meth:`SubscriptionStore.history`."""
+        """Return a page of audit records in the order in which they were written."""
         query: dict[str, Any] = {}
         if workspace_id is not None:
             query["workspaceId"] = workspace_id
         if user_id is not None:
             query["userId"] = user_id
-        # Where the last page ended: in the midst of a change's records, perhaps.
+        # The page before may have ended between two records of one change.
         last, seen = ("", "0") if after is None else _cursor(after)
         if after is not None:
             query["_seq"] = {"$gte": ObjectId(last)}
         found: list[SubscriptionRecord] = []
         with self._connection.calling() as db:
             cursor = db[HISTORY].find(query).sort([("_seq", 1)])
-            documents, more = await gather_page(
-                cursor, limit + 1, lambda document: (document, 1000)
-            )
+            documents, more = await read_page(cursor, limit + 1, lambda document: (document, 1000))
         place = ("", 0)
         for document in documents:
             records = document["records"]
@@ -307,6 +303,9 @@ def _cursor_of(place: str, within: str) -> str:
 
 
 def _cursor(after: str) -> tuple[str, str]:
-    """:raises ValueError: it is not a cursor."""
+    """Return the two parts of a cursor.
+
+    :raises ValueError: if it is not a cursor.
+    """
     place, within = orjson.loads(after)
     return str(place), str(within)

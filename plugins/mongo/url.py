@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The connection string: what it says, whether it can be used, and what of it may be shown.
+"""The connection string: what it contains, whether it can be used, and what may be shown of it.
 
-The driver reads it, not this module: an option may be spelt in many ways (``w=%30`` is ``w=0``).
+The driver parses it, not this module: an option has many spellings (``w=%30`` is ``w=0``).
 """
 
 from __future__ import annotations
@@ -26,29 +26,30 @@ _PLAIN: Final = "mongodb://"
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ConnectionString:
-    """What a connection string says."""
+    """The content of a connection string."""
 
-    #: Hosts and database, for people; never the credentials.
+    #: Hosts and database, for messages; never the credentials.
     name: str
-    #: Whether its hosts are in the DNS.
+    #: Whether the DNS has the hosts (``mongodb+srv``).
     is_srv: bool
-    #: The options as the driver understands them (times are seconds), names in lower case.
+    #: The options as the driver parses them: names in lower case, times in seconds.
     options: Mapping[str, Any]
 
     def seconds(self, option: str, default: float) -> float:
-        """:return: a time that it names; ``default`` if it names none, or no limit."""
+        """Return a time in seconds, or ``default`` if the option is not set or means no limit."""
         return float(self.options.get(option.lower()) or default)
 
     def weaknesses(self) -> list[str]:
-        """:return: what in it lets an acknowledged event be lost; one line each.
+        """Return the options that allow acknowledged events to be lost, explained in a line each.
 
-        :raises ConfigError: it asks for no acknowledgement at all.
+        :raises ConfigError: if the write concern is no acknowledgement at all.
         """
         found = []
         w = self.options.get("w", "majority")
         if w == 0:
             raise ConfigError(
-                "url: w=0 acknowledges nothing at all, not even a repeated message id; remove it"
+                "url: with w=0 the server acknowledges nothing, not even a repeated message id; "
+                "remove the option"
             )
         if w != "majority":
             found.append(
@@ -63,38 +64,39 @@ class ConnectionString:
         return found
 
 
-def read(url: str) -> ConnectionString:
-    """Read a connection string.
+def parse_url(url: str) -> ConnectionString:
+    """Return the content of a connection string.
 
-    :raises ConfigError: it cannot be used. Its text is never quoted: it may hold a password.
+    :raises ConfigError: if it cannot be used. The message never quotes it: it may contain a
+        password.
     """
     srv = url.startswith(_SRV)
     rest = url.removeprefix(_SRV).removeprefix(_PLAIN)
-    if _is_cut_in_a_password(rest):
+    if _credentials_are_cut(rest):
         raise _unusable()
     place, _, query = rest.partition("?")
     try:
         with warnings.catch_warnings():
-            # What is doubtful is said when the client is made.
+            # The driver warns when the client is made.
             warnings.simplefilter("ignore")
             if srv:
-                # The driver would ask for the names now, and wait for them.
+                # The driver would request the names from the DNS now, and wait for them.
                 found = pymongo.uri_parser.parse_uri(_PLAIN + place, warn=False)
                 options = pymongo.uri_parser.split_options(query, warn=False) if query else {}
             else:
                 found = pymongo.uri_parser.parse_uri(url, warn=False)
                 options = found["options"]
-                # Options that do not go together, also with our defaults; the TLS files.
+                # This checks which options can be combined, with our defaults, and the TLS files.
                 journal = options.get("journal", options.get("w") != 0)
                 pymongo.MongoClient(url, connect=False, journal=journal).close()
     except OSError as error:
         raise ConfigError(
-            f"url: a file that it names cannot be read ({error.strerror or type(error).__name__})"
+            f"url: a file named in it cannot be read ({error.strerror or type(error).__name__})"
         ) from None
     except (PyMongoError, ValueError, TypeError):
         raise _unusable() from None
     if srv:
-        # The place as it stands: the ports are in the DNS.
+        # The host as it is: the DNS has the ports.
         hosts, scheme = place.rpartition("@")[2].partition("/")[0], _SRV
         if len(found["nodelist"]) != 1 or ":" in hosts:
             raise _unusable()
@@ -107,9 +109,9 @@ def read(url: str) -> ConnectionString:
     )
 
 
-def _is_cut_in_a_password(rest: str) -> bool:
-    """Whether a ``/`` or ``?`` that is not percent-encoded cuts the credentials, so that a part of
-    them would be taken for the name of a host or a database."""
+def _credentials_are_cut(rest: str) -> bool:
+    """Return whether a ``/`` or ``?`` that is not percent-encoded ends the credentials early: the
+    driver would take a part of them for the name of a host or a database."""
     authority = re.split("[/?]", rest, maxsplit=1)[0]
     after = rest[len(authority) :]
     if after.startswith("/"):
@@ -119,6 +121,6 @@ def _is_cut_in_a_password(rest: str) -> bool:
 
 def _unusable() -> ConfigError:
     return ConfigError(
-        "url: not a valid connection string (percent-encode user and password; the "
-        "options are those of the MongoDB drivers, and must go together)"
+        "url: not a valid connection string (percent-encode user and password; use only options "
+        "that the MongoDB drivers know and that can be combined)"
     )

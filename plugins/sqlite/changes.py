@@ -90,8 +90,8 @@ def fold(
                     _keep_greatest(folded.memberships, register, version, assigned)
                 case Link(user, anonymous):
                     link = ((workspace, USER, user), anonymous)
-                    # The id of a user is not linked as an anonymous id; a user may have come into
-                    # being earlier in this write, too.
+                    # An anonymous id that is the id of a user is not linked. That user may also
+                    # appear earlier in this write.
                     if link not in known_links and (workspace, USER, anonymous) not in folded.seen:
                         folded.links[link] = None
     return folded

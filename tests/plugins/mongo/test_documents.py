@@ -20,8 +20,8 @@ from hypothesis import strategies as st
 
 from engage.api import Event, ProfileLimits, Status, StorageContext, changes_of
 from engage.testing import WORKSPACE, event, identify
-from engage_plugins.mongo import documents
-from engage_plugins.mongo.changes import Folded, Known
+from engage_plugins.mongo import documents, paging
+from engage_plugins.mongo.changes import FoldedChanges, StoredState
 from engage_plugins.mongo.store import MongoStorage
 from support import mongo
 
@@ -172,7 +172,7 @@ def test_the_order_of_arrival_grows_whatever_the_clock_says() -> None:
 @pytest.mark.parametrize("cursor", ["", "x", "1", "1.x", "1.6", "x.656e67616765656e67616765"])
 def test_a_wrong_cursor(cursor: str) -> None:
     with pytest.raises(ValueError, match="cursor"):
-        documents.page_after(cursor)
+        paging.parse_cursor(cursor)
 
 
 # -------------------------------------------------------------------------------- through a server
@@ -243,9 +243,9 @@ def test_an_upsert_names_the_shard_key_that_the_documentation_advises() -> None:
         event("1", type="group", user_id="u", anonymous_id="v", groupId="g", traits={"a": 1}),
         identify("2", "u", traits={"a": 1}),
     ]
-    folded = Folded([(one, changes_of(one)) for one in changing], {})
+    folded = FoldedChanges([(one, changes_of(one)) for one in changing], {})
     none: Any = {"users": {}, "groups": {}, "links": {}, "memberships": {}}
-    statements = folded.statements(Known(none, none), ProfileLimits(), {})
+    statements = folded.statements(StoredState(none, none), ProfileLimits(), {})
     assert statements.keys() == none.keys()
     for collection, found in statements.items():
         for statement in found:

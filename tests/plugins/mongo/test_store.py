@@ -26,7 +26,7 @@ from engage.api import (
 )
 from engage.registry import load_plugins
 from engage.testing import WORKSPACE, event, identify, letter
-from engage_plugins.mongo import client, schema, store
+from engage_plugins.mongo import connection, schema, store
 from engage_plugins.mongo.store import MongoStorage
 from support import mongo
 from support.mongo_proxy import CLOSE, Proxy
@@ -183,7 +183,7 @@ def test_permanent_codes_are_a_closed_list() -> None:
         17419: "what an update would make of a document is too large",
         17420: "what an upsert would make is too large",
     }
-    assert names.keys() == client.PERMANENT
+    assert names.keys() == connection.PERMANENT
 
 
 def _failing(name: str, reply: dict[str, Any]) -> Any:
@@ -565,6 +565,6 @@ def test_the_numbers_of_the_module_are_documented() -> None:
         assert f"`{collection}`" in page
         for keys, _ in indexes:
             assert "`{" + ", ".join(f"{name}: {way}" for name, way in keys.items()) + "}`" in page
-    for code in client.PERMANENT:
+    for code in connection.PERMANENT:
         assert str(code) in page
     assert store.MongoStorage.__doc__

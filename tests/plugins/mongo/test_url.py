@@ -7,7 +7,7 @@ import pytest
 
 from engage.api import ConfigError
 from engage_plugins.mongo import url
-from engage_plugins.mongo.client import Connection
+from engage_plugins.mongo.connection import Connection
 
 
 @pytest.mark.parametrize(
@@ -63,8 +63,8 @@ def test_what_cannot_be_used_is_said_at_once_and_not_shown(given: str) -> None:
 
 
 def test_a_file_that_is_not_there() -> None:
-    with pytest.raises(ConfigError, match=r"^url: a file that it names cannot be read \("):
-        url.read("mongodb://h/x?tlsCAFile=/nowhere/secret.pem")
+    with pytest.raises(ConfigError, match=r"^url: a file named in it cannot be read \("):
+        url.parse_url("mongodb://h/x?tlsCAFile=/nowhere/secret.pem")
 
 
 @pytest.mark.parametrize(
@@ -78,7 +78,7 @@ def test_a_file_that_is_not_there() -> None:
     ],
 )
 def test_what_is_shown_of_it(given: str, name: str) -> None:
-    assert url.read(given).name == name
+    assert url.parse_url(given).name == name
 
 
 async def test_a_silent_dns_is_not_waited_for_longer_than_a_call_may_take() -> None:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The connection: the one place that names the driver.
+"""The connection: the only module that names the driver's client.
 
-Only calls that motor and ``pymongo.AsyncMongoClient`` share are made anywhere in this package:
-``aggregate``, ``list_indexes`` and the like are awaited by one and not by the other.
+This package makes only calls that motor and ``pymongo.AsyncMongoClient`` share: ``aggregate``,
+``list_indexes`` and the like are awaited with one and not with the other.
 """
 
 from __future__ import annotations
@@ -32,100 +32,104 @@ from pymongo.errors import (
 
 from engage.api import ConfigError, StorageUnavailable
 
-from .documents import MOST_BYTES
-from .url import DEFAULT_DATABASE, read
+from .documents import MAX_BYTES
+from .url import DEFAULT_DATABASE, parse_url
 
-log = logging.getLogger("engage.storage.mongo")
+_log = logging.getLogger("engage.storage.mongo")
 
 #: Makes the client. When motor ends: ``make_client: Any = pymongo.AsyncMongoClient``.
 make_client: Any = AsyncIOMotorClient
 
-#: Another document with this ``_id`` is stored.
+#: The code for a document whose ``_id`` is stored already.
 DUPLICATE: Final = 11000
-#: A document that the server can never take, by its published codes: BadValue, TypeMismatch,
-#: Overflow (nested too deeply), InvalidBSON, DollarPrefixedFieldName, InvalidIdField,
-#: EmptyFieldName, DottedFieldName, and those for what is too large. Deliberately not here:
-#: DocumentValidationFailure (121), because a mistake in a validator must not refuse every event.
-PERMANENT: Final = frozenset({2, 14, 15, 22, 52, 53, 56, 57, 10334, 17419, 17420})
-#: Of these, what says that a document is too large: BSONObjectTooLarge, and the two for what an
-#: update or an upsert would make of it. Also where a whole command is refused, it is not for
-#: anything else in the command.
-TOO_LARGE: Final = frozenset({10334, 17419, 17420})
+#: The codes for a document that is too large: BSONObjectTooLarge, and the two for what an update or
+#: an upsert would make of one. If one of them fails a whole command, it concerns one document of
+#: the command and says nothing about the others.
+BSON_OBJECT_TOO_LARGE: Final = 10334
+TOO_LARGE: Final = frozenset({BSON_OBJECT_TOO_LARGE, 17419, 17420})
+#: The codes for a document that the server can never take, as it publishes them: BadValue,
+#: TypeMismatch, Overflow (nested too deeply), InvalidBSON, DollarPrefixedFieldName, InvalidIdField,
+#: EmptyFieldName, DottedFieldName, and those above. DocumentValidationFailure (121) is left out on
+#: purpose: a mistake in a validator must not refuse every event.
+PERMANENT: Final = frozenset({2, 14, 15, 22, 52, 53, 56, 57}) | TOO_LARGE
 
-#: Codes of which a person can see from these words what to do.
-_WORDS: Final = {13: "the user of the connection string may not do this", 18: "wrong credentials"}
+#: What an operator can do something about, by code.
+_EXPLANATIONS: Final = {
+    13: "the user of the connection string lacks a permission",
+    18: "wrong credentials",
+}
 
-#: Dates come back as milliseconds, so that none is out of range and none is rounded.
+#: Dates are read as milliseconds, so that no date is out of range and none is rounded.
 CODEC: Final[CodecOptions[Any]] = CodecOptions(datetime_conversion=DatetimeConversion.DATETIME_MS)
 
 _RAW: Final = CODEC.with_options(document_class=RawBSONDocument)
 
-#: Statements of one update command.
-_STATEMENTS: Final = 1000
-#: Of a message or a command: what is not documents.
-_FRAME: Final = 16 * 1024
-#: The code for a document that is larger than the server says it takes.
-_TOO_LARGE: Final = 10334
-#: Races of two upserts that one command may lose.
-_RACES: Final = 100
+#: Statements of one update command at most.
+_MAX_STATEMENTS: Final = 1000
+#: Bytes of a message or a command that are not documents.
+_MESSAGE_OVERHEAD: Final = 16 * 1024
+#: How often the statements of one command are sent again because two upserts met.
+_MAX_RACES: Final = 100
 #: Seconds within which a server must be found.
-_SELECTION: Final = 3.0
-#: Seconds that taking leave of a server may take.
-_LEAVE: Final = 1.0
+_SELECTION_SECONDS: Final = 3.0
+#: Seconds that closing may spend on ending the sessions with the server.
+_CLOSE_SECONDS: Final = 1.0
 #: Seconds between two attempts to reach a server whose answer was lost.
-_PAUSE: Final = 0.05
+_RETRY_PAUSE: Final = 0.05
 
 
 class Connection:
-    """A client with its database, made by :meth:`connect` and not before.
+    """A client with its database. :meth:`connect` makes them.
 
-    :param url: the connection string, not checked yet.
-    :param allow_weak: accept one that lets an acknowledged event be lost.
+    :param url: the connection string.
+    :param allow_weak: accept one that allows acknowledged events to be lost.
     :param timeout: seconds of one call, unless the connection string says ``timeoutMS``.
-    :raises ConfigError: the connection string cannot be used. Its text is never quoted: it may
-        hold a password.
+    :raises ConfigError: if the connection string cannot be used. The message never quotes it: it
+        may contain a password.
     """
 
     def __init__(self, url: str, *, allow_weak: bool, timeout: float) -> None:
         self._url = url
-        self._read = read(url)
-        self.weaknesses = self._read.weaknesses()
+        self._parsed = parse_url(url)
+        self.weaknesses = self._parsed.weaknesses()
         if self.weaknesses and not allow_weak:
             raise ConfigError(
                 f"url: {self.weaknesses[0]} (remove the option, or set "
                 "storage.mongo.allow_weak_acknowledgement = true)"
             )
-        self.timeout = self._read.seconds("timeoutMS", timeout)
-        self._selection = self._read.seconds("serverSelectionTimeoutMS", _SELECTION)
-        #: Hosts and database, for people; never the credentials.
-        self.name = self._read.name
+        self.timeout = self._parsed.seconds("timeoutMS", timeout)
+        self._selection_timeout = self._parsed.seconds(
+            "serverSelectionTimeoutMS", _SELECTION_SECONDS
+        )
+        #: Hosts and database, for messages; never the credentials.
+        self.name = self._parsed.name
         self.make_client = make_client
         self._client: Any = None
         #: The database; set by :meth:`connect`.
         self.db: Any = None
 
     def connect(self) -> None:
-        """Make the client. Talks to nobody yet.
+        """Make the client, without connecting to a server yet. Idempotent.
 
-        :raises StorageUnavailable: the host names of a ``mongodb+srv`` string are not to be had.
+        :raises StorageUnavailable: if the DNS does not have the hosts of a ``mongodb+srv`` string.
         """
         if self._client is not None:
             return
         defaults: dict[str, Any] = {
             "appname": "engage",
-            "serverSelectionTimeoutMS": int(self._selection * 1000),
+            "serverSelectionTimeoutMS": int(self._selection_timeout * 1000),
             "timeoutMS": int(self.timeout * 1000),
             "retryWrites": True,
             "w": "majority",
             "journal": True,
         }
-        if self._read.is_srv:
-            # Also how long the driver asks the DNS, which no other limit ends.
+        if self._parsed.is_srv:
+            # The driver waits so long for the DNS, too, and no other limit ends that.
             defaults["connectTimeoutMS"] = int(self.timeout * 500)
         defaults = {
             name: value
             for name, value in defaults.items()
-            if name.lower() not in self._read.options
+            if name.lower() not in self._parsed.options
         }
         try:
             client = self.make_client(self._url, **defaults)
@@ -135,7 +139,7 @@ class Connection:
                 f"{self.name}: the connection string cannot be used ({type(error).__name__})"
             ) from None
         self._client = client
-        # Reading elsewhere than at the primary could miss what was acknowledged a moment ago.
+        # Another member than the primary may not have what was acknowledged a moment ago.
         self.db = database.with_options(
             codec_options=CODEC, read_preference=pymongo.ReadPreference.PRIMARY
         )
@@ -145,9 +149,9 @@ class Connection:
         client, self._client, self.db = self._client, None, None
         if client is None:
             return
-        # It takes leave of the server, which may be silent. Motor's waits for that where it is
-        # called: never in the thread of the event loop, which would stand still meanwhile.
-        with pymongo.timeout(_LEAVE):
+        # The client ends its sessions with the server, which may not answer. Motor's waits for that
+        # in the thread that calls it: never in that of the event loop, which would stand still.
+        with pymongo.timeout(_CLOSE_SECONDS):
             if inspect.iscoroutinefunction(client.close):
                 await client.close()
             else:
@@ -155,9 +159,11 @@ class Connection:
 
     @contextlib.contextmanager
     def calling(self, *, seconds: float | None = None) -> Iterator[Any]:
-        """Around calls of the driver: a time limit for all of them together, and our errors.
+        """Limit the time of the calls of the driver inside, taken together, and translate errors.
 
-        :return: the database.
+        Yields the database.
+
+        :param seconds: the time limit; by default that of the storage.
         :raises StorageUnavailable: for every error of the driver.
         """
         if self.db is None:
@@ -165,77 +171,82 @@ class Connection:
         if seconds is None:
             seconds = self.timeout
             if not self._client.topology_description.has_writable_server():
-                # The driver looks for a server until the whole time is over, once there is a limit
-                # for all of a call.
-                seconds = min(seconds, self._selection)
+                # Under a limit for the whole call, the driver would look for a server until it is
+                # over.
+                seconds = min(seconds, self._selection_timeout)
         try:
             with pymongo.timeout(seconds):
                 yield self.db
         except PyMongoError as error:
-            raise self.unavailable(error) from _scrubbed(error)
+            raise self.unavailable(error) from _without_documents(error)
         except (BSONError, LookupError, TypeError, ValueError) as error:
-            log.error("%s: an answer that is not understood", self.name, exc_info=error)
+            _log.error("%s: the server sent an unexpected answer", self.name, exc_info=error)
             raise StorageUnavailable(
-                f"{self.name}: an answer that is not understood ({type(error).__name__})"
+                f"{self.name}: the server sent an unexpected answer ({type(error).__name__})"
             ) from error
 
     def unavailable(self, error: BaseException) -> StorageUnavailable:
-        """:return: the driver's error in our words: its kind and code, never a document."""
+        """Return the driver's error as one of engage, with its kind and code, never a document."""
         code = getattr(error, "code", None)
-        said = type(error).__name__ + (f", code {code}" if code is not None else "")
+        text = type(error).__name__ + (f", code {code}" if code is not None else "")
         if isinstance(error, ServerSelectionTimeoutError):
-            said = f"no server answers there, or none that is a primary ({said})"
+            text = f"no server answers, or none of them is a primary ({text})"
         elif isinstance(error, ConfigurationError):
-            why = "the DNS does not know it" if self._read.is_srv else "its version does not fit"
-            said = f"{why} ({said})"
-        elif code in _WORDS:
-            said = f"{_WORDS[code]} ({said})"
-        return StorageUnavailable(f"{self.name}: {said}")
+            why = (
+                "the DNS does not have this name"
+                if self._parsed.is_srv
+                else "the version of the server is not supported"
+            )
+            text = f"{why} ({text})"
+        elif code in _EXPLANATIONS:
+            text = f"{_EXPLANATIONS[code]} ({text})"
+        return StorageUnavailable(f"{self.name}: {text}")
 
-    # ------------------------------------------------------------------- what the server takes
+    # ----------------------------------------------------------------- the server's own limits
     def _announced(self, name: str, default: int) -> int:
         servers = self._client.topology_description.server_descriptions().values()
         return min((getattr(one, name) for one in servers if one.is_writable), default=default)
 
     @property
-    def most_bytes(self) -> int:
-        """Of one document, or of one command, as the server announces it."""
-        most = self._announced("max_bson_size", MOST_BYTES)
-        message = self._announced("max_message_size", 3 * MOST_BYTES)
-        return min(MOST_BYTES, most, max(message - _FRAME, 1))
+    def max_bytes(self) -> int:
+        """Maximum size of a document, and of a command, as the server announces it."""
+        document = self._announced("max_bson_size", MAX_BYTES)
+        message = self._announced("max_message_size", 3 * MAX_BYTES)
+        return min(MAX_BYTES, document, max(message - _MESSAGE_OVERHEAD, 1))
 
-    def portions(self, ids: Sequence[str]) -> Iterator[list[str]]:
-        """Cut ids so that each part fits into a command."""
-        most = self.most_bytes // 2
-        part: list[str] = []
+    def chunks(self, ids: Sequence[str]) -> Iterator[list[str]]:
+        """Cut a list of ids so that each part fits into one command."""
+        limit = self.max_bytes // 2
+        chunk: list[str] = []
         size = 0
         for one in ids:
-            # At most 4 bytes a character, and those of an element of a list.
+            # A character has at most 4 bytes; an element of a list has some more.
             size += 4 * len(one) + 16
-            if part and size > most:
-                yield part
-                part, size = [], 4 * len(one) + 16
-            part.append(one)
-        if part:
-            yield part
+            if chunk and size > limit:
+                yield chunk
+                chunk, size = [], 4 * len(one) + 16
+            chunk.append(one)
+        if chunk:
+            yield chunk
 
+    # ----------------------------------------------------------------------------- writing
     def _concern(self) -> dict[str, Any]:
         concern: dict[str, Any] = dict(self._client.write_concern.document)
         return concern
 
     async def update(self, collection: str, statements: Sequence[Mapping[str, Any]]) -> list[int]:
-        """Send update statements, unordered, in as few commands as they fit in.
+        """Send update statements, unordered, in as few commands as they fit into.
 
-        Not ``bulk_write``: one form of answer, whatever server. Statements must be idempotent: they
-        are sent again after a lost answer. To be called within :meth:`calling`.
+        Not ``bulk_write``: this way the answer has the same form with every server. Statements must
+        be idempotent: they are sent again after a lost answer. To be called within :meth:`calling`.
 
-        :param statements: ``{"q", "u", "upsert", "multi"}`` each.
+        :param statements: each ``{"q", "u", "upsert", "multi"}``.
         :return: for each statement 0, or the code for which the server can never apply it.
-        :raises PyMongoError: at least one is not durable.
+        :raises PyMongoError: if at least one is not durable.
         """
         codes = [0] * len(statements)
-        most = min(_STATEMENTS, self._announced("max_write_batch_size", _STATEMENTS))
-        for start, part in _parts(statements, most, self.most_bytes):
+        limit = min(_MAX_STATEMENTS, self._announced("max_write_batch_size", _MAX_STATEMENTS))
+        for start, part in _commands(statements, limit, self.max_bytes):
             todo = list(range(start, start + len(part)))
             races = 0
             while todo:
@@ -247,11 +258,11 @@ class Connection:
                     index, code = todo[failure["index"]], failure["code"]
                     if code in PERMANENT:
                         codes[index] = code
-                    elif code == DUPLICATE and races < _RACES:
+                    elif code == DUPLICATE and races < _MAX_RACES:
                         races += 1
                     else:
                         raise OperationFailure("an update failed", code)
-                # All others once more: not every server goes on after the first that failed.
+                # Send all others again: not every server goes on after the first failure.
                 todo = [index for index in todo if not codes[index]]
         return codes
 
@@ -265,8 +276,8 @@ class Connection:
         try:
             reply: Mapping[str, Any] = await self.db.command(command)
         except AutoReconnect:
-            # What the driver's retryable writes do for its own commands.
-            await asyncio.sleep(_PAUSE)
+            # The driver's retryable writes do this for its own commands.
+            await asyncio.sleep(_RETRY_PAUSE)
             reply = await self.db.command(command)
         failure = reply.get("writeConcernError")
         if failure:
@@ -276,18 +287,19 @@ class Connection:
     async def insert(self, collection: str, documents: Sequence[bytes]) -> dict[int, int]:
         """Insert encoded documents, unordered. To be called within :meth:`calling`.
 
-        :return: position → code (:data:`DUPLICATE` or one of :data:`PERMANENT`) of those that were
-            not stored.
-        :raises PyMongoError: at least one is not durable; a write-concern error, whatever else.
+        :return: position → code (:data:`DUPLICATE` or one of :data:`PERMANENT`) of the documents
+            that were not stored.
+        :raises PyMongoError: if at least one is not durable; in any case if the write concern
+            failed.
         """
-        most = self.most_bytes
-        large = {index for index, document in enumerate(documents) if len(document) > most}
-        # One of them would take the others along: the driver measures before it sends.
+        limit = self.max_bytes
+        large = {index for index, document in enumerate(documents) if len(document) > limit}
+        # The driver measures before it sends: one large document would fail the whole call.
         fitting = [index for index in range(len(documents)) if index not in large]
         raw = [RawBSONDocument(documents[index], _RAW) for index in fitting]
         codes = await self._insert(collection, raw) if raw else {}
         found = {fitting[index]: code for index, code in codes.items()}
-        return found | dict.fromkeys(large, _TOO_LARGE)
+        return found | dict.fromkeys(large, BSON_OBJECT_TOO_LARGE)
 
     async def _insert(self, collection: str, raw: Sequence[RawBSONDocument]) -> dict[int, int]:
         try:
@@ -304,7 +316,7 @@ class Connection:
         except OperationFailure as error:
             if error.code not in TOO_LARGE:
                 raise
-            # The whole command was refused for one of its documents: which?
+            # The server refused the whole command because of one document: find it by halves.
             if len(raw) == 1:
                 return {0: error.code}
             half = len(raw) // 2
@@ -314,15 +326,15 @@ class Connection:
         return {}
 
 
-def _parts(
-    statements: Sequence[Mapping[str, Any]], most: int, most_bytes: int
+def _commands(
+    statements: Sequence[Mapping[str, Any]], max_statements: int, max_bytes: int
 ) -> Iterator[tuple[int, list[Any]]]:
-    """Cut statements into commands; each is encoded once here, to be measured and sent as it is."""
+    """Cut statements into commands. Each is encoded once, to be measured and then sent as it is."""
     part: list[Any] = []
     start = size = 0
     for index, statement in enumerate(statements):
         encoded = bson.encode(statement)
-        if part and (len(part) == most or size + len(encoded) > most_bytes):
+        if part and (len(part) == max_statements or size + len(encoded) > max_bytes):
             yield start, part
             part, start, size = [], index, 0
         part.append(RawBSONDocument(encoded, _RAW))
@@ -331,8 +343,8 @@ def _parts(
         yield start, part
 
 
-def _scrubbed(error: PyMongoError) -> BaseException:
-    """:return: the error, or one like it without the documents that some carry into tracebacks."""
+def _without_documents(error: PyMongoError) -> BaseException:
+    """Return the error, or a copy without the documents that some carry into tracebacks."""
     if isinstance(error, OperationFailure):
         return OperationFailure(type(error).__name__, error.code)
     if isinstance(error, InvalidOperation):
