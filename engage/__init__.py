@@ -1,4 +1,53 @@
 # SPDX-License-Identifier: Apache-2.0
-"""engage: a self-hosted event-ingestion server for customer-engagement data."""
+"""engage: a self-hosted event-ingestion server for customer-engagement data.
+
+The parts of the package, along the path of a request. Each folder's ``__init__.py`` describes its
+files, and ``docs/architecture.md`` has the picture.
+
+==================  ================================================================================
+the path of a request
+----------------------------------------------------------------------------------------------------
+``cli/``            the commands: ``engage serve``, ``init``, ``check``, ``export``, …
+``server/``         the processes: a worker, or a supervisor with several; serves ``/metrics``
+``app.py``          builds the server from a config, in one function
+``http1/``          HTTP/1.1: connections, requests, limits of size and time
+``handlers/``       the HTTP API: operations and their paths, answers, CORS, OpenAPI, pages
+``deliveries/``     the steps of a webhook delivery: verify, translate, store, answer
+``pipeline/``       the steps of an event: write key, decode, validate, normalise, transform, store
+``storage/``        what the core does with any store: readiness, retention, export, copy
+------------------  --------------------------------------------------------------------------------
+what these parts use
+----------------------------------------------------------------------------------------------------
+``config/``         reads and checks the config file
+``registry/``       finds the plugins, and makes those that the config selects
+``errors.py``       the error codes with their statuses, and the body of an error
+``logs.py``         the log: a line for each request, and other lines
+``metrics.py``      the Prometheus metrics
+``__main__.py``     ``python -m engage``
+------------------  --------------------------------------------------------------------------------
+PUBLIC, for plugins
+----------------------------------------------------------------------------------------------------
+``api/``            all that a plugin imports: events, the interfaces of storages and providers
+``hookspecs.py``    the hooks that a plugin implements
+``webhooks/``       what webhook providers share: signatures, parsing, making events
+``testing/``        the conformance suites for storages and webhook providers
+==================  ================================================================================
+
+The storages and the webhook providers are plugins, in the folder ``plugins/`` beside this one; the
+JSON Schemas of the config, the payloads and the answers are in ``schemas/``.
+
+Where to add something:
+
+- a field to the error body: ``errors.py``
+- a rate limit: a step in ``pipeline/``, where the write key is known; its keys in ``config/``
+- an endpoint: ``handlers/``
+- a console page: a new folder above ``handlers/``, on the ``Handler`` of
+  ``handlers/base.py``; served on a separate port, as ``server/metrics_endpoint.py`` does
+- a method of storages: ``api/storage.py``, with its tests in ``testing/``, then each storage in
+  ``plugins/``
+- a webhook provider: one file in ``plugins/``, with the help of ``webhooks/``
+- a key of the config: ``config/sections.py`` and ``schemas/config.json``
+- a command: one file in ``cli/``
+"""
 
 __version__ = "0.1.0"

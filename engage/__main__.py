@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``python -m engage``."""
+"""``python -m engage``: the same as the command ``engage``."""
 
 from engage.cli import main
 

@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the server says: one line per request, and lines about itself.
+"""The log on standard error: a line for each request, and lines about the server itself.
 
-On a terminal the lines are for people, elsewhere each is a JSON object. Never in them: a write key,
-a secret, a payload, a path or a query (a beacon carries its key there). Everything goes to standard
-error.
+Lines are text on a terminal and JSON objects elsewhere. They never contain a write key, a secret, a
+payload, a path or a query (the query of a beacon contains its write key).
 
-Lines about requests come by the ten thousand a second, so they skip :mod:`logging`'s machinery:
-:func:`log_request` hands them to the handler of the logger ``engage.access``, which gathers them
+There may be ten thousand requests a second, so their lines bypass most of :mod:`logging`:
+:func:`log_request` passes them to the handler of the logger ``engage.access``, which collects them
 and writes many at once, at most :data:`FLUSH_SECONDS` later and always before any other line.
 """
 
@@ -29,19 +28,19 @@ if TYPE_CHECKING:
 
 __all__ = ["ACCESS", "configure", "flush", "log_request"]
 
-#: Name of the logger of requests.
+#: Name of the logger for requests.
 ACCESS: Final = "engage.access"
-#: How long a request's line may wait for company.
+#: Lines of requests are written after this time, or when there are this many.
 FLUSH_SECONDS: Final = 0.2
 FLUSH_LINES: Final = 200
-#: Characters of lines that may wait for a reader that does not read; further ones are dropped.
+#: Characters of lines that wait for a slow reader of the log; further lines are dropped.
 BACKLOG_SIZE: Final = 1024 * 1024
-#: Bytes that a pipe takes in one piece, whoever else writes to it.
+#: Bytes that a pipe accepts without mixing them with the output of other processes.
 _PIECE: Final[int] = getattr(select, "PIPE_BUF", 4096)
 
 _access = logging.getLogger(ACCESS)
 
-#: What :class:`logging.LogRecord` has of its own; everything else came in as ``extra``.
+#: The attributes of every :class:`logging.LogRecord`; any other was passed as ``extra``.
 _RECORD_FIELDS = frozenset(
     {*vars(logging.LogRecord("", 0, "", 0, "", (), None)), "message", "asctime", "taskName"}
 )
@@ -50,12 +49,12 @@ _RECORD_FIELDS = frozenset(
 def configure(
     level: str, style: str, *, secrets: Iterable[str] = (), stream: TextIO | None = None
 ) -> None:
-    """Set up the logging of this process; what was set up before is replaced.
+    """Set up the logging of this process, in place of any earlier setup.
 
     :param level: ``debug``, ``info``, ``warning`` or ``error``.
-    :param style: ``json``, ``text``, or ``auto``: text on a terminal, else JSON.
-    :param secrets: strings that are masked wherever they turn up in a line.
-    :param stream: standard error by default.
+    :param style: ``json``, ``text``, or ``auto``, which means text on a terminal, else JSON.
+    :param secrets: strings that are masked wherever they occur in a line.
+    :param stream: where to write; standard error by default.
     """
     stream = sys.stderr if stream is None else stream
     as_text = style == "text" or (style == "auto" and stream.isatty())
@@ -71,12 +70,12 @@ def configure(
     root.setLevel(level.upper())
     _access.addHandler(handler)
     _access.propagate = False
-    # Ours has the request id, the workspace and no query.
+    # The line of log_request replaces it: that has the request id and the workspace, and no query.
     logging.getLogger("tornado.access").setLevel(logging.CRITICAL)
 
 
 def flush() -> None:
-    """Write the lines that still wait."""
+    """Write the lines of requests that have been collected."""
     for handler in _access.handlers:
         handler.flush()
 
@@ -95,12 +94,15 @@ def log_request(
 ) -> None:
     """Log an answered request at level ``info``.
 
-    :param method: one of the methods that HTTP knows.
-    :param route: the route's name, never the path.
-    :param workspace: id of the workspace, once the request is authenticated.
+    :param request_id: the id that the answer has in ``X-Request-Id``.
+    :param method: a method that HTTP defines.
+    :param route: the name of the route, never the path.
+    :param status: the HTTP status of the answer.
+    :param seconds: the time that the request took.
+    :param workspace: id of the workspace, if the request is authenticated.
     :param key_id: id of the write key, never the key.
-    :param code: error code of the answer, if it is one.
-    :param events: how many events the request had, where that is known.
+    :param code: error code of the answer, if the answer is an error.
+    :param events: number of events in the request, if it is known.
     """
     if not _access.isEnabledFor(logging.INFO):
         return
@@ -123,7 +125,7 @@ def log_request(
         if isinstance(handler, _Handler):
             handler.request(fields)
             return
-    _access.info("request", extra=fields)  # Not configured: a test's own handler.
+    _access.info("request", extra=fields)  # Logging is not configured, as in tests.
 
 
 def _now(seconds: float) -> str:
@@ -133,7 +135,7 @@ def _now(seconds: float) -> str:
 class _Formatter(logging.Formatter):
     def __init__(self, secrets: Iterable[str]) -> None:
         super().__init__()
-        # The longest first: one may be the beginning of another.
+        # Longest first, because a secret may be the beginning of another.
         self._secrets = sorted({secret for secret in secrets if secret}, key=len, reverse=True)
 
     def _masked(self, text: str) -> str:
@@ -147,7 +149,7 @@ class _Formatter(logging.Formatter):
 
 
 class _Json(_Formatter):
-    """One JSON object a line."""
+    """Formats a record as a JSON object in one line."""
 
     def format(self, record: logging.LogRecord) -> str:
         fields: dict[str, Any] = {
@@ -164,7 +166,7 @@ class _Json(_Formatter):
 
 
 class _Text(_Formatter):
-    """A line for a person; an exception follows on lines of its own."""
+    """Formats a record as text in one line. The lines of an exception follow it."""
 
     def format(self, record: logging.LogRecord) -> str:
         when = datetime.fromtimestamp(record.created).astimezone().strftime("%H:%M:%S")
@@ -176,7 +178,7 @@ class _Text(_Formatter):
 
 
 def _pieces(lines: Iterable[str]) -> Iterator[str]:
-    """Bundle whole lines: all workers write to one pipe, and their lines must not be mixed."""
+    """Join lines to pieces that a pipe accepts whole, so that lines of workers are not mixed."""
     piece: list[str] = []
     size = 0
     for line in lines:
@@ -191,29 +193,29 @@ def _pieces(lines: Iterable[str]) -> Iterator[str]:
 
 
 def _pollable(stream: TextIO) -> select.poll | None:
-    """:return: says whether a piece can be written without waiting; ``None``: it always can."""
+    """Return an object that reports whether a write would block, or ``None`` if none ever does."""
     if not hasattr(select, "poll"):
         return None
     try:
         poll = select.poll()
         poll.register(stream.fileno(), select.POLLOUT)
-    except (OSError, ValueError, AttributeError):  # No file, but in memory.
+    except (OSError, ValueError, AttributeError):  # The stream is not a file, but in memory.
         return None
     return poll
 
 
 class _Handler(logging.StreamHandler[TextIO]):
-    """Writes records at once and requests' lines in bundles.
+    """Writes records immediately, and the lines of requests many at once.
 
-    Whoever reads them may be slow, or may have stopped without going away. The server does not wait
-    for it: lines do, up to a bound.
+    The server does not wait for a reader of the log that is slow or has stopped reading. Lines wait
+    for it instead, up to :data:`BACKLOG_SIZE`.
     """
 
     def __init__(self, stream: TextIO, as_text: bool) -> None:
         super().__init__(stream)
         self._as_text = as_text
         self._poll = _pollable(stream)
-        #: Pieces that could not be written yet, and how many characters they have.
+        #: Pieces that could not be written yet, and their size in characters.
         self._backlog: collections.deque[str] = collections.deque()
         self._backlog_size = 0
         self._dropped = 0
@@ -228,12 +230,12 @@ class _Handler(logging.StreamHandler[TextIO]):
         except Exception:
             self.handleError(record)
             return
-        self._gather()
+        self._enqueue_lines()
         self._enqueue(line + "\n")
         self._send()
 
     def request(self, fields: dict[str, Any]) -> None:
-        """Write the line of a request, soon."""
+        """Collect the line of a request, to be written soon."""
         now = time.time()
         if self._as_text:
             self._lines.append(self._text(now, fields))
@@ -247,7 +249,7 @@ class _Handler(logging.StreamHandler[TextIO]):
         if len(self._lines) >= FLUSH_LINES:
             self.flush()
         elif self._timer is None:
-            self._later()
+            self._schedule_flush()
             if self._timer is None:  # No event loop.
                 self.flush()
 
@@ -256,10 +258,10 @@ class _Handler(logging.StreamHandler[TextIO]):
             if self._timer is not None:
                 self._timer.cancel()
                 self._timer = None
-            self._gather()
+            self._enqueue_lines()
             self._send()
 
-    def _gather(self) -> None:
+    def _enqueue_lines(self) -> None:
         lines, self._lines = self._lines, []
         for piece in _pieces(lines):
             self._enqueue(piece)
@@ -272,9 +274,9 @@ class _Handler(logging.StreamHandler[TextIO]):
         self._backlog_size += len(piece)
 
     def _send(self) -> None:
-        """Write what can be written now; the rest is tried again soon."""
+        """Write what can be written now, and schedule the rest."""
         backlog = self._backlog
-        # Nobody reads our standard error any more: no reason to fail requests.
+        # A closed standard error must not make requests fail.
         with contextlib.suppress(OSError, ValueError):
             while backlog and (self._poll is None or self._poll.poll(0)):
                 piece = backlog.popleft()
@@ -283,16 +285,16 @@ class _Handler(logging.StreamHandler[TextIO]):
                 self.stream.flush()
                 if self._dropped and not backlog:
                     count, self._dropped = self._dropped, 0
-                    self._enqueue(self._lost(count))
+                    self._enqueue(self._dropped_line(count))
         if backlog:
-            self._later()
+            self._schedule_flush()
 
-    def _later(self) -> None:
+    def _schedule_flush(self) -> None:
         if self._timer is None:
             with contextlib.suppress(RuntimeError):
                 self._timer = asyncio.get_running_loop().call_later(FLUSH_SECONDS, self.flush)
 
-    def _lost(self, count: int) -> str:
+    def _dropped_line(self, count: int) -> str:
         record = logging.LogRecord(
             __name__, logging.WARNING, "", 0, "lines of the log were dropped", (), None
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ast
 import graphlib
+import re
 import tomllib
 from collections.abc import Iterator
 from importlib import metadata
@@ -210,6 +211,29 @@ def test_every_public_name_is_documented() -> None:
             named = isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
             if named and not node.name.startswith("_"):
                 assert ast.get_docstring(node), f"{path}: {node.name}"
+
+
+def file_map(package: Path) -> list[str]:
+    """Return the names that the table in a package's docstring describes."""
+    docstring = ast.get_docstring(ast.parse((package / "__init__.py").read_text("utf-8"))) or ""
+    return re.findall(r"^``([\w/.]+(?:\.py|/))``", docstring, re.MULTILINE)
+
+
+@pytest.mark.parametrize(
+    "package",
+    [path.parent for path in (*sources(ENGAGE), *sources(PLUGINS)) if path.name == "__init__.py"],
+    ids=lambda path: path.name,
+)
+def test_a_package_map_describes_every_file(package: Path) -> None:
+    described = file_map(package)
+    if not described and package != ENGAGE:
+        pytest.skip("this package has no map")
+    there = {
+        f"{path.name}/" if path.is_dir() else path.name
+        for path in package.iterdir()
+        if path.suffix == ".py" or path.is_dir()
+    }
+    assert sorted(described) == sorted(there - {"__init__.py", "__pycache__/"})
 
 
 #: One idea each, and longer than others.
