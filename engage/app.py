@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Puts the parts together: a config and the installed plugins become a server. The only place.
+"""Composes a server from a config and the installed plugins. This is the only place that does.
 
-:func:`build` makes an :class:`App`; whoever has a listening socket lets it serve there.
+:func:`build` makes an :class:`App`, which serves on any listening socket it is given.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ def build(
     *,
     had_store: bool = False,
 ) -> App:
-    """Compose the server; nothing is opened yet.
+    """Compose the server without opening anything.
 
-    :param metrics: what to count with; nothing is counted by default.
+    :param metrics: counts what happens; nothing is counted by default.
     :param had_store: see :attr:`engage.api.StorageContext.had_store`.
-    :raises ConfigError: an option is wrong, or the storage cannot do what the config asks for.
+    :raises ConfigError: if an option is wrong, or the storage lacks what the config requires.
     """
     metrics = Metrics() if metrics is None else metrics
     store = registry.make_storage(config, had_store=had_store)
@@ -120,10 +120,10 @@ def build(
 
 
 class App:
-    """A composed server: :meth:`open`, :meth:`serve`, and in the end :meth:`close`.
+    """A composed server: :meth:`open`, :meth:`serve`, and finally :meth:`close`.
 
-    To end without losing anybody: :meth:`start_draining`, :meth:`stop_accepting`, :meth:`drain`,
-    :meth:`close`. Made by :func:`build`.
+    To stop without dropping requests: :meth:`start_draining`, :meth:`stop_accepting`,
+    :meth:`drain`, :meth:`close`. Made by :func:`build`.
     """
 
     def __init__(
@@ -139,15 +139,15 @@ class App:
         self.config = services.config
         #: The storage; open between :meth:`open` and :meth:`close`.
         self.store = store
-        #: Who takes webhook deliveries, and can translate dead letters again.
+        #: Receives webhook deliveries, and can translate dead letters again.
         self.deliveries = services.deliveries
         self._ingest = ingest
         self._observers = observers
-        #: Whether it should be sent requests.
+        #: Whether this process should get requests.
         self.readiness = services.readiness
         self._fetcher = fetcher
         self._metrics = metrics
-        #: Whether this process is about to end.
+        #: Whether this process is about to stop.
         self.draining = False
         self._listener: Listener | None = None
         #: Tornado's application.
@@ -156,22 +156,21 @@ class App:
     async def open(self, *, create: bool = True, patient: bool = False) -> None:
         """Open the storage. See :meth:`engage.api.EventStore.open`.
 
-        :param patient: one that cannot be opened is no error, but tried until it can be; requests
-            are told that it is unavailable.
+        :param patient: if the storage cannot be opened, retry in the background instead of raising;
+            requests get a 503 until it is open.
         """
         try:
             await self.store.open(create=create)
         except StorageError as error:
             if not patient:
                 raise
-            _log.error("the storage cannot be opened, trying again: %s", error)
+            _log.error("the storage cannot be opened; retrying: %s", error)
             self._ingest.open_in_background()
-        # The first sign of life: who is asked right after the start can say yes.
+        # The first sign of life, so that /readyz can answer 200 right after the start.
         await self.readiness.ready()
 
     async def serve(self, sock: socket.socket) -> None:
-        """Answer requests on a listening socket, from now on; it is closed by
-        :meth:`stop_accepting`."""
+        """Answer requests on a listening socket until :meth:`stop_accepting` closes it."""
         if self._listener is None:
             bounds = Bounds.of(self.config)
             self._listener = Listener(
@@ -181,11 +180,11 @@ class App:
 
     @property
     def listener(self) -> Listener | None:
-        """The connections, once it serves."""
+        """The listener; ``None`` before :meth:`serve`."""
         return self._listener
 
     def start_draining(self) -> None:
-        """``/readyz`` says no, and every answer is the last of its connection."""
+        """Make ``/readyz`` answer 503, and every answer the last of its connection."""
         self.draining = True
         if self._listener is not None:
             self._listener.start_draining()
@@ -197,16 +196,16 @@ class App:
             await self._listener.stop_accepting()
 
     async def drain(self, seconds: float) -> bool:
-        """Answer what is in flight, and write what waits to be written.
+        """Finish the requests in flight, and write what waits to be written.
 
-        :param seconds: after which what is left is cut off.
-        :return: whether nothing was cut off.
+        :param seconds: after which the remaining connections are cut off.
+        :return: whether no request was cut off.
         """
         self.start_draining()
         return self._listener is None or await self._listener.drain(seconds)
 
     async def close(self) -> None:
-        """Cut off whoever is left, finish what is being written, close everything. Idempotent."""
+        """Cut off remaining clients, finish what is being written, close everything. Idempotent."""
         self.start_draining()
         if self._listener is not None:
             self._listener.close()

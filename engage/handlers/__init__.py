@@ -1,5 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""HTTP in, HTTP out: from a request to a call of the pipeline, from its result to an answer.
+"""From a request to a call of the pipeline, and from its result to an answer.
 
-No rule of the contract is in here; which path goes where is in :mod:`engage.handlers.routes`.
+====================  ==============================================================
+``operations.py``     the table: paths, methods and documentation of each operation
+``routes.py``         which handler serves which operation, and the router
+``base.py``           what every handler does: answer, errors, the request's id
+``ingestion.py``      what the routes for clients share: CORS, write keys, bodies
+``events.py``         identify, track, page, screen, group, alias, batch
+``subscriptions.py``  a user's subscriptions
+``webhook.py``        deliveries of webhook providers
+``settings.py``       settings for the browser SDKs of Segment and RudderStack
+``files.py``          the snippet's script, the API's description and its page
+``health.py``         ``/healthz`` and ``/readyz``
+``missing.py``        404
+``cors.py``           the CORS headers
+``openapi.py``        makes the description of the API
+====================  ==============================================================
 """

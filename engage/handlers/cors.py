@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which web pages may talk to the server, in the browsers' words (CORS, in the Fetch standard).
+"""Which web pages may call the server: CORS, as the Fetch standard defines it.
 
-Event routes echo the origin and allow credentials: ``navigator.sendBeacon`` always sends them, and
-a browser then takes nothing less. Other routes allow reading without credentials. Nothing is lost
-by this: a write key is public, and no route looks at a cookie.
+Routes for events echo the origin and allow credentials, because ``navigator.sendBeacon`` always
+sends them and browsers then require both. Other routes allow reading without credentials. This is
+safe: a write key is public, and no route reads a cookie.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ if TYPE_CHECKING:
 
 __all__ = ["CorsPolicy"]
 
-#: One origin as a browser writes it; what else comes under that name is not echoed.
+#: One origin as a browser writes it; nothing else is echoed.
 _ORIGIN: Final = re.compile(r"[!-+\--~]{1,512}")
-#: What a preflight may ask for: names of headers.
+#: What a preflight may request: names of headers.
 _NAMES: Final = re.compile(rf"[ \t]*{TCHAR}+(?:[ \t]*,[ \t]*{TCHAR}+)*[ \t]*")
 _NAMES_LENGTH: Final = 1024
-#: What is allowed when the preflight does not say it in a form that can be echoed.
+#: Allowed when a preflight does not request headers in a form that can be echoed.
 _USUAL_HEADERS: Final = "authorization, content-type"
 _EXPOSED: Final = "Retry-After, X-Request-Id"
 
 
 class CorsPolicy:
-    """The ``[cors]`` table as headers of answers."""
+    """Turns the ``[cors]`` table of the config into headers of answers."""
 
     def __init__(self, cors: Cors) -> None:
         self._any = "*" in cors.origins
@@ -38,10 +38,10 @@ class CorsPolicy:
         self._max_age = str(cors.max_age)
 
     def headers(self, origin: str | None, *, credentials: bool) -> Mapping[str, str]:
-        """What belongs on every answer, errors too.
+        """Return the headers for every answer, errors included.
 
         :param origin: the header ``Origin`` of the request.
-        :param credentials: whether it is a route that beacons are sent to.
+        :param credentials: whether beacons are sent to the route.
         """
         allowed = self._allowed(origin, credentials)
         if allowed is None:
@@ -57,11 +57,11 @@ class CorsPolicy:
         *,
         credentials: bool,
     ) -> Mapping[str, str]:
-        """What belongs on the answer to ``OPTIONS``.
+        """Return the headers for the answer to ``OPTIONS``.
 
-        :param requested: ``Access-Control-Request-Headers``; echoed, because ``*`` does not cover
+        :param requested: ``Access-Control-Request-Headers``; echoed, because ``*`` does not include
             ``Authorization``.
-        :param methods: what the route can do.
+        :param methods: those that the route answers.
         """
         allowed = self._allowed(origin, credentials)
         vary = {"Vary": "Origin, Access-Control-Request-Headers"}

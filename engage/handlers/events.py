@@ -16,12 +16,12 @@ __all__ = ["BatchHandler", "EventHandler"]
 
 
 class _WritingHandler(IngestionHandler):
-    """Takes a body that a write key allows to write."""
+    """Accepts a body from a client with a write key."""
 
     encoding: Encoding
 
     def check(self) -> None:
-        """Refuse by encoding, then length, then key: all before the body is decoded."""
+        """Refuse by encoding, then length, then key, all before the body is decoded."""
         self.encoding = check_encoding(self.header("Content-Encoding"))
         self.check_length()
         self.principal = self.principal_of_head()
@@ -32,7 +32,7 @@ class _WritingHandler(IngestionHandler):
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """What the pipeline wants to know beside the body."""
+        """What the pipeline needs in addition to the body."""
         return {
             "encoding": self.encoding,
             "principal": self.principal,
@@ -42,17 +42,17 @@ class _WritingHandler(IngestionHandler):
 
 
 class EventHandler(_WritingHandler):
-    """One event; its type is the route's name."""
+    """Accepts one event; its type is the route's name."""
 
     async def post(self) -> None:
-        """Store it, then answer."""
+        """Store the event, then answer."""
         result = await self.services.pipeline.event(self.route.name, self.body, **self.arguments)
         self.principal = result.principal
         self.answer(result.body())
 
 
 class BatchHandler(_WritingHandler):
-    """Many events, each with its type."""
+    """Accepts many events, each with its type."""
 
     async def post(self) -> None:
         """Store the valid ones, then answer."""

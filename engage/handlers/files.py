@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is the same for everybody: the snippet's script, the description of the API, its page.
+"""Files that are the same for every client: the snippet's script, the API's description, its page.
 
-Each is made once for a process, compressed once, and carries an ``ETag`` of its content.
+Each is made and compressed once for a process, and has an ``ETag`` of its content.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class StaticFile:
 
     content: bytes
     content_type: str
-    #: Seconds for which it may be used again without asking.
+    #: Seconds for which a client may use it again without a request.
     max_age: int
     headers: Mapping[str, str] = dataclasses.field(default_factory=dict)
     compressed: bytes = dataclasses.field(init=False)
@@ -43,7 +43,7 @@ class FileHandler(IngestionHandler):
     """Serves one :class:`StaticFile`."""
 
     def get(self) -> None:
-        """Answer 200, or 304 when the client has it."""
+        """Answer 200, or 304 if the client has the file."""
         file = self.file()
         request = self.request.headers
         zipped = _accepts_gzip(request.get("Accept-Encoding", ""))
@@ -69,7 +69,7 @@ class FileHandler(IngestionHandler):
         )
 
     def file(self) -> StaticFile:
-        """:return: what to serve."""
+        """Return the file to serve."""
         raise NotImplementedError
 
     head = get
@@ -89,20 +89,20 @@ def _packaged(name: str) -> bytes:
 
 @functools.cache
 def snippet() -> StaticFile:
-    """:return: the tracking snippet's script."""
+    """Return the tracking snippet's script."""
     return StaticFile(_packaged("engage.js"), "text/javascript; charset=utf-8", 3600)
 
 
 @functools.cache
 def description(public_url: str | None) -> StaticFile:
-    """:return: the OpenAPI document."""
+    """Return the OpenAPI document."""
     document = orjson.dumps(describe(public_url=public_url))
     return StaticFile(document, "application/json; charset=utf-8", 300)
 
 
 @functools.cache
 def page(public_url: str | None) -> StaticFile:
-    """:return: the description as one page for reading: no script, nothing from elsewhere."""
+    """Return the description as one page, without scripts and without content from elsewhere."""
     text = template.Template(_packaged("docs.html"), autoescape="xhtml_escape").generate(
         document=describe(public_url=public_url), pretty=_pretty
     )
@@ -119,7 +119,6 @@ class SnippetHandler(FileHandler):
     """``GET /engage.js``."""
 
     def file(self) -> StaticFile:
-        """See :meth:`FileHandler.file`."""
         return snippet()
 
 
@@ -129,7 +128,6 @@ class DescriptionHandler(FileHandler):
     make: Callable[[str | None], StaticFile] = staticmethod(description)
 
     def file(self) -> StaticFile:
-        """See :meth:`FileHandler.file`."""
         return self.make(self.services.config.server.public_url)
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""For load balancers and supervisors."""
+"""Checks for load balancers and supervisors."""
 
 from __future__ import annotations
 
@@ -15,21 +15,24 @@ _UNCACHED: Final = {"Cache-Control": "no-store"}
 
 
 class AliveHandler(IngestionHandler):
-    """``/healthz``: this process answers. Asks nobody else, so that a storage that is down does not
-    make a supervisor restart what is healthy."""
+    """``/healthz``: this process answers.
+
+    It checks nothing else: a storage that is down must not make a supervisor restart a healthy
+    process.
+    """
 
     def get(self) -> None:
-        """Say so."""
+        """Answer 200."""
         self.answer(_OK, headers=_UNCACHED)
 
     head = get
 
 
 class ReadyHandler(IngestionHandler):
-    """``/readyz``: requests can be sent here. See :mod:`engage.storage.readiness`."""
+    """``/readyz``: this process can store events. See :mod:`engage.storage.readiness`."""
 
     async def get(self) -> None:
-        """Say so, or 503."""
+        """Answer 200, or 503 if it cannot."""
         if self.services.draining():
             raise shutting_down()
         if not await self.services.readiness.ready():

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Paths that are not there."""
+"""Paths that do not exist."""
 
 from __future__ import annotations
 
@@ -10,19 +10,18 @@ __all__ = ["MissingHandler"]
 
 
 class MissingHandler(IngestionHandler):
-    """404 for every method."""
+    """Answers 404 to every method."""
 
     def check(self) -> None:
-        """Refuse."""
+        """Refuse the request."""
         raise self.not_allowed()
 
     def not_allowed(self) -> ApiError:
-        """See :meth:`Handler.not_allowed`."""
         return ApiError("not_found", "there is nothing at this path")
 
     def options(self, *_: str, **__: str) -> None:
-        """Answer ``OPTIONS *``, and preflights: only then may a page's script read the 404."""
-        asks = "Access-Control-Request-Method" in self.request.headers
-        if self.request.path != "*" and not asks:
+        """Answer ``OPTIONS *`` and preflights, without which no page could read the 404."""
+        preflight = "Access-Control-Request-Method" in self.request.headers
+        if self.request.path != "*" and not preflight:
             raise self.not_allowed()
         super().options()

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The description of the API as OpenAPI 3.1, put together from ``schemas/`` and the operations.
+"""The description of the API as OpenAPI 3.1, made from ``schemas/`` and the operations.
 
-There is no second source of truth: every schema and every example comes from the schema files,
-every status from the table of error codes.
+Every schema and every example comes from the schema files, every status from the table of error
+codes.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from engage.handlers.operations import OPERATIONS, Operation, Parameter
 
 __all__ = ["describe", "load_schemas"]
 
-#: The folders of ``schemas/`` that describe what goes over the wire.
+#: The folders of ``schemas/`` that describe requests and answers.
 _FOLDERS: Final = ("payloads", "answers")
 
-#: What any request may meet.
+#: Errors of every request.
 _EVERYWHERE: Final = ("headers_too_large", "internal_error", "overloaded")
 
 
 def load_schemas() -> dict[str, dict[str, Any]]:
-    """Read the packaged files.
+    """Read the packaged schemas.
 
-    :return: component name (``payloads-track``, ``answers-batch``, ``error``) → schema.
+    :return: name of the component (``payloads-track``, ``answers-batch``, ``error``) → schema.
     """
     root = resources.files("engage_schemas")
     found = {"error": json.loads(root.joinpath("error.json").read_bytes())}
@@ -47,11 +47,10 @@ def describe(
     public_url: str | None = None,
     operations: Sequence[Operation] = OPERATIONS,
 ) -> dict[str, Any]:
-    """Put the document together.
+    """Return the OpenAPI 3.1 document.
 
-    :param schemas: as of :func:`load_schemas`.
-    :param public_url: where the server is reached; without it, wherever the document came from.
-    :return: an OpenAPI 3.1 document.
+    :param schemas: those of :func:`load_schemas` by default.
+    :param public_url: where clients reach the server; by default, where they got the document.
     """
     schemas = load_schemas() if schemas is None else schemas
     paths: dict[str, dict[str, Any]] = {}
@@ -65,8 +64,8 @@ def describe(
             "title": "engage",
             "version": engage.__version__,
             "summary": "Event ingestion, compatible with Segment's and Dittofeed's clients.",
-            "description": "A 2xx means that what was sent is durable. Sending the same message id"
-            " again is always safe.",
+            "description": "A 2xx means that everything sent is stored durably. Sending the same"
+            " message id again is always safe.",
             "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
         },
         "servers": [{"url": public_url.rstrip("/") if public_url else "/"}],
@@ -88,14 +87,14 @@ def describe(
 
 # ------------------------------------------------------------------------------------------ parts
 def _components(schemas: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """The schema files, and each of their ``$defs`` as a component of its own: not every tool that
-    makes a client of the document finds what lies deeper."""
+    """Return the schema files and each of their ``$defs`` as a separate component: not every client
+    generator finds what is nested deeper."""
     components: dict[str, Any] = {}
     for name, schema in schemas.items():
         components[name] = _component(name, schema)
         if "$ref" in components[name]:
-            # What stands beside a reference is ignored by many a tool, though not by JSON Schema.
-            # Where both say what a field is, the payload is the stricter.
+            # JSON Schema heeds what stands beside a reference, but many tools ignore it. Where
+            # both define a field, the payload's definition is the stricter one.
             shared = _component("payloads-common", schemas["payloads-common"])
             assert components[name].pop("$ref") == "#/components/schemas/payloads-common"
             properties = {**shared["properties"], **components[name].pop("properties")}
@@ -107,7 +106,7 @@ def _components(schemas: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _component(name: str, schema: Mapping[str, Any]) -> dict[str, Any]:
-    """A schema file as a component: references point into the document."""
+    """Return a schema file as a component, with references that point into the document."""
     folder = name.partition("-")[0]
 
     def rewrite(node: Any) -> Any:
@@ -130,7 +129,7 @@ def _component(name: str, schema: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _item(kind: str) -> dict[str, Any]:
-    """What an item of a batch is. The envelope's own schema does not say it: items stand alone."""
+    """Return the schema of a batch item. The schema of a batch omits it: items are independent."""
     typed = {"properties": {"type": {"const": kind}}, "required": ["type"]}
     return {"allOf": [{"$ref": f"#/components/schemas/payloads-{kind}"}, typed]}
 
@@ -161,7 +160,7 @@ def _operation(
     if operation.request == "*":
         described["requestBody"] = {
             "required": True,
-            "description": "Whatever the provider sends.",
+            "description": "What the provider sends.",
             "content": {"application/json": {"schema": {}}},
         }
     elif operation.request is not None:
@@ -198,7 +197,7 @@ def _responses(
 ) -> dict[str, dict[str, Any]]:
     headers = {
         "X-Request-Id": {
-            "description": "Finds the request in the server's log.",
+            "description": "Identifies the request in the server's log.",
             "schema": {"type": "string"},
         }
     }
@@ -206,7 +205,7 @@ def _responses(
     file: dict[str, Any] = {}
     if "/" in operation.success:
         success["content"] = {operation.success: {"schema": _kind_of(operation.success)}}
-        file = {"304": {"description": "The client has it (`If-None-Match`).", "headers": headers}}
+        file = {"304": {"description": "Not modified (`If-None-Match`).", "headers": headers}}
     else:
         name = f"answers-{operation.success}"
         success["description"] = str(schemas[name]["description"])
@@ -246,7 +245,7 @@ def _responses(
             error["headers"] = {
                 **headers,
                 "Retry-After": {
-                    "description": "Seconds.",
+                    "description": "Seconds to wait before trying again.",
                     "schema": {"type": "integer", "minimum": 1},
                 },
             }

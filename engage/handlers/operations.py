@@ -45,11 +45,11 @@ class Operation:
     summary: str
     description: str
     tag: str
-    #: Kind of the payload (a file in ``schemas/payloads``), if it has a body.
+    #: Kind of the payload (a file in ``schemas/payloads``), if it has a body; ``*`` is any body.
     request: str | None = None
     #: Kind of the answer (a file in ``schemas/answers``), or a media type for what is not JSON.
     success: str
-    #: Codes of the errors that it may answer with, beside those that every operation has.
+    #: Codes of the errors that it may answer with, in addition to those of every operation.
     errors: Sequence[str] = ()
     #: Whether a write key is needed: in the header, the query or (events) the body.
     key: bool = False
@@ -70,16 +70,16 @@ class Operation:
 _IDEMPOTENCY_KEY: Final = Parameter(
     name="Idempotency-Key",
     place="header",
-    description="Makes the message ids of events that have none: the same key, the same ids.",
+    description="Derives message ids for events without one: the same key gives the same ids.",
     schema={"type": "string"},
 )
 _STRICT: Final = Parameter(
     name="X-Strict-Mode",
     place="header",
-    description="1: one invalid item, and nothing of the batch is stored (400).",
+    description="With `1`, a batch with an invalid item is rejected as a whole (400).",
     schema={"type": "string"},
 )
-#: What may be wrong with any request that has a body.
+#: Errors of every request that has a body.
 _BODY_ERRORS: Final = (
     "invalid_json",
     "invalid_encoding",
@@ -121,12 +121,12 @@ def _event(kind: str, letter: str, summary: str, description: str) -> Operation:
 
 #: Every operation. Unmodified SDKs use the paths under ``/v1`` and ``/beacon``.
 OPERATIONS: Final[Sequence[Operation]] = (
-    _event("identify", "i", "Say who a user is", "Traits are kept per user, the latest wins."),
-    _event("track", "t", "Say what somebody did", "An event with a name and properties."),
-    _event("page", "p", "Say that a page was seen", "On a website."),
-    _event("screen", "s", "Say that a screen was seen", "In an app."),
-    _event("group", "g", "Put a user into a group", "`assigned: false` takes the user out of it."),
-    _event("alias", "a", "Link an earlier id to a user", "`previousId` becomes one of the user's."),
+    _event("identify", "i", "Identify a user", "Sets traits; the latest value of each wins."),
+    _event("track", "t", "Record what a user did", "An event with a name and properties."),
+    _event("page", "p", "Record a page view", "On a website."),
+    _event("screen", "s", "Record a screen view", "In an app."),
+    _event("group", "g", "Add a user to a group", "`assigned: false` removes the user."),
+    _event("alias", "a", "Link an earlier id to a user", "`previousId` becomes an id of the user."),
     Operation(
         id="batch",
         method="POST",
@@ -134,7 +134,8 @@ OPERATIONS: Final[Sequence[Operation]] = (
         paths=("/api/public/apps/batch", "/v1/batch", "/v1/b", "/v1/import", "/v1/import/"),
         credentials=True,
         summary="Send many events",
-        description="Items stand alone: valid ones are stored, the others are reported and kept.",
+        description="Items are independent: valid ones are stored, invalid ones are listed in"
+        " `rejected` and kept as dead letters.",
         tag="Events",
         request="batch",
         success="batch",
@@ -149,7 +150,7 @@ OPERATIONS: Final[Sequence[Operation]] = (
         paths=("/beacon/v1/batch",),
         credentials=True,
         summary="Send many events with navigator.sendBeacon",
-        description="As batch; a beacon cannot set headers, so the key stands in the query.",
+        description="Works as batch. A beacon cannot set headers, so the key goes in the query.",
         tag="Events",
         request="batch",
         success="batch",
@@ -161,7 +162,7 @@ OPERATIONS: Final[Sequence[Operation]] = (
         method="PUT",
         paths=("/api/public/subscription-management/user-subscriptions",),
         summary="Change a user's subscriptions",
-        description="No write key: the `hash` proves that the link came from the workspace.",
+        description="Takes no write key: `hash` proves that the link came from the workspace.",
         tag="Subscriptions",
         request="subscriptions",
         success="subscriptions",
@@ -172,8 +173,8 @@ OPERATIONS: Final[Sequence[Operation]] = (
         method="POST",
         head=True,
         paths=("/api/public/webhooks/{provider}",),
-        summary="Receive a delivery of a provider",
-        description="The provider's signature is the authentication. HEAD answers 200.",
+        summary="Receive a webhook delivery",
+        description="The provider's signature authenticates it. `HEAD` answers 200.",
         tag="Webhooks",
         request="*",
         success="webhook",
@@ -194,7 +195,7 @@ OPERATIONS: Final[Sequence[Operation]] = (
             Parameter(
                 name="workspaceId",
                 place="query",
-                description="Needed when several workspaces have this provider.",
+                description="Required if several workspaces use this provider.",
                 schema={"type": "string"},
             ),
         ),
@@ -205,7 +206,7 @@ OPERATIONS: Final[Sequence[Operation]] = (
         method="GET",
         paths=("/v1/projects/{writeKey}/settings",),
         summary="Settings of @segment/analytics-next",
-        description="What that SDK asks its `cdnURL` for.",
+        description="The SDK fetches them from its `cdnURL`.",
         tag="Clients",
         success="project-settings",
         errors=("not_found",),
@@ -225,7 +226,7 @@ OPERATIONS: Final[Sequence[Operation]] = (
         method="GET",
         paths=("/sourceConfig/", "/sourceConfig"),
         summary="Settings of @rudderstack/analytics-js",
-        description="What that SDK asks its `configUrl` for. The key stands in header or query.",
+        description="The SDK fetches them from its `configUrl`. The key goes in header or query.",
         tag="Clients",
         success="source-config",
         errors=_KEY_ERRORS,
@@ -236,7 +237,7 @@ OPERATIONS: Final[Sequence[Operation]] = (
         method="GET",
         paths=("/engage.js",),
         summary="The tracking snippet's script",
-        description="Plain JavaScript, under 3 KB gzipped.",
+        description="Plain JavaScript, less than 3 KB gzipped.",
         tag="Clients",
         success="text/javascript",
     ),
@@ -244,7 +245,7 @@ OPERATIONS: Final[Sequence[Operation]] = (
         id="healthz",
         method="GET",
         paths=("/healthz",),
-        summary="Is the process alive?",
+        summary="Check that the process is alive",
         description="For a supervisor.",
         tag="Operation",
         success="health",
@@ -253,7 +254,7 @@ OPERATIONS: Final[Sequence[Operation]] = (
         id="readyz",
         method="GET",
         paths=("/readyz",),
-        summary="Can it store events?",
+        summary="Check that events can be stored",
         description="For a load balancer.",
         tag="Operation",
         success="health",
@@ -272,7 +273,7 @@ OPERATIONS: Final[Sequence[Operation]] = (
         id="docs",
         method="GET",
         paths=("/docs",),
-        summary="This description, for reading",
+        summary="This description as a page",
         description="One page without scripts.",
         tag="Operation",
         success="text/html",

@@ -47,7 +47,7 @@ HANDLERS: Final[Mapping[str, type[IngestionHandler]]] = {
     "docs": PageHandler,
 }
 
-#: Of every other path.
+#: The route of every other path.
 _UNKNOWN: Final = Route(
     name="unknown",
     allowed=("GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS"),
@@ -72,7 +72,7 @@ class Router(Application):
         self._cors = services.cors
         self._metrics = metrics
         self._exact: dict[str, _Served] = {}
-        #: What stands before the part in braces, what after it, its name, what serves it.
+        #: What comes before the part in braces and after it, the part's name, what serves it.
         self._patterns: list[tuple[str, str, str, _Served]] = []
         for operation in OPERATIONS:
             route = Route(
@@ -123,7 +123,7 @@ class Router(Application):
     def _find(self, path: str) -> tuple[_Served, dict[str, bytes] | None]:
         """Return what serves a path, and the path's part in braces if it has one."""
         if path.startswith("//"):
-            # A host setting that ends with a slash: several SDKs put a path with its own after it.
+            # Several SDKs append "/v1/…" to a configured host that ends with a slash.
             path = "/" + path.lstrip("/")
         served = self._exact.get(path)
         if served is not None:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the browser SDKs of Segment and RudderStack fetch before they start.
+"""The settings that the browser SDKs of Segment and RudderStack fetch before they start.
 
-Without these routes a page would have to carry the settings inline, because the SDKs ask their
-vendors' hosts otherwise.
+Without these routes a page would need the settings inline, because the SDKs would otherwise fetch
+them from their vendors' hosts.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from engage.pipeline.normalise import Clock
 
 __all__ = ["ProjectSettingsHandler", "SourceConfigHandler"]
 
-#: Seconds for which a browser may use the settings again.
+#: Seconds for which a browser may use the settings again without a request.
 MAX_AGE: Final = 300
 
-#: When the settings last changed: they are the config's, which is read once.
+#: When the settings last changed: they come from the config, which is read once at the start.
 STARTED: Final = render_time(Clock()())
 
 
@@ -30,7 +30,7 @@ class ProjectSettingsHandler(IngestionHandler):
     """``GET /v1/projects/<write key>/settings``, for @segment/analytics-next (its ``cdnURL``)."""
 
     def get(self, writeKey: str) -> None:  # noqa: N803 (the name in the path)
-        """Answer as ``schemas/answers/project-settings.json`` says."""
+        """Answer as ``schemas/answers/project-settings.json`` describes."""
         try:
             principal = self.services.authenticator.header_or_query([], [unquote(writeKey)])
         except ApiError:
@@ -56,8 +56,8 @@ class SourceConfigHandler(IngestionHandler):
     """``GET /sourceConfig/``, for @rudderstack/analytics-js (its ``configUrl``)."""
 
     def get(self) -> None:
-        """Answer as ``schemas/answers/source-config.json`` says."""
-        # There is no body that could have a key: without one it is 401.
+        """Answer as ``schemas/answers/source-config.json`` describes."""
+        # There is no body that could have a key: without a key here, the answer is 401.
         principal = self.principal_of_head() or self.services.authenticator.body(None)
         self.principal = principal
         workspace = principal.workspace

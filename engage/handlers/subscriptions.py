@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a user wants to receive."""
+"""Changes of a user's subscriptions."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["SubscriptionsHandler"]
 
 
 class SubscriptionsHandler(IngestionHandler):
-    """Changes a user's subscriptions; the hash in the body allows it, no write key."""
+    """Changes a user's subscriptions. The hash in the body authorizes it, not a write key."""
 
     encoding: Encoding
 
@@ -27,6 +27,6 @@ class SubscriptionsHandler(IngestionHandler):
         self.check_length()
 
     async def put(self) -> None:
-        """Change them, then answer with all of them."""
+        """Change the subscriptions, then answer with all of the user's."""
         state = await self.services.pipeline.subscriptions(self.body, self.encoding)
         self.answer(orjson.dumps({"success": True, "subscriptions": state}))
