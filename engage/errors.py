@@ -1,9 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an error looks like: status, code, message, JSON body. The only place that says so.
+"""The errors that clients see: status, code, message and JSON body.
 
-Every step raises :class:`ApiError`, made by one of the functions here; a handler turns whatever was
-raised into one with :func:`from_exception` and sends :func:`error_body`. The table of codes is
-:data:`STATUS`; the shape of the body is ``schemas/error.json``.
+Every step raises :class:`ApiError`, directly or through a function of this module. A handler
+converts any exception with :func:`from_exception` and sends :func:`error_body`. The codes are in
+:data:`STATUS`; ``schemas/error.json`` describes the body.
+
+A message is for the client. It names the key and the rule, as in
+``userId: is too long (513 characters; the limit is 512)``, and the config key of a limit.
 """
 
 from __future__ import annotations
@@ -37,7 +40,7 @@ __all__ = [
     "storage_unavailable",
 ]
 
-#: Code → status: every error that engage can answer with.
+#: The HTTP status of each code: every error that engage can answer with.
 STATUS: Final[Mapping[str, int]] = {
     "invalid_json": 400,
     "invalid_encoding": 400,
@@ -69,13 +72,13 @@ STATUS: Final[Mapping[str, int]] = {
     "shutting_down": 503,
 }
 
-#: At most so many errors in one answer.
+#: Maximum number of entries in ``errors`` of one answer.
 MAX_ERRORS: Final = 20
 
-#: At most so many characters of a client's value in a message.
+#: Maximum number of characters of a client's value in a message.
 QUOTED: Final = 80
 
-#: Codes of a missing or unknown key: the only ones that ask for credentials.
+#: The codes for a missing or unknown write key: only these answers ask for credentials.
 _CHALLENGED: Final = frozenset({"missing_write_key", "invalid_write_key"})
 _CHALLENGE: Final[Mapping[str, str]] = {"WWW-Authenticate": 'Basic realm="engage", charset="UTF-8"'}
 
@@ -86,15 +89,15 @@ class Problem:
 
     #: JSON pointer (RFC 6901) to the value; ``""`` is the whole payload.
     pointer: str
-    #: The rule, for the client; quotes at most 80 characters of a value.
+    #: The rule that is broken, for the client; quotes at most :data:`QUOTED` characters of a value.
     message: str
 
     def as_dict(self) -> dict[str, str]:
-        """:return: as it stands in an answer and in a dead letter."""
+        """Return the problem as an entry of ``errors`` in an answer or a dead letter."""
         return {"pointer": self.pointer, "message": self.message}
 
     def under(self, prefix: str) -> Problem:
-        """:return: the same, with the pointer prefixed (``/batch/3``)."""
+        """Return the same problem with a prefix before its pointer, such as ``/batch/3``."""
         return Problem(prefix + self.pointer, self.message)
 
     def __str__(self) -> str:
@@ -105,24 +108,25 @@ class Problem:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Limit:
-    """A maximum size, and what sets it."""
+    """A maximum size and the config key that sets it."""
 
-    #: The largest size that is accepted, in bytes.
+    #: The maximum size, in bytes.
     bytes: int
-    #: The config key that sets it, or another reason; named in the error.
+    #: The config key that sets the limit, or a condition; named in the error.
     key: str
 
 
 class ApiError(EngageError):
     """An answer that is not a success.
 
-    :param code: one of :data:`STATUS`.
-    :param message: for the client: names the key and the rule, never an exception's text.
+    :param code: a key of :data:`STATUS`.
+    :param message: for the client: names the key and the rule. Must not contain an exception's
+        text.
     :param errors: the details; at most :data:`MAX_ERRORS` are kept.
-    :param retry_after: seconds after which it may be sent again (header ``Retry-After``).
-    :param status: only where it differs from the code's.
-    :param headers: further headers of the answer (``Allow`` …). ``WWW-Authenticate`` is added
-        here to a 401 about a write key; the handler leaves it out for browsers: they open a dialog.
+    :param retry_after: seconds after which the client can retry (header ``Retry-After``).
+    :param status: the status, if it differs from that of the code.
+    :param headers: further headers of the answer, such as ``Allow``. A 401 about a write key also
+        gets ``WWW-Authenticate``; the handler removes it for browsers, which would open a dialog.
     """
 
     def __init__(
@@ -149,7 +153,7 @@ class ApiError(EngageError):
 
 
 def error_body(error: ApiError, request_id: str | None) -> bytes:
-    """:return: the JSON body of an error answer."""
+    """Return the JSON body of an error answer."""
     body: dict[str, Any] = {
         "success": False,
         "status": error.status,
@@ -164,22 +168,28 @@ def error_body(error: ApiError, request_id: str | None) -> bytes:
 
 
 def quote(text: str, limit: int = QUOTED) -> str:
-    """:return: a client's text, cut to ``limit`` characters (the last of them is then ``…``)."""
+    """Return a client's text, cut to ``limit`` characters; if it is cut, it ends with ``…``."""
     return text if len(text) <= limit else text[: limit - 1] + "…"
 
 
 def pointer(name: str) -> str:
-    """:return: the part of a JSON pointer for a member; its name is cut: a client chose it."""
+    """Return the part of a JSON pointer for a member; a long name is cut."""
     return "/" + quote(name).replace("~", "~0").replace("/", "~1")
 
 
 def from_problems(problems: Sequence[Problem], code: str = "invalid_payload") -> ApiError:
-    """:return: the refusal of a payload; its message is the first problem."""
+    """Return the error for a payload with problems; its message is the first of them.
+
+    :param problems: at least one.
+    """
     return ApiError(code, str(problems[0]), errors=problems)
 
 
 def located(error: ApiError, prefix: str) -> list[Problem]:
-    """:return: what is wrong with one item of many, at least one; ``prefix`` points to the item."""
+    """Return the problems of one item of many; at least one.
+
+    :param prefix: the JSON pointer to the item.
+    """
     return [problem.under(prefix) for problem in error.errors] or [Problem(prefix, error.message)]
 
 
@@ -202,7 +212,7 @@ def event_too_large(size: int, limit: Limit) -> ApiError:
 
 
 def storage_unavailable() -> ApiError:
-    """:return: 503: nothing was acknowledged, sending the same again is safe."""
+    """Return the 503 for an unavailable storage: nothing was acknowledged, a retry is safe."""
     return ApiError(
         "storage_unavailable",
         "the storage is unavailable and nothing was acknowledged;"
@@ -215,12 +225,12 @@ def storage_unavailable() -> ApiError:
 def overloaded(
     message: str = "too much data is waiting to be stored; send the same request again later",
 ) -> ApiError:
-    """:return: 503: the queue is full."""
+    """Return the 503 for more work than the server can queue."""
     return ApiError("overloaded", message, retry_after=random.randint(1, 5))  # noqa: S311
 
 
 def shutting_down() -> ApiError:
-    """:return: 503: this process is about to end."""
+    """Return the 503 for a process that is about to end."""
     return ApiError(
         "shutting_down",
         "the server is shutting down; send the same request again",
@@ -229,14 +239,14 @@ def shutting_down() -> ApiError:
 
 
 def internal_error() -> ApiError:
-    """:return: 500: the request id finds the cause in the log."""
+    """Return the 500 for an unexpected error; the log has its cause under the request id."""
     return ApiError(
         "internal_error", "the server failed to process the request; its log has the cause"
     )
 
 
 def from_exception(exc: BaseException) -> ApiError:
-    """:return: the answer to whatever was raised; never an exception's own text."""
+    """Return the error to send for an exception; it never contains the exception's text."""
     if isinstance(exc, ApiError):
         return exc
     if isinstance(exc, StorageUnavailable):

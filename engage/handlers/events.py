@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from engage.handlers.ingestion import IngestionHandler
-from engage.pipeline.auth import KEYLESS
+from engage.pipeline.auth import KEYLESS_BODY
 from engage.pipeline.decode import check_encoding
 
 if TYPE_CHECKING:
@@ -25,9 +25,9 @@ class _WritingHandler(IngestionHandler):
         self.encoding = check_encoding(self.header("Content-Encoding"))
         self.check_length()
         self.principal = self.principal_of_head()
-        if self.principal is None and self.body_limit.bytes > KEYLESS.bytes:
-            self.body_limit = KEYLESS
-            self.exchange.set_max_body_size(KEYLESS.bytes)
+        if self.principal is None and self.body_limit.bytes > KEYLESS_BODY.bytes:
+            self.body_limit = KEYLESS_BODY
+            self.exchange.set_max_body_size(KEYLESS_BODY.bytes)
             self.check_length()
 
     @property

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which workspace a request writes to: the write key.
+"""Finds the workspace of a request by its write key.
 
-A write key identifies, it is not a secret: it may stand in a web page, and it may write events and
-nothing else. Where it may stand, first found wins: ``Authorization: Basic base64(key:)`` or
-``Basic <key>`` verbatim; the query's ``writeKey``; the body's ``writeKey``.
+A write key is an identifier, not a secret: it can appear in a web page, and it only permits writing
+events. These places are searched in order, and the first key found is used:
+``Authorization: Basic base64(key:)`` or ``Basic <key>`` verbatim; ``writeKey`` in the query;
+``writeKey`` in the body.
 """
 
 from __future__ import annotations
@@ -20,10 +21,10 @@ from engage.errors import ApiError, Limit
 if TYPE_CHECKING:
     from engage.config import Workspace, WriteKey
 
-__all__ = ["KEYLESS", "Authenticator", "Principal"]
+__all__ = ["KEYLESS_BODY", "Authenticator", "Principal"]
 
-#: Of a body that must be decoded to find its write key.
-KEYLESS: Final = Limit(1024 * 1024, "without a write key in the header or the query")
+#: Maximum size of a body that must be decoded to find its write key.
+KEYLESS_BODY: Final = Limit(1024 * 1024, "without a write key in the header or the query")
 
 _URL_SAFE: Final = str.maketrans("-_", "+/")
 _BASE64: Final = re.compile(r"[A-Za-z0-9+/]+\Z")
@@ -31,22 +32,22 @@ _BASE64: Final = re.compile(r"[A-Za-z0-9+/]+\Z")
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Principal:
-    """The client of a request, as its write key identifies it."""
+    """The client of a request, identified by its write key."""
 
     workspace: Workspace
-    #: Its id is stored and logged; the key itself never is.
+    #: Only its id is stored and logged, never the key.
     write_key: WriteKey
 
 
 class Authenticator:
     """Finds the principal of a request.
 
-    :param workspaces: of the config; write keys are unique among all of them.
+    :param workspaces: the workspaces of the config. A write key is unique among all of them.
     """
 
     def __init__(self, workspaces: Iterable[Workspace]) -> None:
         self._by_key: dict[str, Principal] = {}
-        # The usual header, ready to be looked up as it came.
+        # By the usual form of the header, so that a lookup needs no parsing.
         self._by_header: dict[str, Principal] = {}
         for workspace in workspaces:
             for write_key in workspace.write_keys:
@@ -59,30 +60,31 @@ class Authenticator:
     def header_or_query(
         self, authorizations: Sequence[str], query_keys: Sequence[str]
     ) -> Principal | None:
-        """Authenticate before the body is decoded.
+        """Authenticate a request before its body is decoded.
 
         :param authorizations: every ``Authorization`` header.
         :param query_keys: every ``writeKey`` of the query.
-        :return: ``None``: there is no key here, the body must have it (:meth:`body`).
-        :raises ApiError: 401 or 403, final.
+        :return: the principal, or ``None`` if the key must be in the body (see :meth:`body`).
+        :raises ApiError: 401 or 403; the body cannot change that.
         """
         if authorizations:
             if len(authorizations) > 1:
                 raise _invalid("the request has more than one Authorization header")
             principal = self._by_header.get(authorizations[0])
-            return self._header(authorizations[0]) if principal is None else principal
-        # ``?writeKey=`` says nothing, as an absent one.
+            return self._from_header(authorizations[0]) if principal is None else principal
+        # An empty ``?writeKey=`` counts as absent.
         keys = set(query_keys) - {""}
         if not keys:
             return None
         if len(keys) > 1:
             raise _invalid("the query has more than one writeKey")
-        return self._known(keys.pop())
+        return self._look_up(keys.pop())
 
     def body(self, value: object) -> Principal:
-        """Authenticate by the ``writeKey`` of a body; ``None`` or ``""``: it has none.
+        """Authenticate a request by the ``writeKey`` of its body.
 
-        :raises ApiError: 401 or 403, final.
+        :param value: as sent; ``None`` and ``""`` count as absent.
+        :raises ApiError: 401 or 403.
         """
         if value is None or value == "":
             raise ApiError(
@@ -92,20 +94,20 @@ class Authenticator:
             )
         if not isinstance(value, str):
             raise _invalid("writeKey must be a string")
-        return self._known(value)
+        return self._look_up(value)
 
-    def _header(self, value: str) -> Principal:
-        """Take a header apart that is not written the usual way."""
+    def _from_header(self, value: str) -> Principal:
+        """Parse a header that is not in the usual form."""
         scheme, _, credential = value.strip().partition(" ")
         if scheme.lower() != "basic":
             raise _invalid("the Authorization scheme must be Basic")
         credential = credential.strip()
         for candidate in _candidates(credential):
             if candidate in self._by_key:
-                return self._known(candidate)
+                return self._look_up(candidate)
         raise _invalid("the write key is unknown")
 
-    def _known(self, key: str) -> Principal:
+    def _look_up(self, key: str) -> Principal:
         principal = self._by_key.get(key)
         if principal is None:
             raise _invalid("the write key is unknown")
@@ -115,8 +117,8 @@ class Authenticator:
 
 
 def _candidates(credential: str) -> Iterator[str]:
-    """:return: the keys that a Basic credential may mean."""
-    # Verbatim: a Dittofeed-style key is itself the base64 of ``id:secret``.
+    """Yield the keys that a Basic credential can mean."""
+    # Verbatim: a key in Dittofeed's style is itself the base64 of ``id:secret``.
     yield credential
     standard = credential.rstrip("=").translate(_URL_SAFE)
     if not _BASE64.match(standard):
@@ -126,7 +128,7 @@ def _candidates(credential: str) -> Iterator[str]:
     except (binascii.Error, ValueError):
         return
     yield text.partition(":")[0]
-    # A key that has a colon itself: with the SDK's colon after it, and without.
+    # A key that contains a colon: with and without the colon that the SDK appends.
     yield text.rpartition(":")[0]
     yield text
 

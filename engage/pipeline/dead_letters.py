@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Dead letters: what is kept of a refused item, and of an event with a message id that is taken.
+"""Makes dead letters: the records of refused items and of conflicts.
 
-Pure functions: an item and the reason go in, a :class:`~engage.api.DeadLetter` comes out.
+A conflict is an event whose message id another, different event has already. Pure functions: an
+item and the reason go in, a :class:`~engage.api.DeadLetter` comes out.
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ if TYPE_CHECKING:
 
 __all__ = ["MAX_ITEM", "Conflict", "find_conflict", "letter_id", "letter_of"]
 
-#: Bytes that are kept of an item from the API; a webhook delivery is kept whole.
+#: Maximum number of bytes kept of an item from the API; a webhook delivery is kept whole.
 MAX_ITEM: Final = 16 * 1024
 
-#: Fields in which two events with one message id must agree to be the same event.
+#: Fields that must be equal in two events with the same message id, or they are a conflict.
 _COMPARED: Final = (
     "type",
     "userId",
@@ -38,10 +39,12 @@ _COMPARED: Final = (
     "originalTimestamp",
 )
 
-#: The same for webhook deliveries: the recipient may have been identified between two deliveries.
-_DELIVERED: Final = tuple(name for name in _COMPARED if name not in ("userId", "anonymousId"))
+#: The same for events of webhooks, whose recipient may be identified between two deliveries.
+_COMPARED_IN_DELIVERIES: Final = tuple(
+    name for name in _COMPARED if name not in ("userId", "anonymousId")
+)
 
-#: Left out of the letter (``writeKey``) and of its id: an SDK may change them when it retries.
+#: Fields that the id of a letter does not depend on, because an SDK may change them in a retry.
 _VOLATILE: Final = ("writeKey", "sentAt")
 
 
@@ -52,7 +55,7 @@ class Conflict:
     The stored event stays; the later one becomes a dead letter.
     """
 
-    #: In which the two events differ.
+    #: The names of the fields in which the two events differ.
     fields: Sequence[str]
     code: ClassVar[str] = "message_id_conflict"
 
@@ -78,9 +81,9 @@ def letter_of(
 ) -> DeadLetter:
     """Return the dead letter of an item.
 
-    :param item: as received, decoded. Its ``writeKey`` is not kept.
+    :param item: the decoded item as received. Its ``writeKey`` is not kept.
     :param problem: why it was not stored.
-    :param max_item: bytes to keep of the item; ``None`` to keep it whole.
+    :param max_item: maximum number of bytes to keep of the item; ``None`` to keep it whole.
     """
     fields: Mapping[str, Any] = item if isinstance(item, dict) else {}
     if "writeKey" in fields:
@@ -110,7 +113,10 @@ def letter_of(
 
 
 def letter_id(workspace_id: str, origin: str, item: bytes) -> str:
-    """Return a letter's id: a hash of the item, so that a retry makes the same letter again."""
+    """Return the id of a letter: a hash, so that a retry of the item makes no second letter.
+
+    :param item: the item as JSON, without the fields that may change in a retry.
+    """
     digest = hashlib.blake2b(digest_size=16)
     for part in (workspace_id.encode(), origin.encode(), item):
         digest.update(len(part).to_bytes(8, "big"))
@@ -121,15 +127,15 @@ def letter_id(workspace_id: str, origin: str, item: bytes) -> str:
 def find_conflict(event: Event, stored: bytes) -> Conflict | None:
     """Compare an event with the event that is stored under its message id.
 
-    :param stored: the stored event's body.
-    :return: ``None`` if it is the same event, sent again.
+    :param stored: the body of the stored event.
+    :return: the conflict, or ``None`` if both are the same event (a duplicate).
     """
     old = orjson.loads(stored)
     new = event.document()
-    # When a provider delivers an event again, its recipient may have been identified since.
-    compared = _COMPARED if event.origin == API_ORIGIN else _DELIVERED
+    compared = _COMPARED if event.origin == API_ORIGIN else _COMPARED_IN_DELIVERIES
     if event.origin != API_ORIGIN and ("originalTimestamp" in old) != ("originalTimestamp" in new):
-        # An event without a time has that of its delivery, or of the dead letter that kept it.
+        # An event without a time gets the time of its delivery, or that of the dead letter from
+        # which it is retried.
         compared = tuple(name for name in compared if name != "originalTimestamp")
     fields = [
         name
@@ -140,24 +146,24 @@ def find_conflict(event: Event, stored: bytes) -> Conflict | None:
 
 
 def _canonical(value: Any) -> bytes:
-    # Bytes, because 1, 1.0 and True are equal in Python. An empty object counts as absent.
+    # Compared as bytes, because 1, 1.0 and True are equal in Python. {} counts as absent.
     return orjson.dumps(value, option=orjson.OPT_SORT_KEYS) if value != {} else b"null"
 
 
 def _encoded(item: Any) -> bytes:
     try:
         return orjson.dumps(item)
-    except TypeError:  # a provider or a transform can return what is not JSON
+    except TypeError:  # a provider can return values that JSON cannot represent
         return repr(item).encode(errors="replace")
 
 
 def _cut(raw: bytes, size: int) -> bytes:
-    # Never within a character.
+    # Never in the middle of a character.
     return raw[:size].decode(errors="ignore").encode()
 
 
 def _text(value: object, limit: int) -> str | None:
-    """Return the value as an id if it can be one; a refused item may hold anything."""
+    """Return a value as an id, if it can be one: a refused item can contain anything."""
     if isinstance(value, bool) or not isinstance(value, str | int):
         return None
     text = str(value)[:limit]

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bytes → JSON value, whatever the bytes are.
+"""Turns the bytes of a body into a JSON value; safe for hostile input.
 
-Nothing is silently changed: what JSON, a double or a signed 64-bit integer cannot hold is refused.
-Everything is bounded *before* it costs something: the decompressed size while decompressing, the
-number of values before parsing, the depth without recursion.
+No value is silently changed: a number that neither a double nor a signed 64-bit integer can hold is
+refused. Limits apply *before* the cost arises: the decompressed size is checked while
+decompressing, the number of values before parsing, and the depth without recursion.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _ENCODINGS: Final[dict[str, Encoding]] = {
     "": "identity",
     "identity": "identity",
     "gzip": "gzip",
-    # RFC 9110 section 8.4.1.3: to be read as gzip.
+    # RFC 9110 section 8.4.1.3: treat it as gzip.
     "x-gzip": "gzip",
     "deflate": "deflate",
 }
@@ -36,17 +36,17 @@ _ENCODINGS: Final[dict[str, Encoding]] = {
 _BOM: Final = b"\xef\xbb\xbf"
 _GZIP_MAGIC: Final = b"\x1f\x8b"
 
-#: What is fed to zlib at once: what a member leaves unused is copied, so it must stay small.
+#: Bytes passed to zlib at once. Kept small, because zlib copies what a gzip member leaves unused.
 _CHUNK: Final = 64 * 1024
-#: A gzip body of more members than this is an attack, not a log file.
+#: A gzip body with more members than this is an attack, not a log file.
 _MAX_MEMBERS: Final = 1000
 
 _GZIP: Final = 16 + zlib.MAX_WBITS
 _RAW: Final = -zlib.MAX_WBITS
 
-#: Every digit becomes 0, so that a run of digits is found with one ``in``.
+#: Replaces every digit by 0, so that one ``in`` finds a run of digits.
 _DIGITS: Final = bytes.maketrans(b"123456789", b"000000000")
-#: 2**63 has 19 digits: a shorter run cannot be out of range.
+#: 2**63 has 19 digits: a number with fewer digits is always in range.
 _LONG_RUN: Final = b"0" * 19
 _INT_MIN: Final = -(2**63)
 _INT_MAX: Final = 2**63 - 1
@@ -55,8 +55,9 @@ _INT_MAX: Final = 2**63 - 1
 def check_encoding(content_encoding: str | Sequence[str] | None) -> Encoding:
     """Read the header ``Content-Encoding``.
 
-    :param content_encoding: its value, or all values when it was sent several times.
-    :raises ApiError: 415 ``unsupported_encoding``.
+    :param content_encoding: the value of the header, or all values if it was sent several times.
+    :return: the encoding of the body.
+    :raises ApiError: 415 ``unsupported_encoding`` for any other encoding.
     """
     if not content_encoding:
         return "identity"
@@ -71,9 +72,10 @@ def check_encoding(content_encoding: str | Sequence[str] | None) -> Encoding:
 def decompress(body: bytes, encoding: Encoding, limit: Limit) -> bytes:
     """Undo the content encoding.
 
-    :param limit: of the decompressed bytes; enforced while decompressing.
-    :raises ApiError: 413 ``body_too_large``; 400 ``invalid_encoding``: truncated, corrupt, or
-        followed by something else.
+    :param limit: the maximum decompressed size; checked while decompressing.
+    :return: the decompressed body.
+    :raises ApiError: 413 ``body_too_large``; 400 ``invalid_encoding`` if the body is truncated,
+        corrupt, or followed by other bytes.
     """
     if encoding == "identity":
         if len(body) > limit.bytes:
@@ -86,7 +88,7 @@ def decompress(body: bytes, encoding: Encoding, limit: Limit) -> bytes:
             try:
                 return _inflate(body, zlib.MAX_WBITS, limit)
             except (zlib.error, EOFError):
-                pass  # A raw stream may begin like a zlib header.
+                pass  # a raw deflate stream can begin like a zlib header
         return _inflate(body, _RAW, limit)
     except (zlib.error, EOFError):
         raise ApiError("invalid_encoding", f"the body is not valid {encoding}") from None
@@ -97,7 +99,12 @@ def _looks_like_zlib(body: bytes) -> bool:
 
 
 def _inflate(body: bytes, wbits: int, limit: Limit) -> bytes:
-    """:raises zlib.error: corrupt. :raises EOFError: truncated, or something follows."""
+    """Decompress a body.
+
+    :raises ApiError: 413 ``body_too_large``.
+    :raises zlib.error: if the body is corrupt.
+    :raises EOFError: if the body is truncated, or followed by other bytes.
+    """
     parts: list[bytes] = []
     room = limit.bytes
     members = 1
@@ -109,12 +116,12 @@ def _inflate(body: bytes, wbits: int, limit: Limit) -> bytes:
                 if wbits != _GZIP:
                     raise EOFError
                 if not data.strip(b"\0"):
-                    break  # gzip pads with zeros
+                    break  # zeros after a gzip member are padding
                 members += 1
                 if members > _MAX_MEMBERS:
                     raise EOFError
                 stream = zlib.decompressobj(wbits)
-            # One byte more than there is room for tells "full" from "too much".
+            # One byte more than there is room for distinguishes "full" from "too large".
             part = stream.decompress(data, room + 1)
             room -= len(part)
             if room < 0:
@@ -129,13 +136,14 @@ def _inflate(body: bytes, wbits: int, limit: Limit) -> bytes:
 def decode_json(data: bytes, limits: Limits) -> Any:
     """Parse a body.
 
-    UTF-8 only, a byte order mark is dropped, of duplicate keys the last wins.
+    The body must be UTF-8; a byte order mark is ignored. Of duplicate keys, the last wins.
 
-    :raises ApiError: 400 ``invalid_json``; 413 ``body_too_large``: too many values.
+    :return: the JSON value.
+    :raises ApiError: 400 ``invalid_json``; 413 ``body_too_large`` if the body has too many values.
     """
     size = len(data)
-    # A value costs at least a byte, so a body this small cannot have too many.
-    if size > limits.json_values and _openings(data) + data.count(b",") > limits.json_values:
+    # A value takes at least one byte, so a smaller body needs no count.
+    if size > limits.json_values and _count_openings(data) + data.count(b",") > limits.json_values:
         raise ApiError(
             "body_too_large",
             f"the body has too many values; the limit is {limits.json_values} (limits.json_values)",
@@ -146,21 +154,21 @@ def decode_json(data: bytes, limits: Limits) -> Any:
         value = orjson.loads(data)
     except orjson.JSONDecodeError as error:
         raise _invalid_json(data, error, limits) from None
-    # Without that many brackets it cannot be that deep: most bodies need no walk.
-    if _openings(data) > limits.json_depth and too_deep(value, limits.json_depth):
+    # A body with fewer brackets cannot be that deep; most bodies need no further check.
+    if _count_openings(data) > limits.json_depth and too_deep(value, limits.json_depth):
         raise _nested_too_deep(limits)
-    # orjson turns an integer beyond 64 bits into a float without a word.
+    # orjson silently turns an integer beyond 64 bits into a float.
     if _LONG_RUN in data.translate(_DIGITS):
         json.loads(data, parse_int=_check_integer)
     return value
 
 
-def _openings(data: bytes) -> int:
+def _count_openings(data: bytes) -> int:
     return data.count(b"{") + data.count(b"[")
 
 
 def too_deep(value: Any, limit: int) -> bool:
-    """:return: whether a JSON value is nested deeper than ``limit``; a scalar has depth 0."""
+    """Return whether a JSON value is nested more deeply than ``limit``; a scalar has depth 0."""
     level = [value] if type(value) is dict or type(value) is list else []
     for _ in range(limit):
         if not level:
@@ -176,7 +184,7 @@ def too_deep(value: Any, limit: int) -> bool:
 
 
 def _check_integer(text: str) -> int:
-    # At most 309 digits: orjson has refused what no double can hold.
+    # At most 309 digits: orjson has refused numbers that exceed a double.
     if not _INT_MIN <= int(text) <= _INT_MAX:
         raise ApiError(
             "invalid_json",
@@ -207,7 +215,7 @@ def _invalid_json(data: bytes, error: orjson.JSONDecodeError, limits: Limits) ->
         data.decode()
     except UnicodeDecodeError:
         return ApiError("invalid_json", "the body is not valid UTF-8")
-    # orjson names what it met and where, never a value.
+    # orjson's message names the syntax error and its place, never a value.
     return ApiError(
         "invalid_json",
         f"the body is not valid JSON: {error.msg} (line {error.lineno}, column {error.colno})",

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Group commit: gathers what concurrent requests bring into one call at a time.
+"""Group commit: stores the items of concurrent requests in one call of the storage at a time.
 
-What arrives while a call is under way waits together and goes in the next; what is alone waits for
-nobody. Bounded by items and bytes (503 ``overloaded``) and by time, the wait included.
+Requests that arrive during a call wait and share the next call; a request that arrives alone is
+written at once. Waiting items are limited in number and bytes (503 ``overloaded``). Each request
+has a time limit, which includes its wait.
 
-Poison is isolated: after a call that failed for an unknown cause, the requests that were in it are
-tried one by one, so that one of them cannot stop the others.
+When a call fails for an unknown reason, the requests in it are retried one by one, so that one
+poisonous request cannot fail the others.
 """
 
 from __future__ import annotations
@@ -21,24 +22,25 @@ from typing import Any, Final, Generic, TypeVar
 from engage.api import StorageUnavailable
 from engage.errors import overloaded, shutting_down
 
-__all__ = ["Gatherer"]
+__all__ = ["GroupCommit"]
 
 _log = logging.getLogger(__name__)
 
-#: One write is at most so large (one request alone may be larger): longer ones do not get faster,
-#: but everybody in them waits for the last.
+#: Maximum size of one write, except for a single request that is larger. Beyond this, throughput
+#: does not improve, while every request in the write waits for all of it.
 GROUP_EVENTS: Final = 4000
 GROUP_BYTES: Final = 16 * 1024 * 1024
 
-#: Seconds. A store that took longer to fail is not retried at once: it is down, not poisoned.
-_QUICK: Final = 1.0
+#: Seconds. If a store takes longer than this to fail, it is down: its requests are not retried
+#: one by one.
+_QUICK_FAILURE: Final = 1.0
 
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
 
 
-class _Request(Generic[_Item, _Result]):
-    """What one caller waits for."""
+class _WriteRequest(Generic[_Item, _Result]):
+    """The items of one caller, and the future on which it waits."""
 
     __slots__ = ("deadline", "future", "items", "size")
 
@@ -55,20 +57,21 @@ class _Request(Generic[_Item, _Result]):
         self.future = future
 
     def fail(self, error: BaseException) -> None:
-        if not self.future.done():  # its caller may have been cancelled
+        if not self.future.done():  # it is done if the caller was cancelled
             self.future.set_exception(error)
 
 
-class Gatherer(Generic[_Item, _Result]):
-    """Calls ``call`` with the items of all requests that wait, one call at a time.
+class GroupCommit(Generic[_Item, _Result]):
+    """Calls ``call`` with the items of all waiting requests, one call at a time.
 
-    :param call: returns one result per item; :class:`StorageUnavailable` when it cannot now.
-    :param max_items: waiting and in the call, of all requests together.
-    :param max_bytes: likewise.
-    :param timeout: seconds that a request may take, its wait included.
-    :param done: told of each successful call: seconds, items, results.
-    :param failed: told of each failed call.
-    :param recover: called after a call that did not end in time.
+    :param call: returns one result per item. Raises :class:`StorageUnavailable` if the items cannot
+        be stored now.
+    :param max_items: the limit for waiting items plus those in the current call.
+    :param max_bytes: the same limit in bytes.
+    :param timeout: seconds that a request may take, including its wait.
+    :param done: called after each successful call with its seconds, items and results.
+    :param failed: called after each failed call.
+    :param recover: called after a call that did not return in time.
     """
 
     def __init__(
@@ -89,32 +92,34 @@ class Gatherer(Generic[_Item, _Result]):
         self._done = done
         self._failed = failed
         self._recover = recover
-        self._waiting: collections.deque[_Request[_Item, _Result]] = collections.deque()
+        self._waiting: collections.deque[_WriteRequest[_Item, _Result]] = collections.deque()
         self._items = 0
         self._bytes = 0
         self._task: asyncio.Task[None] | None = None
-        # Known from the first request on. Asking costs a system call (getpid) each time.
+        # Set by the first request. ``get_running_loop`` costs a system call (getpid) each time.
         self._loop: asyncio.AbstractEventLoop | None = None
         self._closed = False
         self._healthy = True
 
     @property
     def items(self) -> int:
-        """How many items wait or are being written."""
+        """The number of items that wait or are being written."""
         return self._items
 
     async def submit(self, items: Sequence[_Item], size: int) -> Sequence[_Result]:
-        """Have items written with whatever else is there.
+        """Write items, together with those of other callers.
 
-        A caller that is cancelled gives up its result, not the write.
+        Cancelling a caller does not cancel the write.
 
-        :param size: bytes.
-        :raises ApiError: 503 ``overloaded`` or ``shutting_down``.
-        :raises StorageUnavailable: not all items are durable.
+        :param size: bytes of all items together.
+        :return: one result per item, in their order.
+        :raises ApiError: 503 ``overloaded`` or ``shutting_down``; nothing was written.
+        :raises StorageUnavailable: if not all items are durable.
         """
         if self._closed:
             raise shutting_down()
-        # What is there alone is always taken: no limit may refuse it for ever.
+        # With an empty queue, a request of any size is accepted; otherwise a large one would be
+        # refused indefinitely.
         if self._items and (
             self._items + len(items) > self._max_items or self._bytes + size > self._max_bytes
         ):
@@ -123,49 +128,49 @@ class Gatherer(Generic[_Item, _Result]):
         if loop is None:
             loop = self._loop = asyncio.get_running_loop()
         future: asyncio.Future[Sequence[_Result]] = loop.create_future()
-        self._waiting.append(_Request(items, size, loop.time() + self._timeout, future))
+        self._waiting.append(_WriteRequest(items, size, loop.time() + self._timeout, future))
         self._items += len(items)
         self._bytes += size
         if self._task is None:
-            # A task of its own: whoever came first may be cancelled without harm to the others. It
-            # begins in the next turn of the loop, with all that arrived in this one.
+            # In a separate task, so that cancelling the first caller does not harm the others. The
+            # task starts in the next turn of the loop, with all requests that arrived in this one.
             self._task = loop.create_task(self._run())
         return await future
 
     async def drain(self) -> None:
-        """Wait until nothing waits."""
+        """Wait until all submitted items are written or have failed."""
         while self._task is not None:
             await asyncio.wait((self._task,))
 
     async def close(self) -> None:
-        """Take nothing more, finish what is there."""
+        """Refuse new items and finish the submitted ones."""
         self._closed = True
         await self.drain()
 
     async def _run(self) -> None:
         try:
             while self._waiting:
-                group, size = self._take()
+                group, size = self._next_group()
                 try:
                     await self._write(group)
                 except BaseException as error:
-                    # A fault of ours, or the loop is being closed: nobody may wait for ever.
+                    # A bug here, or the loop is closing: no caller may wait indefinitely.
                     for request in group:
                         request.fail(StorageUnavailable("the write was abandoned"))
                     if not isinstance(error, Exception):
                         raise
-                    _log.exception("gathering requests failed")
+                    _log.exception("a group commit failed unexpectedly")
                 finally:
                     self._items -= sum(len(request.items) for request in group)
                     self._bytes -= size
         finally:
-            # Nothing is awaited between the last look at the queue and here: nobody is forgotten.
+            # There is no await since the last look at the queue, so no request was missed.
             self._task = None
             if self._waiting:
                 self._fail(self._drop_waiting())
 
-    def _take(self) -> tuple[list[_Request[_Item, _Result]], int]:
-        """:return: the requests of the next write, and their bytes."""
+    def _next_group(self) -> tuple[list[_WriteRequest[_Item, _Result]], int]:
+        """Remove the requests of the next write from the queue; return them and their bytes."""
         waiting = self._waiting
         first = waiting.popleft()
         group = [first]
@@ -179,39 +184,44 @@ class Gatherer(Generic[_Item, _Result]):
             group.append(waiting.popleft())
         return group, size
 
-    async def _write(self, group: list[_Request[_Item, _Result]]) -> None:
+    async def _write(self, group: list[_WriteRequest[_Item, _Result]]) -> None:
         loop = self._loop
         assert loop is not None
         started = loop.time()
         try:
             await self._attempt(group)
         except TimeoutError:
-            await self._late(group, loop.time() - started)
+            await self._time_out(group, loop.time() - started)
         except StorageUnavailable as error:
-            self._unavailable(error)
-            if len(group) > 1 and loop.time() - started < _QUICK:
+            self._log_unavailable(error)
+            if len(group) > 1 and loop.time() - started < _QUICK_FAILURE:
                 await self._one_by_one(group)
             else:
                 self._fail(group)
         except Exception:
-            _log.exception("the storage failed for an unknown cause")
+            _log.exception("the storage raised an unexpected error")
             if len(group) > 1:
                 await self._one_by_one(group)
             else:
                 self._fail(group)
 
-    async def _late(self, group: Sequence[_Request[_Item, _Result]], seconds: float) -> None:
-        """Give up requests whose time is over, after a call that took so many seconds."""
+    async def _time_out(
+        self, group: Sequence[_WriteRequest[_Item, _Result]], seconds: float
+    ) -> None:
+        """Fail requests whose time is over.
+
+        :param seconds: the duration of the call that they waited for.
+        """
         self._fail(group)
         if seconds < self._timeout / 2:
-            return  # they had waited too long before: the store is slow, but it answers
+            return  # most of their time was spent waiting: the store is slow, but it answers
         _log.error("the storage did not answer within %.1f s", seconds)
-        # All that arrived meanwhile waits for the same store.
+        # The requests that arrived meanwhile wait for the same store.
         self._fail(self._drop_waiting())
         await self._wait_for_recovery()
 
     async def _wait_for_recovery(self) -> None:
-        """Recover. Who comes meanwhile waits for it, but no longer than anybody."""
+        """Recover; requests that arrive meanwhile wait until their usual deadline."""
         loop = self._loop
         assert loop is not None
         recovering = asyncio.ensure_future(self._recover())
@@ -222,10 +232,11 @@ class Gatherer(Generic[_Item, _Result]):
             self._fail(self._drop_waiting(late_at=loop.time()))
         await recovering
 
-    async def _attempt(self, group: Sequence[_Request[_Item, _Result]]) -> None:
-        """Write once and give everybody their results.
+    async def _attempt(self, group: Sequence[_WriteRequest[_Item, _Result]]) -> None:
+        """Make one call of the storage and hand each request its results.
 
-        :raises TimeoutError: the time of every request is over.
+        :raises TimeoutError: if the time of every request is over.
+        :raises StorageUnavailable: if the storage raised it, or cancelled the call.
         """
         loop = self._loop
         assert loop is not None
@@ -238,8 +249,8 @@ class Gatherer(Generic[_Item, _Result]):
             raise TimeoutError
         call = asyncio.ensure_future(self._call(items))
         try:
-            # In order of arrival, so of their deadlines: each is answered in its own time, and the
-            # call may go on for those that came later.
+            # In the order of arrival, which is that of the deadlines: each request fails at its
+            # deadline, and the call goes on for those that arrived later.
             for request in group:
                 await asyncio.wait((call,), timeout=max(request.deadline - loop.time(), 0))
                 if call.done():
@@ -250,22 +261,22 @@ class Gatherer(Generic[_Item, _Result]):
                 raise TimeoutError
         finally:
             if not call.done():
-                # Not awaited: what does not end in time may not heed this either.
+                # Not awaited: a call that overruns its time may ignore the cancellation as well.
                 call.cancel()
-                call.add_done_callback(_forget)
+                call.add_done_callback(_retrieve_exception)
         try:
             results = call.result()
             if len(results) != len(items):
                 raise TypeError(f"{len(results)} results for {len(items)} items")
         except asyncio.CancelledError:
             self._failed()
-            raise StorageUnavailable("the storage gave up") from None
+            raise StorageUnavailable("the storage cancelled the write") from None
         except Exception:
             self._failed()
             raise
         if not self._healthy:
             self._healthy = True
-            _log.warning("the storage answers again")
+            _log.warning("the storage is available again")
         self._done(loop.time() - started, items, results)
         start = 0
         for request in group:
@@ -275,10 +286,11 @@ class Gatherer(Generic[_Item, _Result]):
                 request.future.set_result(results if whole else results[start:end])
             start = end
 
-    async def _one_by_one(self, group: Sequence[_Request[_Item, _Result]]) -> None:
-        """Give each request a write of its own.
+    async def _one_by_one(self, group: Sequence[_WriteRequest[_Item, _Result]]) -> None:
+        """Write each request in a separate call.
 
-        Two in a row for which the storage is unavailable: it is down, nobody else has to try.
+        If the storage is unavailable for two requests in a row, it is down, and the rest fail
+        without a call.
         """
         loop = self._loop
         assert loop is not None
@@ -289,21 +301,21 @@ class Gatherer(Generic[_Item, _Result]):
                 await self._attempt((request,))
                 in_a_row = 0
             except TimeoutError:
-                await self._late(group[index:], loop.time() - started)
+                await self._time_out(group[index:], loop.time() - started)
                 return
             except StorageUnavailable as error:
                 self._fail((request,))
-                self._unavailable(error)
+                self._log_unavailable(error)
                 in_a_row += 1
                 if in_a_row == 2:
                     self._fail(group[index:])
                     return
             except Exception:
-                _log.exception("the storage failed for an unknown cause, on one request alone")
+                _log.exception("the storage raised an unexpected error for a single request")
                 self._fail((request,))
                 in_a_row = 0
 
-    def _unavailable(self, error: StorageUnavailable) -> None:
+    def _log_unavailable(self, error: StorageUnavailable) -> None:
         if self._healthy:
             self._healthy = False
             cause = error.__cause__
@@ -313,8 +325,12 @@ class Gatherer(Generic[_Item, _Result]):
                 f" ({type(cause).__name__})" if cause is not None else "",
             )
 
-    def _drop_waiting(self, late_at: float = math.inf) -> list[_Request[_Item, _Result]]:
-        """:param late_at: only those whose time is over then; they stand in that order."""
+    def _drop_waiting(self, late_at: float = math.inf) -> list[_WriteRequest[_Item, _Result]]:
+        """Remove requests from the queue and return them.
+
+        :param late_at: remove only those whose deadline is not later. The queue is in the order of
+            deadlines.
+        """
         dropped = []
         while self._waiting and self._waiting[0].deadline <= late_at:
             dropped.append(self._waiting.popleft())
@@ -322,12 +338,12 @@ class Gatherer(Generic[_Item, _Result]):
         self._bytes -= sum(request.size for request in dropped)
         return dropped
 
-    def _fail(self, requests: Sequence[_Request[_Item, _Result]]) -> None:
+    def _fail(self, requests: Sequence[_WriteRequest[_Item, _Result]]) -> None:
         for request in requests:
             request.fail(StorageUnavailable("not all events are durable"))
 
 
-def _forget(task: asyncio.Future[Any]) -> None:
-    """Take an abandoned call's error, so that asyncio does not complain that nobody did."""
+def _retrieve_exception(task: asyncio.Future[Any]) -> None:
+    """Retrieve the exception of an abandoned call, so that asyncio does not log it."""
     if not task.cancelled():
         task.exception()

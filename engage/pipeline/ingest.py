@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hands events and dead letters to the storage, those of concurrent requests in one write.
+"""Writes events and dead letters to the storage; concurrent requests share a write.
 
-A request returns only when the storage has acknowledged all its events: nothing that is merely in
-memory is ever acknowledged. How requests are gathered stands in
-:mod:`engage.pipeline.group_commit`; a store that did not answer in time is opened anew here.
+A call returns only when the storage has acknowledged all its events: what is only in memory is
+never acknowledged. :mod:`engage.pipeline.group_commit` combines the requests; this module reopens a
+store that did not answer in time.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from engage.api import (
     Outcome,
     Status,
 )
-from engage.pipeline.group_commit import Gatherer
+from engage.pipeline.group_commit import GroupCommit
 
 if TYPE_CHECKING:
     from engage.config import Limits
@@ -31,18 +31,18 @@ __all__ = ["Ingest"]
 
 _log = logging.getLogger(__name__)
 
-#: What an event weighs beside its body: objects, ids, the future.
+#: Bytes that an event or letter needs in memory besides its body: objects, ids, the future.
 _OVERHEAD: Final = 500
-#: Seconds between two tries to open the store anew.
+#: Seconds between two attempts to reopen the store.
 _REOPEN_PAUSE: Final = 1.0
 
 
 class Ingest:
     """Writes events and dead letters to a storage.
 
-    :param store: open.
-    :param write_timeout: seconds, the wait included.
-    :param stored: told of the events that one write newly stored (see
+    :param store: an open store.
+    :param write_timeout: seconds that a write may take, including its wait.
+    :param stored: called after each write with the events that it newly stored (see
         :mod:`engage.pipeline.observers`).
     """
 
@@ -60,7 +60,7 @@ class Ingest:
         self._write_timeout = write_timeout
         self._stored = stored
         self._reopening: asyncio.Task[None] | None = None
-        self._events: Gatherer[Event, Outcome] = Gatherer(
+        self._events: GroupCommit[Event, Outcome] = GroupCommit(
             store.write,
             max_items=limits.queue_events,
             max_bytes=limits.queue_bytes,
@@ -69,7 +69,7 @@ class Ingest:
             failed=metrics.storage_error,
             recover=self._reopen,
         )
-        self._letters: Gatherer[DeadLetter, None] = Gatherer(
+        self._letters: GroupCommit[DeadLetter, None] = GroupCommit(
             self._put,
             max_items=limits.queue_events,
             max_bytes=limits.queue_bytes,
@@ -81,15 +81,16 @@ class Ingest:
 
     @property
     def waiting(self) -> int:
-        """How many events wait or are being written."""
+        """The number of events that wait or are being written."""
         return self._events.items
 
     async def write(self, events: Sequence[Event]) -> Sequence[Outcome]:
-        """Write events; return once all of them are durable.
+        """Write events and return once all of them are durable.
 
         :return: one outcome per event, in their order.
-        :raises ApiError: 503 ``overloaded`` or ``shutting_down``: nothing was tried.
-        :raises StorageUnavailable: at least one is not durable; all may be written again.
+        :raises ApiError: 503 ``overloaded`` or ``shutting_down``; nothing was written.
+        :raises StorageUnavailable: if an event may not be durable. It is safe to write all events
+            again.
         """
         size = _OVERHEAD * len(events)
         for event in events:
@@ -97,11 +98,13 @@ class Ingest:
         return await self._events.submit(events, size)
 
     async def put_dead_letters(self, letters: Sequence[DeadLetter]) -> bool:
-        """Keep dead letters; return once they are durable. A storage without them: only counted.
+        """Store dead letters and return once they are durable.
 
-        :return: whether they are kept.
+        If the storage does not support dead letters, they are dropped and counted.
+
+        :return: whether the letters are stored.
         :raises ApiError: 503 ``overloaded`` or ``shutting_down``.
-        :raises StorageUnavailable: not all are durable.
+        :raises StorageUnavailable: if a letter may not be durable.
         """
         if not letters:
             return True
@@ -115,18 +118,18 @@ class Ingest:
         return True
 
     def open_in_background(self) -> None:
-        """Try to open the store, which could not be opened, until it can be."""
+        """Retry opening a store that could not be opened, until it opens."""
         tried = asyncio.Event()
         tried.set()
         self._reopening = asyncio.create_task(self._reopen_until_done(tried))
 
     async def drain(self) -> None:
-        """Wait until nothing waits."""
+        """Wait until all submitted events and letters are written or have failed."""
         await self._events.drain()
         await self._letters.drain()
 
     async def close(self) -> None:
-        """Take nothing more, and write what is there. The store stays open."""
+        """Refuse new items and write the submitted ones. The store stays open."""
         await self._events.close()
         await self._letters.close()
         if (reopening := self._reopening) is not None:
@@ -155,10 +158,10 @@ class Ingest:
                 self._stored(stored)
 
     async def _reopen(self) -> None:
-        """Open the store anew: a call did not end, so the connection may be dead.
+        """Reopen the store after a call that did not return: its connection may be dead.
 
-        What fails is tried again until it succeeds, but nobody has to wait for that: a store that
-        is not open says so at once.
+        Returns after the first attempt. Further attempts run in the background; until one succeeds,
+        the store rejects calls at once because it is not open.
         """
         if self._reopening is not None:
             return
@@ -168,12 +171,16 @@ class Ingest:
         await first.wait()
 
     async def _reopen_until_done(self, first: asyncio.Event) -> None:
-        """:param first: set after the first try; set before: somebody has tried and said so."""
+        """Close and open the store until it opens.
+
+        :param first: set after the first attempt. If it is set already, the first attempt was made
+            and logged elsewhere.
+        """
         try:
-            await self._tried(self._store.close())
-            while (error := await self._tried(self._store.open(create=True))) is not None:
+            await self._run(self._store.close())
+            while (error := await self._run(self._store.open(create=True))) is not None:
                 if not first.is_set():
-                    _log.error("opening the storage anew failed, trying again: %s", error)
+                    _log.error("reopening the storage failed, retrying: %s", error)
                 first.set()
                 await asyncio.sleep(_REOPEN_PAUSE)
             if first.is_set():
@@ -181,8 +188,8 @@ class Ingest:
         finally:
             self._reopening = None
 
-    async def _tried(self, step: Awaitable[None]) -> str | None:
-        """:return: the name of what it raised."""
+    async def _run(self, step: Awaitable[None]) -> str | None:
+        """Run a step with a time limit; return the name of the exception it raised, if any."""
         try:
             async with asyncio.timeout(self._write_timeout):
                 await step

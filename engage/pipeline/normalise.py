@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a payload means: a valid item → the event as it is stored.
+"""Turns a valid item into the event that is stored.
 
-Pure functions: what they need of the outside (the server's clock, the headers) comes in through
-:class:`Arrival`. What an item may be, ``schemas/`` has said before; what is left to refuse here is
-what a schema cannot say: a day that does not exist, an id that is a float, an event too large.
+Pure functions: everything from outside (the server's clock, the headers) comes in through
+:class:`Arrival`. Items are validated against ``schemas/`` before. This module refuses only what a
+schema cannot express: a day that does not exist, an id that is a float, an event that is too large.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ __all__ = [
 ]
 
 #: Namespace of the message ids that are made from an ``Idempotency-Key``.
-_KEYED: Final = uuid.UUID("6c1f8a0e-52d5-5a53-9d0b-3b6f2f1d7c11")
+_IDEMPOTENCY_NAMESPACE: Final = uuid.UUID("6c1f8a0e-52d5-5a53-9d0b-3b6f2f1d7c11")
 
 _DAY: Final = 86_400_000
 _EPOCH_ORDINAL: Final = datetime(1970, 1, 1, tzinfo=UTC).toordinal()
 
-_NOTHING: Final[Mapping[str, Any]] = {}
+_EMPTY: Final[Mapping[str, Any]] = {}
 
-#: Optional fields of which ``null`` means absent.
-_OPTIONAL: Final = (
+#: Fields in which ``null`` counts as absent.
+_NULLABLE: Final = (
     "userId",
     "anonymousId",
     "groupId",
@@ -61,9 +61,9 @@ _OPTIONAL: Final = (
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Envelope:
-    """What a batch says for all its items."""
+    """The fields of a batch that apply to all its items."""
 
-    #: As sent; unparsable is as absent.
+    #: As sent; ``None`` if it is not a valid time.
     sent_at: str | None = None
     context: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     integrations: Mapping[str, Any] = dataclasses.field(default_factory=dict)
@@ -71,14 +71,14 @@ class Envelope:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Arrival:
-    """What all events of one request have in common."""
+    """What the events of one request have in common."""
 
     workspace_id: str
     #: ``None`` for a webhook delivery.
     write_key_id: str | None
     #: Milliseconds since 1970 UTC.
     received_at: int
-    #: Of an event when stored.
+    #: Maximum size of an event when stored.
     event_limit: Limit
     origin: str = API_ORIGIN
     #: ``api`` or ``webhook:<provider>``.
@@ -86,16 +86,20 @@ class Arrival:
     envelope: Envelope | None = None
     #: The header ``Idempotency-Key``.
     idempotency_key: str | None = None
-    #: Whether the client's clock is corrected by ``sentAt``; a provider's is not.
+    #: Whether to correct the client's clock by ``sentAt``. A provider's clock is not corrected.
     correct_clock: bool = True
-    #: ``received_at`` as it is stored; made here.
+    #: ``received_at`` as text, as it is stored; set by ``__post_init__``.
     received: str = dataclasses.field(init=False, default="")
 
     @classmethod
     def of_delivery(
         cls, workspace_id: str, provider: str, *, received_at: int, limits: Limits
     ) -> Arrival:
-        """:return: that of a webhook delivery: the provider is the origin, its clock is right."""
+        """Return the arrival of a webhook delivery: its origin is the provider.
+
+        :param received_at: milliseconds since 1970 UTC.
+        :param limits: has the size limit for events of webhooks.
+        """
         return cls(
             workspace_id=workspace_id,
             write_key_id=None,
@@ -118,7 +122,7 @@ class Clock:
         self._last = 0
 
     def __call__(self) -> int:
-        """:return: now, or what was returned last when the system's clock went back."""
+        """Return the current time, or the previous result if the system's clock went back."""
         now: int = self._now() // 1_000_000
         if now > self._last:
             self._last = now
@@ -126,11 +130,11 @@ class Clock:
 
 
 def normalise(item: Mapping[str, Any], kind: str, arrival: Arrival, index: int = 0) -> Event:
-    """Make the event that is stored.
+    """Return the event to store for an item.
 
-    :param item: valid by the schema ``kind``; it is not changed.
+    :param item: an item that is valid by the schema ``kind``; it is not changed.
     :param kind: the event's type.
-    :param index: the item's place in its batch.
+    :param index: the item's index in its batch.
     :raises ApiError: 400 ``invalid_payload``, 413 ``event_too_large``.
     """
     document = dict(item)
@@ -153,9 +157,9 @@ def normalise(item: Mapping[str, Any], kind: str, arrival: Arrival, index: int =
         _merge(document, "context", envelope.context)
         _merge(document, "integrations", envelope.integrations)
     if kind == "identify":
-        inherited = document.get("context", _NOTHING).get("traits")
+        inherited = document.get("context", _EMPTY).get("traits")
         if inherited and type(inherited) is dict:
-            document["traits"] = {**inherited, **document.get("traits", _NOTHING)}
+            document["traits"] = {**inherited, **document.get("traits", _EMPTY)}
 
     message_id = document.get("messageId")
     if not message_id:
@@ -173,7 +177,7 @@ def normalise(item: Mapping[str, Any], kind: str, arrival: Arrival, index: int =
     document["source"] = arrival.source
     try:
         body = orjson.dumps(document)
-    except TypeError as error:  # what JSON text cannot say, a provider or a transform can make
+    except TypeError as error:  # a provider can return values that JSON cannot represent
         raise ApiError("invalid_payload", f"the event cannot be stored as JSON: {error}") from None
     if len(body) > arrival.event_limit.bytes:
         raise event_too_large(len(body), arrival.event_limit)
@@ -194,9 +198,11 @@ def normalise(item: Mapping[str, Any], kind: str, arrival: Arrival, index: int =
 def apply_transformed(event: Event, document: dict[str, Any], limit: Limit) -> Event:
     """Return the event with the document that a transform returned.
 
-    :param document: valid by the schema of its type. What the server decided is put back: message
-        id, workspace, write key id, time of arrival and source.
-    :param limit: of the event when stored.
+    The fields that the server sets keep their values: message id, workspace, write key id, time of
+    arrival and source.
+
+    :param document: a document that is valid by the schema of its type; it is changed.
+    :param limit: the maximum size of the event when stored.
     :raises ApiError: as :func:`normalise`.
     """
     before = event.document()
@@ -217,7 +223,7 @@ def apply_transformed(event: Event, document: dict[str, Any], limit: Limit) -> E
     if document.get("timestamp") is None:
         document["timestamp"] = before["timestamp"]
     elif document["timestamp"] != before["timestamp"]:
-        timestamp = min(_parse(document, "timestamp"), event.received_at)
+        timestamp = min(_parse_field(document, "timestamp"), event.received_at)
         if timestamp < 0:
             timestamp = event.received_at
         document["timestamp"] = render_time(timestamp)
@@ -239,13 +245,13 @@ def apply_transformed(event: Event, document: dict[str, Any], limit: Limit) -> E
 # ------------------------------------------------------------------------------------------- parts
 def _drop_nulls(document: dict[str, Any]) -> None:
     if None in document.values():
-        for field in _OPTIONAL:
+        for field in _NULLABLE:
             if field in document and document[field] is None:
                 del document[field]
 
 
 def _id(document: dict[str, Any], field: str) -> str | None:
-    """Make an id a string; the empty one is absent."""
+    """Convert an id to a string in place and return it; an empty one counts as absent."""
     value = document.get(field)
     if type(value) is str:
         if value:
@@ -257,7 +263,7 @@ def _id(document: dict[str, Any], field: str) -> str | None:
     if type(value) is int:
         text = document[field] = str(value)
         return text
-    # JSON Schema takes 1.0 for an integer.
+    # JSON Schema accepts 1.0 as an integer.
     raise from_problems([Problem(f"/{field}", f"must be a string or an integer, not {value!r}")])
 
 
@@ -272,12 +278,17 @@ def _message_id(arrival: Arrival, index: int) -> str:
     if not key:
         return uuid7(arrival.received_at)
     workspace = arrival.workspace_id
-    # Lengths first: different parts never make the same name.
-    return str(uuid.uuid5(_KEYED, f"{len(workspace)}:{workspace}{len(key)}:{key}{index}"))
+    # With their lengths, different parts never make the same name.
+    return str(
+        uuid.uuid5(_IDEMPOTENCY_NAMESPACE, f"{len(workspace)}:{workspace}{len(key)}:{key}{index}")
+    )
 
 
 def uuid7(milliseconds: int) -> str:
-    """:return: a new UUID of version 7 (RFC 9562): it begins with the time, the rest is random."""
+    """Return a new UUID of version 7 (RFC 9562): the time followed by random bits.
+
+    :param milliseconds: since 1970 UTC.
+    """
     value = (milliseconds & 0xFFFFFFFFFFFF) << 80 | int.from_bytes(os.urandom(10), "big")
     value = value & ~(0xF << 76) & ~(0x3 << 62) | 0x7 << 76 | 0x2 << 62
     text = f"{value:032x}"
@@ -286,23 +297,23 @@ def uuid7(milliseconds: int) -> str:
 
 # -------------------------------------------------------------------------------------------- time
 def _timestamp(document: dict[str, Any], arrival: Arrival) -> int:
-    """:return: when it happened, by the server's clock; sets ``originalTimestamp``."""
+    """Return when the event happened by the server's clock; set ``originalTimestamp``."""
     received_at = arrival.received_at
     sent: int | None = None
     if "sentAt" in document:
-        sent = _parse(document, "sentAt")
+        sent = _parse_field(document, "sentAt")
     elif arrival.envelope is not None and arrival.envelope.sent_at is not None:
         sent = parse_time(arrival.envelope.sent_at)
         if sent is not None:
             document["sentAt"] = arrival.envelope.sent_at
     original: int | None = None
     if document.get("timestamp") is not None:
-        original = _parse(document, "timestamp")
+        original = _parse_field(document, "timestamp")
     if document.get("originalTimestamp") is not None:
-        # When both are sent the earlier is when it happened: RudderStack's node SDK puts a call's
-        # explicit time into ``timestamp``, and the time of the call into the other. A provider that
-        # sends both has corrected the clock in ``timestamp`` itself.
-        other = _parse(document, "originalTimestamp")
+        # If both are sent, the earlier one is when the event happened: RudderStack's Node SDK puts
+        # the explicit time of a call into ``timestamp``, and the time of the call into
+        # ``originalTimestamp``. A provider that sends both has corrected ``timestamp`` already.
+        other = _parse_field(document, "originalTimestamp")
         if original is None or (arrival.correct_clock and other < original):
             original = other
     elif original is not None:
@@ -318,8 +329,11 @@ def _timestamp(document: dict[str, Any], arrival: Arrival) -> int:
     return min(result, received_at) if result >= 0 else received_at
 
 
-def _parse(document: Mapping[str, Any], field: str) -> int:
-    """:raises ApiError: 400 ``invalid_payload``."""
+def _parse_field(document: Mapping[str, Any], field: str) -> int:
+    """Return the time in a field, in milliseconds since 1970 UTC.
+
+    :raises ApiError: 400 ``invalid_payload``, if the time does not exist.
+    """
     value = document[field]
     milliseconds = parse_time(value)
     if milliseconds is None:
@@ -329,19 +343,21 @@ def _parse(document: Mapping[str, Any], field: str) -> int:
 
 
 def parse_time(text: str) -> int | None:
-    """Read an RFC 3339 time, as the schemas describe it (the form is not looked at again).
+    """Parse an RFC 3339 time.
 
-    :return: milliseconds since 1970 UTC, rounded down (negative before); ``None``: there is no such
-        time, or it is outside the years 1 to 9999 in UTC. The second 60 is read as 59.999.
+    :param text: matches the pattern in the schemas, which is not checked again. The second 60 (a
+        leap second) is read as 59.999.
+    :return: milliseconds since 1970 UTC, rounded down, negative before 1970; ``None`` if the time
+        does not exist or is outside the years 1 to 9999 in UTC.
     """
     try:
         moment = datetime.fromisoformat(text)
     except ValueError:
-        text = text.upper()  # a lower-case z is not known to fromisoformat
+        text = text.upper()  # fromisoformat does not accept a lower-case z
         leap = text[17:19] == "60"
         if leap:
             end = 19
-            while text[end : end + 1] in _FRACTION:
+            while text[end : end + 1] in _FRACTION_CHARACTERS:
                 end += 1
             text = text[:17] + "59.999" + text[end:]
         try:
@@ -356,9 +372,9 @@ def parse_time(text: str) -> int | None:
     milliseconds = days * _DAY + seconds * 1000 + moment.microsecond // 1000
     if offset:
         milliseconds -= (offset.days * 86400 + offset.seconds) * 1000
-    return milliseconds if _FIRST_OF_ALL <= milliseconds <= MAX_TIME else None
+    return milliseconds if _MIN_TIME <= milliseconds <= MAX_TIME else None
 
 
-_FRACTION: Final = frozenset(".0123456789")
+_FRACTION_CHARACTERS: Final = frozenset(".0123456789")
 #: The first millisecond of the year 1.
-_FIRST_OF_ALL: Final = (1 - _EPOCH_ORDINAL) * _DAY
+_MIN_TIME: Final = (1 - _EPOCH_ORDINAL) * _DAY

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tells observers what became durable.
+"""Passes durable events to the observers.
 
-Each has a bounded queue and a task of its own: a slow one loses batches (counted), a failing one is
-logged by name, and neither ever slows or changes an answer.
+Each observer has a separate task and a queue of limited length. A slow observer loses batches,
+which are counted; a failing one is logged by name. Neither delays or changes an answer.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ __all__ = ["Observers"]
 
 _log = logging.getLogger(__name__)
 
-#: Batches that wait for one observer.
+#: Maximum number of batches that wait for one observer.
 QUEUE: Final = 1000
-#: Seconds that one call may take.
+#: Seconds that one call of an observer may take.
 TIMEOUT: Final = 10.0
 
 
 class Observers:
-    """The observers that the config switches on.
+    """The observers that the config enables.
 
-    :param observers: name → observer.
-    :param timeout: seconds that one call may take.
+    :param observers: the observers by name.
+    :param timeout: seconds that one call of an observer may take.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class Observers:
         return bool(self._observers)
 
     def publish(self, events: Sequence[Event]) -> None:
-        """Queue events that are durable; never waits, never raises."""
+        """Queue durable events for each observer. Never waits and never raises."""
         if not self._tasks:
             for name, observer in self._observers.items():
                 self._queues[name] = asyncio.Queue(QUEUE)
@@ -59,18 +59,18 @@ class Observers:
                 self._metrics.dropped("observer_batch")
 
     async def drain(self) -> None:
-        """Wait until every observer was told everything."""
+        """Wait until the observers have handled all queued events."""
         for queue in self._queues.values():
             await queue.join()
 
     async def close(self, grace: float = 5.0) -> None:
-        """Tell what is queued, for at most ``grace`` seconds, then stop."""
+        """Let the observers handle queued events for at most ``grace`` seconds, then stop."""
         try:
             async with asyncio.timeout(grace):
                 await self.drain()
         except TimeoutError:
             left = sum(queue.qsize() for queue in self._queues.values())
-            _log.warning("observers were stopped with %d batches left", left)
+            _log.warning("observers were stopped with %d batches in their queues", left)
             if left:
                 self._metrics.dropped("observer_batch", left)
         for task in self._tasks:

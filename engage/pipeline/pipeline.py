@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The steps of an event in their order, for one event, a batch, or a webhook delivery.
 
-Handlers call a :class:`Pipeline`. It does not know HTTP: raw bytes and a principal come in, a
-result comes out, or an :class:`~engage.errors.ApiError` is raised. A result is returned only when
-everything in it is durable, dead letters included.
+Handlers call a :class:`Pipeline`. It is independent of HTTP: it takes raw bytes and a principal,
+and returns a result or raises an :class:`~engage.errors.ApiError`. It returns a result only when
+everything in it is durable, including dead letters.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import orjson
 
 from engage.api import EVENT_TYPES, Event, EventStore, Outcome, Status
 from engage.errors import ApiError, Limit, from_problems
-from engage.pipeline.auth import KEYLESS, Authenticator, Principal
+from engage.pipeline.auth import KEYLESS_BODY, Authenticator, Principal
 from engage.pipeline.dead_letters import Conflict, find_conflict, letter_of
 from engage.pipeline.decode import Encoding, decode_json, decompress
 from engage.pipeline.normalise import Arrival, Clock, Envelope, normalise, parse_time
@@ -42,22 +42,22 @@ if TYPE_CHECKING:
 
 __all__ = ["Pipeline"]
 
-#: Largest size in bytes of ``context`` and ``integrations`` of a batch together: both are copied
+#: Maximum size in bytes of ``context`` and ``integrations`` of a batch together; both are copied
 #: into every item.
 ENVELOPE_BYTES: Final = 32 * 1024
-#: Events in one write of a webhook delivery.
+#: Maximum number of events in one write of a webhook delivery.
 DELIVERY_EVENTS: Final = 500
-#: Invalid items after which other requests get a turn: listing what is wrong with an item takes a
-#: thousand times as long as finding an item valid.
+#: Number of invalid items after which other requests get a turn: describing the problems of an
+#: invalid item takes a thousand times as long as validating a valid one.
 YIELD_EVERY: Final = 50
 
 
 class Pipeline:
-    """The steps, composed.
+    """Runs the steps.
 
-    :param store: the store that ``ingest`` writes to; read for duplicates and subscriptions.
+    :param store: the store that ``ingest`` writes to; used here for conflicts and subscriptions.
     :param timeout: seconds that a call of the store may take (``storage.write_timeout``).
-    :param clock: returns milliseconds since 1970 UTC, never less than before.
+    :param clock: returns milliseconds since 1970 UTC and never goes back.
     """
 
     def __init__(
@@ -77,13 +77,13 @@ class Pipeline:
         self._limits = limits
         self._event_limit = Limit(limits.event_bytes, "limits.event_bytes")
         self._decompressed = Limit(limits.decompressed_bytes, "limits.decompressed_bytes")
-        self._keyless = Limit(min(KEYLESS.bytes, limits.decompressed_bytes), KEYLESS.key)
+        self._keyless = Limit(min(KEYLESS_BODY.bytes, limits.decompressed_bytes), KEYLESS_BODY.key)
         self._authenticator = authenticator
         self._schemas = schemas
         self._validators = {kind: schemas.validator(kind) for kind in EVENT_TYPES}
         self._valid_envelope = schemas.validator("batch")
         self._valid_fields = schemas.validator("common")
-        # ``None`` where there are no transforms, so that an event costs no call.
+        # ``None`` without transforms, to save a call per event.
         self._transforms = transforms if transforms else None
         self._ingest = ingest
         self._store = store
@@ -106,7 +106,8 @@ class Pipeline:
         """Store one event.
 
         :param operation: the event's type, from the route.
-        :param principal: from the header or the query; ``None`` if the body must name the key.
+        :param raw: the body as received.
+        :param principal: from the header or the query; ``None`` if the write key is in the body.
         :param strict: keep no dead letter of an event that is refused before it is written.
         :raises ApiError: if the event is refused.
         :raises StorageUnavailable: if the event may not be durable.
@@ -146,7 +147,10 @@ class Pipeline:
     ) -> BatchResult:
         """Store the valid items of a batch; report the others and keep them as dead letters.
 
-        :param strict: write nothing, and keep no dead letter, if one item is invalid.
+        The parameters are those of :meth:`event`, without the type: each item has its own.
+
+        :param strict: if one item is refused before the write, store nothing and keep no dead
+            letter.
         :raises ApiError: if no event was stored.
         :raises StorageUnavailable: if not everything is durable.
         """
@@ -176,7 +180,7 @@ class Pipeline:
     ) -> Mapping[str, bool]:
         """Change a user's subscription choices.
 
-        :return: every group of the workspace and whether the user is subscribed, after the change.
+        :return: for every group of the workspace, whether the user is subscribed after the change.
         :raises ApiError: if nothing was changed.
         :raises StorageUnavailable: if the change may not be durable.
         """
@@ -193,15 +197,16 @@ class Pipeline:
         provider: str,
         documents: Sequence[Mapping[str, Any]],
     ) -> Delivered:
-        """Store the events of a verified webhook delivery, in several writes if they are many.
+        """Store the events of a verified webhook delivery, in several writes if there are many.
 
-        They are validated, normalised and transformed as all events are, with the provider as their
-        origin, limits for webhooks, and no correction of the clock.
+        The events are validated, normalised and transformed like events of the API. Their origin is
+        the provider, the limits are those for webhooks, and the clock is not corrected.
 
-        :param documents: as ``translate`` made them, with ``type`` and ``messageId``.
-        :return: what became of them. The caller keeps the delivery if an event was rejected.
+        :param documents: the events that ``translate`` returned, with ``type`` and ``messageId``.
+        :return: the outcome. The caller keeps the delivery if an event was rejected.
         :raises ApiError: 503 ``overloaded`` or ``shutting_down``.
-        :raises StorageUnavailable: if not everything is durable; the provider may deliver it again.
+        :raises StorageUnavailable: if not everything is durable. It is safe for the provider to
+            deliver the events again.
         """
         arrival = Arrival.of_delivery(
             workspace_id, provider, received_at=self._clock(), limits=self._limits
@@ -230,7 +235,10 @@ class Pipeline:
         return decode_json(raw, self._limits)
 
     def _principal(self, body: Any) -> Principal:
-        """:raises ApiError: if the body names no key, or an unknown or disabled one."""
+        """Return the principal of the write key in the body.
+
+        :raises ApiError: if there is no key, or it is unknown or disabled.
+        """
         return self._authenticator.body(body.get("writeKey") if type(body) is dict else None)
 
     def _arrival(
@@ -242,7 +250,7 @@ class Pipeline:
         now = self._clock()
         plain = envelope is None and idempotency_key is None
         if plain:
-            # Under load many requests with the same key arrive within one millisecond.
+            # Under load, many requests with the same key arrive within one millisecond.
             last, arrival = self._last_arrival
             if last is principal and arrival is not None and arrival.received_at == now:
                 return arrival
@@ -274,7 +282,7 @@ class Pipeline:
             not self._valid_fields({"userId": "-", "sentAt": sent_at})
             or parse_time(sent_at) is None
         ):
-            # In an item it would be an error; in the envelope it must not cost all items.
+            # In an item this is an error; in the envelope it must not fail all items.
             sent_at = None
         return Envelope(sent_at=sent_at, context=context, integrations=integrations)
 
@@ -283,7 +291,8 @@ class Pipeline:
     ) -> tuple[Event, bool]:
         """Validate, normalise and transform an item.
 
-        :param kind: the route's type; ``None`` if the item names its type.
+        :param kind: the route's type; ``None`` if the item has its ``type``.
+        :param index: the item's index in its batch.
         :return: the event, and whether a transform dropped it.
         :raises ApiError: if the item is invalid, too large, or a transform failed.
         """
@@ -309,8 +318,11 @@ class Pipeline:
     ) -> Taken:
         """Prepare all items and store the events.
 
-        :param total: of all events when stored.
-        :raises ApiError: if nothing was stored: too large, or strict and not all items are valid.
+        :param strict: store nothing if an item is refused.
+        :param total: the maximum size of all events together when stored.
+        :return: the outcome of each item; the caller keeps the dead letters.
+        :raises ApiError: if the events are too large in total, or ``strict`` and an item is
+            refused. Nothing was stored.
         """
         taken = Taken()
         events: list[Event] = []
@@ -360,8 +372,7 @@ class Pipeline:
     async def _problem(self, event: Event, outcome: Outcome) -> ApiError | Conflict | None:
         """Find out why an event was not stored.
 
-        :return: the refusal, or the conflict with the stored event; ``None`` if the event was
-            stored before.
+        :return: the refusal, or the conflict with the stored event; ``None`` for a duplicate.
         """
         if outcome.status is Status.REFUSED:
             reason = outcome.reason or "the storage cannot store this event"
@@ -370,7 +381,7 @@ class Pipeline:
         if stored is None:
             async with within(self._timeout):
                 found = await self._store.find(*event.identity)
-            if found is None:  # it has expired since
+            if found is None:  # the stored event has expired meanwhile
                 return None
             stored = found.body
         return find_conflict(event, stored)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What becomes of events: what the pipeline returns, and the errors of a refused batch."""
+"""The results of the pipeline, and the errors for a batch of which nothing was stored."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ __all__ = [
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Result:
-    """The result of a single event: it is stored, or a transform dropped it."""
+    """The result of a single event: the event is stored, or a transform dropped it."""
 
     message_id: str
     #: For the log.
@@ -48,7 +48,7 @@ class RejectedItem:
 
     index: int
     message_id: str | None
-    #: The pointers of its problems begin at the item.
+    #: The pointers of its problems are relative to the item.
     error: ApiError
 
 
@@ -56,7 +56,7 @@ class RejectedItem:
 class BatchResult:
     """The result of a batch."""
 
-    #: How many were newly stored, or dropped by a transform.
+    #: The number of events that were newly stored, or dropped by a transform.
     accepted: int
     duplicates: int
     rejected: Sequence[RejectedItem] = ()
@@ -100,30 +100,30 @@ class Delivered:
 
 @dataclasses.dataclass(slots=True)
 class Taken:
-    """What became of the items of one write; an index is an item's place among them."""
+    """The outcome of the items of one write, by the index of each item."""
 
     accepted: int = 0
     duplicates: int = 0
     refused: list[tuple[int, ApiError]] = dataclasses.field(default_factory=list)
     conflicts: list[tuple[int, Conflict]] = dataclasses.field(default_factory=list)
-    #: By type and outcome, as :meth:`engage.metrics.Metrics.event` counts them.
+    #: Numbers by type and outcome, for :meth:`engage.metrics.Metrics.event`.
     counts: collections.Counter[tuple[str, str]] = dataclasses.field(
         default_factory=collections.Counter
     )
 
     def refuse(self, index: int, item: Any, error: ApiError) -> None:
-        """Add an item that is not stored."""
+        """Record an item that is not stored."""
         self.refused.append((index, error))
         kind = item.get("type") if type(item) is dict else None
-        # A client's own word must not become a key: there would be no bound to their number.
+        # A type that the client made up must not become a label: their number has no limit.
         label = kind if type(kind) is str and kind in EVENT_TYPES else "other"
         self.counts[label, error.code] += 1
 
     def rejected(self, items: Sequence[Any], offset: int = 0) -> list[RejectedItem]:
-        """Return the refused items in their order.
+        """Return the refused items in the order of their indexes.
 
-        :param items: those that were taken.
-        :param offset: added to each index.
+        :param items: all items of the write.
+        :param offset: a number to add to each index.
         """
         found = []
         for index, error in sorted(self.refused, key=lambda refused: refused[0]):
@@ -135,7 +135,7 @@ class Taken:
 
 
 def outcome_of(problem: ApiError | Conflict | None) -> str:
-    """Return the outcome that metrics count for an event that was not newly stored.
+    """Return the outcome to count in the metrics for an event that was not newly stored.
 
     :param problem: the refusal or the conflict; ``None`` for a duplicate.
     """
@@ -154,7 +154,7 @@ def not_strict(rejected: Sequence[RejectedItem], items: int) -> ApiError:
 
 
 def all_invalid(rejected: Sequence[RejectedItem]) -> ApiError:
-    """Return the error for a batch of which every item was refused."""
+    """Return the error for a batch whose items were all refused."""
     codes = {item.error.code for item in rejected}
     code = codes.pop()
     if codes or STATUS[code] != 400:

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Changes a user's subscription choices, if a hash proves that the workspace's owner allows it.
+"""Changes a user's subscription choices, authorised by a hash instead of a write key.
 
-No write key: that is public, and must not change anybody's choices. The hash is Dittofeed's: hex
-HMAC-SHA256, keyed with the workspace's ``subscription_secret``, of the compact JSON of user id,
-workspace id, identifier and its key.
+A write key is public, so it must not permit changing a user's choices. The hash proves that the
+workspace's owner made the link. Its form is Dittofeed's: the hex HMAC-SHA256 of the compact JSON of
+user id, workspace id, identifier and identifier key, keyed with the workspace's
+``subscription_secret``.
 """
 
 from __future__ import annotations
@@ -32,17 +33,22 @@ if TYPE_CHECKING:
 
 __all__ = ["Subscriptions", "subscription_hash"]
 
-#: Users with the same identifier value that are tried.
+#: Maximum number of users with the same identifier value whose hash is computed.
 MAX_CANDIDATES: Final = 100
 
 #: Namespace of the ids of changes.
-_CHANGES: Final = uuid.UUID("2f7a1c55-94c1-5c6e-8f0a-6f4b4a1f9e02")
+_CHANGE_NAMESPACE: Final = uuid.UUID("2f7a1c55-94c1-5c6e-8f0a-6f4b4a1f9e02")
 
 
 def subscription_hash(
     secret: str, *, user_id: str, workspace_id: str, identifier: str, identifier_key: str
 ) -> str:
-    """:return: the hash that a link to the preferences must carry."""
+    """Return the hash that a link to the preferences page must contain.
+
+    :param secret: a ``subscription_secret`` of the workspace.
+    :param identifier: the value that identifies the user, such as an e-mail address.
+    :param identifier_key: ``id``, or the trait that has the value, such as ``email``.
+    """
     message = orjson.dumps({"u": user_id, "w": workspace_id, "i": identifier, "k": identifier_key})
     return hmac.new(secret.encode(), message, hashlib.sha256).hexdigest()
 
@@ -50,8 +56,9 @@ def subscription_hash(
 class Subscriptions:
     """Verifies and applies changes.
 
-    :param store: a :class:`SubscriptionStore` if a workspace has a ``subscription_secret`` (that is
-        looked at when the server starts); a :class:`ProfileStore` to find users by their traits.
+    :param store: must be a :class:`SubscriptionStore` if a workspace has a ``subscription_secret``
+        (checked when the server starts), and a :class:`ProfileStore` to find users by their traits.
+    :param clock: returns milliseconds since 1970 UTC.
     :param timeout: seconds that a call of the storage may take.
     """
 
@@ -69,18 +76,18 @@ class Subscriptions:
         self._timeout = timeout
 
     async def change(self, body: Mapping[str, Any]) -> Mapping[str, bool]:
-        """Apply a change; return once it is durable.
+        """Apply a change and return once it is durable.
 
-        :param body: valid by the schema ``subscriptions``.
-        :return: every group of the workspace → whether the user is subscribed, after the change.
-        :raises ApiError: 401 ``invalid_user_hash``: whatever of the credentials is wrong; 400
+        :param body: a body that is valid by the schema ``subscriptions``.
+        :return: for every group of the workspace, whether the user is subscribed after the change.
+        :raises ApiError: 401 ``invalid_user_hash`` if any of the credentials is wrong; 400
             ``unknown_subscription_group``.
-        :raises StorageUnavailable: it may not be durable.
+        :raises StorageUnavailable: if the change may not be durable.
         """
-        if type(body.get("userId")) is float:  # JSON Schema takes 1.0 for an integer
+        if type(body.get("userId")) is float:  # JSON Schema accepts 1.0 as an integer
             raise from_problems([Problem("/userId", "must be a string or an integer")])
         workspace = self._workspaces.get(body["workspaceId"])
-        user_id = await self._verified(workspace, body)
+        user_id = await self._verify(workspace, body)
         if workspace is None or user_id is None or not isinstance(self._store, SubscriptionStore):
             raise ApiError("invalid_user_hash", "the hash is not that of a known user")
         changes: Mapping[str, bool] = body["changes"]
@@ -116,8 +123,11 @@ class Subscriptions:
             for group in workspace.subscription_groups
         }
 
-    async def _verified(self, workspace: Workspace | None, body: Mapping[str, Any]) -> str | None:
-        """:return: the user whose hash it is. At least one HMAC is computed in any case."""
+    async def _verify(self, workspace: Workspace | None, body: Mapping[str, Any]) -> str | None:
+        """Return the user that the hash belongs to, if there is one.
+
+        At least one HMAC is computed in any case, to reveal less by timing.
+        """
         given = body["hash"].encode()
         candidates: Sequence[str] = ()
         secrets: Sequence[str] = ()
@@ -142,7 +152,7 @@ class Subscriptions:
     async def _candidates(self, workspace: Workspace, body: Mapping[str, Any]) -> Sequence[str]:
         key, identifier = body["identifierKey"], body["identifier"]
         if key != "id" and key not in workspace.subscription_identifiers:
-            return ()  # not indexed: nobody can ask for a scan
+            return ()  # not indexed: a request must not cause a scan
         user_id = body.get("userId")
         if user_id is not None and user_id != "":
             return (str(user_id),)
@@ -157,12 +167,12 @@ class Subscriptions:
 
 
 def _change_id(message_id: str | None, user_id: str, changes: Mapping[str, bool], now: int) -> str:
-    """:return: the id that makes a change idempotent.
+    """Return the id that makes a change idempotent.
 
-    Made of all that was asked, not of the message id alone: that is not signed, and a user who took
-    another's would silence them.
+    It depends on the whole change and not only on the message id, because that is not signed: a
+    user could block the changes of another by sending their message ids first.
     """
     if not message_id:
         return uuid7(now)
     name = orjson.dumps([message_id, user_id, changes], option=orjson.OPT_SORT_KEYS)
-    return str(uuid.uuid5(_CHANGES, name.decode()))
+    return str(uuid.uuid5(_CHANGE_NAMESPACE, name.decode()))

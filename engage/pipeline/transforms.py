@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs the transforms, in the order of the config.
 
-Each gets what the one before returned. The result is validated and measured again; identity,
-workspace, key, time of arrival and source stay what they were. A transform that raises, or returns
-what is no event, refuses that event: it is never stored untransformed.
+Each transform gets what the previous one returned. The result is validated, and its size is checked
+again. The message id, workspace, write key, time of arrival and source cannot be changed. If a
+transform raises, or returns something that is not an event, the event is refused; it is never
+stored untransformed.
 """
 
 from __future__ import annotations
@@ -26,10 +27,10 @@ _log = logging.getLogger(__name__)
 
 
 class Transforms:
-    """The transforms that the config switches on.
+    """The transforms that the config enables.
 
-    :param steps: name and transform, in their order.
-    :param json_depth: how deep a result may be nested.
+    :param steps: names and transforms, in their order.
+    :param json_depth: how deeply a result may be nested (``limits.json_depth``).
     """
 
     def __init__(
@@ -46,8 +47,8 @@ class Transforms:
     def apply(self, event: Event, limit: Limit) -> Event | None:
         """Run all transforms on an event.
 
-        :param limit: of the result when stored.
-        :return: the new event; ``None`` if a transform dropped it.
+        :param limit: the maximum size of the result when stored.
+        :return: the new event, or ``None`` if a transform dropped it.
         :raises ApiError: 400 ``transform_failed``, 413 ``event_too_large``.
         """
         document: Any = event.document()
@@ -56,18 +57,18 @@ class Transforms:
             try:
                 document = transform(document)
             except Exception as error:
-                self._count(name, error)
+                self._log_failure(name, error)
                 raise _failed(name) from None
             if document is DROP:
                 return None
             if type(document) is not dict:
-                self._count(name, TypeError("it returned neither an object nor DROP"))
+                self._log_failure(name, TypeError("it returned neither an object nor DROP"))
                 raise _failed(name)
         try:
-            # As others will read it: whatever JSON cannot say is seen here.
+            # Encode and decode, so that values that JSON cannot represent are noticed here.
             document = orjson.loads(orjson.dumps(document))
         except (TypeError, ValueError) as error:
-            self._count(name, error)
+            self._log_failure(name, error)
             raise _failed(name) from None
         kind = document.get("type")
         if type(kind) is not str or kind not in EVENT_TYPES:
@@ -84,10 +85,10 @@ class Transforms:
                 raise
             raise _failed(name, error.errors) from None
 
-    def _count(self, name: str, error: Exception) -> None:
-        """Log the 1st, 2nd, 4th, 8th … failure: one that always fails must not fill the disk.
+    def _log_failure(self, name: str, error: Exception) -> None:
+        """Log the 1st, 2nd, 4th, 8th … failure, so that a broken transform does not fill the disk.
 
-        Where it happened, but not the error's text: it may quote the event.
+        The line has the place of the error but not its text, which may quote the event.
         """
         count = self._failures[name] = self._failures.get(name, 0) + 1
         if count & (count - 1) == 0:
@@ -96,7 +97,7 @@ class Transforms:
                 frame = frame.tb_next
             place = f"{frame.tb_frame.f_code.co_filename}:{frame.tb_lineno}" if frame else "?"
             _log.error(
-                "transform %s failed with %s at %s (%d so far)",
+                "transform %s failed with %s at %s (%d failures so far)",
                 name,
                 type(error).__name__,
                 place,

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Is a payload what ``schemas/`` says?
+"""Validates payloads against the JSON Schema files in ``schemas/``.
 
-The same files are read by two libraries: ``jsonschema-rs`` decides (a fraction of a microsecond),
-``jsonschema`` writes the report when the answer is no. A property-based test proves that they agree
-on our files.
+Two libraries read the same files: ``jsonschema-rs`` decides whether a payload is valid (a fraction
+of a microsecond), and ``jsonschema`` describes the problems of an invalid one. A property-based
+test checks that they agree on our files.
 
-A schema may say its rules in words for the client: ``x-messages`` maps a keyword to the message.
+A schema can have its own error messages for clients: ``x-messages`` maps a keyword to the message.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from engage.errors import MAX_ERRORS, Problem, pointer, quote
 
 __all__ = ["Schemas"]
 
-#: What the report is cut to before it is sorted: a hostile payload must not cost much.
+#: Maximum number of errors that are collected and sorted, so that a hostile payload stays cheap.
 _EXAMINED: Final = 5 * MAX_ERRORS
 
 _IDS: Final = frozenset({"/userId", "/anonymousId"})
@@ -35,7 +35,8 @@ _IDS: Final = frozenset({"/userId", "/anonymousId"})
 def _pattern(
     validator: Any, pattern: str, instance: Any, schema: Mapping[str, Any]
 ) -> Iterator[ValidationError]:
-    # What is too long is refused for that: a megabyte of blanks need not be searched as well.
+    # A string that is too long is refused for its length; searching a megabyte of blanks as well
+    # would only cost time.
     if isinstance(instance, str) and len(instance) > schema.get("maxLength", len(instance)):
         return iter(())
     return _search(validator, pattern, instance, schema) or iter(())
@@ -50,14 +51,16 @@ _Reporter: Final[type[jsonschema.protocols.Validator]] = jsonschema.validators.e
 class Schemas:
     """The payload schemas, compiled once.
 
-    Kinds are the names of the files in ``schemas/payloads``: the event types, ``item`` (of a batch:
-    says only what its ``type`` may be), ``batch`` (the envelope) and ``subscriptions``.
+    A kind is the name of a file in ``schemas/payloads``: an event type, ``item`` (checks only the
+    ``type`` of a batch item), ``batch`` (the envelope), ``subscriptions``, or ``common`` (the
+    fields that all events share).
     """
 
     def __init__(self, documents: Mapping[str, Mapping[str, Any]]) -> None:
         pairs = [(str(schema["$id"]), schema) for schema in documents.values()]
         fast = jsonschema_rs.Registry([(uri, dict(schema)) for uri, schema in pairs])
-        # Without its ``$schema``, or a document that is referred to is read by the plain reporter.
+        # Without ``$schema``: otherwise jsonschema would validate a referenced document with the
+        # standard validator class instead of ``_Reporter``.
         plain = {uri: {k: v for k, v in schema.items() if k != "$schema"} for uri, schema in pairs}
         exact: referencing.Registry[Any] = referencing.Registry().with_contents(
             plain.items(), default_specification=DRAFT202012
@@ -73,7 +76,7 @@ class Schemas:
 
     @classmethod
     def load(cls) -> Schemas:
-        """Read the packaged files."""
+        """Read and compile the packaged schema files."""
         documents: dict[str, Mapping[str, Any]] = {}
         for file in resources.files("engage_schemas").joinpath("payloads").iterdir():
             if file.name.endswith(".json"):
@@ -82,31 +85,32 @@ class Schemas:
 
     @property
     def documents(self) -> Mapping[str, Mapping[str, Any]]:
-        """Kind → its schema."""
+        """The schemas by kind."""
         return self._documents
 
     def validator(self, kind: str) -> Callable[[Any], bool]:
-        """:return: says whether a value is valid; for the hot path."""
+        """Return the function that decides whether a value is valid; for the hot path."""
         return self._validators[kind]
 
     def is_valid(self, kind: str, value: Any) -> bool:
-        """:return: whether ``value`` is as the schema says; fast."""
+        """Return whether ``value`` is valid; fast."""
         return self._validators[kind](value)
 
     def problems(self, kind: str, value: Any) -> list[Problem]:
-        """Say what is wrong, for the client.
+        """Describe what is wrong with a value, for the client.
 
-        :return: at most :data:`~engage.errors.MAX_ERRORS`, by pointer; empty: it is valid.
+        :return: at most :data:`~engage.errors.MAX_ERRORS` problems, sorted by pointer; none if the
+            value is valid.
         """
         found: dict[str, Problem] = {}
         for _, error in zip(
             range(_EXAMINED), self._reporters[kind].iter_errors(value), strict=False
         ):
             for problem in _describe(error):
-                # One per place: the first rule that a value breaks says enough.
+                # One problem per value is enough: the first rule that it breaks.
                 found.setdefault(problem.pointer, problem)
         if "" in found and len(found) > 1 and not _IDS.isdisjoint(found):
-            # That an id is needed is no news where an id is wrong.
+            # The invalid id is reported already; "an id is required" would only confuse.
             del found[""]
         return sorted(found.values(), key=lambda problem: problem.pointer)[:MAX_ERRORS]
 
@@ -117,7 +121,7 @@ def _describe(error: ValidationError) -> Iterator[Problem]:
     instance: Any = error.instance
     rule: Any = error.validator_value
     if keyword == "required":
-        # jsonschema reports each missing member by itself, but names it only in its own message.
+        # jsonschema reports each missing member separately, but names it only in its message.
         for name in rule:
             if name not in instance:
                 yield Problem(place + pointer(name), "is required")
@@ -139,7 +143,7 @@ def _message(keyword: str, value: Any, rule: Any, messages: Mapping[str, str]) -
     return words
 
 
-#: For rules that say nothing themselves; a test compares them with the keywords that are used.
+#: Messages for keywords without ``x-messages``; a test checks that every keyword in use has one.
 _DEFAULTS: Final[Mapping[str, str]] = {
     "type": "must be of type {rule}",
     "enum": "must be one of {rule}",
@@ -150,10 +154,10 @@ _DEFAULTS: Final[Mapping[str, str]] = {
 
 
 def _text(value: object) -> str:
-    """:return: a scalar as JSON, but a long string not wholly."""
+    """Return a scalar as JSON; a long string is cut."""
     if isinstance(value, str):
         value = value[:100]
     try:
         return orjson.dumps(value).decode()
     except TypeError:
-        return repr(value)  # an integer beyond 64 bits: a transform can make one
+        return repr(value)  # an integer beyond 64 bits, which a transform can return

@@ -12,7 +12,7 @@ import pytest
 from engage.api import StorageUnavailable
 from engage.errors import ApiError
 from engage.pipeline import group_commit
-from engage.pipeline.group_commit import Gatherer
+from engage.pipeline.group_commit import GroupCommit
 from support.pipeline import turns
 
 
@@ -34,7 +34,7 @@ class StoppedClock:
 
 
 class Target:
-    """What a gatherer calls."""
+    """The storage call of a group commit, recorded."""
 
     def __init__(self, **options: Any) -> None:
         self.calls: list[list[Any]] = []
@@ -44,7 +44,7 @@ class Target:
         self.failed = 0
         self.recovered = 0
         values: dict[str, Any] = {"max_items": 100, "max_bytes": 1000, "timeout": 30.0}
-        self.gatherer: Gatherer[Any, str] = Gatherer(
+        self.group_commit: GroupCommit[Any, str] = GroupCommit(
             self.call,
             done=lambda seconds, items, results: self.done.append(len(items)),
             failed=self.fail,
@@ -66,7 +66,7 @@ class Target:
         self.recovered += 1
 
     def submit(self, *items: Any, size: int = 1) -> asyncio.Task[Sequence[str]]:
-        return asyncio.ensure_future(self.gatherer.submit(items, size))
+        return asyncio.ensure_future(self.group_commit.submit(items, size))
 
     def hold_each(self, calls: int) -> list[asyncio.Event]:
         """:return: one for each of the next calls; set it to let that call go on."""
@@ -76,9 +76,9 @@ class Target:
         return gates
 
     def stop_the_clock(self) -> StoppedClock:
-        """:return: what the gatherer takes for the time from now on."""
+        """Return the clock that the group commit uses from now on."""
         clock = StoppedClock(asyncio.get_running_loop())
-        self.gatherer._loop = clock  # type: ignore[assignment]
+        self.group_commit._loop = clock  # type: ignore[assignment]
         return clock
 
     def hold(self) -> asyncio.Event:
@@ -92,7 +92,7 @@ async def test_alone_waits_for_nobody() -> None:
     target = Target()
     assert await target.submit("a", "b") == ["<a>", "<b>"]
     assert target.calls == [["a", "b"]]
-    assert target.gatherer.items == 0
+    assert target.group_commit.items == 0
 
 
 async def test_what_arrives_together_is_one_call() -> None:
@@ -111,7 +111,7 @@ async def test_what_arrives_meanwhile_shares_the_next() -> None:
     others = [target.submit(name) for name in "bcd"]
     await turns()
     assert target.calls == [["a"]]
-    assert target.gatherer.items == 4
+    assert target.group_commit.items == 4
     gate.set()
     assert await asyncio.gather(first, *others) == [["<a>"], ["<b>"], ["<c>"], ["<d>"]]
     assert target.calls == [["a"], ["b", "c", "d"]]
@@ -176,7 +176,7 @@ async def test_a_caller_that_gives_up_cancels_nothing() -> None:
     gate.set()
     assert await third == ["<c>"]
     assert target.calls == [["a"], ["b", "c"]]
-    assert target.gatherer.items == 0
+    assert target.group_commit.items == 0
     assert await target.submit("d") == ["<d>"]
 
 
@@ -204,7 +204,7 @@ async def test_wrong_number_of_results_is_a_failure() -> None:
     async def short(items: Sequence[Any]) -> Sequence[str]:
         return (await call(items))[:-1]
 
-    target.gatherer._call = short
+    target.group_commit._call = short
     with pytest.raises(StorageUnavailable):
         await target.submit("a", "b")
 
@@ -237,7 +237,7 @@ async def test_unavailable_is_not_tried_for_everybody() -> None:
     results = await asyncio.gather(*requests, return_exceptions=True)
     assert {type(result) for result in results} == {StorageUnavailable}
     assert len(target.calls) == 3
-    assert target.gatherer.items == 0
+    assert target.group_commit.items == 0
     target.before = lambda items: None
     assert await target.submit("a") == ["<a>"]
 
@@ -258,9 +258,9 @@ async def test_too_late_is_unavailable_for_all_and_the_store_opened_anew() -> No
     results = await asyncio.gather(*later, return_exceptions=True)
     assert [type(result) for result in results] == [StorageUnavailable] * 2
     assert target.calls == [["a"]]
-    await target.gatherer.drain()
+    await target.group_commit.drain()
     assert target.recovered == 1
-    assert target.gatherer.items == 0
+    assert target.group_commit.items == 0
     target.before = lambda items: None
     assert await target.submit("d") == ["<d>"]
 
@@ -340,7 +340,7 @@ async def test_a_call_that_does_not_heed_its_cancellation() -> None:
     with pytest.raises(StorageUnavailable):
         await target.submit("a")
     target.before = lambda items: None
-    target.gatherer._timeout = 30
+    target.group_commit._timeout = 30
     assert await target.submit("b") == ["<b>"]
     gate.set()
     await turns()
@@ -372,9 +372,9 @@ async def test_poison_while_the_storage_hangs() -> None:
     results = await asyncio.gather(*map(target.submit, "abc"), return_exceptions=True)
     assert {type(result) for result in results} == {StorageUnavailable}
     assert target.calls == [["a", "b", "c"], ["a"]]
-    await target.gatherer.drain()
+    await target.group_commit.drain()
     assert target.recovered == 1
-    assert target.gatherer.items == 0
+    assert target.group_commit.items == 0
 
 
 async def test_close_finishes_what_is_there() -> None:
@@ -384,7 +384,7 @@ async def test_close_finishes_what_is_there() -> None:
     await turns()
     requests.append(target.submit("b"))
     await turns()
-    closing = asyncio.ensure_future(target.gatherer.close())
+    closing = asyncio.ensure_future(target.group_commit.close())
     await turns()
     with pytest.raises(ApiError) as caught:
         await target.submit("c")
@@ -396,7 +396,7 @@ async def test_close_finishes_what_is_there() -> None:
 
 
 async def test_drain_of_nothing() -> None:
-    await Target().gatherer.drain()
+    await Target().group_commit.drain()
 
 
 async def test_the_order_is_kept() -> None:

@@ -163,7 +163,7 @@ async def test_a_store_that_cannot_be_opened_is_tried_until_it_can(
     assert [
         record.message for record in caplog.records if record.name == "engage.pipeline.ingest"
     ] == [
-        "opening the storage anew failed, trying again: StorageUnavailable",
+        "reopening the storage failed, retrying: StorageUnavailable",
         "the storage is open again",
     ]
 
