@@ -34,7 +34,7 @@ class Services:
     """What the handlers call. Made by :mod:`engage.app`."""
 
     config: Config
-    #: Of every body, unless a handler lowers it for its request.
+    #: The largest body that is accepted, unless a handler lowers it for its request.
     body_limit: Limit
     pipeline: Pipeline
     authenticator: Authenticator
@@ -54,7 +54,7 @@ class IngestionHandler(Handler):
     principal: Principal | None = None
     #: How many events the request had, where that is known; for the log.
     event_count: int | None = None
-    #: The largest body that is accepted; :meth:`check` may lower it.
+    #: The largest body of this request; :meth:`check` may lower it.
     body_limit: Limit
 
     # ------------------------------------------------------------------------- for handlers to call

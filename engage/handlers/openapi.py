@@ -93,7 +93,7 @@ def _components(schemas: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     for name, schema in schemas.items():
         components[name] = _component(name, schema)
         if "$ref" in components[name]:
-            # JSON Schema heeds what stands beside a reference, but many tools ignore it. Where
+            # JSON Schema heeds the members next to a reference, but many tools ignore them. Where
             # both define a field, the payload's definition is the stricter one.
             shared = _component("payloads-common", schemas["payloads-common"])
             assert components[name].pop("$ref") == "#/components/schemas/payloads-common"

@@ -291,7 +291,7 @@ class Connection(asyncio.Protocol):
         self._delegate = delegate
         self._state = _BODY
         if exchange.expects_continue and prepared is not None and not self._buffer:
-            # Only once the handler wants the body: if it refuses the head, none is sent at all.
+            # Only once the handler accepts the head: if it refuses it, the body is never sent.
             asyncio.ensure_future(prepared).add_done_callback(lambda _: self._continue(exchange))
 
     def _continue(self, exchange: Exchange) -> None:
@@ -448,7 +448,7 @@ class Connection(asyncio.Protocol):
 
     def _linger(self) -> None:
         """Close for writing, and read for a while: closing with unread input would be a reset,
-        which may take the answer from the client."""
+        which may destroy the answer before the client reads it."""
         self._hold(0)
         self._buffer.clear()
         self._body.forget()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""All connections of this process: accepts, limits and drains them."""
+"""Accepts, limits and drains all connections of a process."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// docs/snippet.md tells what it does.
+// docs/snippet.md describes it.
 (function () {
   "use strict";
   /** @typedef {{[key: string]: any}} Data */
@@ -76,7 +76,7 @@
     return events.slice(0, count);
   }
 
-  /** @returns {string[]} what pages before left, of a week */
+  /** @returns {string[]} events of earlier pages, of a week */
   function stored() {
     try {
       /** @type {Data[]} */ const events = JSON.parse(keep("queue") || "");
@@ -118,7 +118,7 @@
         [400, 413].includes(answer.status) &&
         (await answer.json().catch(() => ({}))).code !== "invalid_payload"
       ) {
-        most = part.length >> 1; // one spoils it: find it
+        most = part.length >> 1; // one event spoils it: find it
       } else {
         if (answer.ok) most = 100;
         queue = without(queue, part);
@@ -134,7 +134,7 @@
     if (queue.length) later(wait);
   }
 
-  // A beacon has no answer: what it took is kept.
+  // A beacon has no answer: its events are kept.
   function leave() {
     if (!queue.length) return;
     let part;
@@ -163,7 +163,7 @@
         },
         ...fields,
       });
-      // Half an emoji is no Unicode.
+      // Half an emoji is not Unicode.
       queue.push(event.replace(/\\(ud[89a-f]..|.)/g, (c) => (c[2] ? "\ufffd" : c)));
     } catch (error) {
       console.error("engage:", error);
