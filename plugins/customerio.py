@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Customer.io's reporting webhooks: what became of messages, and who subscribed.
+"""Customer.io's reporting webhooks: the fate of messages, and changes of subscriptions.
 
-Customer.io holds back every later delivery until one is taken, for up to seven days.
+After a failed delivery Customer.io holds back every later one, for up to seven days.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ METRICS: Final = {
     "spammed": "Marked as Spam",
     "deferred": "Delayed",
 }
-#: Names that others already use for these fields; every other is turned into camelCase.
+#: Fields whose events of other providers have another name; any other name becomes camelCase.
 NAMES: Final = {"subject": "emailSubject", "failure_message": "reason", "event_type": "type"}
 
 
@@ -84,42 +84,31 @@ class CustomerIo(SecretProvider):
         self._tolerance: int | None = options.get("tolerance", 300) or None
 
     def verify(self, request: WebhookRequest, fetched: bytes | None) -> None:
-        """HMAC-SHA256 over ``v0:timestamp:body``."""
+        """Check HMAC-SHA256 over ``v0:timestamp:body``."""
         timestamp = one_header(request, "x-cio-timestamp")
         signature = decode_hex(one_header(request, "x-cio-signature"))
         check_timestamp(timestamp, request.now, past=self._tolerance, future=self._tolerance)
         check_hmac(self.keys, b"v0:%b:%b" % (timestamp.encode(), request.body), [signature])
 
     def translate(self, request: WebhookRequest) -> Translation:
-        """One track event, such as ``Email Link Clicked``."""
+        """Return one track event, such as ``Email Link Clicked``."""
         payload = parse_object(request.body)
         kind, metric = text(payload.get("object_type")), text(payload.get("metric"))
         data = payload.get("data")
         if kind is None or metric is None or not isinstance(data, dict):
             raise PayloadInvalid("object_type, metric and data are required")
+        kind = kind.lower()
         found = data.get("identifiers")
         identifiers = found if isinstance(found, dict) else {}
-        kind = kind.lower()
         user = user_id(identifiers.get("id"), data.get("customer_id"))
         recipient = _recipient(kind, data, identifiers)
         profile = user_id(identifiers.get("cio_id"))
         if user is None and recipient is None and profile is None:
             return Translation(ignored=1)
-        properties: dict[str, Any] = {"eventId": payload.get("event_id")}
-        if "href" in data or "link_id" in data:
-            properties["link"] = merged({"url": data.get("href"), "id": data.get("link_id")})
+        timestamp = unix_time(payload.get("timestamp"))
+        properties = _properties(payload, data, timestamp)
         if kind == "email" and metric == "bounced":
             properties["bounceType"] = "hard"
-        for key, value in data.items():
-            if key not in ("customer_id", "identifiers", "href", "link_id"):
-                properties.setdefault(NAMES.get(key, _camel(key)), value)
-        when = unix_time(payload.get("timestamp"))
-        fields = {"object_type", "metric", "event_id", "data"}
-        if when is not None:
-            fields.add("timestamp")
-        for key, value in payload.items():
-            if key not in fields:
-                properties.setdefault(_camel(key), value)
         traits = merged(
             {
                 "email": recipient.value if recipient and recipient.trait == "email" else None,
@@ -129,16 +118,35 @@ class CustomerIo(SecretProvider):
         document = track(
             _name(kind, metric),
             message_id=message_id(payload.get("event_id"))
-            or event_id(kind, metric, str(data.get("delivery_id")), str(when)),
-            timestamp=when,
+            or event_id(kind, metric, str(data.get("delivery_id")), str(timestamp)),
+            timestamp=timestamp,
             user=user,
-            properties=merged(properties),
+            properties=properties,
             context={"traits": traits} if traits else {},
         )
         if user is None and recipient is None:
-            # A profile of which Customer.io knows no more than the id that it made itself.
+            # All that Customer.io knows of this profile is the id that it assigned itself.
             document["anonymousId"] = f"customerio:{profile}"
         return Translation(events=[TranslatedEvent(document, recipient)])
+
+
+def _properties(
+    payload: Mapping[str, Any], data: Mapping[str, Any], timestamp: str | None
+) -> dict[str, Any]:
+    """Return everything without a field of its own, with names in camelCase."""
+    properties: dict[str, Any] = {"eventId": payload.get("event_id")}
+    if "href" in data or "link_id" in data:
+        properties["link"] = merged({"url": data.get("href"), "id": data.get("link_id")})
+    for key, value in data.items():
+        if key not in ("customer_id", "identifiers", "href", "link_id"):
+            properties.setdefault(NAMES.get(key, _camel(key)), value)
+    fields = {"object_type", "metric", "event_id", "data"}
+    if timestamp is not None:
+        fields.add("timestamp")
+    for key, value in payload.items():
+        if key not in fields:
+            properties.setdefault(_camel(key), value)
+    return merged(properties)
 
 
 def _recipient(

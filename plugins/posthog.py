@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """PostHog's HTTP Webhook destination.
 
-PostHog signs nothing: the secret is a header of your own, and only TLS protects the body.
+PostHog signs nothing: a header of your choice carries the secret, and only TLS protects the body.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, Final
 
 from engage.api import (
@@ -33,11 +34,11 @@ from engage.webhooks import (
     user_id,
 )
 
-#: posthog-js makes an id of this form for a visitor whom nobody has identified.
+#: posthog-js generates an id of this form for a visitor who is not identified.
 _VISITOR: Final = re.compile(
     r"[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}", re.IGNORECASE
 )
-#: Events that say of an id that it is a user's.
+#: Events whose ``distinct_id`` is a user's.
 _OF_USERS: Final = frozenset({"$identify", "$create_alias", "$merge_dangerously"})
 #: The property of a page → PostHog's.
 _PAGE: Final = {
@@ -49,7 +50,7 @@ _PAGE: Final = {
 
 
 class PostHog(StaticCredentialProvider):
-    """One event a delivery: the default body, ``{"event": {event}, "person": {person}}``."""
+    """Deliveries with the default body, ``{"event": {event}, "person": {person}}``: one event."""
 
     setup = (
         "PostHog > Data pipelines > Destinations > HTTP Webhook: paste the URL, leave "
@@ -59,9 +60,9 @@ class PostHog(StaticCredentialProvider):
     )
 
     def translate(self, request: WebhookRequest) -> Translation:
-        """Autocaptured events become page, screen, identify, group or alias; others track."""
+        """Return a page, screen, identify, group or alias for PostHog's own events, else track."""
         payload = parse_object(request.body)
-        # A body of just ``{event}`` is the event itself.
+        # If the body is just ``{event}``, it is the event itself.
         nested = isinstance(payload.get("event"), dict)
         event = payload["event"] if nested else payload
         person = payload.get("person")
@@ -69,7 +70,7 @@ class PostHog(StaticCredentialProvider):
         if name is None:
             raise PayloadInvalid("the body has no event with a name")
         document = _document(name, event, person)
-        # What is no part of the event (the project, groups) is kept with it.
+        # The rest of the body (the project, groups) is kept with the event.
         rest = merged(payload, without=["event", "person"]) if nested else {}
         extra = merged(_rest(event, nested), {"person": person}, rest)
         if extra:
@@ -83,88 +84,115 @@ class PostHog(StaticCredentialProvider):
 def _document(name: str, event: Mapping[str, Any], person: object) -> dict[str, Any]:
     properties = _object(event.get("properties"))
     distinct = user_id(event.get("distinct_id"))
+    is_visitor = (
+        name not in _OF_USERS and distinct is not None and _is_visitor(distinct, properties, person)
+    )
     document: dict[str, Any] = {
         "messageId": message_id(event.get("uuid")) or content_id(event),
         "context": merged(
             {"source": "webhook", "provider": "PostHog", "ip": text(properties.get("$ip"))}
         ),
+        "timestamp": iso_time(event.get("timestamp")),
+        "anonymousId" if is_visitor else "userId": distinct,
     }
-    timestamp = iso_time(event.get("timestamp"))
-    if timestamp is not None:
-        document["timestamp"] = timestamp
-    used = {"$ip"}
-    if name in _OF_USERS:
-        document["userId"] = distinct
-    elif distinct is not None and _is_visitor(distinct, properties, person):
-        document["anonymousId"] = distinct
-    else:
-        document["userId"] = distinct
-
-    if name in ("$pageview", "$pageleave"):
-        document["type"] = "page"
-        title = text(properties.get("title"))
-        if title is not None:
-            document["name"] = title
-        page = {key: properties.get(source) for key, source in _PAGE.items()}
-        document["properties"] = merged(page, {"event": name}, properties, without=used)
-    elif name == "$screen":
-        used.add("$screen_name")
-        document["type"] = "screen"
-        document["name"] = text(properties.get("$screen_name"))
-        document["properties"] = merged(properties, without=used)
-    elif name in ("$identify", "$set"):
-        used |= {"$set", "$set_once", "$anon_distinct_id"}
-        document["type"] = "identify"
-        # A trait that is null was taken away: it is kept as null.
-        document["traits"] = {
-            **_object(properties.get("$set_once")),
-            **_object(properties.get("$set")),
-        }
-        anonymous = user_id(properties.get("$anon_distinct_id"))
-        if distinct is not None and anonymous is not None and anonymous != distinct:
-            document["anonymousId"] = anonymous
-        document["properties"] = merged(properties, without=used)
-    elif name == "$groupidentify" and user_id(properties.get("$group_key")) is not None:
-        used |= {"$group_key", "$group_set"}
-        document["type"] = "group"
-        document["groupId"] = text(properties.get("$group_key"))
-        document["traits"] = dict(_object(properties.get("$group_set")))
-        document["properties"] = merged(properties, without=used)
-        if distinct == f"${properties.get('$group_type')}_{document['groupId']}":
-            # What the server libraries send for "no user in particular".
-            document.pop("userId", None)
-            document["anonymousId"] = distinct
-    elif name in ("$create_alias", "$merge_dangerously") and _aliased(properties, distinct):
-        used.add("alias")
-        document["type"] = "alias"
-        document["previousId"] = text(properties["alias"])
-        if _VISITOR.fullmatch(str(distinct)) and not _VISITOR.fullmatch(document["previousId"]):
-            # Some libraries name the visitor first, others the user.
-            document["userId"], document["previousId"] = document["previousId"], distinct
-        document["properties"] = merged(properties, without=used)
-    else:
-        document["type"] = "track"
-        document["event"] = name
-        document["properties"] = merged(properties, without=used)
+    special = _SPECIAL.get(name)
+    translated = None if special is None else special(name, properties, distinct)
+    if translated is None:
+        translated = _Translated({"type": "track", "event": name})
+    document.update(translated.fields)
+    document["properties"] = merged(translated.first, properties, without={"$ip", *translated.used})
     return {key: value for key, value in document.items() if value is not None}
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Translated:
+    """What is special about one kind of event."""
+
+    #: Fields of the document; ``None`` removes one that every event has.
+    fields: Mapping[str, Any]
+    #: Properties that have become such a field.
+    used: Collection[str] = ()
+    #: Further properties; they take precedence over PostHog's.
+    first: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+
+def _page(name: str, properties: Mapping[str, Any], distinct: str | None) -> _Translated:
+    page = {key: properties.get(source) for key, source in _PAGE.items()}
+    fields = {"type": "page", "name": text(properties.get("title"))}
+    return _Translated(fields, first=merged(page, {"event": name}))
+
+
+def _screen(name: str, properties: Mapping[str, Any], distinct: str | None) -> _Translated:
+    fields = {"type": "screen", "name": text(properties.get("$screen_name"))}
+    return _Translated(fields, {"$screen_name"})
+
+
+def _identify(name: str, properties: Mapping[str, Any], distinct: str | None) -> _Translated:
+    fields: dict[str, Any] = {
+        "type": "identify",
+        # A trait that is null has been removed: it stays null.
+        "traits": {
+            **_object(properties.get("$set_once")),
+            **_object(properties.get("$set")),
+        },
+    }
+    anonymous = user_id(properties.get("$anon_distinct_id"))
+    if distinct is not None and anonymous is not None and anonymous != distinct:
+        fields["anonymousId"] = anonymous
+    return _Translated(fields, {"$set", "$set_once", "$anon_distinct_id"})
+
+
+def _group(name: str, properties: Mapping[str, Any], distinct: str | None) -> _Translated | None:
+    if user_id(properties.get("$group_key")) is None:
+        return None
+    group = text(properties.get("$group_key"))
+    fields: dict[str, Any] = {
+        "type": "group",
+        "groupId": group,
+        "traits": dict(_object(properties.get("$group_set"))),
+    }
+    if distinct == f"${properties.get('$group_type')}_{group}":
+        # The server libraries send this id for an event that belongs to no user.
+        fields |= {"userId": None, "anonymousId": distinct}
+    return _Translated(fields, {"$group_key", "$group_set"})
+
+
+def _alias(name: str, properties: Mapping[str, Any], distinct: str | None) -> _Translated | None:
+    alias = user_id(properties.get("alias"))
+    if alias is None or distinct is None or alias == distinct:
+        return None
+    # Some libraries name the visitor first, others the user.
+    if _VISITOR.fullmatch(distinct) and not _VISITOR.fullmatch(alias):
+        alias, distinct = distinct, alias
+    return _Translated({"type": "alias", "userId": distinct, "previousId": alias}, {"alias"})
+
+
+#: Event → what is special about it; ``None`` if it is a track event after all.
+_SPECIAL: Final[
+    Mapping[str, Callable[[str, Mapping[str, Any], str | None], _Translated | None]]
+] = {
+    "$pageview": _page,
+    "$pageleave": _page,
+    "$screen": _screen,
+    "$identify": _identify,
+    "$set": _identify,
+    "$groupidentify": _group,
+    "$create_alias": _alias,
+    "$merge_dangerously": _alias,
+}
+
+
 def _is_visitor(distinct: str, properties: Mapping[str, Any], person: object) -> bool:
-    """:return: whether PostHog keeps no person for this id."""
+    """Return whether PostHog has no person for this id."""
     if properties.get("$process_person_profile") is False:
         return True
     return person is None and _VISITOR.fullmatch(distinct) is not None
 
 
-def _aliased(properties: Mapping[str, Any], distinct: str | None) -> bool:
-    alias = user_id(properties.get("alias"))
-    return alias is not None and distinct is not None and alias != distinct
-
-
 def _rest(event: Mapping[str, Any], nested: bool) -> dict[str, Any]:
-    """What of the event has no field of its own.
+    """Return the fields of an event that have no field here.
 
-    An empty ``elements_chain`` says nothing.
+    PostHog sends an empty ``elements_chain`` with every nested event; it is left out.
     """
     fields = ["event", "uuid", "distinct_id", "properties", "timestamp", "person"]
     return {

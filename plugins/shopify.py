@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Shopify: customers become users, orders and checkouts their events.
+"""Shopify: customers become users, and orders and checkouts become their events.
 
-Shopify signs the body and not the headers, the topic among them: what a body is, is checked against
-the topic before it is believed.
+Shopify signs the body but not the headers, and the topic is a header. The body is therefore checked
+against the topic.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ from engage.webhooks import (
     user_id,
 )
 
-#: Topics whose names differ from "thing, what was done to it".
+#: Topics whose event is not named by the thing and what was done to it.
 EVENTS: Final = {
     "carts/update": "Cart Updated",
     "checkouts/create": "Checkout Started Webhook",
     "customers/data_request": "Customer Data Requested",
     "customers/redact": "Customer Redaction Requested",
 }
-#: Kinds whose e-mail address is the shop owner's, no customer's.
+#: Kinds whose e-mail address is that of the shop's owner, not of a customer.
 OWNERS: Final = frozenset({"app", "shop"})
 ACTIONS: Final = {
     "create": "Created",
@@ -54,9 +54,9 @@ ACTIONS: Final = {
     "enable": "Enabled",
     "disable": "Disabled",
 }
-#: Lists of ids whose names do not say so.
+#: Lists of ids whose names do not end in ``_ids``.
 ID_LISTS: Final = frozenset({"orders_requested", "orders_to_redact"})
-#: Where a topic's own time stands; every other is dated by ``updated_at``.
+#: Action → the field with its time; for any other action it is ``updated_at``.
 TIMES: Final = {"create": "created_at", "cancelled": "cancelled_at", "paid": "processed_at"}
 TRAITS: Final = {
     "first_name": "firstName",
@@ -80,14 +80,14 @@ class Shopify(SecretProvider):
     signing = Signing(signature="x-shopify-hmac-sha256", encoding="base64", body=True)
 
     def verify(self, request: WebhookRequest, fetched: bytes | None) -> None:
-        """HMAC-SHA256 over the body."""
+        """Check HMAC-SHA256 over the body."""
         signature = decode_base64(one_header(request, "x-shopify-hmac-sha256"))
         check_hmac(self.keys, request.body, [signature])
 
     def translate(self, request: WebhookRequest) -> Translation:
-        """An identify of ``customers/create`` and ``customers/update``; track events of the rest.
+        """Return an identify for a created or updated customer, and a track event for the rest.
 
-        What concerns no customer (products, stock) is of no interest.
+        Deliveries that concern no customer, such as products and stock, are ignored.
         """
         payload = parse_object(request.body)
         topic = (optional_header(request, "x-shopify-topic") or "").lower()
@@ -96,11 +96,8 @@ class Shopify(SecretProvider):
             raise PayloadInvalid("X-Shopify-Topic: missing")
         if kind in OWNERS:
             return Translation(ignored=1)
-        customer = payload.get("customer")
         is_profile = kind == "customers" and action not in ("data_request", "redact")
-        if is_profile and ("line_items" in payload or isinstance(customer, dict)):
-            raise PayloadInvalid("the topic says a customer, the body is something else")
-        person = payload if is_profile else customer if isinstance(customer, dict) else {}
+        person = _person(payload, is_profile=is_profile)
         user = user_id(person.get("id"))
         recipient = email_recipient(
             payload.get("email"), payload.get("contact_email"), person.get("email")
@@ -110,25 +107,9 @@ class Shopify(SecretProvider):
         identity = message_id(optional_header(request, "x-shopify-webhook-id")) or event_id(
             topic, request.body.decode()
         )
-        timestamp = (
-            iso_time(payload.get(TIMES.get(action, "updated_at")))
-            or iso_time(optional_header(request, "x-shopify-triggered-at"))
-            or iso_time(payload.get("updated_at"))
-            or iso_time(payload.get("created_at"))
-        )
+        timestamp = _timestamp(request, payload, action)
         if user is not None and is_profile and action in ("create", "update"):
-            document: dict[str, Any] = {
-                "type": "identify",
-                "messageId": identity,
-                "userId": user,
-                "traits": {
-                    TRAITS.get(key, key): _exact(key, value)
-                    for key, value in payload.items()
-                    if key != "id"
-                },
-            }
-            if timestamp is not None:
-                document["timestamp"] = timestamp
+            document = _identify(payload, user, identity, timestamp)
         else:
             document = track(
                 _name(topic),
@@ -147,6 +128,45 @@ class Shopify(SecretProvider):
         return Translation(events=[TranslatedEvent(document, recipient)])
 
 
+def _person(payload: Mapping[str, Any], *, is_profile: bool) -> Mapping[str, Any]:
+    """Return the customer that a payload is, or that it has.
+
+    :raises PayloadInvalid: if the topic is about a profile and the payload is something else.
+    """
+    found = payload.get("customer")
+    customer: Mapping[str, Any] | None = found if isinstance(found, dict) else None
+    if is_profile and ("line_items" in payload or customer is not None):
+        raise PayloadInvalid("X-Shopify-Topic names a customer, but the body is something else")
+    return payload if is_profile else customer or {}
+
+
+def _timestamp(request: WebhookRequest, payload: Mapping[str, Any], action: str) -> str | None:
+    return (
+        iso_time(payload.get(TIMES.get(action, "updated_at")))
+        or iso_time(optional_header(request, "x-shopify-triggered-at"))
+        or iso_time(payload.get("updated_at"))
+        or iso_time(payload.get("created_at"))
+    )
+
+
+def _identify(
+    customer: Mapping[str, Any], user: str, identity: str, timestamp: str | None
+) -> dict[str, Any]:
+    document: dict[str, Any] = {
+        "type": "identify",
+        "messageId": identity,
+        "userId": user,
+        "traits": {
+            TRAITS.get(key, key): _exact(key, value)
+            for key, value in customer.items()
+            if key != "id"
+        },
+    }
+    if timestamp is not None:
+        document["timestamp"] = timestamp
+    return document
+
+
 def _properties(kind: str, payload: Mapping[str, Any]) -> dict[str, Any]:
     first, *others = kind.removesuffix("s").split("_")
     own_id = first + "".join(map(str.capitalize, others)) + "Id"
@@ -160,7 +180,7 @@ def _properties(kind: str, payload: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _exact(key: str, value: Any) -> Any:
-    """Ids have more digits than a double holds: they become strings, wherever they stand."""
+    """Return a value with every id as a string: ids have more digits than a double can hold."""
     if isinstance(value, dict):
         return {name: _exact(name, member) for name, member in value.items()}
     if isinstance(value, list):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Stripe: customers become users, everything else an event."""
+"""Stripe: customers become users, and everything else becomes a track event."""
 
 from __future__ import annotations
 
@@ -40,12 +40,14 @@ from engage.webhooks import (
     user_id,
 )
 
-#: Keys of a sender's metadata that name the user.
+#: Keys of an object's metadata that name the user.
 USER_KEYS = ("userId", "user_id")
+#: Events whose object is a customer's whole profile.
+PROFILE_EVENTS = ("customer.created", "customer.updated")
 
 
 class Stripe(SecretProvider):
-    """Deliveries to one endpoint of a Stripe account."""
+    """Deliveries to one webhook endpoint of a Stripe account."""
 
     setup = (
         "Stripe > Developers > Webhooks > Add destination: paste the URL and choose the "
@@ -60,25 +62,26 @@ class Stripe(SecretProvider):
         body=True,
         timestamp="stripe-signature",
         timestamp_pattern=r"t=(?P<timestamp>[^,]*)",
-        # As in Stripe's own libraries: a clock of ours that is late must not refuse payments.
+        # No limit ahead, as in Stripe's own libraries: if this server's clock is slow, payments
+        # must not be refused.
         past=300,
     )
 
     def __init__(self, options: Mapping[str, Any], context: ProviderContext) -> None:
-        # Unlike Standard Webhooks: the whole text is the key, whsec_ included.
+        # Unlike in Standard Webhooks, the whole secret is the key, including whsec_.
         super().__init__(options, context)
         self._tolerance = options.get("tolerance", 300)
 
     def verify(self, request: WebhookRequest, fetched: bytes | None) -> None:
-        """HMAC-SHA256 over ``t.body``; the header holds one ``t`` and any number of ``v1``."""
+        """Check HMAC-SHA256 over ``t.body``; the header has one ``t`` and any number of ``v1``."""
         times, signatures = [], []
         for item in one_header(request, "stripe-signature").split(","):
             name, _, value = item.partition("=")
             if name.strip() == "t":
-                # Two headers that were joined hold a second one; spelt otherwise it is none.
+                # Two headers that were joined have two of them; " t" is not a spelling of t.
                 times.append(value if name == "t" else "")
             elif name == "v1":
-                # While a secret is rolled there are several: one that is odd proves nothing.
+                # There are several while a secret is rolled; a malformed one does not matter.
                 with contextlib.suppress(SignatureMismatch):
                     signatures.append(decode_hex(value))
         if len(times) != 1:
@@ -87,25 +90,17 @@ class Stripe(SecretProvider):
         check_hmac(self.keys, b"%b.%b" % (times[0].encode(), request.body), signatures)
 
     def translate(self, request: WebhookRequest) -> Translation:
-        """``customer.created`` and ``customer.updated`` identify; others are track events.
+        """Return an identify for a created or updated customer, and a track event for the rest.
 
-        An event that concerns no customer (a payout) is of no interest.
+        Events that concern no customer, such as payouts, are ignored.
         """
         payload = parse_object(request.body)
         name = text(payload.get("type"))
         if name is None:
             raise PayloadInvalid("type: required")
-        data = payload.get("data")
-        found = data.get("object") if isinstance(data, dict) else None
+        found = at(payload, "data.object")
         thing: dict[str, Any] = found if isinstance(found, dict) else {}
-        metadata = thing.get("metadata")
-        is_customer = thing.get("object") == "customer"
-        customer = thing.get("id") if is_customer else thing.get("customer")
-        user = user_id(
-            *(metadata.get(key) for key in USER_KEYS if isinstance(metadata, dict)),
-            thing.get("client_reference_id"),
-            customer.get("id") if isinstance(customer, dict) else customer,
-        )
+        user = _user(thing)
         recipient = email_recipient(
             thing.get("customer_email"),
             thing.get("receipt_email"),
@@ -118,45 +113,70 @@ class Stripe(SecretProvider):
         created = payload.get("created")
         timestamp = unix_time(created) or iso_time(created)
         identity = message_id(payload.get("id")) or event_id(name, str(created), str(user))
-        # What Stripe says about the event rather than about the thing.
-        envelope = merged(
-            payload,
-            {"previous_attributes": data.get("previous_attributes")}
-            if isinstance(data, dict)
-            else None,
-            # ``pending_webhooks`` is about the deliveries: it changes from one to the next.
-            without=("id", "object", "type", "created", "data", "pending_webhooks"),
-        )
-        if user is not None and is_customer and name in ("customer.created", "customer.updated"):
-            # A trait that is null now was taken away: it is kept as null.
-            traits = {
-                key: value
-                for key, value in thing.items()
-                if key not in ("id", "object", "metadata")
-            }
-            traits["stripeCustomerId"] = thing.get("id")
-            document: dict[str, Any] = {
-                "type": "identify",
-                "messageId": identity,
-                "userId": user,
-                "traits": spread(traits, metadata, "metadata", without=USER_KEYS),
-            }
-            if timestamp is not None:
-                document["timestamp"] = timestamp
-            if envelope:
-                document["properties"] = {"stripeEvent": envelope}
+        if user is not None and name in PROFILE_EVENTS and thing.get("object") == "customer":
+            document = _identify(thing, user, identity, timestamp, _envelope(payload))
         else:
-            properties = merged(thing, without=("metadata",))
-            if envelope:
-                properties["stripeEvent"] = envelope
             document = track(
                 name,
                 message_id=identity,
                 timestamp=timestamp,
                 user=user,
-                properties=spread(properties, metadata, "metadata", without=USER_KEYS),
+                properties=_properties(thing, _envelope(payload)),
             )
         return Translation(events=[TranslatedEvent(document, recipient)])
+
+
+def _user(thing: Mapping[str, Any]) -> str | None:
+    """Return the id of the user whom an object belongs to."""
+    metadata = thing.get("metadata")
+    customer = thing.get("id" if thing.get("object") == "customer" else "customer")
+    return user_id(
+        *(at(metadata, key) for key in USER_KEYS),
+        thing.get("client_reference_id"),
+        customer.get("id") if isinstance(customer, dict) else customer,
+    )
+
+
+def _envelope(payload: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a payload says about the event rather than about its object."""
+    return merged(
+        payload,
+        {"previous_attributes": at(payload, "data.previous_attributes")},
+        # ``pending_webhooks`` differs between deliveries of one event.
+        without=("id", "object", "type", "created", "data", "pending_webhooks"),
+    )
+
+
+def _identify(
+    customer: Mapping[str, Any],
+    user: str,
+    identity: str,
+    timestamp: str | None,
+    envelope: Mapping[str, Any],
+) -> dict[str, Any]:
+    # A trait that is null has been removed: it stays null.
+    traits = {
+        key: value for key, value in customer.items() if key not in ("id", "object", "metadata")
+    }
+    traits["stripeCustomerId"] = customer.get("id")
+    document: dict[str, Any] = {
+        "type": "identify",
+        "messageId": identity,
+        "userId": user,
+        "traits": spread(traits, customer.get("metadata"), "metadata", without=USER_KEYS),
+    }
+    if timestamp is not None:
+        document["timestamp"] = timestamp
+    if envelope:
+        document["properties"] = {"stripeEvent": envelope}
+    return document
+
+
+def _properties(thing: Mapping[str, Any], envelope: Mapping[str, Any]) -> dict[str, Any]:
+    properties = merged(thing, without=("metadata",))
+    if envelope:
+        properties["stripeEvent"] = envelope
+    return spread(properties, thing.get("metadata"), "metadata", without=USER_KEYS)
 
 
 @hookimpl
