@@ -18,7 +18,7 @@ from support.server_process import config_text
 from support.waiting import eventually
 
 
-def configured(folder: Path, **arguments: str) -> Config:
+def configured(folder: Path, **arguments: Any) -> Config:
     """:return: the config of ``start_server``."""
     path = folder / "engage.toml"
     path.write_text(config_text(**arguments))

@@ -32,7 +32,7 @@ def configure() -> Iterator[Configure]:
     before = root.level, list(root.handlers), list(access.handlers), access.propagate
 
     def call(level: str = "info", style: str = "json", **options: Any) -> io.StringIO:
-        stream = options.pop("stream", io.StringIO())
+        stream: io.StringIO = options.pop("stream", io.StringIO())
         logs.configure(level, style, stream=stream, **options)
         return stream
 

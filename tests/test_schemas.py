@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from importlib import resources
 from typing import Any
 
@@ -145,28 +145,45 @@ SUBSCRIPTION = {
 ERROR: dict[str, Any] = {"success": False, "status": 400, "code": "c", "message": "m"}
 PROBLEM = {"pointer": "", "message": "m"}
 
+
+def each(values: Mapping[str, Sequence[Any]]) -> Iterator[tuple[str, Any]]:
+    """Yield each field with each of its values."""
+    for field, choices in values.items():
+        for choice in choices:
+            yield field, choice
+
+
+def all_of(schema: str, *values: Any) -> list[tuple[str, Any]]:
+    """Return each value with the schema that refuses it."""
+    return [(schema, value) for value in values]
+
+
+#: Values that are not ids.
+ODD_IDS: tuple[Any, ...] = (1.5, True, [], {}, " ", "\t\n")
+
 #: Payloads that must be refused: the schema, and what breaks a rule of it.
 COUNTER_EXAMPLES: list[tuple[str, Any]] = [
-    *[("payloads/common.json", value) for value in ([], "x", None, 5, {}, {"userId": None})],
+    *all_of("payloads/common.json", [], "x", None, 5, {}, {"userId": None}),
     ("payloads/common.json", {"userId": "", "anonymousId": ""}),
     ("payloads/common.json", {"userId": ID, "messageId": 5}),
     ("payloads/common.json", {"userId": ID, "messageId": "m" * 257}),
     ("payloads/common.json", {"userId": ID, "context": []}),
     ("payloads/common.json", {"userId": ID, "integrations": "x"}),
-    *[("payloads/common.json", {"userId": value}) for value in (1.5, True, [], {}, " ", "\t\n")],
+    *all_of("payloads/common.json", *({"userId": value} for value in ODD_IDS)),
     *[("payloads/common.json", {"anonymousId": value}) for value in ("\u00a0", "\ufeff\u2003")],
     ("payloads/common.json", {"userId": "u" * 513}),
     # On every type of event, whether it has a use for them or not.
     *[
         (f"payloads/{kind}.json", {**TRACK, field: value})
         for kind in ("common", "identify", "track", "page", "screen")
-        for field, values in {
-            "traits": (1, "x", [], True),
-            "properties": (1, "x", [], False),
-            "groupId": (1.5, True, [], {}, " ", "g" * 513),
-            "previousId": (1.5, True, [], {}, " ", "p" * 513),
-        }.items()
-        for value in values
+        for field, value in each(
+            {
+                "traits": (1, "x", [], True),
+                "properties": (1, "x", [], False),
+                "groupId": (1.5, True, [], {}, " ", "g" * 513),
+                "previousId": (1.5, True, [], {}, " ", "p" * 513),
+            }
+        )
     ],
     *[
         ("payloads/group.json", {"userId": ID, "groupId": ID, field: value})
@@ -234,8 +251,8 @@ COUNTER_EXAMPLES: list[tuple[str, Any]] = [
     ("payloads/alias.json", {"previousId": ID, "anonymousId": ID}),
     ("payloads/alias.json", {"userId": "", "previousId": ID, "anonymousId": ID}),
     ("payloads/alias.json", {"userId": ID, "previousId": None}),
-    *[("payloads/item.json", value) for value in (5, [], {}, {"type": "Track"}, {"type": None})],
-    *[("payloads/batch.json", value) for value in ([], {}, {"batch": None}, {"batch": {}})],
+    *all_of("payloads/item.json", 5, [], {}, {"type": "Track"}, {"type": None}),
+    *all_of("payloads/batch.json", [], {}, {"batch": None}, {"batch": {}}),
     ("payloads/batch.json", {"batch": [], "context": []}),
     ("payloads/batch.json", {"batch": [], "integrations": True}),
     ("payloads/subscriptions.json", []),
@@ -248,31 +265,33 @@ COUNTER_EXAMPLES: list[tuple[str, Any]] = [
     ],
     *[
         ("payloads/subscriptions.json", {**SUBSCRIPTION, field: value})
-        for field, values in {
-            "workspaceId": (5, "", "w" * 257),
-            "identifier": (5, "", "i" * 513),
-            "identifierKey": (5, "", "k" * 257),
-            "hash": (None, "", "h" * 257),
-            "changes": ([], {"g": "true"}, {"g": 1}, {str(i): True for i in range(1001)}),
-            "userId": (1.5, " ", "u" * 513),
-            "messageId": (5, "m" * 257),
-        }.items()
-        for value in values
+        for field, value in each(
+            {
+                "workspaceId": (5, "", "w" * 257),
+                "identifier": (5, "", "i" * 513),
+                "identifierKey": (5, "", "k" * 257),
+                "hash": (None, "", "h" * 257),
+                "changes": ([], {"g": "true"}, {"g": 1}, {str(i): True for i in range(1001)}),
+                "userId": (1.5, " ", "u" * 513),
+                "messageId": (5, "m" * 257),
+            }
+        )
     ],
     ("error.json", []),
     *[("error.json", {k: v for k, v in ERROR.items() if k != missing}) for missing in ERROR],
     *[
         ("error.json", {**ERROR, field: value})
-        for field, values in {
-            "success": (True,),
-            "status": (399, 600, "400"),
-            "code": (5, "c" * 65, "Not Found"),
-            "message": (5, "", "m" * 4097),
-            "errors": ({}, [], [PROBLEM] * 21, [5], [{"pointer": ""}], [{"message": "m"}]),
-            "requestId": (5, "", "r" * 65),
-            "more": (1,),
-        }.items()
-        for value in values
+        for field, value in each(
+            {
+                "success": (True,),
+                "status": (399, 600, "400"),
+                "code": (5, "c" * 65, "Not Found"),
+                "message": (5, "", "m" * 4097),
+                "errors": ({}, [], [PROBLEM] * 21, [5], [{"pointer": ""}], [{"message": "m"}]),
+                "requestId": (5, "", "r" * 65),
+                "more": (1,),
+            }
+        )
     ],
     *[
         ("error.json", {**ERROR, "errors": [{**PROBLEM, field: value}]})

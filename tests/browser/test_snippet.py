@@ -22,7 +22,7 @@ def snippet(engage: Any, attributes: str = "") -> str:
     """:return: the very lines of docs/snippet.md, for this server."""
     text = (ROOT / "docs/snippet.md").read_text()
     [lines] = re.findall(r"```html\n(.*?)```", text, re.DOTALL)
-    lines = lines.replace("https://events.example.com", engage.url)
+    lines = str(lines).replace("https://events.example.com", engage.url)
     return lines.replace('"YOUR_WRITE_KEY"', f'"{engage.key}" {attributes}')
 
 

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from engage.cli import progress
 from engage.cli.progress import Progress
 
 
@@ -28,7 +27,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Any:
     def advance(seconds: float) -> None:
         now[0] += seconds
 
-    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr("engage.cli.progress.time.monotonic", lambda: now[0])
     return advance
 
 

@@ -7,10 +7,14 @@ import asyncio
 import base64
 import json
 import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
 
 import pytest
-from click.testing import CliRunner
+from click.testing import CliRunner, Result
 
+from engage.api import Provider, WebhookRequest
 from engage.app import build
 from engage.cli import main
 from engage.config import load
@@ -23,11 +27,11 @@ VECTOR = next(v for v in signature_vectors("stripe") if v["id"] == "stripe-02")
 OTHER = {"secret": "whsec_other"}
 
 
-def run(*arguments):
+def run(*arguments: object) -> Result:
     return CliRunner().invoke(main, [str(argument) for argument in arguments], prog_name="engage")
 
 
-def config(folder, *workspaces, server=None):
+def config(folder: Path, *workspaces: str, server: str | None = None) -> Path:
     path = folder / "engage.toml"
     storage = '[storage]\nbackend = "sqlite"\n[storage.sqlite]\npath = "engage.db"\n'
     path.write_text(f"[server]\n{server or public()}\n{storage}" + "".join(workspaces))
@@ -35,12 +39,12 @@ def config(folder, *workspaces, server=None):
 
 
 @pytest.fixture
-def stripe(tmp_path):
+def stripe(tmp_path: Path) -> Path:
     return config(tmp_path, workspace("acme", {"stripe": VECTOR["config"]}))
 
 
 # ---- webhook-url
-def test_url_of_each_workspace(tmp_path):
+def test_url_of_each_workspace(tmp_path: Path) -> None:
     path = config(
         tmp_path,
         workspace("acme", {"stripe": VECTOR["config"]}),
@@ -56,7 +60,7 @@ def test_url_of_each_workspace(tmp_path):
     assert only.stdout.startswith(f"other\t{url}other\n")
 
 
-def test_url_without_a_public_url_is_a_warning(tmp_path):
+def test_url_without_a_public_url_is_a_warning(tmp_path: Path) -> None:
     path = config(tmp_path, workspace("acme", {"stripe": OTHER}), server="port = 81")
     result = run("webhook-url", "stripe", "--config", path)
     assert result.exit_code == 0
@@ -64,7 +68,7 @@ def test_url_without_a_public_url_is_a_warning(tmp_path):
     assert "http://127.0.0.1:81/api/public/webhooks/stripe" in result.stdout
 
 
-def test_url_of_an_option_is_the_option(tmp_path):
+def test_url_of_an_option_is_the_option(tmp_path: Path) -> None:
     options = {"auth_token": "x", "public_url": "https://hook.example.com/sms"}
     path = config(tmp_path, workspace("acme", {"twilio": options}))
     result = run("webhook-url", "twilio", "--config", path)
@@ -79,29 +83,29 @@ def test_url_of_an_option_is_the_option(tmp_path):
         (("stripe", "--workspace", "x"), "the workspace 'x' does not have stripe"),
     ],
 )
-def test_url_says_what_is_missing(stripe, arguments, said):
+def test_url_says_what_is_missing(stripe: Path, arguments: tuple[str, ...], said: str) -> None:
     result = run("webhook-url", *arguments, "--config", stripe)
     assert result.exit_code == 1
     assert said in result.stderr
     assert len(result.stderr.splitlines()) == 1
 
 
-def test_every_provider_says_what_to_set(tmp_path):
+def test_every_provider_says_what_to_set(tmp_path: Path) -> None:
     for name, registered in load_plugins().webhooks.items():
-        made = registered.factory
+        made: Any = registered.factory
         assert len(made.setup) > 60, name
         assert all(len(line) <= 100 for line in made.setup.splitlines()), name
 
 
 # ---- webhook-test
-def recorded(folder, vector=VECTOR, **changes):
+def recorded(folder: Path, vector: Mapping[str, Any] = VECTOR, **changes: Any) -> Path:
     path = folder / "delivery.json"
     fields = {"url", "headers", "body", "now"}
     path.write_text(json.dumps({key: vector[key] for key in fields if key in vector} | changes))
     return path
 
 
-def test_a_recording_as_json(stripe, tmp_path):
+def test_a_recording_as_json(stripe: Path, tmp_path: Path) -> None:
     result = run("webhook-test", "stripe", recorded(tmp_path), "--config", stripe)
     assert result.exit_code == 0, result.stderr
     [line] = result.stdout.splitlines()
@@ -115,7 +119,7 @@ def test_a_recording_as_json(stripe, tmp_path):
 
 @pytest.mark.parametrize("line", ["POST /api/public/webhooks/stripe HTTP/1.1\r\n", ""])
 @pytest.mark.parametrize("end", ["\r\n", "\n"])
-def test_a_recording_as_it_came(stripe, tmp_path, line, end):
+def test_a_recording_as_it_came(stripe: Path, tmp_path: Path, line: str, end: str) -> None:
     head = line + "".join(f"{name}: {value}\r\n" for name, value in VECTOR["headers"])
     path = tmp_path / "delivery.http"
     path.write_bytes((head + "\r\n").replace("\r\n", end).encode() + VECTOR["raw"])
@@ -127,7 +131,7 @@ def test_a_recording_as_it_came(stripe, tmp_path, line, end):
     assert not old.stdout
 
 
-def test_a_recording_that_does_not_verify(stripe, tmp_path):
+def test_a_recording_that_does_not_verify(stripe: Path, tmp_path: Path) -> None:
     path = recorded(tmp_path, body=VECTOR["body"] + " ")
     result = run("webhook-test", "stripe", path, "--config", stripe)
     assert (result.exit_code, result.stdout) == (1, "")
@@ -136,7 +140,7 @@ def test_a_recording_that_does_not_verify(stripe, tmp_path):
     )
 
 
-def test_a_recording_that_is_not_understood(tmp_path):
+def test_a_recording_that_is_not_understood(tmp_path: Path) -> None:
     path = config(tmp_path, workspace("acme", {"segment": {"secret": "segment-secret"}}))
     body = b'{"type": "track", "userId": "u", "messageId": "m"}'
     file = recorded(
@@ -149,7 +153,7 @@ def test_a_recording_that_is_not_understood(tmp_path):
     assert "the server would keep the delivery as a dead letter" in result.stderr
 
 
-def test_a_recording_names_its_workspace(tmp_path):
+def test_a_recording_names_its_workspace(tmp_path: Path) -> None:
     path = config(
         tmp_path,
         workspace("acme", {"stripe": VECTOR["config"]}),
@@ -163,7 +167,7 @@ def test_a_recording_names_its_workspace(tmp_path):
     assert named.exit_code == 0, named.stderr
 
 
-def test_a_recording_that_names_two_workspaces(tmp_path):
+def test_a_recording_that_names_two_workspaces(tmp_path: Path) -> None:
     path = config(tmp_path, workspace("acme", {"stripe": VECTOR["config"]}))
     url, headers = VECTOR["url"] + "?workspaceId=acme", [["df-workspace-id", "other"]]
     file = recorded(tmp_path, url=url, headers=[*VECTOR["headers"], *headers])
@@ -172,7 +176,7 @@ def test_a_recording_that_names_two_workspaces(tmp_path):
     assert "names several workspaces" in result.stderr
 
 
-def test_a_recipient_is_written_as_the_server_does(tmp_path):
+def test_a_recipient_is_written_as_the_server_does(tmp_path: Path) -> None:
     path = config(tmp_path, workspace("acme", {"postmark": {"value": "a long random value"}}))
     body = {"RecordType": "Delivery", "MessageID": "m", "Recipient": "Ann@Example.COM"}
     headers = [["Authorization", "a long random value"]]
@@ -183,14 +187,14 @@ def test_a_recipient_is_written_as_the_server_does(tmp_path):
 
 
 @pytest.mark.parametrize("now", ["nan", "inf", "-1", "1e300", "yesterday"])
-def test_a_time_that_is_none(stripe, tmp_path, now):
+def test_a_time_that_is_none(stripe: Path, tmp_path: Path, now: str) -> None:
     result = run("webhook-test", "stripe", recorded(tmp_path), "--config", stripe, "--now", now)
     assert result.exit_code == 2
     assert "is not a time; use for example" in result.stderr
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"{}", b"no header\n\nbody", b"a: b"])
-def test_a_file_that_is_no_recording(stripe, tmp_path, content):
+def test_a_file_that_is_no_recording(stripe: Path, tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "delivery"
     path.write_bytes(content)
     result = run("webhook-test", "stripe", path, "--config", stripe)
@@ -200,11 +204,11 @@ def test_a_file_that_is_no_recording(stripe, tmp_path, content):
 
 
 # ---- webhook-retry
-def test_dead_deliveries_are_translated_again(tmp_path):
+def test_dead_deliveries_are_translated_again(tmp_path: Path) -> None:
     path = config(tmp_path, workspace("acme", {"segment": {"secret": "segment-secret"}}))
     assert run("webhook-retry", "--config", path).exit_code == 1  # there is no store yet
 
-    async def fill():
+    async def fill() -> None:
         app = build(load(path), load_plugins())
         await app.open()
         try:
@@ -230,10 +234,10 @@ def test_dead_deliveries_are_translated_again(tmp_path):
 
     # A version of the provider that understands one of them.
     registry = load_plugins()
-    segment_class = registry.webhooks["segment"].factory
+    segment_class: Any = registry.webhooks["segment"].factory
     original = segment_class.translate
 
-    def patient(self, request):
+    def patient(self: Provider, request: WebhookRequest) -> Any:
         if request.body.startswith(b"{"):
             fields = json.loads(request.body) | {"event": "one"}
             request = type(request)(

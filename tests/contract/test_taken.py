@@ -103,7 +103,7 @@ async def test_a_byte_order_mark(tmp_path: Path) -> None:
 )
 async def test_ids(tmp_path: Path, field: str, given: str, kept: str) -> None:
     async with serving(tmp_path) as server:
-        fields = {"userId": "u", "messageId": "m", field: given}
+        fields: dict[str, Any] = {"userId": "u", "messageId": "m", field: given}
         answer = await server.track(**fields)
         assert answer.status == 200
         stored = await server.stored(answer.json["messageId"])
@@ -402,7 +402,7 @@ async def test_the_header_wins(tmp_path: Path) -> None:
         assert (await server.stored("2"))["writeKeyId"] == "second"
 
 
-OPERATIONS = {
+OPERATIONS: dict[str, dict[str, Any]] = {
     "identify": {"traits": {"a": 1}},
     "track": {"event": "E"},
     "page": {"name": "N"},
@@ -499,7 +499,7 @@ async def test_the_envelope(tmp_path: Path) -> None:
 
 async def test_what_the_server_sets_is_the_servers(tmp_path: Path) -> None:
     async with serving(tmp_path) as server:
-        forged = {
+        forged: dict[str, Any] = {
             "workspaceId": "other",
             "writeKeyId": "other",
             "source": "webhook:stripe",

@@ -5,13 +5,16 @@ import asyncio
 import datetime
 import socket
 import ssl
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
-from tornado.httpclient import HTTPClientError
+from tornado.httpclient import HTTPClientError, HTTPRequest
 from tornado.simple_httpclient import SimpleAsyncHTTPClient
 
 from engage.api import Fetch
@@ -26,6 +29,9 @@ from engage.deliveries.fetcher import (
     FetchRefusedError,
 )
 
+#: A server's context, and the file that clients must trust.
+Tls = tuple[ssl.SSLContext, str]
+
 HOSTS = (r"docs\.example\.com",)
 URL = "https://docs.example.com/a.pem"
 
@@ -33,38 +39,37 @@ URL = "https://docs.example.com/a.pem"
 class Client:
     """Answers from a table; counts the calls."""
 
-    def __init__(self):
-        self.urls = []
-        self.answers = {}
-        self.gate = None
+    def __init__(self) -> None:
+        self.urls: list[str] = []
+        #: URL → status and body.
+        self.answers: dict[str, tuple[int, bytes]] = {}
+        #: Set it to let the calls go on; ``None``: they do not wait.
+        self.gate: asyncio.Event | None = None
 
-    async def fetch(self, request, raise_error=True):
+    async def fetch(self, request: HTTPRequest, raise_error: bool = True) -> Any:
         self.urls.append(request.url)
         assert request.follow_redirects is False
+        assert request.request_timeout is not None
         assert request.request_timeout <= 3
         if self.gate is not None:
             await self.gate.wait()
         status, body = self.answers.get(request.url, (200, b"document"))
 
-        class Response:
-            code = status
-            error = HTTPClientError(status) if status == 599 else None
+        error = HTTPClientError(status) if status == 599 else None
+        return SimpleNamespace(code=status, error=error, body=body)
 
-        Response.body = body
-        return Response
-
-    def close(self):
+    def close(self) -> None:
         pass
 
 
 class Clock:
     now = 1000.0
 
-    def __call__(self):
+    def __call__(self) -> float:
         return self.now
 
 
-def made():
+def made() -> tuple[Fetcher, Client, Clock]:
     client, clock = Client(), Clock()
     return Fetcher(client, clock), client, clock
 
@@ -99,7 +104,7 @@ def made():
         "",
     ],
 )
-async def test_only_allowed_hosts_are_called(url):
+async def test_only_allowed_hosts_are_called(url: str) -> None:
     fetcher, client, _ = made()
     with pytest.raises(FetchRefusedError):
         await fetcher.get(Fetch(url), HOSTS)
@@ -108,7 +113,7 @@ async def test_only_allowed_hosts_are_called(url):
     assert client.urls == []
 
 
-async def test_a_document_is_kept_for_a_day():
+async def test_a_document_is_kept_for_a_day() -> None:
     fetcher, client, clock = made()
     for _ in range(3):
         assert await fetcher.get(Fetch(URL), HOSTS) == b"document"
@@ -118,14 +123,14 @@ async def test_a_document_is_kept_for_a_day():
     assert client.urls == [URL, URL]
 
 
-async def test_what_must_not_be_kept_is_called_each_time():
+async def test_what_must_not_be_kept_is_called_each_time() -> None:
     fetcher, client, _ = made()
     for _ in range(3):
         await fetcher.get(Fetch(URL, cacheable=False), HOSTS)
     assert len(client.urls) == 3
 
 
-async def test_the_sixteen_used_last_are_kept():
+async def test_the_sixteen_used_last_are_kept() -> None:
     fetcher, client, clock = made()
     urls = [f"{URL}?{n}" for n in range(MAX_KEPT + 1)]
     for url in urls:
@@ -139,7 +144,7 @@ async def test_the_sixteen_used_last_are_kept():
 
 
 @pytest.mark.parametrize("status", [301, 302, 307, 204, 404, 500, 599])
-async def test_a_failure_is_remembered_for_five_minutes(status):
+async def test_a_failure_is_remembered_for_five_minutes(status: int) -> None:
     fetcher, client, clock = made()
     client.answers[URL] = (status, b"")
     for _ in range(3):
@@ -151,7 +156,7 @@ async def test_a_failure_is_remembered_for_five_minutes(status):
     assert await fetcher.get(Fetch(URL), HOSTS) == b"document"
 
 
-async def test_a_document_that_is_not_the_one_expected_is_a_failure():
+async def test_a_document_that_is_not_the_one_expected_is_a_failure() -> None:
     fetcher, client, clock = made()
     fetch = Fetch(URL, check=lambda document: document.index(b"BEGIN"))
     for _ in range(3):
@@ -165,14 +170,14 @@ async def test_a_document_that_is_not_the_one_expected_is_a_failure():
     assert client.urls == [URL, URL]
 
 
-async def test_a_document_that_is_too_long_is_refused():
+async def test_a_document_that_is_too_long_is_refused() -> None:
     fetcher, client, _ = made()
     client.answers[URL] = (200, b"x" * (MAX_BYTES + 1))
     with pytest.raises(FetchError):
         await fetcher.get(Fetch(URL), HOSTS)
 
 
-async def test_there_is_one_call_at_a_time():
+async def test_there_is_one_call_at_a_time() -> None:
     fetcher, client, _ = made()
     client.gate = asyncio.Event()
     same = [asyncio.ensure_future(fetcher.get(Fetch(URL), HOSTS)) for _ in range(5)]
@@ -185,7 +190,7 @@ async def test_there_is_one_call_at_a_time():
     assert client.urls == [URL]
 
 
-async def test_there_are_ten_calls_a_minute():
+async def test_there_are_ten_calls_a_minute() -> None:
     fetcher, client, clock = made()
     for n in range(CALLS):
         await fetcher.get(Fetch(f"{URL}?{n}"), HOSTS)
@@ -196,7 +201,7 @@ async def test_there_are_ten_calls_a_minute():
     await fetcher.get(Fetch(f"{URL}?x"), HOSTS)
 
 
-async def test_closing_ends_a_call():
+async def test_closing_ends_a_call() -> None:
     fetcher, client, _ = made()
     client.gate = asyncio.Event()
     waiting = asyncio.ensure_future(fetcher.get(Fetch(URL), HOSTS))
@@ -209,7 +214,7 @@ async def test_closing_ends_a_call():
 
 # ---- with a real HTTPS server
 @pytest.fixture
-def tls(tmp_path):
+def tls(tmp_path: Path) -> Tls:
     """A certificate for the allowed host: (server's context, file that clients trust)."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "docs.example.com")])
@@ -245,11 +250,13 @@ def tls(tmp_path):
         (b"", None),
     ],
 )
-async def test_over_tls(tls, answer, expected, monkeypatch):
+async def test_over_tls(
+    tls: Tls, answer: bytes, expected: bytes | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     context, trusted = tls
     calls = []
 
-    async def serve(reader, writer):
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         calls.append(await reader.readuntil(b"\r\n\r\n"))
         try:
             writer.write(answer)
@@ -263,14 +270,16 @@ async def test_over_tls(tls, answer, expected, monkeypatch):
     server = await asyncio.start_server(serve, sock=sock, ssl=context)
     initialize = SimpleAsyncHTTPClient.initialize
 
-    def redirected(self, **options):
+    mapping: dict[Any, Any] = {
+        "docs.example.com": "127.0.0.1",
+        ("docs.example.com", 443): ("127.0.0.1", port),
+    }
+
+    def redirected(self: SimpleAsyncHTTPClient, **options: Any) -> None:
         initialize(
             self,
             **options,
-            hostname_mapping={
-                "docs.example.com": "127.0.0.1",
-                ("docs.example.com", 443): ("127.0.0.1", port),
-            },
+            hostname_mapping=mapping,
             defaults={"ca_certs": trusted},
         )
 

@@ -8,6 +8,9 @@ import gzip
 import hashlib
 import hmac
 import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Never
 from urllib.parse import quote_plus
 
 import httpx
@@ -17,27 +20,31 @@ from click.testing import CliRunner
 from engage.api import (
     ConfigError,
     DeadLetterStore,
+    Event,
+    Outcome,
     PayloadInvalid,
+    ProfileStore,
     StorageUnavailable,
     TranslatedEvent,
     Translation,
+    WebhookRequest,
 )
 from engage.app import build
 from engage.cli import main
-from engage.config import load
+from engage.config import Config, load
 from engage.deliveries.delivery import PATH_HEADER, REDACTED, redacted
 from engage.metrics import Metrics
 from engage.registry import shared_credentials
 from support.provider_http import PUBLIC_URL, deliver, public, toml, workspace
 from support.providers import make, request, segment_delivery
-from support.server_inprocess import registry, serving
+from support.server_inprocess import Serving, registry, serving
 from support.server_process import start_server
 
 KEY = "mandrill-key"
 SECRET = "segment-secret"
 
 
-def hooks(**webhooks):
+def hooks(**webhooks: Mapping[str, Any]) -> str:
     return "".join(
         f"[workspaces.webhooks.{name}]\n"
         + "".join(f"{option} = {toml(value)}\n" for option, value in options.items())
@@ -45,11 +52,11 @@ def hooks(**webhooks):
     )
 
 
-MANDRILL = {"workspace": hooks(mailchimp={"webhook_key": KEY}), "server": public()}
-SEGMENT = {"workspace": hooks(segment={"secret": SECRET, "allow_batch": True})}
+MANDRILL: dict[str, Any] = {"workspace": hooks(mailchimp={"webhook_key": KEY}), "server": public()}
+SEGMENT: dict[str, Any] = {"workspace": hooks(segment={"secret": SECRET, "allow_batch": True})}
 
 
-def mandrill(*items, key=KEY, query=""):
+def mandrill(*items: Any, key: str = KEY, query: str = "") -> WebhookRequest:
     """A delivery of Mandrill events."""
     url = f"{PUBLIC_URL}/api/public/webhooks/mailchimp{query}"
     value = json.dumps(items)
@@ -58,32 +65,38 @@ def mandrill(*items, key=KEY, query=""):
     return request(f"mandrill_events={quote_plus(value)}", headers, url=url)
 
 
-def item(n, kind="open", email="a@example.com", **fields):
+def item(n: int, kind: str = "open", email: str = "a@example.com", **fields: Any) -> dict[str, Any]:
     message = {"email": email, "metadata": fields.pop("metadata", {})}
     return {"event": kind, "_id": f"m{n}", "ts": 1461095246 + n, "msg": message, **fields}
 
 
-def segment(body, secret=SECRET, *, signed=None, headers=()):
+def segment(
+    body: Any,
+    secret: str = SECRET,
+    *,
+    signed: bytes | None = None,
+    headers: Sequence[tuple[str, str]] = (),
+) -> WebhookRequest:
     return segment_delivery(body, secret, signed=signed, headers=headers)
 
 
-def batch(*items):
+def batch(*items: Any) -> WebhookRequest:
     raw = [json.dumps(one).encode() for one in items]
     return segment(b"[" + b",".join(raw) + b"]", signed=raw[0])
 
 
-async def identify(server, user, **traits):
+async def identify(server: Serving, user: str, **traits: Any) -> None:
     answer = await server.send("/v1/identify", {"userId": user, "traits": traits})
     assert answer.status == 200
 
 
-async def documents(server):
+async def documents(server: Serving) -> list[dict[str, Any]]:
     """What was stored of deliveries."""
     return [event.document() for event in await server.events() if event.origin != "api"]
 
 
 # ---- whose event it is
-async def test_a_recipient_nobody_has_is_an_anonymous_id(tmp_path):
+async def test_a_recipient_nobody_has_is_an_anonymous_id(tmp_path: Path) -> None:
     async with serving(tmp_path, **MANDRILL) as server:
         assert (await deliver(server, mandrill(item(1, email=" A@Example.COM ")))).status == 200
         [document] = await documents(server)
@@ -91,7 +104,7 @@ async def test_a_recipient_nobody_has_is_an_anonymous_id(tmp_path):
         assert "userId" not in document
 
 
-async def test_the_one_user_with_that_address_has_the_event(tmp_path):
+async def test_the_one_user_with_that_address_has_the_event(tmp_path: Path) -> None:
     async with serving(tmp_path, **MANDRILL) as server:
         await identify(server, "u1", email="A@example.com")
         await identify(server, "u2", email="two@example.com")
@@ -111,7 +124,7 @@ async def test_the_one_user_with_that_address_has_the_event(tmp_path):
         assert third["userId"] == "u9"
 
 
-async def test_a_user_who_is_identified_later_has_what_comes_then(tmp_path):
+async def test_a_user_who_is_identified_later_has_what_comes_then(tmp_path: Path) -> None:
     async with serving(tmp_path, **MANDRILL) as server:
         await deliver(server, mandrill(item(1)))
         await identify(server, "u1", email="a@example.com")
@@ -126,7 +139,7 @@ async def test_a_user_who_is_identified_later_has_what_comes_then(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_user_who_is_identified_by_another_process(tmp_path):
+def test_a_user_who_is_identified_by_another_process(tmp_path: Path) -> None:
     store = f'[storage]\nbackend = "sqlite"\n[storage.sqlite]\npath = "{tmp_path / "both.db"}"\n'
     folders = [tmp_path / "one", tmp_path / "two"]
     for folder in folders:
@@ -155,7 +168,7 @@ def test_a_user_who_is_identified_by_another_process(tmp_path):
         assert owners == ["email:a@example.com", "u1"]
 
 
-async def test_a_phone_number_finds_its_user(tmp_path):
+async def test_a_phone_number_finds_its_user(tmp_path: Path) -> None:
     token = {"auth_token": "token"}
     async with serving(tmp_path, server=public(), workspace=hooks(twilio=token)) as server:
         await identify(server, "u1", phone="+1 (555) 867-5310")
@@ -172,12 +185,15 @@ async def test_a_phone_number_finds_its_user(tmp_path):
         assert (document["event"], document["userId"]) == ("SMS Failed", "u1")
 
 
-async def test_recipients_are_looked_up_once_for_a_delivery(tmp_path, monkeypatch):
+async def test_recipients_are_looked_up_once_for_a_delivery(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async with serving(tmp_path, **MANDRILL) as server:
-        calls = []
+        calls: list[tuple[str, str, list[str]]] = []
+        assert isinstance(server.app.store, ProfileStore)
         find_users = server.app.store.find_users
 
-        async def counted(workspace_id, trait, values):
+        async def counted(workspace_id: str, trait: str, values: Sequence[str]) -> Any:
             calls.append((workspace_id, trait, list(values)))
             return await find_users(workspace_id, trait, values)
 
@@ -187,10 +203,12 @@ async def test_recipients_are_looked_up_once_for_a_delivery(tmp_path, monkeypatc
         assert calls == [("acme", "email", ["0@example.com", "1@example.com"])]
 
 
-async def test_a_storage_that_does_not_find_users_is_503(tmp_path, monkeypatch):
+async def test_a_storage_that_does_not_find_users_is_503(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async with serving(tmp_path, **MANDRILL) as server:
 
-        async def broken(*_):
+        async def broken(*_: object) -> Never:
             raise StorageUnavailable("no")
 
         monkeypatch.setattr(server.app.store, "find_users", broken)
@@ -201,7 +219,7 @@ async def test_a_storage_that_does_not_find_users_is_503(tmp_path, monkeypatch):
 
 
 # ---- what is kept
-async def test_a_delivery_that_makes_no_sense_is_kept_whole(tmp_path):
+async def test_a_delivery_that_makes_no_sense_is_kept_whole(tmp_path: Path) -> None:
     async with serving(tmp_path, **SEGMENT) as server:
         delivery = segment(
             b'{"type": \xff}', headers=[("Authorization", "Bearer abc"), ("X-Trace", "t1")]
@@ -221,7 +239,7 @@ async def test_a_delivery_that_makes_no_sense_is_kept_whole(tmp_path):
         assert not await server.events()
 
 
-async def test_a_bad_element_costs_only_itself(tmp_path):
+async def test_a_bad_element_costs_only_itself(tmp_path: Path) -> None:
     async with serving(tmp_path, **SEGMENT) as server:
         good = {"type": "track", "event": "E", "userId": "u", "messageId": "m1"}
         long = {"type": "track", "event": "E", "userId": "u" * 513, "messageId": "m2"}
@@ -232,7 +250,7 @@ async def test_a_bad_element_costs_only_itself(tmp_path):
         assert {error["pointer"] for error in letter.errors} == {"/1", "/2/userId"}
 
 
-async def test_an_event_too_large_is_a_dead_letter(tmp_path):
+async def test_an_event_too_large_is_a_dead_letter(tmp_path: Path) -> None:
     limits = "[limits]\nwebhook_event_bytes = 2000\n"
     async with serving(tmp_path, **SEGMENT, config_extra=limits) as server:
         event = {"type": "track", "event": "E", "userId": "u", "properties": {"x": "y" * 3000}}
@@ -242,7 +260,9 @@ async def test_an_event_too_large_is_a_dead_letter(tmp_path):
         assert not await server.events()
 
 
-async def test_a_letter_can_be_translated_again(tmp_path, monkeypatch):
+async def test_a_letter_can_be_translated_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async with serving(tmp_path, **MANDRILL) as server:
         provider = server.app.deliveries._providers["mailchimp"]["acme"]
         monkeypatch.setattr(
@@ -259,7 +279,7 @@ async def test_a_letter_can_be_translated_again(tmp_path, monkeypatch):
         assert await server.app.store.remove("acme", [letter.id]) == 1
 
 
-async def test_a_letter_of_a_delivery_that_was_compressed(tmp_path):
+async def test_a_letter_of_a_delivery_that_was_compressed(tmp_path: Path) -> None:
     async with serving(tmp_path, **SEGMENT) as server:
         raw = b'{"type":"track","event":1,"userId":"u"}'
         plain = segment(raw)
@@ -277,19 +297,22 @@ async def test_a_letter_of_a_delivery_that_was_compressed(tmp_path):
         assert (await server.app.deliveries.retry(letter)).rejected == 1
 
 
-async def test_events_without_a_time_keep_that_of_their_letter(tmp_path):
+async def test_events_without_a_time_keep_that_of_their_letter(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async with serving(tmp_path, **SEGMENT) as server:
         await deliver(server, segment(b"not json"))
         [letter] = await server.dead_letters()
         provider = server.app.deliveries._providers["segment"]["acme"]
         document = {"type": "track", "event": "E", "userId": "u", "messageId": "m"}
-        provider.translate = lambda request: Translation(events=[TranslatedEvent(document)])
+        translation = Translation(events=[TranslatedEvent(document)])
+        monkeypatch.setattr(provider, "translate", lambda request: translation)
         await server.app.deliveries.retry(letter)
         [event] = await server.events()
         assert event.timestamp == letter.received_at < event.received_at
 
 
-async def test_a_retry_neither_dates_anew_nor_conflicts(tmp_path):
+async def test_a_retry_neither_dates_anew_nor_conflicts(tmp_path: Path) -> None:
     async with serving(tmp_path, **SEGMENT) as server:
         undated = {"type": "track", "event": "E", "userId": "u", "messageId": "m1"}
         dated = {**undated, "messageId": "m2", "originalTimestamp": "2020-01-01T00:00:00.000Z"}
@@ -303,7 +326,7 @@ async def test_a_retry_neither_dates_anew_nor_conflicts(tmp_path):
         assert before[1]["timestamp"] == "2020-01-01T00:00:00.000Z"
 
 
-def test_headers_that_may_be_secret_are_redacted():
+def test_headers_that_may_be_secret_are_redacted() -> None:
     provider = make("shopify", {"client_secret": "s3cr3t-of-mine"})
     headers = [
         ("X-Shopify-Hmac-SHA256", "abc"),
@@ -321,12 +344,14 @@ def test_headers_that_may_be_secret_are_redacted():
 
 
 # ---- batches
-async def test_many_events_are_several_writes(tmp_path, monkeypatch):
+async def test_many_events_are_several_writes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async with serving(tmp_path, **SEGMENT) as server:
         written = []
         write = server.app._ingest.write
 
-        async def counted(events):
+        async def counted(events: Sequence[Event]) -> Any:
             written.append(len(events))
             return await write(events)
 
@@ -344,8 +369,8 @@ async def test_many_events_are_several_writes(tmp_path, monkeypatch):
 
 
 async def test_a_delivery_is_503_when_a_later_write_fails_and_whole_when_it_comes_again(
-    tmp_path, monkeypatch
-):
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async with serving(tmp_path, **SEGMENT) as server:
         items = [
             {"type": "track", "event": "E", "userId": "u", "messageId": f"m{n}"}
@@ -354,7 +379,7 @@ async def test_a_delivery_is_503_when_a_later_write_fails_and_whole_when_it_come
         write = server.app._ingest.write
         calls = iter(range(10))
 
-        async def failing(events):
+        async def failing(events: Sequence[Event]) -> Sequence[Outcome]:
             if next(calls) == 1:
                 raise StorageUnavailable("no")
             return await write(events)
@@ -366,7 +391,7 @@ async def test_a_delivery_is_503_when_a_later_write_fails_and_whole_when_it_come
         assert len(await documents(server)) == 1200
 
 
-async def test_the_time_of_a_provider_is_not_corrected(tmp_path):
+async def test_the_time_of_a_provider_is_not_corrected(tmp_path: Path) -> None:
     async with serving(tmp_path, **SEGMENT) as server:
         event = {
             "type": "track",
@@ -383,7 +408,7 @@ async def test_the_time_of_a_provider_is_not_corrected(tmp_path):
         assert document["originalTimestamp"] == "2024-01-01T00:00:00.000Z"
 
 
-async def test_the_ids_of_deliveries_are_their_own(tmp_path):
+async def test_the_ids_of_deliveries_are_their_own(tmp_path: Path) -> None:
     async with serving(tmp_path, **SEGMENT) as server:
         event = {"type": "track", "event": "E", "userId": "u", "messageId": "m"}
         assert (await server.send("/v1/track", event)).status == 200
@@ -392,7 +417,7 @@ async def test_the_ids_of_deliveries_are_their_own(tmp_path):
 
 
 # ---- answers
-async def test_head_and_probe_answer_200(tmp_path):
+async def test_head_and_probe_answer_200(tmp_path: Path) -> None:
     async with serving(tmp_path, **MANDRILL) as server:
         path = "/api/public/webhooks/mailchimp"
         answer = await server.send(path, method="HEAD", key=None)
@@ -403,7 +428,7 @@ async def test_head_and_probe_answer_200(tmp_path):
         assert not await server.dead_letters()
 
 
-async def test_unknown_names_and_methods(tmp_path):
+async def test_unknown_names_and_methods(tmp_path: Path) -> None:
     async with serving(tmp_path, **SEGMENT) as server:
         for path, method, status, code in (
             ("/api/public/webhooks/nobody", "POST", 404, "unknown_provider"),
@@ -424,11 +449,13 @@ async def test_unknown_names_and_methods(tmp_path):
         assert encoded.status == 415
 
 
-async def test_a_provider_that_stumbles_never_makes_a_500(tmp_path, monkeypatch):
+async def test_a_provider_that_stumbles_never_makes_a_500(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async with serving(tmp_path, **SEGMENT) as server:
         provider = server.app.deliveries._providers["segment"]["acme"]
 
-        def stumble(*_):
+        def stumble(*_: object) -> Never:
             raise KeyError("oops")
 
         delivery = segment({"type": "track", "event": "E", "userId": "u", "messageId": "m"})
@@ -445,7 +472,9 @@ async def test_a_provider_that_stumbles_never_makes_a_500(tmp_path, monkeypatch)
         assert len(await server.dead_letters()) == 1  # of translate
 
 
-async def test_what_no_json_can_say_is_a_dead_letter(tmp_path, monkeypatch):
+async def test_what_no_json_can_say_is_a_dead_letter(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async with serving(tmp_path, **SEGMENT) as server:
         provider = server.app.deliveries._providers["segment"]["acme"]
         for odd in ({1, 2}, 2**64, "\ud800"):
@@ -460,12 +489,12 @@ async def test_what_no_json_can_say_is_a_dead_letter(tmp_path, monkeypatch):
         assert not await server.events()
 
 
-async def test_deliveries_are_counted(tmp_path):
+async def test_deliveries_are_counted(tmp_path: Path) -> None:
     class Counting(Metrics):
-        def __init__(self):
-            self.seen = []
+        def __init__(self) -> None:
+            self.seen: list[tuple[str, str]] = []
 
-        def webhook(self, provider, outcome):
+        def webhook(self, provider: str, outcome: str) -> None:
             self.seen.append((provider, outcome))
 
     metrics = Counting()
@@ -485,7 +514,9 @@ async def test_deliveries_are_counted(tmp_path):
     ]
 
 
-async def test_the_log_says_whether_a_dead_letter_was_kept(tmp_path, caplog, monkeypatch):
+async def test_the_log_says_whether_a_dead_letter_was_kept(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async with serving(tmp_path, **SEGMENT) as server:
         bad = segment({"type": "track", "event": "E", "userId": "u" * 513})
         await deliver(server, bad)
@@ -499,13 +530,17 @@ async def test_the_log_says_whether_a_dead_letter_was_kept(tmp_path, caplog, mon
     assert "kept" not in caplog.text
 
 
-async def test_the_log_says_that_no_workspace_has_the_provider(tmp_path, caplog):
+async def test_the_log_says_that_no_workspace_has_the_provider(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     async with serving(tmp_path, **SEGMENT) as server:
         await server.send("/api/public/webhooks/resend", {}, key=None)
     assert "webhook resend refused: it names no workspace, and 0 have this provider" in caplog.text
 
 
-async def test_what_is_refused_is_logged_without_its_values(tmp_path, caplog):
+async def test_what_is_refused_is_logged_without_its_values(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     async with serving(tmp_path, **SEGMENT) as server:
         secret = hashlib.sha256(b"").hexdigest()
         delivery = segment({"type": "track", "mark": "in-the-body"}, secret)
@@ -516,7 +551,7 @@ async def test_what_is_refused_is_logged_without_its_values(tmp_path, caplog):
 
 
 # ---- config
-def config(folder, text):
+def config(folder: Path, text: str) -> Config:
     path = folder / "engage.toml"
     path.write_text('[storage]\nbackend = "sqlite"\n[storage.sqlite]\npath = "e.db"\n' + text)
     return load(path)
@@ -533,13 +568,15 @@ def config(folder, text):
         ),
     ],
 )
-def test_a_secret_of_two_workspaces_is_an_error_at_the_start(tmp_path, mine, theirs):
+def test_a_secret_of_two_workspaces_is_an_error_at_the_start(
+    tmp_path: Path, mine: Mapping[str, Any], theirs: Mapping[str, Any]
+) -> None:
     text = workspace("one", mine) + workspace("two", theirs)
     with pytest.raises(ConfigError, match="same"):
         build(config(tmp_path, text), registry())
 
 
-def test_a_workspace_may_use_a_secret_twice():
+def test_a_workspace_may_use_a_secret_twice() -> None:
     provider = make("segment", {"secret": "x"})
     assert shared_credentials({"a": {"one": provider}, "b": {"one": provider}}) == []
     [problem] = shared_credentials({"a": {"one": provider, "two": provider}})
@@ -548,7 +585,7 @@ def test_a_workspace_may_use_a_secret_twice():
 
 
 @pytest.mark.parametrize("provider", ["mailchimp", "twilio"])
-def test_who_signs_the_url_needs_to_know_it(tmp_path, provider):
+def test_who_signs_the_url_needs_to_know_it(tmp_path: Path, provider: str) -> None:
     option = {"mailchimp": "webhook_key", "twilio": "auth_token"}[provider]
     with pytest.raises(ConfigError, match=r"server\.public_url"):
         build(config(tmp_path, workspace("one", {provider: {option: "x"}})), registry())
@@ -557,6 +594,6 @@ def test_who_signs_the_url_needs_to_know_it(tmp_path, provider):
 
 
 @pytest.mark.parametrize("secret", ["", [], [""], "whsec_c2hvcnQ="])
-def test_an_empty_or_short_secret_is_an_error_at_the_start(tmp_path, secret):
+def test_an_empty_or_short_secret_is_an_error_at_the_start(tmp_path: Path, secret: Any) -> None:
     with pytest.raises(ConfigError, match="secret"):
         build(config(tmp_path, workspace("one", {"resend": {"secret": secret}})), registry())

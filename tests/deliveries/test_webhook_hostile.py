@@ -8,11 +8,15 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-from support.provider_senders import PUBLIC_URL, SENDERS, webhooks_table
-from support.server_inprocess import serving
+from support.http_client import Answer
+from support.provider_senders import PUBLIC_URL, SENDERS, Header, webhooks_table
+from support.server_inprocess import Serving, serving
 
 PROVIDERS = sorted(SENDERS)
 SIGNED = [name for name in PROVIDERS if SENDERS[name].proof is not None]
@@ -40,7 +44,7 @@ JUNK = {
 
 
 @contextlib.asynccontextmanager
-async def both_workspaces(folder):
+async def both_workspaces(folder: Path) -> AsyncIterator[Door]:
     """A server whose workspaces acme and other have all providers."""
     other = '[[workspaces]]\nid = "other"\nname = "Other"\n' + webhooks_table("other")
     public_url = f'public_url = "{PUBLIC_URL}"\n'
@@ -52,10 +56,12 @@ async def both_workspaces(folder):
 class Door:
     """The webhook URLs of a server."""
 
-    def __init__(self, server):
+    def __init__(self, server: Serving) -> None:
         self.server = server
 
-    async def knock(self, provider, headers, body, *, target=None):
+    async def knock(
+        self, provider: str, headers: Sequence[Header], body: bytes, *, target: str | None = None
+    ) -> Answer:
         """:return: the answer to a delivery with exactly these headers."""
         target = target or self.target(provider)
         head = [f"POST {target} HTTP/1.1".encode(), b"Host: evil.example"]
@@ -68,28 +74,30 @@ class Door:
         return answer
 
     @staticmethod
-    def target(provider, workspace="acme"):
+    def target(provider: str, workspace: str = "acme") -> str:
         return f"/api/public/webhooks/{provider}?workspaceId={workspace}"
 
-    async def refused(self, provider, headers, body, **options):
+    async def refused(
+        self, provider: str, headers: Sequence[Header], body: bytes, **options: Any
+    ) -> None:
         """Knock, and check that nobody opens."""
         answer = await self.knock(provider, headers, body, **options)
         assert answer.status == 401, (provider, headers, body[:200], answer)
         assert answer.json["code"] == "invalid_signature"
         assert "www-authenticate" not in answer.headers
 
-    async def empty(self):
+    async def empty(self) -> None:
         """Check that nothing at all is stored."""
         assert await self.server.events() == []
         assert await self.server.dead_letters() == []
 
 
-def without(headers, name):
+def without(headers: Sequence[Header], name: str) -> list[Header]:
     return [pair for pair in headers if pair[0].lower() != name.lower()]
 
 
 @pytest.mark.parametrize("provider", PROVIDERS)
-async def test_a_genuine_delivery_is_stored(provider, tmp_path):
+async def test_a_genuine_delivery_is_stored(provider: str, tmp_path: Path) -> None:
     # Else everything below would pass with a server that refuses all.
     sender = SENDERS[provider]
     async with both_workspaces(tmp_path) as door:
@@ -103,13 +111,14 @@ async def test_a_genuine_delivery_is_stored(provider, tmp_path):
 
 
 @pytest.mark.parametrize("provider", SIGNED)
-async def test_forged_proofs(provider, tmp_path):
+async def test_forged_proofs(provider: str, tmp_path: Path) -> None:
     sender = SENDERS[provider]
     async with both_workspaces(tmp_path) as door:
-        target, now = door.target(provider), time.time()
+        target, now, proof_name = door.target(provider), time.time(), sender.proof
+        assert proof_name is not None
         headers, body = sender.deliver(target, now)
-        [proof] = [value for name, value in headers if name.lower() == sender.proof.lower()]
-        rest = without(headers, sender.proof)
+        [proof] = [value for name, value in headers if name.lower() == proof_name.lower()]
+        rest = without(headers, proof_name)
         forged = [
             [],
             [b""],
@@ -129,7 +138,7 @@ async def test_forged_proofs(provider, tmp_path):
             [b"v1," * 1000],
         ]
         for values in forged:
-            await door.refused(provider, rest + [(sender.proof, value) for value in values], body)
+            await door.refused(provider, rest + [(proof_name, value) for value in values], body)
         if sender.signs:
             headers, _ = sender.deliver(target, now, payload=sender.payload + b" ")
             await door.refused(provider, headers, body + b"&x=1")
@@ -146,7 +155,7 @@ async def test_forged_proofs(provider, tmp_path):
 
 
 @pytest.mark.parametrize("provider", [name for name in SIGNED if SENDERS[name].timed])
-async def test_odd_times(provider, tmp_path):
+async def test_odd_times(provider: str, tmp_path: Path) -> None:
     sender = SENDERS[provider]
     async with both_workspaces(tmp_path) as door:
         now = int(time.time())
@@ -165,7 +174,7 @@ async def test_odd_times(provider, tmp_path):
 
 
 @pytest.mark.parametrize("provider", PROVIDERS)
-async def test_genuine_junk(provider, tmp_path):
+async def test_genuine_junk(provider: str, tmp_path: Path) -> None:
     sender = SENDERS[provider]
     sent = set()
     async with both_workspaces(tmp_path) as door:
@@ -187,7 +196,7 @@ async def test_genuine_junk(provider, tmp_path):
 
 
 @pytest.mark.parametrize("provider", PROVIDERS)
-async def test_a_delivery_to_another_provider(provider, tmp_path):
+async def test_a_delivery_to_another_provider(provider: str, tmp_path: Path) -> None:
     sender = SENDERS[provider]
     async with both_workspaces(tmp_path) as door:
         for other in PROVIDERS:
@@ -197,7 +206,7 @@ async def test_a_delivery_to_another_provider(provider, tmp_path):
         await door.empty()
 
 
-async def test_no_provider_and_no_workspace(tmp_path):
+async def test_no_provider_and_no_workspace(tmp_path: Path) -> None:
     async with both_workspaces(tmp_path) as door:
         for provider in ("nobody", "mongo", "..", "sendgrid/", "%00", "SENDGRID"):
             answer = await door.knock(provider, [], b"{}")

@@ -7,6 +7,9 @@ import contextlib
 import functools
 import io
 import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 from tornado.httpclient import HTTPRequest, HTTPResponse
@@ -15,8 +18,12 @@ from tornado.httputil import HTTPHeaders
 import engage.app
 from engage.deliveries.fetcher import FAILED_SECONDS, Fetcher
 from support import provider_sns as sns
+from support.http_client import Answer
 from support.provider_sns import CERTIFICATE_URL, ELSEWHERE, HOST, TOPIC
-from support.server_inprocess import serving
+from support.server_inprocess import Serving, serving
+
+#: ``{"is": seconds}``.
+Clock = dict[str, float]
 
 OPEN = {"eventType": "Open", "mail": {"destination": ["a@b.c"], "messageId": "m"}, "open": {}}
 URL = "/api/public/webhooks/amazon-ses"
@@ -25,35 +32,36 @@ URL = "/api/public/webhooks/amazon-ses"
 class Internet:
     """Stands for everything outside: remembers what was called, answers with what it is told."""
 
-    def __init__(self):
-        self.calls = []
+    def __init__(self) -> None:
+        self.calls: list[str] = []
         self.status = 200
-        self.headers = {}
+        self.headers: dict[str, str] = {}
         self.body = sns.certificate()
 
     async def fetch(self, request: HTTPRequest, raise_error: bool = True) -> HTTPResponse:
         self.calls.append(request.url)
         assert request.follow_redirects is False
-        assert request.request_timeout <= 3
-        assert request.connect_timeout <= 3
+        for limit in (request.request_timeout, request.connect_timeout):
+            assert limit is not None
+            assert limit <= 3
         assert request.proxy_host is None
         if self.status == 599:
             raise ConnectionRefusedError
         headers = HTTPHeaders(self.headers)
         return HTTPResponse(request, self.status, headers, io.BytesIO(self.body))
 
-    def close(self):
+    def close(self) -> None:
         pass
 
 
 @pytest.fixture
-def clock():
-    """Of the calls."""
+def clock() -> Clock:
+    """The clock of the calls."""
     return {"is": 0.0}
 
 
 @pytest.fixture
-def internet(monkeypatch, clock):
+def internet(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> Internet:
     outside = Internet()
     made = functools.partial(Fetcher, outside, lambda: clock["is"])
     monkeypatch.setattr(engage.app, "Fetcher", made)
@@ -61,7 +69,7 @@ def internet(monkeypatch, clock):
 
 
 @contextlib.asynccontextmanager
-async def ses(folder, **options):
+async def ses(folder: Path, **options: Any) -> AsyncIterator[Serving]:
     """A server with amazon-ses and nothing pinned."""
     given = {"allowed_topic_arns": [TOPIC], **options}
     lines = [f"{name} = {json.dumps(value)}" for name, value in given.items()]
@@ -70,21 +78,21 @@ async def ses(folder, **options):
         yield server
 
 
-async def deliver(server, envelope, key=None):
+async def deliver(server: Serving, envelope: Any, key: str | None = None) -> Answer:
     return await server.send(URL, envelope, key=key, headers={"Content-Type": "text/plain"})
 
 
-async def refused(server, envelope):
+async def refused(server: Serving, envelope: Any) -> None:
     answer = await deliver(server, envelope)
     assert (answer.status, answer.json["code"]) == (401, "invalid_signature"), envelope
 
 
-async def nothing_stored(server):
+async def nothing_stored(server: Serving) -> None:
     assert await server.events() == []
     assert await server.dead_letters() == []
 
 
-async def test_the_certificate_is_fetched_once_from_sns(tmp_path, internet):
+async def test_the_certificate_is_fetched_once_from_sns(tmp_path: Path, internet: Internet) -> None:
     async with ses(tmp_path) as server:
         for number in range(3):
             envelope = sns.signed(sns.notification(OPEN, MessageId=f"m-{number}"))
@@ -94,7 +102,9 @@ async def test_the_certificate_is_fetched_once_from_sns(tmp_path, internet):
 
 
 @pytest.mark.parametrize("kind", ["notification", "confirmation"])
-async def test_a_certificate_from_elsewhere_is_never_fetched(tmp_path, internet, kind):
+async def test_a_certificate_from_elsewhere_is_never_fetched(
+    tmp_path: Path, internet: Internet, kind: str
+) -> None:
     make = getattr(sns, kind)
     arguments = [OPEN] if kind == "notification" else []
     async with ses(tmp_path) as server:
@@ -104,7 +114,9 @@ async def test_a_certificate_from_elsewhere_is_never_fetched(tmp_path, internet,
         await nothing_stored(server)
 
 
-async def test_a_confirmation_url_elsewhere_is_never_called(tmp_path, internet):
+async def test_a_confirmation_url_elsewhere_is_never_called(
+    tmp_path: Path, internet: Internet
+) -> None:
     async with ses(tmp_path) as server:
         for url in ELSEWHERE:
             envelope = sns.confirmation(SubscribeURL=url)
@@ -115,7 +127,9 @@ async def test_a_confirmation_url_elsewhere_is_never_called(tmp_path, internet):
         await nothing_stored(server)
 
 
-async def test_a_topic_that_is_not_allowed_makes_no_call(tmp_path, internet):
+async def test_a_topic_that_is_not_allowed_makes_no_call(
+    tmp_path: Path, internet: Internet
+) -> None:
     async with ses(tmp_path) as server:
         for envelope in (
             sns.notification(OPEN, TopicArn=TOPIC + "-mine"),
@@ -126,7 +140,9 @@ async def test_a_topic_that_is_not_allowed_makes_no_call(tmp_path, internet):
         await nothing_stored(server)
 
 
-async def test_a_subscription_is_confirmed_after_its_signature(tmp_path, internet):
+async def test_a_subscription_is_confirmed_after_its_signature(
+    tmp_path: Path, internet: Internet
+) -> None:
     async with ses(tmp_path) as server:
         forged = sns.signed(sns.confirmation(Token="forged"), sns.OTHER_KEY)
         await refused(server, forged)
@@ -143,7 +159,9 @@ async def test_a_subscription_is_confirmed_after_its_signature(tmp_path, interne
         await nothing_stored(server)
 
 
-async def test_without_auto_confirm_nothing_is_confirmed(tmp_path, internet):
+async def test_without_auto_confirm_nothing_is_confirmed(
+    tmp_path: Path, internet: Internet
+) -> None:
     async with ses(tmp_path, auto_confirm=False) as server:
         assert (await deliver(server, sns.signed(sns.confirmation()))).status == 200
         assert internet.calls == [CERTIFICATE_URL]
@@ -151,7 +169,9 @@ async def test_without_auto_confirm_nothing_is_confirmed(tmp_path, internet):
         assert b"SubscribeURL" in letter.item
 
 
-async def test_with_a_pinned_certificate_nothing_is_called(tmp_path, internet):
+async def test_with_a_pinned_certificate_nothing_is_called(
+    tmp_path: Path, internet: Internet
+) -> None:
     async with ses(tmp_path, signing_cert_pem=sns.certificate().decode()) as server:
         assert (await deliver(server, sns.signed(sns.notification(OPEN)))).status == 200
         assert (await deliver(server, sns.signed(sns.confirmation()))).status == 200
@@ -159,7 +179,9 @@ async def test_with_a_pinned_certificate_nothing_is_called(tmp_path, internet):
 
 
 @pytest.mark.parametrize("status", [301, 302, 307, 308, 404, 500, 599])
-async def test_an_answer_that_is_no_certificate_is_not_followed(tmp_path, internet, status):
+async def test_an_answer_that_is_no_certificate_is_not_followed(
+    tmp_path: Path, internet: Internet, status: int
+) -> None:
     internet.status = status
     internet.headers = {"Location": "https://169.254.169.254/latest/meta-data/"}
     async with ses(tmp_path) as server:
@@ -172,7 +194,7 @@ async def test_an_answer_that_is_no_certificate_is_not_followed(tmp_path, intern
         await nothing_stored(server)
 
 
-async def test_another_certificate_does_not_verify(tmp_path, internet):
+async def test_another_certificate_does_not_verify(tmp_path: Path, internet: Internet) -> None:
     internet.body = sns.certificate(sns.OTHER_KEY)
     async with ses(tmp_path) as server:
         await refused(server, sns.signed(sns.notification(OPEN)))
@@ -180,7 +202,9 @@ async def test_another_certificate_does_not_verify(tmp_path, internet):
 
 
 @pytest.mark.parametrize("body", [b"", b"<html>", sns.certificate(sns.ELLIPTIC_KEY)], ids=len)
-async def test_what_is_no_certificate_is_a_failed_call(tmp_path, internet, clock, body):
+async def test_what_is_no_certificate_is_a_failed_call(
+    tmp_path: Path, internet: Internet, clock: Clock, body: bytes
+) -> None:
     certificate, internet.body = internet.body, body
     async with ses(tmp_path) as server:
         for _ in range(2):
@@ -194,14 +218,14 @@ async def test_what_is_no_certificate_is_a_failed_call(tmp_path, internet, clock
         assert (await deliver(server, sns.signed(sns.notification(OPEN)))).status == 200
 
 
-async def test_a_document_too_long_is_not_kept(tmp_path, internet):
+async def test_a_document_too_long_is_not_kept(tmp_path: Path, internet: Internet) -> None:
     internet.body = sns.certificate() + b"\n" * 65536
     async with ses(tmp_path) as server:
         assert (await deliver(server, sns.signed(sns.notification(OPEN)))).status == 503
         await nothing_stored(server)
 
 
-async def test_forgers_cannot_make_it_call_without_end(tmp_path, internet):
+async def test_forgers_cannot_make_it_call_without_end(tmp_path: Path, internet: Internet) -> None:
     async with ses(tmp_path) as server:
         for number in range(30):
             url = f"{HOST}/SimpleNotificationService-{number:032x}.pem"
@@ -212,7 +236,7 @@ async def test_forgers_cannot_make_it_call_without_end(tmp_path, internet):
         await nothing_stored(server)
 
 
-async def test_the_headers_of_sns_must_agree(tmp_path, internet):
+async def test_the_headers_of_sns_must_agree(tmp_path: Path, internet: Internet) -> None:
     async with ses(tmp_path) as server:
         envelope = sns.signed(sns.notification(OPEN))
         for name in ("x-amz-sns-message-type", "x-amz-sns-message-id", "x-amz-sns-topic-arn"):

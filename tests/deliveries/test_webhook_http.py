@@ -3,16 +3,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
 
 from engage.api import WebhookRequest
+from engage.testing import ProviderConformance
 from support.provider_cases import CASES, SES_CERTIFICATE, TwilioJson
 from support.provider_http import PUBLIC_URL, deliver, public, workspace
 from support.providers import MAPPINGS, NOW, VECTORS, assert_matches, delivery_of, request_of
-from support.server_inprocess import serving
+from support.server_inprocess import Serving, serving
 
 #: One case for each provider.
 PROVIDERS = {
@@ -22,7 +27,7 @@ PROVIDERS = {
 
 
 @pytest.fixture(autouse=True)
-def clock(monkeypatch):
+def clock(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
     """Deliveries are as old as the test says."""
     now = {"is": NOW}
     monkeypatch.setattr("engage.deliveries.receive.time.time", lambda: now["is"])
@@ -32,8 +37,9 @@ def clock(monkeypatch):
 class Case:
     """A conformance class, with the URL and the options that a server wants."""
 
-    def __init__(self, case):
-        self.suite = case()
+    def __init__(self, case: type[ProviderConformance]) -> None:
+        # A class of this one delivery: it gets another URL, and perhaps other headers.
+        self.suite: Any = type(case.__name__, (case,), {})()
         self.name = case.plugin.rpartition(".")[2].replace("_", "-")
         self.options, self.others = dict(case.options), dict(case.other_options)
         if self.name == "amazon-ses":  # nothing is to be fetched here
@@ -46,7 +52,7 @@ class Case:
             f"?workspaceId=mine{'&' if query else ''}{query}"
         )
 
-    def serving(self, folder):
+    def serving(self, folder: Path) -> contextlib.AbstractAsyncContextManager[Serving]:
         return serving(
             folder,
             server=public(),
@@ -54,29 +60,35 @@ class Case:
             + workspace("theirs", {self.name: self.others}),
         )
 
-    def delivery(self, body=None, options=None, timestamp=None):
-        return self.suite.delivery(
+    def delivery(
+        self,
+        body: bytes | None = None,
+        options: Mapping[str, Any] | None = None,
+        timestamp: str | None = None,
+    ) -> WebhookRequest:
+        made: WebhookRequest = self.suite.delivery(
             self.suite.body if body is None else body,
             self.suite.options if options is None else options,
             str(int(NOW)) if timestamp is None else timestamp,
         )
+        return made
 
-    def here(self, request):
+    def here(self, request: WebhookRequest) -> WebhookRequest:
         """The delivery, sent to this case's URL."""
         return changed(request, url=self.suite.url)
 
 
-def changed(request, **changes):
+def changed(request: WebhookRequest, **changes: Any) -> WebhookRequest:
     fields = {name: getattr(request, name) for name in ("method", "headers", "body", "url", "now")}
     return WebhookRequest(**{**fields, **changes})
 
 
 @pytest.fixture(params=CASES, ids=str)
-def case(request):
+def case(request: pytest.FixtureRequest) -> Case:
     return Case(CASES[request.param])
 
 
-async def test_a_genuine_delivery_is_stored_once(case, tmp_path):
+async def test_a_genuine_delivery_is_stored_once(case: Case, tmp_path: Path) -> None:
     async with case.serving(tmp_path) as server:
         answer = await deliver(server, case.here(case.delivery()))
         assert answer.status == 200, answer.body
@@ -98,7 +110,9 @@ async def test_a_genuine_delivery_is_stored_once(case, tmp_path):
 
 
 @pytest.mark.parametrize("vector", VECTORS, ids=lambda vector: vector["id"])
-async def test_recorded_deliveries(vector, tmp_path, clock):
+async def test_recorded_deliveries(
+    vector: dict[str, Any], tmp_path: Path, clock: dict[str, float]
+) -> None:
     clock["is"] = vector["now"]
     parts = urlsplit(vector["url"])
     options = dict(vector["config"])
@@ -128,7 +142,7 @@ async def test_recorded_deliveries(vector, tmp_path, clock):
 @pytest.mark.parametrize(
     "mapping", MAPPINGS, ids=lambda mapping: f"{mapping['provider']}: {mapping['description']}"
 )
-async def test_recorded_translations(mapping, tmp_path):
+async def test_recorded_translations(mapping: dict[str, Any], tmp_path: Path) -> None:
     case = Case(PROVIDERS[mapping["provider"]])
     if mapping["provider"] == "segment":
         case = Case(CASES["segment-SegmentBatch"])

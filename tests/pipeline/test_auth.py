@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import base64
+from collections.abc import Callable
 
 import pytest
 
@@ -104,11 +105,12 @@ def test_wrong_header_is_final(authenticator: Authenticator, headers: list[str])
 
 @pytest.mark.parametrize("header", [encoded("key-0:"), "Basic key-0"])
 def test_disabled_key(authenticator: Authenticator, header: str) -> None:
-    for attempt in (
+    attempts: tuple[Callable[[], object], ...] = (
         lambda: authenticator.header_or_query([header], []),
         lambda: authenticator.header_or_query([], ["key-0"]),
         lambda: authenticator.body("key-0"),
-    ):
+    )
+    for attempt in attempts:
         with pytest.raises(ApiError) as caught:
             attempt()
         assert (caught.value.status, caught.value.code) == (403, "write_key_disabled")

@@ -98,7 +98,7 @@ async def test_alone_waits_for_nobody() -> None:
 async def test_what_arrives_together_is_one_call() -> None:
     target = Target()
     results = await asyncio.gather(target.submit("a"), target.submit("b", "c"), target.submit())
-    assert results == [["<a>"], ["<b>", "<c>"], []]
+    assert list(results) == [["<a>"], ["<b>", "<c>"], []]
     assert target.calls == [["a", "b", "c"]]
     assert target.done == [3]
 

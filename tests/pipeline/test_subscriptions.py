@@ -12,7 +12,6 @@ import pytest
 
 from engage.api import StorageUnavailable
 from engage.errors import ApiError
-from engage.pipeline import subscriptions
 from engage.pipeline.subscriptions import Subscriptions, subscription_hash
 from support.memory_store import MemoryEvents, MemoryStore, MemorySubscriptions
 from support.pipeline import ACME, NOW, SECRET, make_core
@@ -151,7 +150,7 @@ async def test_one_answer_for_every_wrong_credential(
         return new(*arguments)
 
     value = body(**wrong)
-    monkeypatch.setattr(subscriptions.hmac, "new", counting)
+    monkeypatch.setattr("engage.pipeline.subscriptions.hmac.new", counting)
     error = await refused(store_with_users(), value)
     assert (error.status, error.code) == (401, "invalid_user_hash")
     assert error.message == "the hash is not that of a known user"
@@ -162,7 +161,8 @@ async def test_one_answer_for_every_wrong_credential(
 async def test_an_identifier_that_is_not_declared_is_not_even_looked_up() -> None:
     store = MemoryStore()
     store.users["acme", "name", "Ada"] = ["u-1"]
-    for more in ({}, {"userId": "u-1"}):
+    with_user: list[dict[str, Any]] = [{}, {"userId": "u-1"}]
+    for more in with_user:
         error = await refused(store, body(identifierKey="name", identifier="Ada", **more))
         assert error.status == 401
     assert store.searches == []

@@ -40,7 +40,11 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
 def found() -> Discovered:
     """:return: what is found beside what engage itself brings."""
     ours = metadata.distribution("engage-server").name
-    points = [point for point in metadata.entry_points(group=GROUP) if point.dist.name != ours]
+    points = [
+        point
+        for point in metadata.entry_points(group=GROUP)
+        if point.dist is not None and point.dist.name != ours
+    ]
     return discover(reserved_commands={"serve"}, entry_points=points)
 
 

@@ -90,6 +90,7 @@ def test_makes_the_storage(config: Any, tmp_path: Path) -> None:
     made = registry(storage={"whole": Whole}).make_storage(
         config(text, 'subscription_identifiers = ["crm"]\nsubscription_secret = "s"')
     )
+    assert isinstance(made, Whole)
     assert made.options == {"mode": "fast"}
     context = made.context
     assert context.base_dir == tmp_path
@@ -188,8 +189,8 @@ def test_transforms_come_in_the_order_of_the_config(config: Any) -> None:
         '[[transforms]]\nname = "b"\noptions = {mode = "fast"}\n[[transforms]]\nname = "a"\n'
         "[observers.o]\n"
     )
-    assert installed.make_transforms(chosen) == [("b", ("B", {"mode": "fast"})), ("a", ("A", {}))]
-    assert installed.make_observers(chosen) == [("o", ("O", {}))]
+    made: list[object] = [*installed.make_transforms(chosen), *installed.make_observers(chosen)]
+    assert made == [("b", ("B", {"mode": "fast"})), ("a", ("A", {})), ("o", ("O", {}))]
 
 
 def _raises(error: Exception) -> Callable[..., Any]:
@@ -264,7 +265,8 @@ def test_makes_each_provider_for_each_workspace(config: Any) -> None:
         '[[workspaces]]\nid = "b"\n[workspaces.webhooks.w]\nsecret = "2"\n'
         '[[workspaces]]\nid = "c"\n',
     )
-    assert installed.make_webhooks(chosen) == {
+    made: object = installed.make_webhooks(chosen)
+    assert made == {
         "w": {
             "acme": ("1", "acme", "https://e.example"),
             "b": ("2", "b", "https://e.example"),

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from engage.api import EventStore, Page, StorageUnavailable, SubscriptionChange
+from engage.api import DeadLetterStore, EventStore, Page, StorageUnavailable, SubscriptionChange
 from engage.storage.copy import Counts, copy_all
 from engage.storage.export import KINDS, Selection, export
 from engage.testing.factories import TIME, event, identify, letter
@@ -222,5 +222,6 @@ async def test_a_full_budget(tmp_path: Path) -> None:
         open_store(config_file(tmp_path, "a")) as source,
         open_store(path) as target,
     ):
+        assert isinstance(source, DeadLetterStore)
         await source.put([letter(f"d{n}") for n in range(3)])
         assert (await run(source, target))["dead letters"] == (2, 0, 0, 1)

@@ -143,10 +143,10 @@ class Browser:
         """:return: console errors and failed requests since the last call."""
         found = [
             entry["message"]
-            for entry in self.driver.get_log("browser")
+            for entry in self.driver.get_log("browser")  # type: ignore[no-untyped-call]
             if entry["level"] == "SEVERE"
         ]
-        for entry in self.driver.get_log("performance"):
+        for entry in self.driver.get_log("performance"):  # type: ignore[no-untyped-call]
             message = json.loads(entry["message"])["message"]
             method, params = message["method"], message["params"]
             if method == "Network.requestWillBeSent":

@@ -73,7 +73,8 @@ def _type(root: Mapping[str, Any], schema: Mapping[str, Any]) -> str:
     if "anyOf" in schema:
         inner = [_type(root, _resolved(root, choice)) for choice in schema["anyOf"]]
         return " or ".join(dict.fromkeys(inner))
-    return {"object": "table", "array": "list"}.get(schema["type"], schema["type"])
+    kind: str = schema["type"]
+    return {"object": "table", "array": "list"}.get(kind, kind)
 
 
 def _default(key: str, schema: Mapping[str, Any]) -> str:

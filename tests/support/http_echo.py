@@ -57,7 +57,7 @@ class Echo(RequestHandler):
 
     def say_why(self) -> None:
         """Say why there is no body."""
-        failure = self.request.connection.failure
+        failure = getattr(self.request.connection, "failure", None)
         if isinstance(failure, Failure):
             self.set_status(418)
             self.finish(failure.value)

@@ -13,8 +13,8 @@ from engage.api import EventStore, StorageContext, StorageFactory
 
 
 def _make(options: Mapping[str, Any], context: StorageContext) -> EventStore:
-    store: Any = plugin._make(options, context)
-    store._connection.make_client = pymongo.AsyncMongoClient
+    store: EventStore = plugin._make(options, context)
+    store._connection.make_client = pymongo.AsyncMongoClient  # type: ignore[attr-defined]
     return store
 
 

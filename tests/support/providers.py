@@ -20,7 +20,13 @@ from urllib.parse import urlencode, urlsplit
 
 import jsonschema
 
-from engage.api import Provider, ProviderContext, ProviderFactory, WebhookRequest
+from engage.api import (
+    Provider,
+    ProviderContext,
+    ProviderFactory,
+    TranslatedEvent,
+    WebhookRequest,
+)
 
 DATA = Path(__file__).parent.parent / "data"
 
@@ -98,7 +104,7 @@ MAPPINGS = [
 
 def request(
     body: bytes | str,
-    headers: Mapping[str, str] | list[tuple[str, str]] | None = None,
+    headers: Mapping[str, str] | Sequence[tuple[str, str]] | None = None,
     *,
     url: str = "https://ingest.example.com/api/public/webhooks/x",
     method: str = "POST",
@@ -160,6 +166,12 @@ def segment_delivery(
     raw = body if isinstance(body, bytes) else json.dumps(body).encode()
     signature = hmac.new(secret.encode(), signed or raw, "sha1").hexdigest()
     return request(raw, [("X-Signature", signature), *headers], url=url)
+
+
+def recipient_of(event: TranslatedEvent) -> tuple[str, str]:
+    """Return the trait and the value that the event's user is looked up by."""
+    assert event.recipient is not None
+    return event.recipient.trait, event.recipient.value
 
 
 def assert_matches(got: Mapping[str, Any], expected: Mapping[str, Any]) -> None:

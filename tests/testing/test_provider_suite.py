@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import hmac
 import json
 import sys
@@ -97,7 +98,7 @@ class TestMailer(ProviderConformance):
         for name in ("at", "token"):
             yield (
                 self.signed(request)[name].encode(),
-                lambda value, name=name: self.changed(request, name, value.decode("latin-1")),
+                functools.partial(self.with_part, request, name),
             )
 
     def signature(self, request: api.WebhookRequest) -> str:
@@ -106,6 +107,9 @@ class TestMailer(ProviderConformance):
 
     def with_signature(self, request: api.WebhookRequest, signature: str) -> api.WebhookRequest:
         return self.changed(request, "signature", signature)
+
+    def with_part(self, request: api.WebhookRequest, name: str, raw: bytes) -> api.WebhookRequest:
+        return self.changed(request, name, raw.decode("latin-1"))
 
     def signed(self, request: api.WebhookRequest) -> Any:
         return json.loads(request.body)["signed"]

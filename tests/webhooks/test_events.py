@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from engage.webhooks import iso_time
@@ -24,7 +26,7 @@ from engage.webhooks import iso_time
         (" 2024-01-01T00:00:00Z ", "2024-01-01T00:00:00.000Z"),
     ],
 )
-def test_times_are_read_as_they_are_written(written, read):
+def test_times_are_read_as_they_are_written(written: str, read: str) -> None:
     assert iso_time(written) == read
 
 
@@ -44,5 +46,5 @@ def test_times_are_read_as_they_are_written(written, read):
         None,
     ],
 )
-def test_what_is_no_time_is_none(written):
+def test_what_is_no_time_is_none(written: Any) -> None:
     assert iso_time(written) is None

@@ -15,7 +15,7 @@ UNKEEPABLE = ['"\\ud800"', "1" * 20, "-" + "9" * 5000, "1e999", '{"x":[{"\\udfff
 
 
 @pytest.mark.parametrize("value", UNKEEPABLE, ids=len)
-def test_an_element_that_cannot_be_kept_costs_only_itself(value):
+def test_an_element_that_cannot_be_kept_costs_only_itself(value: str) -> None:
     whole = f'[{{"a":1.5,"b":"é"}},{{"a":{value}}},9223372036854775807,{value}]'
     assert parse_json(whole) == [{"a": 1.5, "b": "é"}, None, 9223372036854775807, None]
     assert parse_json(whole.encode()) == parse_json(b"\xef\xbb\xbf" + whole.encode())
@@ -37,7 +37,7 @@ def test_an_element_that_cannot_be_kept_costs_only_itself(value):
         ('{{"x":{{"y":{}}}}}', "x.y.z"),
     ],
 )
-def test_anywhere_else_it_costs_the_whole(value, body, elements):
+def test_anywhere_else_it_costs_the_whole(value: str, body: str, elements: str | None) -> None:
     with pytest.raises(PayloadInvalid):
         parse_json(body.format(value), elements=elements)
 
@@ -57,7 +57,7 @@ def test_anywhere_else_it_costs_the_whole(value, body, elements):
     ],
     ids=range(9),
 )
-def test_what_is_no_json_has_no_elements(body):
+def test_what_is_no_json_has_no_elements(body: bytes) -> None:
     with pytest.raises(PayloadInvalid):
         parse_json(body)
 
@@ -81,7 +81,7 @@ BATCHES = {
 
 
 @pytest.mark.parametrize("case", BATCHES)
-def test_a_broken_character_costs_one_event_of_a_batch(case):
+def test_a_broken_character_costs_one_event_of_a_batch(case: str) -> None:
     name = case.partition(" ")[0]
     provider = make(name, signature_vectors(name)[0]["config"])
     delivery = request(BATCHES[case])

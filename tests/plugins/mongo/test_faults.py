@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import itertools
+import operator
 import os
 import random
 import subprocess
@@ -96,7 +97,7 @@ def look(server: Server) -> Snapshot:
             await store.close()
         names = ("userId", "groupId")
         for documents, name in zip(found[1:], names, strict=True):
-            documents.sort(key=lambda document, name=name: str(document[name]))
+            documents.sort(key=operator.itemgetter(name))
         return Snapshot(*found)
 
     # The config's time limit is short, and a server that was just killed may need longer.

@@ -453,7 +453,7 @@ async def test_expiry_by_the_server_where_it_can(tmp_path: Path, kind: str) -> N
         assert seconds("events") is None
         # The background's deletes work whatever the server does by itself.
         await made.write([event(str(number), at=number) for number in range(10)])
-        newest = (await made.find(WORKSPACE, "api", "9")).received_at  # type: ignore[union-attr]
+        newest = (await made.find(WORKSPACE, "api", "9")).received_at
         assert await made.expire(newest, limit=4) == 4
         assert await message_ids(made) == ["4", "5", "6", "7", "8", "9"]
 

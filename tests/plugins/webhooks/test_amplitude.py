@@ -1,14 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+from typing import Any
+
 from support.provider_static import translate
 
 
-def amplitude(**event):
+def amplitude(**event: Any) -> dict[str, Any]:
     return translate("amplitude", {"uuid": "u-1", **event}).events[0].document
 
 
-def test_amplitude_events():
+def test_amplitude_events() -> None:
     document = amplitude(
         event_type="click",
         user_id=None,
@@ -33,7 +35,7 @@ def test_amplitude_events():
     }
 
 
-def test_amplitude_page_views():
+def test_amplitude_page_views() -> None:
     document = amplitude(
         event_type="[Amplitude] Page Viewed",
         user_id=7,
@@ -48,21 +50,21 @@ def test_amplitude_page_views():
     assert document["properties"]["path"] == "/a"
 
 
-def test_amplitude_without_an_id_is_somebody_of_amplitudes():
+def test_amplitude_without_an_id_is_somebody_of_amplitudes() -> None:
     assert amplitude(event_type="x", amplitude_id=12)["anonymousId"] == "amplitude:12"
 
 
-def test_amplitude_keeps_a_time_that_is_none():
+def test_amplitude_keeps_a_time_that_is_none() -> None:
     document = amplitude(event_type="x", user_id="u", event_time="soon")
     assert "timestamp" not in document
     assert document["properties"]["amplitude"] == {"event_time": "soon"}
 
 
-def test_amplitude_without_a_uuid_is_known_by_its_insert_id():
+def test_amplitude_without_a_uuid_is_known_by_its_insert_id() -> None:
     event = {"uuid": None, "$insert_id": "i", "event_type": "x", "user_id": "u"}
     assert amplitude(**event)["messageId"] == "i"
 
 
-def test_amplitude_keeps_a_trait_that_was_taken_away():
+def test_amplitude_keeps_a_trait_that_was_taken_away() -> None:
     event = {"event_type": "$identify", "user_id": "u", "user_properties": {"plan": None}}
     assert amplitude(**event)["traits"] == {"plan": None}

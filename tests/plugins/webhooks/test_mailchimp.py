@@ -4,34 +4,35 @@ from __future__ import annotations
 import base64
 import hmac
 import json
+from typing import Any
 from urllib.parse import quote_plus
 
 import pytest
 
-from engage.api import PayloadInvalid, SignatureMismatch
+from engage.api import PayloadInvalid, SignatureMismatch, Translation
 from support.providers import make, request
 
 KEY = {"webhook_key": "key"}
 
 
-def body(*items):
+def body(*items: Any) -> str:
     return f"mandrill_events={quote_plus(json.dumps(items))}"
 
 
-def translate(*items):
+def translate(*items: Any) -> Translation:
     return make("mailchimp", KEY).translate(request(body(*items)))
 
 
-def item(kind="click", **fields):
+def item(kind: str = "click", **fields: Any) -> dict[str, Any]:
     message = {"email": "A@b.c", "subject": "Hi", "ts": 1, **fields.pop("msg", {})}
     return {"event": kind, "_id": "m1", "ts": 1461095246, "msg": message, **fields}
 
 
-def ids(*items):
+def ids(*items: Any) -> list[str]:
     return [event.document["messageId"] for event in translate(*items).events]
 
 
-def test_what_has_no_field_stays_among_the_properties():
+def test_what_has_no_field_stays_among_the_properties() -> None:
     [event] = translate(item(url="u", location={"city": "X"}, msg={"metadata": {"a": 1}})).events
     assert event.document == {
         "type": "track",
@@ -50,7 +51,7 @@ def test_what_has_no_field_stays_among_the_properties():
     }
 
 
-def test_two_clicks_are_two_and_a_redelivery_is_one():
+def test_two_clicks_are_two_and_a_redelivery_is_one() -> None:
     assert ids(item(url="a")) == ids(item(url="a", location={"later": "enriched"}))
     different = [
         item(url="a"),
@@ -63,12 +64,12 @@ def test_two_clicks_are_two_and_a_redelivery_is_one():
     assert len(set(ids(*different))) == len(different)
 
 
-def test_empty_metadata_of_php_is_a_list():
+def test_empty_metadata_of_php_is_a_list() -> None:
     [event] = translate(item(msg={"metadata": []})).events
     assert "metadata" not in event.document["properties"]
 
 
-def test_a_bad_element_costs_only_itself():
+def test_a_bad_element_costs_only_itself() -> None:
     translation = translate(
         item(), 7, {"event": "open"}, {"event": "inbound", "msg": {}}, item("x")
     )
@@ -78,12 +79,12 @@ def test_a_bad_element_costs_only_itself():
 
 
 @pytest.mark.parametrize("form", ["", "x=1", "mandrill_events=", "mandrill_events=%7B%7D"])
-def test_without_a_list_it_is_not_understood(form):
+def test_without_a_list_it_is_not_understood(form: str) -> None:
     with pytest.raises(PayloadInvalid):
         make("mailchimp", KEY).translate(request(form))
 
 
-def test_an_empty_list_is_a_probe_whoever_sends_it():
+def test_an_empty_list_is_a_probe_whoever_sends_it() -> None:
     for form in ("mandrill_events=%5B%5D", "mandrill_events=%5b%5d", "mandrill_events=[]\r\n"):
         assert make("mailchimp", KEY).probe(request(form)) is not None
     for form in ("mandrill_events=%5B%5D&x=1", "mandrill_events=", "", "&" * 64):
@@ -91,12 +92,12 @@ def test_an_empty_list_is_a_probe_whoever_sends_it():
     assert make("mailchimp", KEY).probe(request(body(item()))) is None
 
 
-def test_the_registered_url_may_be_another():
-    def signed(url):
+def test_the_registered_url_may_be_another() -> None:
+    def signed(url: str) -> str:
         text = f"{url}mandrill_events[1]"
         return base64.b64encode(hmac.new(b"key", text.encode(), "sha1").digest()).decode()
 
-    def verify(public_url, url, target=""):
+    def verify(public_url: str, url: str, target: str = "") -> None:
         delivery = request(
             "mandrill_events=%5B1%5D",
             {"X-Mandrill-Signature": signed(url)},

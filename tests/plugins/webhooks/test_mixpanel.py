@@ -2,13 +2,15 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from engage.api import PayloadInvalid, WebhookResult
 from support.provider_cases import mixpanel_cohort as cohort
 from support.provider_static import HEADER, translate
-from support.providers import make, request
+from support.providers import make, recipient_of, request
 from support.server_inprocess import serving
 
 
@@ -20,7 +22,7 @@ from support.server_inprocess import serving
         ("remove_members", "Cohort Exited"),
     ],
 )
-def test_mixpanel_cohorts(action, name):
+def test_mixpanel_cohorts(action: str, name: str) -> None:
     [event] = translate("mixpanel", cohort(action)).events
     assert event.document["event"] == name
     assert event.document["userId"] == "u"
@@ -35,16 +37,16 @@ def test_mixpanel_cohorts(action, name):
     }
 
 
-def test_mixpanel_members_without_a_user():
+def test_mixpanel_members_without_a_user() -> None:
     [event] = translate("mixpanel", cohort(mixpanel_distinct_id="$device:d1")).events
     assert event.document["anonymousId"] == "d1"
     [event] = translate("mixpanel", cohort(mixpanel_distinct_id=None)).events
-    assert event.recipient.value == "a@b.c"
+    assert recipient_of(event) == ("email", "a@b.c")
     translation = translate("mixpanel", cohort(mixpanel_distinct_id=None, email=None))
     assert [rejected.index for rejected in translation.rejected] == [0]
 
 
-def test_mixpanel_page_again_is_the_same_and_another_session_is_not():
+def test_mixpanel_page_again_is_the_same_and_another_session_is_not() -> None:
     first, again = cohort(), cohort()
     other = cohort()
     other["parameters"]["mixpanel_session_id"] = "t"
@@ -56,22 +58,23 @@ def test_mixpanel_page_again_is_the_same_and_another_session_is_not():
     assert len(set(ids)) == 3
 
 
-def test_mixpanel_wants_an_answer_of_its_own():
+def test_mixpanel_wants_an_answer_of_its_own() -> None:
     made = make("mixpanel", HEADER)
     result = WebhookResult(accepted=1, ignored=0)
     reply = made.reply(request(json.dumps(cohort("members"))), result)
+    assert reply is not None
     assert json.loads(reply.body) == {"action": "members", "status": "success"}
     for body in ("[]", "{}", '{"action":"new"}', '{"action":7}', "{"):
         assert made.reply(request(body), result) is None
 
 
 @pytest.mark.parametrize("payload", [{"action": "new"}, {"action": "members"}, {"action": ["x"]}])
-def test_mixpanel_action_without_members_is_a_dead_letter(payload):
+def test_mixpanel_action_without_members_is_a_dead_letter(payload: Any) -> None:
     with pytest.raises(PayloadInvalid):
         translate("mixpanel", payload)
 
 
-def test_mixpanel_streams():
+def test_mixpanel_streams() -> None:
     items = [
         {
             "event": "Signed Up",
@@ -105,7 +108,7 @@ def test_mixpanel_streams():
 
 
 @pytest.mark.parametrize("time", ["²", "١٧", "1" * 30, "", "soon", [], 1e300])
-def test_mixpanel_time_that_is_none_costs_nobody_else_an_event(time):
+def test_mixpanel_time_that_is_none_costs_nobody_else_an_event(time: Any) -> None:
     odd = {"event": "x", "properties": {"distinct_id": "u", "time": time, "$insert_id": "i"}}
     events = translate(
         "mixpanel", [odd, {"event": "y", "distinct_id": "u", "$insert_id": "j"}]
@@ -115,7 +118,7 @@ def test_mixpanel_time_that_is_none_costs_nobody_else_an_event(time):
     assert events[0].document["properties"]["time"] == time
 
 
-async def test_mixpanel_hears_its_own_answer_from_the_server(tmp_path):
+async def test_mixpanel_hears_its_own_answer_from_the_server(tmp_path: Path) -> None:
     extra = '[workspaces.webhooks.mixpanel]\nheader = "X-Secret"\nvalue = "s3cret"\n'
     async with serving(tmp_path, config_extra=extra) as server:
         url, headers = "/api/public/webhooks/mixpanel", {"X-Secret": "s3cret"}

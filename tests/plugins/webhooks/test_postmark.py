@@ -4,6 +4,7 @@ from __future__ import annotations
 import pytest
 
 from support.provider_static import translate
+from support.providers import recipient_of
 
 
 @pytest.mark.parametrize(
@@ -19,18 +20,18 @@ from support.provider_static import translate
         ("Subscribe", "Email Resubscribed", None),
     ],
 )
-def test_postmark_tells_bounces_apart(kind, name, bounce):
+def test_postmark_tells_bounces_apart(kind: str, name: str, bounce: str | None) -> None:
     record = {"RecordType": "Bounce", "Type": kind, "Email": "a@b.c", "ID": 692560173}
     [event] = translate("postmark", record).events
     assert event.document["event"] == name
     assert event.document["properties"].get("bounceType") == bounce
-    assert event.recipient.value == "a@b.c"
+    assert recipient_of(event) == ("email", "a@b.c")
 
 
 @pytest.mark.parametrize(
     ("suppress", "name"), [(True, "Email Unsubscribed"), (False, "Email Resubscribed")]
 )
-def test_postmark_changes_of_subscription(suppress, name):
+def test_postmark_changes_of_subscription(suppress: bool, name: str) -> None:
     record = {
         "RecordType": "SubscriptionChange",
         "Recipient": "a@b.c",
@@ -42,7 +43,7 @@ def test_postmark_changes_of_subscription(suppress, name):
     assert event.document["timestamp"] == "2020-02-01T10:53:34.416Z"
 
 
-def test_postmark_tells_two_clicks_apart_and_a_redelivery_not():
+def test_postmark_tells_two_clicks_apart_and_a_redelivery_not() -> None:
     click = {
         "RecordType": "Click",
         "MessageID": "m",
@@ -56,5 +57,5 @@ def test_postmark_tells_two_clicks_apart_and_a_redelivery_not():
     assert translate("postmark", click).events[0].document["messageId"] == ids[0]
 
 
-def test_postmark_ignores_other_records():
+def test_postmark_ignores_other_records() -> None:
     assert translate("postmark", {"RecordType": "Inbound"}).ignored == 1

@@ -2,17 +2,18 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 
-from engage.api import NothingSigned, PayloadInvalid, SignatureMismatch
+from engage.api import NothingSigned, PayloadInvalid, SignatureMismatch, Translation
 from engage_plugins.segment import MAX_ELEMENT, first_element
 from support.providers import make, request
 
 EVENT = {"type": "track", "event": "E", "userId": "u", "messageId": "m"}
 
 
-def translate(payload):
+def translate(payload: Any) -> Translation:
     return make("segment", {"secret": "x"}).translate(request(json.dumps(payload)))
 
 
@@ -30,14 +31,14 @@ def translate(payload):
         b'{"a": 1 , "b" : [ ] }',
     ],
 )
-def test_the_first_element_is_cut_out_as_it_stands(element):
+def test_the_first_element_is_cut_out_as_it_stands(element: bytes) -> None:
     assert first_element(b"[" + element + b"]") == element
     assert first_element(b"[" + element + b',{"x":1}]') == element
     assert first_element(b" [" + element + b",") == element  # the rest is not looked at
 
 
 @pytest.mark.parametrize("array", [b"[]", b"[ ]", b" [\n]"])
-def test_an_empty_array_has_nothing_that_could_be_signed(array):
+def test_an_empty_array_has_nothing_that_could_be_signed(array: bytes) -> None:
     with pytest.raises(NothingSigned):
         first_element(array)
 
@@ -60,24 +61,24 @@ def test_an_empty_array_has_nothing_that_could_be_signed(array):
         b'[{"a":"' + b"\\" * (MAX_ELEMENT - 7),
     ],
 )
-def test_what_has_no_first_element_does_not_verify(array):
+def test_what_has_no_first_element_does_not_verify(array: bytes) -> None:
     with pytest.raises(SignatureMismatch):
         first_element(array)
 
 
-def test_events_stay_as_they_are():
+def test_events_stay_as_they_are() -> None:
     full = {**EVENT, "context": {"ip": "1.2.3.4"}, "extra": [1], "sentAt": "2024-01-01T00:00:00Z"}
     assert translate(full).events[0].document == full
 
 
-def test_types_are_read_in_any_case_and_others_ignored():
+def test_types_are_read_in_any_case_and_others_ignored() -> None:
     translation = translate([{**EVENT, "type": "Track"}, {**EVENT, "type": "delete"}, EVENT])
     assert [event.document["type"] for event in translation.events] == ["track", "track"]
     assert [event.index for event in translation.events] == [0, 2]
     assert translation.ignored == 1
 
 
-def test_an_event_without_an_id_has_that_of_its_content():
+def test_an_event_without_an_id_has_that_of_its_content() -> None:
     bare = {key: value for key, value in EVENT.items() if key != "messageId"}
     ids = [translate(bare).events[0].document["messageId"] for _ in range(2)]
     assert ids[0] == ids[1]
@@ -85,18 +86,18 @@ def test_an_event_without_an_id_has_that_of_its_content():
     assert other != ids[0]
 
 
-def test_a_bad_element_costs_only_itself():
+def test_a_bad_element_costs_only_itself() -> None:
     translation = translate([EVENT, 7, {"event": "no type"}, EVENT])
     assert len(translation.events) == 2
     assert [rejected.index for rejected in translation.rejected] == [1, 2]
 
 
-def test_nothing_but_bad_elements_is_not_understood():
+def test_nothing_but_bad_elements_is_not_understood() -> None:
     with pytest.raises(PayloadInvalid):
         translate([1, 2])
 
 
-def test_an_id_that_cannot_be_one_is_made_one():
+def test_an_id_that_cannot_be_one_is_made_one() -> None:
     assert translate({**EVENT, "messageId": 7}).events[0].document["messageId"] == "7"
     long = {**EVENT, "messageId": "x" * 257}
     first, again = (translate(long).events[0].document["messageId"] for _ in range(2))

@@ -2,17 +2,18 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 
-from engage.api import PayloadInvalid
-from support.providers import make, request
+from engage.api import PayloadInvalid, Translation
+from support.providers import make, recipient_of, request
 
 SECRET = {"client_secret": "x"}
 ORDER = {"id": 1, "created_at": "2024-01-01T00:00:00Z", "customer": {"id": 2}}
 
 
-def translate(topic, body, **headers):
+def translate(topic: str, body: Any, **headers: str) -> Translation:
     sent = {"X-Shopify-Topic": topic, "X-Shopify-Webhook-Id": "w1", **headers}
     return make("shopify", SECRET).translate(request(json.dumps(body), sent))
 
@@ -32,14 +33,14 @@ def translate(topic, body, **headers):
         ("customers/redact", "Customer Redaction Requested"),
     ],
 )
-def test_names(topic, name):
+def test_names(topic: str, name: str) -> None:
     [event] = translate(topic, ORDER).events
     assert event.document["event"] == name
     assert event.document["userId"] == "2"
     assert event.document["messageId"] == "w1"
 
 
-def test_a_customer_is_identified():
+def test_a_customer_is_identified() -> None:
     body = {
         "id": 706405506930370084,
         "email": "bob@biller.com",
@@ -67,20 +68,20 @@ def test_a_customer_is_identified():
 
 
 @pytest.mark.parametrize("body", [ORDER, {"id": 1, "line_items": []}])
-def test_a_body_that_does_not_fit_its_topic_is_not_understood(body):
+def test_a_body_that_does_not_fit_its_topic_is_not_understood(body: dict[str, Any]) -> None:
     # The topic is not signed: an order must not become a user.
     with pytest.raises(PayloadInvalid):
         translate("customers/create", body)
 
 
 @pytest.mark.parametrize("action", ["enable", "disable", "delete"])
-def test_what_else_becomes_of_a_customer(action):
+def test_what_else_becomes_of_a_customer(action: str) -> None:
     [event] = translate(f"customers/{action}", {"id": 2, "email": "a@b.c"}).events
     assert event.document["event"] == f"Customer {action.title()}d"
     assert event.document["userId"] == event.document["properties"]["customerId"] == "2"
 
 
-def test_ids_become_strings_wherever_they_stand():
+def test_ids_become_strings_wherever_they_stand() -> None:
     body = {**ORDER, "line_items": [{"id": 3, "product_id": 4, "quantity": 5}], "tag_ids": [6]}
     [event] = translate("orders/create", body).events
     properties = event.document["properties"]
@@ -103,21 +104,21 @@ def test_ids_become_strings_wherever_they_stand():
         ({"id": 1, "phone": "+15551234567"}, "phone", "+15551234567"),
     ],
 )
-def test_a_guest_is_known_by_the_address(body, trait, value):
+def test_a_guest_is_known_by_the_address(body: dict[str, Any], trait: str, value: str) -> None:
     [event] = translate("orders/create", body).events
     assert event.recipient is not None
-    assert (event.recipient.trait, event.recipient.value) == (trait, value)
+    assert recipient_of(event) == (trait, value)
 
 
-def test_what_concerns_no_customer_is_ignored():
+def test_what_concerns_no_customer_is_ignored() -> None:
     assert translate("products/update", {"id": 1, "title": "T"}).ignored == 1
     assert translate("shop/redact", {"shop_id": 1}).ignored == 1
 
 
-def test_the_time_of_an_event():
+def test_the_time_of_an_event() -> None:
     times = {"cancelled_at": "2024-03-01T00:00:00Z", "updated_at": "2024-02-01T00:00:00Z"}
 
-    def time(topic, body, **headers):
+    def time(topic: str, body: Any, **headers: str) -> Any:
         return translate(topic, body, **headers).events[0].document["timestamp"]
 
     assert time("orders/cancelled", ORDER | times) == "2024-03-01T00:00:00.000Z"
@@ -128,11 +129,11 @@ def test_the_time_of_an_event():
 
 
 @pytest.mark.parametrize("topic", ["", "orders"])
-def test_without_a_topic_it_is_not_understood(topic):
+def test_without_a_topic_it_is_not_understood(topic: str) -> None:
     with pytest.raises(PayloadInvalid):
         translate(topic, ORDER)
 
 
 @pytest.mark.parametrize("topic", ["app/uninstalled", "shop/update"])
-def test_the_shops_owner_is_no_customer(topic):
+def test_the_shops_owner_is_no_customer(topic: str) -> None:
     assert translate(topic, {"id": 1, "email": "owner@example.com"}).ignored == 1

@@ -3,6 +3,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from typing import Any
+
 import pytest
 from jsonschema import ValidationError
 
@@ -25,7 +28,9 @@ PROVIDERS = ["amplitude", "mixpanel", "mparticle", "posthog", "postmark", "rudde
         (BASIC | {"basic_password": ["x", "pä:ss"]}, [("Authorization", basic("hook:pä:ss"))]),
     ],
 )
-def test_the_credential_lets_in(provider, options, headers):
+def test_the_credential_lets_in(
+    provider: str, options: Mapping[str, Any], headers: Sequence[tuple[str, str]]
+) -> None:
     made = make(provider, options)
     assert made.needs(request(b"", headers)) is None
     made.verify(request(b"", headers), None)
@@ -56,7 +61,9 @@ def test_the_credential_lets_in(provider, options, headers):
         (BASIC, [("Authorization", "hook:pä:ss")]),
     ],
 )
-def test_anything_else_does_not(provider, options, headers):
+def test_anything_else_does_not(
+    provider: str, options: Mapping[str, Any], headers: Sequence[tuple[str, str]]
+) -> None:
     with pytest.raises(SignatureMismatch):
         make(provider, options).verify(request(b"{}", headers), None)
 
@@ -78,12 +85,12 @@ def test_anything_else_does_not(provider, options, headers):
         HEADER | {"typo": 1},
     ],
 )
-def test_options_must_name_one_credential(provider, options):
+def test_options_must_name_one_credential(provider: str, options: Mapping[str, Any]) -> None:
     with pytest.raises(ValidationError):
         make(provider, options)
 
 
-def test_the_same_secret_is_the_same_however_it_is_written():
+def test_the_same_secret_is_the_same_however_it_is_written() -> None:
     [header] = make("mixpanel", {"value": basic("hook:pä:ss")}).credentials()
     [named] = make("postmark", BASIC).credentials()
     assert header == named
@@ -93,6 +100,6 @@ def test_the_same_secret_is_the_same_however_it_is_written():
 @pytest.mark.parametrize(
     "body", [b"", b"\xff", b"null", b"7", b'"x"', b"{}", b"[" * 100_000, b"{", b'{"a":NaN}', b"[7]"]
 )
-def test_what_makes_no_sense_is_a_dead_letter(provider, body):
+def test_what_makes_no_sense_is_a_dead_letter(provider: str, body: bytes) -> None:
     with pytest.raises(PayloadInvalid):
         translate(provider, body)

@@ -8,23 +8,23 @@ from urllib.parse import urlencode
 
 import pytest
 
-from engage.api import PayloadInvalid, SignatureMismatch
-from support.providers import make, request
+from engage.api import PayloadInvalid, SignatureMismatch, Translation
+from support.providers import make, recipient_of, request
 
 TOKEN = {"auth_token": "token"}
 URL = "https://events.example.com/api/public/webhooks/twilio"
 
 
-def translate(query="", **fields):
+def translate(query: str = "", **fields: str) -> Translation:
     sent = {"MessageSid": "SM1", "MessageStatus": "delivered", "To": "+15558675310", **fields}
     return make("twilio", TOKEN).translate(request(urlencode(sent), url=URL + query))
 
 
-def signature(text):
+def signature(text: str) -> str:
     return base64.b64encode(hmac.new(b"token", text.encode(), "sha1").digest()).decode()
 
 
-def verify(url, body, signed):
+def verify(url: str, body: bytes | str, signed: str) -> None:
     delivery = request(body, {"X-Twilio-Signature": signature(signed)}, url=url)
     make("twilio", TOKEN).verify(delivery, None)
 
@@ -39,18 +39,18 @@ def verify(url, body, signed):
         ("read", "SMS Read"),
     ],
 )
-def test_states(status, name):
+def test_states(status: str, name: str) -> None:
     [event] = translate(MessageStatus=status).events
     assert event.document["event"] == name
     assert "timestamp" not in event.document
 
 
 @pytest.mark.parametrize("status", ["queued", "sending", "accepted", "received", "canceled", ""])
-def test_states_of_no_interest(status):
+def test_states_of_no_interest(status: str) -> None:
     assert translate(MessageStatus=status).ignored == 1
 
 
-def test_each_state_of_a_message_is_one_event():
+def test_each_state_of_a_message_is_one_event() -> None:
     ids = [
         translate(**fields).events[0].document["messageId"]
         for fields in ({}, {}, {"MessageStatus": "sent"}, {"MessageSid": "SM2"})
@@ -59,7 +59,7 @@ def test_each_state_of_a_message_is_one_event():
     assert len(set(ids)) == 3
 
 
-def test_the_query_names_the_user_and_adds_properties():
+def test_the_query_names_the_user_and_adds_properties() -> None:
     [event] = translate("?workspaceId=acme&userId=u1&campaign=x&To=y").events
     document = event.document
     assert document["userId"] == "u1"
@@ -70,13 +70,13 @@ def test_the_query_names_the_user_and_adds_properties():
 
 
 @pytest.mark.parametrize("to", ["+15558675310", "whatsapp:+15558675310"])
-def test_without_a_user_the_number_decides(to):
+def test_without_a_user_the_number_decides(to: str) -> None:
     [event] = translate(To=to).events
     assert event.recipient is not None
-    assert (event.recipient.trait, event.recipient.value) == ("phone", "+15558675310")
+    assert recipient_of(event) == ("phone", "+15558675310")
 
 
-def test_a_state_of_nobodys_message_is_not_thrown_away():
+def test_a_state_of_nobodys_message_is_not_thrown_away() -> None:
     [event] = translate(To="", MessageStatus="undelivered").events
     # The core refuses an event without an id, and keeps the delivery.
     assert event.recipient is None
@@ -84,7 +84,7 @@ def test_a_state_of_nobodys_message_is_not_thrown_away():
         translate(MessageSid="")
 
 
-def test_calls_are_ignored():
+def test_calls_are_ignored() -> None:
     call = request("CallSid=CA1&CallStatus=completed&To=%2B1", url=URL)
     assert make("twilio", TOKEN).translate(call).ignored == 1
 
@@ -101,7 +101,7 @@ def test_calls_are_ignored():
         ("https://u:p@a.example/x", "https://u:p@a.example:443/x"),
     ],
 )
-def test_the_port_may_be_there_or_not(url, signed):
+def test_the_port_may_be_there_or_not(url: str, signed: str) -> None:
     verify(url, "a=1", signed + "a1")
 
 
@@ -115,16 +115,16 @@ def test_the_port_may_be_there_or_not(url, signed):
         ("https://a.example/x?a=1&b=2", "https://a.example/x?b=2&a=1"),
     ],
 )
-def test_any_other_url_is_another(url, signed):
+def test_any_other_url_is_another(url: str, signed: str) -> None:
     with pytest.raises(SignatureMismatch):
         verify(url, "a=1", signed + "a1")
 
 
-def test_a_value_that_is_there_twice_is_signed_once():
+def test_a_value_that_is_there_twice_is_signed_once() -> None:
     verify(URL, "b=2&a=3&a=1&a=3&c=", f"{URL}a1a3b2c")
 
 
-def test_a_json_body_is_signed_by_its_hash():
+def test_a_json_body_is_signed_by_its_hash() -> None:
     body = '{"a": 1}'
     url = f"{URL}?bodySHA256={hashlib.sha256(body.encode()).hexdigest()}"
     verify(url, body, url)

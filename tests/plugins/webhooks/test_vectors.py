@@ -8,26 +8,42 @@ properties and that context, everything else exactly.
 from __future__ import annotations
 
 import contextlib
+from typing import Any
 
 import pytest
 
-from engage.api import PayloadInvalid, SignatureMismatch, identifier_value
+from engage.api import (
+    PayloadInvalid,
+    Provider,
+    SignatureMismatch,
+    TranslatedEvent,
+    WebhookRequest,
+    identifier_value,
+)
 from engage.errors import Limit
 from engage.pipeline.normalise import Arrival, normalise
 from engage.pipeline.validate import Schemas
-from support.providers import MAPPINGS, VECTORS, delivery_of, make, request_of, signature_vectors
+from support.providers import (
+    MAPPINGS,
+    VECTORS,
+    delivery_of,
+    make,
+    recipient_of,
+    request_of,
+    signature_vectors,
+)
 
 #: Milliseconds; later than every recorded event.
 RECEIVED_AT = 1_800_000_000_000
 
 
-def test_nothing_was_lost_of_the_recordings():
+def test_nothing_was_lost_of_the_recordings() -> None:
     assert len(VECTORS) == 146
     assert len(MAPPINGS) == 52
 
 
 @pytest.mark.parametrize("vector", VECTORS, ids=lambda vector: vector["id"])
-def test_signature(vector):
+def test_signature(vector: dict[str, Any]) -> None:
     provider = make(vector["provider"], vector["config"], url=vector["url"])
     delivery = request_of(vector)
     if vector["expected"] == "invalid":
@@ -49,7 +65,7 @@ def test_signature(vector):
             provider.translate(delivery)
 
 
-def verify(provider, delivery):
+def verify(provider: Provider, delivery: WebhookRequest) -> None:
     # All recordings that need a certificate bring it in their options.
     assert provider.needs(delivery) is None
     try:
@@ -63,7 +79,7 @@ def verify(provider, delivery):
 @pytest.mark.parametrize(
     "mapping", MAPPINGS, ids=lambda mapping: f"{mapping['provider']}: {mapping['description']}"
 )
-def test_translation(mapping):
+def test_translation(mapping: dict[str, Any]) -> None:
     provider = make(mapping["provider"], signature_vectors(mapping["provider"])[0]["config"])
     translation = provider.translate(delivery_of(mapping["provider"], mapping["input"]))
     assert not translation.rejected
@@ -85,12 +101,12 @@ def test_translation(mapping):
     assert [event.document["messageId"] for event in again.events] == ids
 
 
-def stored(event):
+def stored(event: TranslatedEvent) -> dict[str, Any]:
     """The document as it is stored in a workspace where nobody is known."""
     document = dict(event.document)
     if "userId" not in document and "anonymousId" not in document:
-        value = identifier_value(event.recipient.trait, event.recipient.value)
-        document["anonymousId"] = f"{event.recipient.trait}:{value}"
+        trait, value = recipient_of(event)
+        document["anonymousId"] = f"{trait}:{identifier_value(trait, value)}"
     assert Schemas.load().problems(document["type"], document) == []
     arrival = Arrival(
         workspace_id="acme",

@@ -13,11 +13,11 @@ import threading
 from datetime import datetime
 
 plan = json.load(sys.stdin)
-errors = []
+errors: list[str] = []
 lock = threading.Lock()
 
 
-def on_error(error, items):
+def on_error(error: object, items: list[object]) -> None:
     with lock:
         errors.append(f"{error} ({len(items)} items)")
 
