@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Translates an event of SES: what happened to an e-mail."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from engage.api import PayloadInvalid, Recipient, TranslatedEvent, Translation
+from engage.webhooks import (
+    email_recipient,
+    event_id,
+    iso_time,
+    merged,
+    message_id,
+    own_user_id,
+    text,
+    track,
+)
+
+__all__ = ["translate"]
+
+_NAMES: Final[Mapping[str, str]] = {
+    "Send": "Email Sent",
+    "Delivery": "Email Delivered",
+    "Open": "Email Opened",
+    "Click": "Email Link Clicked",
+    "Bounce": "Email Bounced",
+    "Complaint": "Email Marked as Spam",
+    "DeliveryDelay": "Email Delayed",
+    "Reject": "Email Dropped",
+    "Rendering Failure": "Email Dropped",
+    "Subscription": "Email Unsubscribed",
+}
+#: Kind → the field with its details, if that is not the kind in lower case.
+_DETAILS: Final[Mapping[str, str]] = {
+    "Rendering Failure": "failure",
+    "DeliveryDelay": "deliveryDelay",
+}
+#: Kind → the field of the details that lists the recipients whom the event is about.
+_RECIPIENTS: Final[Mapping[str, str]] = {
+    "Bounce": "bouncedRecipients",
+    "Complaint": "complainedRecipients",
+    "Delivery": "recipients",
+    "DeliveryDelay": "delayedRecipients",
+}
+_BOUNCES: Final[Mapping[str, str]] = {
+    "Permanent": "hard",
+    "Transient": "soft",
+    "Undetermined": "undetermined",
+}
+#: Fields of the SNS message that are not kept: those that were translated, and the URL with which
+#: anyone who reads the event could end the subscription.
+_NOT_KEPT: Final = frozenset(
+    {"Message", "Signature", "SignatureVersion", "SigningCertURL", "Type", "UnsubscribeURL"}
+)
+
+
+def translate(event: Mapping[str, Any], message: Mapping[str, Any]) -> Translation:
+    """Return one track event for each recipient that an event of SES is about.
+
+    :param message: the SNS message that contained the event.
+    :raises PayloadInvalid: if it is not an event of SES.
+    """
+    kind = text(event.get("eventType")) or text(event.get("notificationType"))
+    if kind is None:
+        raise PayloadInvalid("the message is not an event of SES")
+    if kind not in _NAMES:
+        return Translation(ignored=1)
+    mail = _object(event.get("mail"))
+    details = _object(event.get(_DETAILS.get(kind, kind.lower())))
+    tags = {
+        name: values[0]
+        for name, values in _object(mail.get("tags")).items()
+        if isinstance(values, list) and values
+    }
+    user, taken = own_user_id(tags)
+    addresses = _recipients(kind, details, mail)
+    if user is not None:
+        # The tags are the mail's: it went to one user, even if it has several addresses.
+        addresses = addresses[:1]
+    delivery = message_id(message["MessageId"]) or event_id(message["MessageId"])
+    events = []
+    for index, recipient in enumerate(addresses or [None]):
+        properties = merged(
+            {"email": recipient.value if recipient else None, "bounceType": _bounce(details)},
+            event,
+            # SES's own tags, such as ses:source-ip, stay among the tags of the mail.
+            {name: value for name, value in tags.items() if ":" not in name},
+            {"sns": merged(message, without=_NOT_KEPT)},
+            without=taken,
+        )
+        document = track(
+            _subscription(details) if kind == "Subscription" else _NAMES[kind],
+            message_id=delivery if index == 0 else event_id(delivery, str(index)),
+            timestamp=iso_time(details.get("timestamp")) or iso_time(mail.get("timestamp")),
+            user=user,
+            properties=properties,
+        )
+        events.append(TranslatedEvent(document, recipient))
+    return Translation(events=events)
+
+
+def _object(value: object) -> Mapping[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _recipients(kind: str, details: Mapping[str, Any], mail: Mapping[str, Any]) -> list[Recipient]:
+    """Return the recipients whom the event is about, each once.
+
+    If the event lists none, return the first recipient of the mail: SES does not know which of
+    several recipients opened it.
+    """
+    found: dict[str, Recipient] = {}
+    listed = details.get(_RECIPIENTS.get(kind, ""))
+    for item in listed if isinstance(listed, list) else []:
+        recipient = email_recipient(item.get("emailAddress") if isinstance(item, dict) else item)
+        if recipient is not None:
+            found.setdefault(recipient.value, recipient)
+    if found:
+        return list(found.values())
+    destination = mail.get("destination")
+    first = email_recipient(*destination) if isinstance(destination, list) else None
+    return [] if first is None else [first]
+
+
+def _bounce(details: Mapping[str, Any]) -> str | None:
+    return _BOUNCES.get(str(details.get("bounceType")))
+
+
+def _subscription(details: Mapping[str, Any]) -> str:
+    """Return the name for a change of preferences; the preferences after the change decide."""
+    preferences = _object(details.get("newTopicPreferences"))
+    topics = preferences.get("topicSubscriptionStatus")
+    listed = topics if isinstance(topics, list) else []
+    statuses = [_object(topic).get("subscriptionStatus") for topic in listed]
+    if preferences.get("unsubscribeAll") is False and "OptOut" not in statuses:
+        return "Email Resubscribed"
+    return "Email Unsubscribed"
