@@ -5,7 +5,7 @@ Requests that arrive during a call wait and share the next call; a request that 
 written at once. Waiting items are limited in number and bytes (503 ``overloaded``). Each request
 has a time limit, which includes its wait.
 
-When a call fails for an unknown reason, the requests in it are retried one by one, so that one
+When a call fails quickly or unexpectedly, the requests in it are retried one by one, so that one
 poisonous request cannot fail the others.
 """
 
