@@ -11,6 +11,7 @@
 ``webhook.py``        deliveries of webhook providers
 ``settings.py``       settings for the browser SDKs of Segment and RudderStack
 ``files.py``          the snippet's script, the API's description and its page
+``static/``           the script and the page that ``files.py`` serves
 ``health.py``         ``/healthz`` and ``/readyz``
 ``missing.py``        404
 ``cors.py``           the CORS headers
