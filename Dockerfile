@@ -11,6 +11,6 @@ WORKDIR /data
 VOLUME /data
 ENV PATH=/engage/bin:$PATH ENGAGE_CONFIG=/data/engage.toml PYTHONUNBUFFERED=1
 EXPOSE 8080
-# The config is yours: mount it at /data/engage.toml. SQLite keeps its file beside it.
+# Mount your config at /data/engage.toml. SQLite keeps its file in the same folder.
 HEALTHCHECK CMD ["python", "-c", "import urllib.request; urllib.request.urlopen('http://127.0.0.1:8080/healthz', timeout=3)"]
 CMD ["engage", "serve", "--host", "0.0.0.0", "--port", "8080"]

@@ -1,17 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-# make run    a virtual environment, install, a config if there is none, serve
-# make test   all that the tests need, then all tests but those in a browser
-# Needs make and Python 3.11 or newer with venv; everything else is fetched.
+# make run    install into .venv, write a config if there is none, and start the server
+# make test   install what the tests need and run them, except those in a browser
+# Needs make and Python 3.11 or newer with venv; downloads everything else.
 
 VENV ?= .venv
 BIN := $(VENV)/bin
 CONFIG ?= engage.toml
-# More arguments for pytest, and how many tests run at once.
+# Additional arguments for pytest, and the number of tests that run at the same time.
 PYTEST_ARGS ?=
 JOBS ?= 3
 PYTEST = $(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(PYTEST_ARGS)
-# Exit status 5: there was no such test, which is fine for a part of the suite.
-NONE_IS_FINE = || [ $$? -eq 5 ]
+# pytest exits with 5 if it selected no test, which is fine for a part of the suite.
+ALLOW_NO_TESTS = || [ $$? -eq 5 ]
 
 .PHONY: help run install test test-fast test-browser lint bench clean
 
@@ -25,7 +25,7 @@ run: install
 
 install: $(VENV)/.run
 
-# pyproject.toml names the dependencies and the plugins: both are only seen by installing anew.
+# Changes of the dependencies and plugins in pyproject.toml take effect when it is installed again.
 $(VENV)/.run: pyproject.toml
 	@sh .ci/venv "$(VENV)"
 	$(BIN)/pip install -q --disable-pip-version-check -e .
@@ -41,7 +41,7 @@ test: $(VENV)/.test
 	@sh .ci/packages
 	@$(BIN)/python tests/support/prepare.py
 	$(PYTEST) -m "not sdk and not browser"
-	$(PYTEST) --dist worksteal -m "sdk and not browser" $(NONE_IS_FINE)
+	$(PYTEST) --dist worksteal -m "sdk and not browser" $(ALLOW_NO_TESTS)
 
 test-fast: $(VENV)/.test
 	$(PYTEST) -m "not slow and not sdk and not browser and not mongo"
@@ -49,7 +49,7 @@ test-fast: $(VENV)/.test
 test-browser: $(VENV)/.test
 	@sh .ci/packages chromium
 	@$(BIN)/python tests/support/prepare.py browser
-	$(PYTEST) --dist worksteal -m browser $(NONE_IS_FINE)
+	$(PYTEST) --dist worksteal -m browser $(ALLOW_NO_TESTS)
 
 lint: $(VENV)/.test
 	$(BIN)/ruff check .

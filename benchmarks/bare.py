@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The yardstick: Tornado as it comes, answering 204 to every POST and storing nothing."""
+"""The baseline: plain Tornado, which answers every POST with 204 and stores nothing."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class _Handler(RequestHandler):
 
 
 async def main() -> None:
-    """Serve on a free port of 127.0.0.1 and print it."""
+    """Serve on a free port of 127.0.0.1 and print its number."""
     (sock,) = bind_sockets(0, "127.0.0.1", backlog=1024)
     application = Application([(r"/.*", _Handler)], log_function=lambda handler: None)
     HTTPServer(application).add_socket(sock)

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a user would write by hand: FastAPI, pydantic and motor, one insert per request.
+"""The service that a user could write instead: FastAPI, pydantic and motor, one insert per request.
 
-Not a small engage: no batches, no repeats, no profiles; an id that comes again is an error 500.
+It does less than engage: it has no batches, no profiles and no detection of duplicates; a repeated
+message id is answered with 500.
 """
 
 import datetime

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What makes the load: wrk, oha, or, where neither is installed, a small one in Python."""
+"""The load generator: wrk, oha, or, if neither is installed, a small one in Python."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ HERE = Path(__file__).parent
 
 
 def _event() -> tuple[str, str]:
-    """:return: what stands before and after the message id in a track event of 0.6 KB."""
+    """Return a track event of 0.6 KB as two parts: before and after its message id."""
     event = {
         "messageId": "@",
         "userId": "97980cfea0067",
@@ -52,28 +52,31 @@ HEAD, TAIL = _event()
 
 @dataclass(frozen=True)
 class Result:
-    """What one run measured; milliseconds."""
+    """The result of one run; latencies are in milliseconds."""
 
     requests_per_second: float
     p50: float
     p99: float
-    #: Requests that failed or got another status than 2xx.
+    #: The number of requests that failed or were answered with another status than 2xx.
     bad: int
 
 
 def tool() -> str:
-    """:return: ``wrk``, ``oha`` or ``python``: the first that is there."""
+    """Return ``wrk``, ``oha`` or ``python``: the first that is installed."""
     return next((name for name in ("wrk", "oha") if shutil.which(name)), "python")
 
 
 def run(
     using: str, url: str, key: str, *, connections: int, size: int, seconds: float, name: str
 ) -> Result:
-    """POST as fast as the answers come.
+    """Send requests on all connections, each as soon as the previous one is answered.
 
-    :param using: see :func:`tool`.
-    :param size: events of one request; 1: a single event, no batch.
-    :param name: goes into the message ids: no two runs on one store may have the same.
+    :param using: a load generator; see :func:`tool`.
+    :param url: the route to POST to.
+    :param key: a write key.
+    :param size: events per request; with 1, a single event instead of a batch.
+    :param seconds: how long to send.
+    :param name: part of the message ids; must be different for each run on the same store.
     """
     token = "Basic " + base64.b64encode(f"{key}:".encode()).decode()
     return {"wrk": _wrk, "oha": _oha, "python": _python}[using](
@@ -102,7 +105,7 @@ def _wrk(url: str, token: str, *, connections: int, size: int, seconds: float, n
 
 
 def _oha(url: str, token: str, *, connections: int, size: int, seconds: float, name: str) -> Result:
-    # oha sends the same body each time: the server must make the message ids.
+    # oha sends the same body each time, so the server must make the message ids.
     one = (HEAD + TAIL).replace('"messageId":"",', "")
     body = one if size == 1 else '{"batch":[' + ",".join([one] * size) + "]}"
     with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
@@ -133,7 +136,7 @@ def _oha(url: str, token: str, *, connections: int, size: int, seconds: float, n
 def _python(
     url: str, token: str, *, connections: int, size: int, seconds: float, name: str
 ) -> Result:
-    # In a process of its own: it must not share our interpreter with anybody.
+    # In a separate process, so that it does not share its interpreter with other work.
     arguments = json.dumps([url, token, connections, size, seconds, name])
     output = subprocess.run(
         [sys.executable, __file__, arguments], capture_output=True, text=True, check=True
@@ -142,7 +145,7 @@ def _python(
 
 
 class _Client(asyncio.Protocol):
-    """One connection: asks, waits for the answer, asks again."""
+    """One connection: sends a request, waits for the answer, and sends the next."""
 
     def __init__(self, load: _Load) -> None:
         self._load = load
@@ -151,9 +154,9 @@ class _Client(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
-        self._ask()
+        self._send()
 
-    def _ask(self) -> None:
+    def _send(self) -> None:
         self._sent = time.perf_counter()
         self._transport.write(self._load.request())
 
@@ -170,7 +173,7 @@ class _Client(asyncio.Protocol):
         self._load.times.append(time.perf_counter() - self._sent)
         self._load.bad += head[9:10] != b"2"
         if time.perf_counter() < self._load.end:
-            self._ask()
+            self._send()
         else:
             self._transport.close()
 

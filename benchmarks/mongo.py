@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``make bench``, MongoDB: engage beside the driver alone and beside a service written by hand.
+"""``make bench`` for MongoDB: engage compared with the driver alone and a hand-written service.
 
 All of them store the same events of 0.6 KB on the same server, which shares the machine with the
-load generator: only the ratios mean something elsewhere. The server is the one that the tests find
-(``ENGAGE_TEST_MONGO_URL``, ``mongod``, else FerretDB).
+load generator. Only the ratios are comparable with other machines. The server is the one that the
+tests use (``ENGAGE_TEST_MONGO_URL``, ``mongod``, or FerretDB).
 """
 
 from __future__ import annotations
@@ -33,12 +33,16 @@ from support.server_process import KEY, start_server  # noqa: E402
 from support.venv import venv  # noqa: E402
 from support.waiting import wait_for  # noqa: E402
 
-#: Connections, events of one request.
+#: Number of connections and of events per request.
 CASES = ((1, 1), (32, 1), (256, 1), (8, 100), (32, 100))
 
 
 def bare(url: str, size: int, seconds: float, *, indexes: bool) -> float:
-    """:return: events/s of ``insert_many`` alone, one connection, batches of ``size``."""
+    """Return the events/s of ``insert_many`` alone on one connection.
+
+    :param size: documents per call.
+    :param indexes: whether to create engage's indexes first.
+    """
     with pymongo.MongoClient(url, w="majority", journal=True) as client:
         collection = client.get_default_database()["events"]
         if indexes:
@@ -58,8 +62,8 @@ def bare(url: str, size: int, seconds: float, *, indexes: bool) -> float:
 
 
 @contextlib.contextmanager
-def by_hand(url: str) -> Iterator[str]:
-    """The service of ``handwritten.py``, on one process of uvicorn."""
+def handwritten(url: str) -> Iterator[str]:
+    """Run the service of ``handwritten.py`` in one uvicorn process; yield its URL."""
     python = str(venv(HERE / "handwritten.txt"))
     port = mongo.free_port()
     command = [
@@ -86,7 +90,7 @@ def by_hand(url: str) -> Iterator[str]:
 
 @contextlib.contextmanager
 def engage(url: str, workers: int) -> Iterator[str]:
-    """engage on this store."""
+    """Run engage on a MongoDB server; yield its URL."""
     storage = f'[storage]\nbackend = "mongo"\n[storage.mongo]\nurl = "{url}"\n'
     with (
         tempfile.TemporaryDirectory(prefix="engage-bench-") as folder,
@@ -97,10 +101,10 @@ def engage(url: str, workers: int) -> Iterator[str]:
 
 
 def prime(base: str) -> None:
-    """Send one event, so that the visitor of all of them is known when the measurement begins.
+    """Send one event, so that the visitor of all events is known when the measurement begins.
 
-    FerretDB looks at the whole collection for each document that it updates: the marks of hundreds
-    of first events would be what is measured.
+    FerretDB scans the whole collection for each document that it updates. Without this event, the
+    benchmark would measure the updates for hundreds of first events.
     """
     body = f"{load.HEAD}first{load.TAIL}".encode()
     token = base64.b64encode(f"{KEY}:".encode()).decode()
@@ -113,7 +117,7 @@ def prime(base: str) -> None:
 
 @contextlib.contextmanager
 def fresh(kind: str) -> Iterator[mongo.MongoServer]:
-    """A server for one measurement: no neighbour of the last one is left in it."""
+    """Start a server for one measurement, without data of previous ones."""
     if kind == "url":
         yield mongo.shared(kind)
     else:
@@ -125,19 +129,25 @@ def fresh(kind: str) -> Iterator[mongo.MongoServer]:
 
 
 def main() -> int:
-    """Measure and print; 1 if any request failed."""
+    """Measure and print; return 1 if a request failed."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seconds", type=float, default=8.0, help="of each measurement")
-    parser.add_argument("--workers", type=int, default=1)
-    parser.add_argument("--tool", choices=("wrk", "oha", "python"), default=load.tool())
-    parser.add_argument("--kind", default=mongo.kinds()[0], help="ferretdb, java, mongod or url")
-    parser.add_argument("--only", help="connections x events, for instance 32x1,8x100")
+    parser.add_argument("--seconds", type=float, default=8.0, help="seconds of each measurement")
+    parser.add_argument("--workers", type=int, default=1, help="processes of engage")
+    parser.add_argument(
+        "--tool", choices=("wrk", "oha", "python"), default=load.tool(), help="the load generator"
+    )
+    parser.add_argument(
+        "--kind", default=mongo.kinds()[0], help="the server: ferretdb, java, mongod or url"
+    )
+    parser.add_argument(
+        "--only", help="the cases to measure, as connections x events, such as 32x1,8x100"
+    )
     arguments = parser.parse_args()
     cases: tuple[tuple[int, ...], ...] = CASES
     if arguments.only:
         cases = tuple(tuple(map(int, one.split("x"))) for one in arguments.only.split(","))
     print(f"\nMongoDB: {arguments.kind}; load: {arguments.tool}, {arguments.seconds:g} s each\n")
-    print("| what | connections | events a request | events/s | p50 ms | p99 ms | ratio |")
+    print("| what | connections | events per request | events/s | p50 ms | p99 ms | ratio |")
     print("|---|---|---|---|---|---|---|", flush=True)
     ceiling: dict[int, float] = {}
     for size in (100, 1000):
@@ -152,10 +162,12 @@ def main() -> int:
     bad = 0
     for connections, size in cases:
         first = ceiling.get(size, 0.0)
-        for name in ("by hand", "engage") if size == 1 else ("engage",):
+        for name in ("hand-written", "engage") if size == 1 else ("engage",):
             with fresh(arguments.kind) as server:
                 url = server.url()
-                running = by_hand(url) if name == "by hand" else engage(url, arguments.workers)
+                running = (
+                    handwritten(url) if name == "hand-written" else engage(url, arguments.workers)
+                )
                 with running as base:
                     prime(base)
                     for warm in (True, False):
@@ -177,8 +189,9 @@ def main() -> int:
                 flush=True,
             )
     print(
-        "\nratio: of single events to the service by hand, of batches to insert_many of the same "
-        "size, of insert_many with engage's indexes to itself without"
+        "\nratio: single events are compared with the hand-written service, batches with "
+        "insert_many of the same size, and insert_many with engage's indexes with insert_many "
+        "without them"
     )
     if bad:
         print(f"\n{bad} requests failed")

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``python benchmarks/profiling.py``: the functions in which a server under load spends its time.
+"""``python benchmarks/profiling.py``: shows the functions in which a loaded server spends its time.
 
-The server runs in this process under cProfile, on the main thread; what SQLite does in threads of
-its own is not in the table. cProfile makes small functions look dearer than they are.
+The server runs in this process under cProfile, on the main thread. The work of SQLite in other
+threads is not in the table. cProfile makes small functions look more expensive than they are.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from support.waiting import wait_for  # noqa: E402
 
 
 def main() -> None:
-    """Print the heaviest functions."""
+    """Print the functions that take the most time."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--connections", type=int, default=32)
-    parser.add_argument("--events", type=int, default=1, help="of one request")
-    parser.add_argument("--seconds", type=float, default=5.0)
-    parser.add_argument("--lines", type=int, default=10)
+    parser.add_argument("--connections", type=int, default=32, help="number of connections")
+    parser.add_argument("--events", type=int, default=1, help="events per request")
+    parser.add_argument("--seconds", type=float, default=5.0, help="seconds of load")
+    parser.add_argument("--lines", type=int, default=10, help="functions to print")
     arguments = parser.parse_args()
     profile = cProfile.Profile()
     with tempfile.TemporaryDirectory(prefix="engage-profile-") as folder:
@@ -54,7 +54,7 @@ def main() -> None:
                 seconds=arguments.seconds,
                 name="m",
             )
-            print(f"{result.requests_per_second:,.0f} requests/s while being watched")
+            print(f"{result.requests_per_second:,.0f} requests/s under cProfile")
             os.kill(os.getpid(), 15)
 
         threading.Thread(target=drive, daemon=True).start()

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``make bench``: how fast engage is on this machine, measured against bare Tornado.
+"""``make bench``: measures how fast engage is on this machine, compared with plain Tornado.
 
-Both answer the same requests from the same load generator: wrk or oha where there is one.
-Everything runs on one machine and shares its cores: only the ratios mean something elsewhere.
+Both answer the same requests of the same load generator (see ``load.py``). Everything runs on one
+machine and shares its cores. Only the ratios are comparable with other machines.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import load  # noqa: E402
 
 from support.server_process import KEY, SQLITE, start_server  # noqa: E402
 
-#: Connections, events of one request.
+#: Number of connections and of events per request.
 CASES = ((1, 1), (32, 1), (256, 1), (8, 100), (32, 100))
 
 
@@ -63,23 +63,30 @@ def _machine() -> str:
 
 
 def main() -> int:
-    """Measure and print; 1 if any request failed."""
+    """Measure and print; return 1 if a request failed."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seconds", type=float, default=8.0, help="of each measurement")
+    parser.add_argument("--seconds", type=float, default=8.0, help="seconds of each measurement")
     parser.add_argument(
-        "--rounds", type=int, default=1, help="measure so often and show the best of each"
+        "--rounds",
+        type=int,
+        default=1,
+        help="number of measurements of each case; the best one is shown",
     )
-    parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument("--workers", type=int, default=1, help="processes of engage")
     parser.add_argument(
-        "--storage", type=Path, help="a TOML file with [storage] and its options; else SQLite"
+        "--storage", type=Path, help="a TOML file with [storage] and its options; default: SQLite"
     )
-    parser.add_argument("--tool", choices=("wrk", "oha", "python"), default=load.tool())
-    parser.add_argument("--only", help="connections x events, for instance 32x1,8x100")
+    parser.add_argument(
+        "--tool", choices=("wrk", "oha", "python"), default=load.tool(), help="the load generator"
+    )
+    parser.add_argument(
+        "--only", help="the cases to measure, as connections x events, such as 32x1,8x100"
+    )
     arguments = parser.parse_args()
     storage = arguments.storage.read_text() if arguments.storage else SQLITE
     cases = (
         [tuple(map(int, case.split("x"))) for case in arguments.only.split(",")]
-        if (arguments.only)
+        if arguments.only
         else CASES
     )
     print(
@@ -90,15 +97,15 @@ def main() -> int:
         f"engage: {arguments.workers} worker(s), {storage.split()[3]}; events of {_size()} bytes\n"
     )
     print(
-        "| server | connections | events a request | requests/s | events/s | p50 ms | p99 ms "
-        "| of Tornado |"
+        "| server | connections | events per request | requests/s | events/s | p50 ms | p99 ms "
+        "| ratio to Tornado |"
     )
     print("|---|---|---|---|---|---|---|---|")
     bad = 0
     bare: dict[tuple[int, ...], float] = {}
     best: dict[tuple[str, int, int], load.Result] = {}
     for number in range(arguments.rounds):
-        # All of a round before the next: a neighbour's noise of some seconds meets one of them.
+        # Every case once per round: a few seconds of load by others spoil only one round of a case.
         for connections, size in cases:
             for name in ("Tornado 204", "engage"):
                 server = _tornado() if name != "engage" else _engage(storage, arguments.workers)

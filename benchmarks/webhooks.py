@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a webhook delivery costs beside a track event, and how long a large one takes.
+"""``make bench``: measures the CPU time of webhook deliveries, compared with a track event.
 
-The server runs in this process and is asked over a socket, one request after the other. The
-client's share of the CPU is in both figures and falls out of their difference. ECDSA (sendgrid) and
-RSA (amazon-ses) are arithmetic that nobody can leave out: they are reported, not judged.
+The server runs in this process and gets one request after the other over a socket. The client's
+CPU time is in both figures, so it is not in their difference. ECDSA (sendgrid) and RSA (amazon-ses)
+are expensive and unavoidable: their figures are reported but have no budget. The benchmark also
+measures how long a large delivery takes.
 """
 
 from __future__ import annotations
@@ -23,17 +24,18 @@ from support.http_client import RawClient
 from support.provider_senders import PUBLIC_URL, SENDERS, webhooks_table
 from support.server_inprocess import BASIC, Serving, serving
 
-#: Milliseconds of CPU that a delivery may cost more than a track event.
+#: The budget: milliseconds of CPU time that a delivery may cost more than a track event.
 ADDED = 1.0
-#: Seconds in which a delivery of 1000 events is to be answered.
+#: The budget for a delivery of 1000 events, in seconds.
 LARGE = 1.0
+#: Providers without a budget.
 REPORTED_ONLY = ("amazon-ses", "sendgrid")
 
 Send = Callable[[int], Awaitable[None]]
 
 
 async def _cost(send: Send, rounds: int) -> float:
-    """:return: milliseconds of CPU of one call, the best of three series."""
+    """Return the milliseconds of CPU time of one call: the best of three series."""
     for number in range(20):
         await send(-1 - number)
     best = float("inf")
@@ -56,7 +58,7 @@ async def _post(client: RawClient, target: str, headers: dict[str, bytes], body:
 
 
 async def _large(server: Serving, count: int) -> float:
-    """:return: seconds until a delivery of SendGrid with so many events is answered."""
+    """Return the seconds until a delivery of SendGrid with ``count`` events is answered."""
     sender = SENDERS["sendgrid"]
     [event] = json.loads(sender.payload)
     items = [
@@ -85,14 +87,14 @@ async def _measure(rounds: int) -> bool:
                 await _post(client, "/v1/track", headers, json.dumps(body).encode())
 
             base = await _cost(track, rounds)
-            print(f"a track event: {base:.3f} ms of CPU, client included\n")
-            print("| provider | ms of CPU | more than track | |")
+            print(f"a track event: {base:.3f} ms of CPU time, including the client\n")
+            print("| provider | ms of CPU time | difference to track | |")
             print("|---|---|---|---|")
             good = True
             for provider, sender in sorted(SENDERS.items()):
                 target = f"/api/public/webhooks/{provider}"
-                # Signed once: what the sender costs is not what is asked. Its events are stored the
-                # first time, and compared with what is stored every other time.
+                # Signed once, because the cost of the sender is not measured. The first delivery is
+                # stored; all others are compared with it as duplicates.
                 headers, body = sender.deliver(target, time.time())
 
                 async def deliver(
@@ -106,7 +108,9 @@ async def _measure(rounds: int) -> bool:
                 cost = await _cost(deliver, rounds)
                 over = cost - base > ADDED and provider not in REPORTED_ONLY
                 good = good and not over
-                note = "ECDSA or RSA" if provider in REPORTED_ONLY else "too much" if over else ""
+                note = (
+                    "ECDSA or RSA" if provider in REPORTED_ONLY else "over budget" if over else ""
+                )
                 print(f"| {provider} | {cost:.3f} | {cost - base:+.3f} | {note} |", flush=True)
             seconds = await _large(server, 1000)
             print(f"\n1000 events of SendGrid in one delivery: {seconds:.3f} s")
@@ -114,9 +118,9 @@ async def _measure(rounds: int) -> bool:
 
 
 def main() -> int:
-    """Measure and print; 1 if something is above its budget."""
+    """Measure and print; return 1 if a figure is over its budget."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=200, help="deliveries of a series")
+    parser.add_argument("--rounds", type=int, default=200, help="deliveries per series")
     arguments = parser.parse_args()
     return 0 if asyncio.run(_measure(arguments.rounds)) else 1
 

@@ -1,6 +1,7 @@
 -- SPDX-License-Identifier: Apache-2.0
--- Requests of benchmarks/run.py for wrk. Arguments after "--": the head of each body, its tail, and
--- for batches how many events are in one. Every event has a message id of its own.
+-- Makes the requests of benchmarks/load.py for wrk. Arguments after "--": the part of an event
+-- before its message id, the part after it, the number of events per request, the name of the run,
+-- and the Authorization header. Every event has a different message id.
 
 local thread_count = 0
 
