@@ -58,14 +58,21 @@ class WriterProcess(asyncio.Protocol):
         :raises StorageUnavailable: if it cannot be started, or cannot open the store.
         """
         ours, theirs = socket.socketpair()
-        try:
-            with theirs:
-                process = await asyncio.to_thread(_spawn, theirs.fileno())
-        except BaseException as error:
-            ours.close()
-            if isinstance(error, OSError):
+        with theirs:
+            loop = asyncio.get_running_loop()
+            spawning = loop.run_in_executor(None, _spawn, theirs.fileno())
+            try:
+                process = await asyncio.shield(spawning)
+            except OSError as error:
+                ours.close()
                 raise StorageUnavailable(f"the process cannot be started: {error}") from error
-            raise
+            except BaseException:
+                ours.close()
+                # The thread cannot be cancelled: without this, its process would be left behind.
+                await asyncio.wait([spawning])
+                if spawning.exception() is None:
+                    await cls(spawning.result(), settings.timeout).stop()
+                raise
         self = cls(process, settings.timeout)
         try:
             await asyncio.get_running_loop().create_unix_connection(lambda: self, sock=ours)

@@ -12,6 +12,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -182,6 +183,30 @@ async def test_closing_ends_it(tmp_path: Path) -> None:
     assert not is_alive(pid)
     with pytest.raises(StorageUnavailable):
         await store.write([event("n")])
+
+
+async def test_closing_while_the_process_is_started_leaves_no_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The thread that starts it cannot be cancelled, and returns after the store was closed."""
+    spawn, spawned, go_on = writer_process._spawn, list[Any](), threading.Event()
+
+    def slow(descriptor: int) -> Any:
+        spawned.append(spawn(descriptor))
+        assert go_on.wait(30)
+        return spawned[0]
+
+    monkeypatch.setattr(writer, "BUSY_WRITES", 1)
+    monkeypatch.setattr(writer_process, "_spawn", slow)
+    store = make(tmp_path, "auto")
+    await store.open(create=True)
+    await store_all(store, event("m"))
+    await until(lambda: bool(spawned))
+    closing = asyncio.create_task(store.close())
+    await asyncio.sleep(0.01)
+    go_on.set()
+    await closing
+    assert spawned[0].returncode is not None, "it was not waited for"
 
 
 async def test_signals_to_the_group_do_not_end_it(tmp_path: Path) -> None:
