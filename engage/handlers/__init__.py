@@ -16,6 +16,5 @@
 ``missing.py``        404
 ``cors.py``           the CORS headers
 ``openapi.py``        makes the description of the API
-``static/``           the snippet's script, and the template of the API's page
 ====================  ==============================================================
 """
