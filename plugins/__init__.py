@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The plugins that come with engage; each is found through an entry point, as others are."""
+"""The plugins that come with engage. engage finds them by entry points, like any other plugin."""

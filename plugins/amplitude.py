@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Amplitude's webhook destination for events.
 
-Amplitude signs nothing: the secret is a header of your own, and only TLS protects the body.
+Amplitude signs nothing: a header of your choice carries the secret, and only TLS protects the
+body.
 """
 
 from __future__ import annotations
@@ -34,31 +35,31 @@ from engage.webhooks import (
 )
 
 _PAGE_VIEWED: Final = "[Amplitude] Page Viewed"
-#: The property of a page → Amplitude's.
+#: Property of a page → Amplitude's property.
 _PAGE: Final = {
     "url": "[Amplitude] Page URL",
     "path": "[Amplitude] Page Path",
     "title": "[Amplitude] Page Title",
     "referrer": "referrer",
 }
-#: What becomes a field of the event.
+#: Fields that become fields of the event.
 _FIELDS: Final = frozenset(
     {"event_type", "event_time", "event_properties", "user_id", "device_id", "uuid", "ip_address"}
 )
 
 
 class Amplitude(StaticCredentialProvider):
-    """One event a delivery, in the form of Amplitude's export."""
+    """Deliveries of one event each, in the form of Amplitude's export."""
 
     setup = (
-        "Amplitude > Data > Destinations > Webhook: paste the URL, leave the payload as "
-        "it is.\n"
-        "Nothing is signed: add a header with a long random value there (options header, "
-        "value)."
+        "Amplitude > Data > Destinations > Webhook: paste the URL and leave the payload as it\n"
+        "is.\n"
+        "Amplitude signs nothing. Add a header with a long random value there, and enter both\n"
+        "in the options header and value."
     )
 
     def translate(self, request: WebhookRequest) -> Translation:
-        """``$identify`` becomes identify, a page view page, everything else track."""
+        """Return an identify for ``$identify``, a page for a page view, and track for the rest."""
         event = parse_object(request.body)
         kind = text(event.get("event_type"))
         if kind is None:
@@ -72,7 +73,7 @@ def _translate(kind: str, event: Mapping[str, Any]) -> TranslatedEvent:
         "context": merged({"ip": text(event.get("ip_address"))}),
     }
     fields = set(_FIELDS)
-    # "2022-10-24 20:07:32.123000" is UTC, though it does not say so.
+    # Times such as "2022-10-24 20:07:32.123000" are UTC, although they have no zone.
     timestamp = iso_time(event.get("event_time")) or unix_time(event.get("event_time"))
     if timestamp is not None:
         document["timestamp"] = timestamp
@@ -85,16 +86,16 @@ def _translate(kind: str, event: Mapping[str, Any]) -> TranslatedEvent:
         document["anonymousId"] = device
     recipient = email_recipient(at(event, "user_properties.email"))
     if user is None and device is None and recipient is None:
-        nobody = text(event.get("amplitude_id"))
-        if nobody is not None:
-            document["anonymousId"] = f"amplitude:{nobody}"
+        amplitude_id = text(event.get("amplitude_id"))
+        if amplitude_id is not None:
+            document["anonymousId"] = f"amplitude:{amplitude_id}"
 
     properties = event.get("event_properties")
     if kind == "$identify":
         fields.add("user_properties")
         document["type"] = "identify"
         traits = event.get("user_properties")
-        # A trait that is null was taken away: it is kept as null.
+        # A trait that is null has been removed: it stays null.
         document["traits"] = dict(traits) if isinstance(traits, dict) else {}
         layers = [properties]
     elif kind == _PAGE_VIEWED:
@@ -109,14 +110,14 @@ def _translate(kind: str, event: Mapping[str, Any]) -> TranslatedEvent:
         document["event"] = kind
         layers = [properties]
     rest = merged(event, without=fields)
-    # Of its own name, because the names of event properties are the user's to choose.
+    # Under one name, because the sender may give event properties any other.
     document["properties"] = merged(*layers, {"amplitude": rest} if rest else None)
     return TranslatedEvent(document, recipient)
 
 
 @hookimpl
 def engage_register_webhook(register: Register[ProviderFactory]) -> None:
-    """Bring ``amplitude``."""
+    """Register ``amplitude``."""
     register(
         "amplitude", Amplitude, options_schema("engage_schemas", "plugins/webhooks/amplitude.json")
     )

@@ -56,7 +56,7 @@ METRICS: Final = {
     "spammed": "Marked as Spam",
     "deferred": "Delayed",
 }
-#: Fields whose events of other providers have another name; any other name becomes camelCase.
+#: Fields that have another name in the events of other providers; the rest become camelCase.
 NAMES: Final = {"subject": "emailSubject", "failure_message": "reason", "event_type": "type"}
 
 
@@ -64,9 +64,8 @@ class CustomerIo(SecretProvider):
     """Deliveries of one reporting webhook."""
 
     setup = (
-        "Customer.io > Data & Integrations > Integrations > Reporting Webhooks: paste "
-        "the URL as the\n"
-        "webhook endpoint and choose the events.\n"
+        "Customer.io > Data & Integrations > Integrations > Reporting Webhooks: paste the URL\n"
+        "as the webhook endpoint and choose the events.\n"
         "Copy the webhook signing key into the option signing_key."
     )
 
@@ -171,7 +170,7 @@ def _camel(name: str) -> str:
 
 @hookimpl
 def engage_register_webhook(register: Register[ProviderFactory]) -> None:
-    """Bring ``customerio``."""
+    """Register ``customerio``."""
     register(
         "customerio",
         CustomerIo,

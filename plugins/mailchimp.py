@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Mailchimp Transactional (Mandrill): what became of e-mails, up to a thousand in a delivery."""
+"""Mailchimp Transactional (Mandrill): the fate of e-mails, up to 1000 events in a delivery."""
 
 from __future__ import annotations
 
@@ -59,9 +59,9 @@ class Mailchimp(SecretProvider):
     """Deliveries of one Mandrill webhook."""
 
     setup = (
-        "Mandrill > Settings > Webhooks > Add a Webhook: paste the URL exactly (it is "
-        "signed) and choose\n"
-        "the events. Copy the webhook's key into the option webhook_key.\n"
+        "Mandrill > Settings > Webhooks > Add a Webhook: choose the events and paste the URL\n"
+        "exactly as printed, because it is signed. Copy the webhook's key into the option\n"
+        "webhook_key.\n"
         "Send e-mails with the metadata userId, and their events belong to that user."
     )
 
@@ -75,14 +75,17 @@ class Mailchimp(SecretProvider):
         self._url = public_url(options, context)
 
     def probe(self, request: WebhookRequest) -> Reply | None:
-        """A new webhook is tried with an empty list, signed with a key that everybody knows."""
-        # Bounded, because it is anybody's.
+        """Answer the empty list with which Mandrill tries a new webhook.
+
+        It is signed with a key that anyone can know.
+        """
+        # The length is checked first, because anyone can send this.
         if len(request.body) <= 64 and form_bytes(request.body.strip()) == [EMPTY]:
             return Reply(body=b'{"success":true,"accepted":0,"ignored":0}')
         return None
 
     def verify(self, request: WebhookRequest, fetched: bytes | None) -> None:
-        """HMAC-SHA1 over the URL and the decoded form fields, sorted by name."""
+        """Check HMAC-SHA1 over the URL and the decoded form fields, sorted by name."""
         signature = decode_base64(one_header(request, "x-mandrill-signature"))
         fields = sorted(form_bytes(request.body))
         signed = signed_url(self._url, request).encode() + b"".join(
@@ -91,7 +94,7 @@ class Mailchimp(SecretProvider):
         check_hmac(self.keys, signed, [signature], algorithm="sha1")
 
     def translate(self, request: WebhookRequest) -> Translation:
-        """One event each; what is not about a sent e-mail (inbound, lists) is of no interest."""
+        """Return one track event for each element about a sent e-mail; ignore the others."""
         found = dict(form_fields(request.body)).get("mandrill_events")
         items = parse_json(found) if found is not None else None
         if not isinstance(items, list):
@@ -132,7 +135,7 @@ def _event(
     )
     document = track(
         name,
-        # ``_id`` is the message's: its opens and clicks have it in common.
+        # ``_id`` is the id of the message: its opens and clicks have the same one.
         message_id=event_id(
             kind, *(str(item.get(key)) for key in ("_id", "ts", "url", "ip", "user_agent"))
         ),
@@ -147,7 +150,7 @@ def _event(
 
 @hookimpl
 def engage_register_webhook(register: Register[ProviderFactory]) -> None:
-    """Bring ``mailchimp``."""
+    """Register ``mailchimp``."""
     register(
         "mailchimp", Mailchimp, options_schema("engage_schemas", "plugins/webhooks/mailchimp.json")
     )

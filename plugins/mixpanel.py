@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Mixpanel's two webhooks: cohort sync, and Real-Time Event Streams.
 
-Mixpanel signs nothing: the secret is HTTP Basic or a header of your own, and only TLS protects the
-body. Cohort sync wants an answer of its own, and stops until somebody helps when it gets a 401.
+Mixpanel signs nothing: HTTP Basic or a header of your choice carries the secret, and only TLS
+protects the body. Cohort sync expects a special answer. After a 401 it stops until it is started
+again by hand.
 """
 
 from __future__ import annotations
@@ -41,29 +42,29 @@ from engage.webhooks import (
     user_id,
 )
 
-#: ``members`` is the whole cohort: at first, and again when Mixpanel starts anew after errors.
+#: ``members`` is the whole cohort: the first time, and when Mixpanel starts again after errors.
 _ACTIONS: Final[Mapping[str, str]] = {
     "members": "Cohort Entered",
     "add_members": "Cohort Entered",
     "remove_members": "Cohort Exited",
 }
-#: Ids that Mixpanel gives to devices whose user it does not know.
+#: Prefix of the ids that Mixpanel gives to devices of unknown users.
 _DEVICE: Final = "$device:"
-#: Above this a time is in milliseconds (as seconds it would be after the year 5000).
+#: A greater time is in milliseconds (in seconds it would be after the year 5000).
 _SECONDS: Final = 100_000_000_000
 
 
 class Mixpanel(StaticCredentialProvider):
-    """A page of a cohort's members, or a list of events."""
+    """Deliveries of a page of a cohort's members, or of a list of events."""
 
     setup = (
-        "Mixpanel > Integrations > Webhooks (cohort sync): paste the URL, with basic "
-        "authentication\n"
-        "(options basic_user, basic_password). Nothing is signed."
+        "Mixpanel > Integrations > Webhooks (cohort sync): paste the URL.\n"
+        "Mixpanel signs nothing. Set a user name and a password there, and enter both in the\n"
+        "options basic_user and basic_password."
     )
 
     def translate(self, request: WebhookRequest) -> Translation:
-        """One track event for each member or event."""
+        """Return one track event for each member or event."""
         payload = parse_json(request.body, elements="parameters.members")
         if isinstance(payload, dict) and "action" in payload:
             return _cohort(payload)
@@ -81,7 +82,7 @@ class Mixpanel(StaticCredentialProvider):
         return Translation(events=events, rejected=rejected)
 
     def reply(self, request: WebhookRequest, result: WebhookResult) -> Reply | None:
-        """:return: what cohort sync wants to hear."""
+        """Return the answer that cohort sync expects, or ``None`` for other deliveries."""
         try:
             payload = parse_json(request.body, elements="parameters.members")
         except PayloadInvalid:
@@ -114,7 +115,7 @@ def _cohort(payload: Mapping[str, Any]) -> Translation:
         document = track(
             _ACTIONS[action],
             message_id=event_id(*cohort, action, who),
-            # Mixpanel does not say when somebody entered.
+            # Mixpanel does not say when a member entered or left.
             timestamp=None,
             properties=merged(
                 {"email": recipient.value if recipient else None},
@@ -160,7 +161,7 @@ def _identify(document: dict[str, Any], distinct: str | None) -> None:
 
 
 def _time(value: object) -> str | None:
-    """Read seconds or milliseconds since 1970, or a date."""
+    """Read seconds or milliseconds since 1970, or a date and time."""
     if isinstance(value, str) and not (value.isascii() and value.isdigit()):
         return iso_time(value)
     if isinstance(value, str) and len(value) <= 15:
@@ -172,7 +173,7 @@ def _time(value: object) -> str | None:
 
 @hookimpl
 def engage_register_webhook(register: Register[ProviderFactory]) -> None:
-    """Bring ``mixpanel``."""
+    """Register ``mixpanel``."""
     register(
         "mixpanel", Mixpanel, options_schema("engage_schemas", "plugins/webhooks/mixpanel.json")
     )

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """mParticle's webhook.
 
-mParticle signs nothing: the secret is an ``Authorization`` header of your own, and only TLS
+mParticle signs nothing: an ``Authorization`` header of your choice carries the secret, and only TLS
 protects the body.
 """
 
@@ -37,9 +37,9 @@ from engage.webhooks import (
     user_id,
 )
 
-#: mParticle's reserved attributes and identities, where the trait has another name.
+#: mParticle's reserved attribute or identity → the trait, if that has another name.
 _TRAITS: Final[Mapping[str, str]] = {"$Mobile": "phone", "mobile_number": "phone"}
-#: A product or promotion action → the name in Segment's e-commerce spec.
+#: Product action → the event's name in Segment's e-commerce spec.
 _ACTIONS: Final[Mapping[str, str]] = {
     "add_to_cart": "Product Added",
     "remove_from_cart": "Product Removed",
@@ -54,23 +54,24 @@ _ACTIONS: Final[Mapping[str, str]] = {
     "remove_from_wish_list": "Product Removed from Wishlist",
     "remove_from_wishlist": "Product Removed from Wishlist",
 }
+#: The same for promotion actions.
 _PROMOTIONS: Final[Mapping[str, str]] = {
     "view": "Promotion Viewed",
     "click": "Promotion Clicked",
 }
-#: Of a batch: what becomes a field of each event.
+#: Fields of a batch that become fields of its events.
 _BATCH_FIELDS: Final = frozenset(
     {"events", "user_identities", "user_attributes", "message_id", "ip", "timestamp_unixtime_ms"}
 )
 
 
 class MParticle(StaticCredentialProvider):
-    """A batch a delivery: who it is, and what they did."""
+    """Deliveries of one batch each: a user's identities and attributes, and their events."""
 
     setup = (
         "mParticle > Setup > Outputs > Webhook: paste the URL as POST URL.\n"
-        "Nothing is signed: set its authorization header to a long random value (option "
-        "value)."
+        "mParticle signs nothing. Set its authorization header to a long random value, and\n"
+        "enter the same value in the option value."
     )
 
     def __init__(self, options: Mapping[str, Any], context: ProviderContext) -> None:
@@ -78,7 +79,7 @@ class MParticle(StaticCredentialProvider):
         self._development = bool(options.get("development", False))
 
     def translate(self, request: WebhookRequest) -> Translation:
-        """One identify, then one event for each of the batch that has a meaning here."""
+        """Return an identify, then one event for each of the batch that has an equivalent."""
         batch = parse_object(request.body, elements="events")
         items = batch.get("events")
         if items is None:
@@ -91,6 +92,8 @@ class MParticle(StaticCredentialProvider):
 
 
 class _Batch:
+    """One batch, and what all of its events have in common."""
+
     def __init__(self, batch: Mapping[str, Any], items: list[Any]) -> None:
         self._batch = batch
         self._items = items
@@ -129,14 +132,14 @@ class _Batch:
         return Translation(events=events, ignored=ignored, rejected=rejected)
 
     def _identify(self) -> dict[str, Any] | None:
-        """:return: who the batch is about, if it says more than an id."""
+        """Return the identify, unless the batch has nothing but an mpid."""
         traits: dict[str, Any] = {}
         for name, value in self._identities.items():
             if name not in ("customer_id", "customerid") and value is not None:
                 traits.setdefault(_trait(name), value)
         attributes = self._batch.get("user_attributes")
         for name, value in attributes.items() if isinstance(attributes, dict) else ():
-            # An attribute that is null was taken away: it is kept as null.
+            # An attribute that is null has been removed: it stays null.
             traits.setdefault(_trait(name), value)
         if not traits and at(self._identities, "customer_id") is None:
             return None
@@ -167,14 +170,14 @@ class _Batch:
             fields = set(data)
             becomes = "track"
         else:
-            # Sessions, application states, crashes …: nothing that a person did.
+            # Sessions, application states, crashes …: not something that a person did.
             return None
         timestamp = _milliseconds(data.get("timestamp_unixtime_ms"))
         known = text(data.get("event_id")) or content_id(item)
         result = self._document(becomes, timestamp, f"{self._id}:{known}")
         result.update({key: value for key, value in document.items() if value is not None})
         rest = merged(data, without=fields)
-        # Of its own name, because the names of custom attributes are the user's to choose.
+        # Under one name, because the sender may give custom attributes any other.
         result["properties"] = merged(own, {"mparticle": rest} if rest else None)
         return result
 
@@ -192,7 +195,7 @@ class _Batch:
 
 
 def _identities(value: object) -> Mapping[str, Any]:
-    """Identities come as an object, or as a list of type and identity."""
+    """Return type → identity; they are sent as an object or as a list of pairs."""
     if isinstance(value, list):
         return {
             item["identity_type"]: item.get("identity")
@@ -203,7 +206,7 @@ def _identities(value: object) -> Mapping[str, Any]:
 
 
 def _trait(name: str) -> str:
-    """:return: the trait for an attribute: ``$FirstName`` is ``firstName``."""
+    """Return the trait for an attribute, such as ``firstName`` for ``$FirstName``."""
     known = _TRAITS.get(name)
     if known is not None:
         return known
@@ -223,7 +226,7 @@ def _commerce(data: Mapping[str, Any]) -> str:
 
 
 def _milliseconds(value: object) -> str | None:
-    """:return: the time of milliseconds since 1970, a number or digits."""
+    """Read milliseconds since 1970, as a number or digits."""
     if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) <= 15:
         value = int(value)
     if isinstance(value, bool) or not isinstance(value, int | float):
@@ -233,7 +236,7 @@ def _milliseconds(value: object) -> str | None:
 
 @hookimpl
 def engage_register_webhook(register: Register[ProviderFactory]) -> None:
-    """Bring ``mparticle``."""
+    """Register ``mparticle``."""
     register(
         "mparticle", MParticle, options_schema("engage_schemas", "plugins/webhooks/mparticle.json")
     )

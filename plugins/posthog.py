@@ -53,10 +53,9 @@ class PostHog(StaticCredentialProvider):
     """Deliveries with the default body, ``{"event": {event}, "person": {person}}``: one event."""
 
     setup = (
-        "PostHog > Data pipelines > Destinations > HTTP Webhook: paste the URL, leave "
-        "the body as it is.\n"
-        "Nothing is signed: add a header with a long random value there (options header, "
-        "value)."
+        "PostHog > Data pipelines > Destinations > HTTP Webhook: paste the URL and leave the\n"
+        "body as it is. PostHog signs nothing. Add a header with a long random value there, and\n"
+        "enter both in the options header and value."
     )
 
     def translate(self, request: WebhookRequest) -> Translation:
@@ -208,5 +207,5 @@ def _object(value: object) -> Mapping[str, Any]:
 
 @hookimpl
 def engage_register_webhook(register: Register[ProviderFactory]) -> None:
-    """Bring ``posthog``."""
+    """Register ``posthog``."""
     register("posthog", PostHog, options_schema("engage_schemas", "plugins/webhooks/posthog.json"))

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Postmark's webhooks for messages.
 
-Postmark signs nothing: the secret is HTTP Basic or a header of your own, and only TLS protects the
-body.
+Postmark signs nothing: HTTP Basic or a header of your choice carries the secret, and only TLS
+protects the body.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from engage.webhooks import (
     track,
 )
 
-#: Record type → the event's name, and where its time stands.
+#: Record type → the event's name, and the field with its time.
 _RECORDS: Final[Mapping[str, tuple[str, str]]] = {
     "Delivery": ("Email Delivered", "DeliveredAt"),
     "Open": ("Email Opened", "ReceivedAt"),
@@ -42,8 +42,8 @@ _RECORDS: Final[Mapping[str, tuple[str, str]]] = {
     "SpamComplaint": ("Email Marked as Spam", "BouncedAt"),
     "SubscriptionChange": ("Email Unsubscribed", "ChangedAt"),
 }
-#: What Postmark reports as a bounce, but is none.
-_NO_BOUNCES: Final[Mapping[str, str]] = {
+#: Types of Postmark's bounce records that are not bounces → the event's name.
+_NOT_BOUNCES: Final[Mapping[str, str]] = {
     "SpamNotification": "Email Marked as Spam",
     "SpamComplaint": "Email Marked as Spam",
     "Unsubscribe": "Email Unsubscribed",
@@ -56,18 +56,17 @@ _SOFT: Final = frozenset(
 
 
 class Postmark(StaticCredentialProvider):
-    """One record a delivery."""
+    """Deliveries of one record each."""
 
     setup = (
-        "Postmark > Server > Message stream > Webhooks > Add webhook: paste the URL, "
-        "choose the events.\n"
-        "Nothing is signed: set HTTP authentication (basic_user, basic_password) or a "
-        "header of your own\n"
-        "(header, value) there and here. Send e-mails with the metadata userId."
+        "Postmark > Server > Message stream > Webhooks > Add webhook: paste the URL and choose\n"
+        "the events. Postmark signs nothing. Set HTTP authentication (options basic_user,\n"
+        "basic_password) or a custom header (options header, value) there and here.\n"
+        "Send e-mails with the metadata userId, and their events belong to that user."
     )
 
     def translate(self, request: WebhookRequest) -> Translation:
-        """One track event."""
+        """Return one track event."""
         record = parse_object(request.body)
         kind = text(record.get("RecordType"))
         if kind is None:
@@ -81,7 +80,7 @@ def _translate(kind: str, record: Mapping[str, Any]) -> TranslatedEvent:
     name, time_field = _RECORDS[kind]
     bounce = text(record.get("Type")) if kind == "Bounce" else None
     if bounce is not None:
-        name = _NO_BOUNCES.get(bounce, name)
+        name = _NOT_BOUNCES.get(bounce, name)
     if kind == "SubscriptionChange" and record.get("SuppressSending") is False:
         name = "Email Resubscribed"
     metadata = record.get("Metadata")
@@ -93,7 +92,7 @@ def _translate(kind: str, record: Mapping[str, Any]) -> TranslatedEvent:
     user, taken = own_user_id(metadata)
     document = track(
         name,
-        # Two opens of one message differ in their time, two clicks at one time in their link.
+        # Two opens of a message differ in the time; two clicks at the same time, in the link.
         message_id=event_id(
             kind,
             *(
@@ -121,7 +120,8 @@ def _translate(kind: str, record: Mapping[str, Any]) -> TranslatedEvent:
 
 
 def _bounce_type(bounce: str | None) -> str | None:
-    """:return: what it means for the address; an automatic answer, for one, means nothing."""
+    """Return what a bounce means for the address: ``other``, such as an automatic answer, means
+    nothing."""
     if bounce is None:
         return None
     return "hard" if bounce in _HARD else "soft" if bounce in _SOFT else "other"
@@ -129,7 +129,7 @@ def _bounce_type(bounce: str | None) -> str | None:
 
 @hookimpl
 def engage_register_webhook(register: Register[ProviderFactory]) -> None:
-    """Bring ``postmark``."""
+    """Register ``postmark``."""
     register(
         "postmark", Postmark, options_schema("engage_schemas", "plugins/webhooks/postmark.json")
     )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Resend: what became of e-mails. Signed through Svix, that is by Standard Webhooks."""
+"""Resend: the fate of e-mails. Svix signs the deliveries, as Standard Webhooks specifies."""
 
 from __future__ import annotations
 
@@ -72,11 +72,11 @@ class Resend(SecretProvider):
         return standard_webhook_key(secret)
 
     def verify(self, request: WebhookRequest, fetched: bytes | None) -> None:
-        """See :meth:`Provider.verify`; Svix takes either name of its headers, even mixed."""
+        """Check the signature; as Svix does, accept both names of each header, even mixed."""
         check_standard_webhook(request, self.keys, prefixes=("svix", "webhook"))
 
     def translate(self, request: WebhookRequest) -> Translation:
-        """One event about one e-mail; domains, contacts and received mail are of no interest."""
+        """Return one track event for a sent e-mail; ignore domains, contacts and received mail."""
         payload = parse_object(request.body)
         kind = payload.get("type")
         name = EVENTS.get(kind) if isinstance(kind, str) else None
@@ -97,7 +97,7 @@ class Resend(SecretProvider):
             if sort is not None:
                 properties["bounceType"] = BOUNCES.get(sort.lower(), sort.lower())
         properties = merged(properties, data, without=("tags",))
-        # ``data.created_at`` is the e-mail's; the event's own stands beside ``type``.
+        # ``data.created_at`` is the time of the e-mail; that of the event is beside ``type``.
         when = payload.get("created_at")
         document = track(
             name,
@@ -113,7 +113,7 @@ class Resend(SecretProvider):
 
 
 def _tags(value: object) -> dict[str, Any]:
-    """Tags come as an object, or as the list of name and value that they were sent as."""
+    """Return name → value; tags are an object, or the list of pairs that the sender gave."""
     if isinstance(value, list):
         return {
             tag["name"]: tag.get("value")
@@ -125,5 +125,5 @@ def _tags(value: object) -> dict[str, Any]:
 
 @hookimpl
 def engage_register_webhook(register: Register[ProviderFactory]) -> None:
-    """Bring ``resend``."""
+    """Register ``resend``."""
     register("resend", Resend, options_schema("engage_schemas", "plugins/webhooks/resend.json"))

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""RudderStack's webhook destinations: its events are of Segment's form already.
+"""RudderStack's webhook destinations: its events already have Segment's form.
 
-RudderStack signs nothing: the secret is a header of your own, and only TLS protects the body.
+RudderStack signs nothing: a header of your choice carries the secret, and only TLS protects the
+body.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from engage.api import (
     EVENT_TYPES,
     PayloadInvalid,
     ProviderFactory,
+    Recipient,
     Register,
     Rejected,
     TranslatedEvent,
@@ -32,21 +34,21 @@ from engage.webhooks import (
     text,
 )
 
-#: RudderStack's own fields; they tell how an event came, not what happened.
+#: RudderStack's own fields: they describe how an event was sent, not what happened.
 _CONTEXT: Final = ("channel", "rudderId", "request_ip")
 
 
 class RudderStack(StaticCredentialProvider):
-    """One event a delivery, or a list of them (HTTP Webhook with batching)."""
+    """Deliveries of one event, or of a list of events (HTTP Webhook with batching)."""
 
     setup = (
-        "RudderStack > Destinations > Webhook: paste the URL, method POST.\n"
-        "Nothing is signed: add a header with a long random value there (options header, "
-        "value)."
+        "RudderStack > Destinations > Webhook: paste the URL and choose the method POST.\n"
+        "RudderStack signs nothing. Add a header with a long random value there, and enter both\n"
+        "in the options header and value."
     )
 
     def translate(self, request: WebhookRequest) -> Translation:
-        """The events as they are."""
+        """Return the events as they are."""
         payload = parse_json(request.body, elements="batch")
         if isinstance(payload, dict) and isinstance(payload.get("batch"), list):
             payload = payload["batch"]
@@ -76,7 +78,7 @@ def _translate(kind: str, item: Mapping[str, Any], index: int) -> TranslatedEven
     document = merged(item, without=["context", "timestamp", *_CONTEXT])
     document["type"] = kind
     document["context"] = context
-    # RudderStack has corrected the client's clock in "timestamp".
+    # In "timestamp" RudderStack has corrected the client's clock.
     timestamp = iso_time(item.get("timestamp")) or iso_time(item.get("originalTimestamp"))
     if timestamp is not None:
         document["timestamp"] = timestamp
@@ -84,14 +86,14 @@ def _translate(kind: str, item: Mapping[str, Any], index: int) -> TranslatedEven
     return TranslatedEvent(document, _recipient(item), index)
 
 
-def _recipient(item: Mapping[str, Any]) -> Any:
+def _recipient(item: Mapping[str, Any]) -> Recipient | None:
     traits = item.get("traits")
     return email_recipient(traits.get("email") if isinstance(traits, dict) else None)
 
 
 @hookimpl
 def engage_register_webhook(register: Register[ProviderFactory]) -> None:
-    """Bring ``rudderstack``."""
+    """Register ``rudderstack``."""
     register(
         "rudderstack",
         RudderStack,

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Segment's webhook destinations: events that are in our form already.
+"""Segment's webhook destinations: their events already have the form that engage stores.
 
-Segment signs an array only in its first element, so arrays are refused unless the option
-``allow_batch`` accepts that the others are not proven to come from Segment.
+Of an array, Segment signs only the first element. Arrays are therefore refused, unless the option
+``allow_batch`` accepts that nothing proves that the other elements come from Segment.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ from engage.webhooks import (
     parse_json,
 )
 
-#: The first element of an array is looked for in so many bytes: nothing is known of the sender yet.
+#: The number of bytes that are searched for the first element: the sender is not verified yet.
 MAX_ELEMENT: Final = 1024 * 1024
-#: A string also where it does not end: to look for its end from each quote inside it anew would
-#: take hours for a megabyte of ``\\"``.
+#: A string matches even if it does not end. Otherwise each quote inside it would start a search for
+#: the end, which takes hours for a megabyte of ``\\"``.
 _TOKENS: Final = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"?|[\[\]{}]', re.DOTALL)
 
 
@@ -49,8 +49,8 @@ class Segment(SecretProvider):
 
     setup = (
         "Segment > Destinations > Webhooks (Actions): paste the URL as the webhook URL.\n"
-        "Set its shared secret to the option secret.\n"
-        "Leave batching off: of a batch only the first event is signed (see the option "
+        "Enter the same shared secret there and in the option secret.\n"
+        "Leave batching off: of a batch only the first event is signed (see the option\n"
         "allow_batch)."
     )
 
@@ -61,18 +61,18 @@ class Segment(SecretProvider):
         self._allow_batch = options.get("allow_batch", False)
 
     def verify(self, request: WebhookRequest, fetched: bytes | None) -> None:
-        """HMAC-SHA1 over the body or, of an array, over its first element."""
+        """Check HMAC-SHA1 over the body or, of an array, over its first element."""
         signed = request.body
         if signed.lstrip()[:1] == b"[":
             if not self._allow_batch:
-                raise SignatureMismatch("an array, of which only the first element is signed")
+                raise SignatureMismatch("an array: only its first element is signed")
             signed = first_element(signed)
         check_hmac(
             self.keys, signed, [decode_hex(one_header(request, "x-signature"))], algorithm="sha1"
         )
 
     def translate(self, request: WebhookRequest) -> Translation:
-        """The events as they are; a ``delete`` and other types are of no interest."""
+        """Return the events as they are; ignore ``delete`` and other types."""
         payload = parse_json(request.body)
         events: list[TranslatedEvent] = []
         rejected: list[Rejected] = []
@@ -96,17 +96,17 @@ class Segment(SecretProvider):
 
 
 def first_element(array: bytes) -> bytes:
-    """Cut the first element out of a JSON array as it stands in the text.
+    """Return the bytes of the first element of a JSON array.
 
-    It is not parsed: to parse and print it again would not give the bytes that were signed, and an
-    unknown sender's text is not worth a megabyte of objects.
+    The array is not parsed: parsing and printing would not give the bytes that were signed, and the
+    text of an unverified sender must not cost a megabyte of objects.
 
-    :raises NothingSigned: the array is empty.
-    :raises SignatureMismatch: its first element is not an object.
+    :raises NothingSigned: if the array is empty.
+    :raises SignatureMismatch: if its first element is not an object, or does not end.
     """
     text = array[: MAX_ELEMENT + 1].lstrip()[1:]
     if text.lstrip()[:1] == b"]":
-        raise NothingSigned("an empty array")
+        raise NothingSigned("the array is empty, so nothing in it is signed")
     if text[:1] != b"{":
         raise SignatureMismatch("the first element is not an object")
     depth = 0
@@ -123,5 +123,5 @@ def first_element(array: bytes) -> bytes:
 
 @hookimpl
 def engage_register_webhook(register: Register[ProviderFactory]) -> None:
-    """Bring ``segment``."""
+    """Register ``segment``."""
     register("segment", Segment, options_schema("engage_schemas", "plugins/webhooks/segment.json"))

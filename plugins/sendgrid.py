@@ -2,7 +2,7 @@
 """SendGrid's Event Webhook.
 
 The signature is ECDSA (P-256, SHA-256) over the timestamp's digits and the raw body, with nothing
-between them. The body ends with a line break that is signed too.
+between them. The body ends with a line break, which is signed too.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from engage.webhooks import (
 
 SIGNATURE: Final = "X-Twilio-Email-Event-Webhook-Signature"
 TIMESTAMP: Final = "X-Twilio-Email-Event-Webhook-Timestamp"
-#: Seconds. SendGrid tries for 24 hours, and whether it signs each attempt anew is not documented.
+#: Seconds. SendGrid retries for 24 hours, and does not document whether it signs each retry again.
 PAST: Final = 25 * 3600
 FUTURE: Final = 300
 
@@ -72,11 +72,9 @@ class SendGrid(Provider):
     """Signed batches of delivery and engagement events."""
 
     setup = (
-        "SendGrid > Settings > Mail Settings > Event Webhook: paste the URL, choose the "
-        "events, and switch\n"
-        "the signature on. Copy the verification key into the option verification_key.\n"
-        "Send e-mails with the custom argument userId, and their events belong to that "
-        "user."
+        "SendGrid > Settings > Mail Settings > Event Webhook: paste the URL, choose the events,\n"
+        "and enable the signature. Copy the verification key into the option verification_key.\n"
+        "Send e-mails with the custom argument userId, and their events belong to that user."
     )
 
     signing = Signing(
@@ -90,20 +88,18 @@ class SendGrid(Provider):
     )
 
     def __init__(self, options: Mapping[str, Any], context: ProviderContext) -> None:
-        """:raises ConfigError: a key is not one of SendGrid's."""
+        """:raises ConfigError: if a key does not have the form of SendGrid's."""
         self._keys = [_public_key(key) for key in secrets(options, "verification_key")]
 
     def credentials(self) -> Sequence[bytes]:
-        """See :meth:`Provider.credentials`."""
         form = serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo
         return [key.public_bytes(*form) for key in self._keys]
 
     def verify(self, request: WebhookRequest, fetched: bytes | None) -> None:
-        """See :meth:`Provider.verify`."""
         timestamp = one_header(request, TIMESTAMP)
         signature = decode_base64(one_header(request, SIGNATURE))
         check_timestamp(timestamp, request.now, past=PAST, future=FUTURE)
-        # OpenSSL takes canonical DER only: one signature, one spelling.
+        # OpenSSL accepts only canonical DER, so a signature has one spelling.
         signed = timestamp.encode("ascii") + request.body
         for key in self._keys:
             try:
@@ -114,7 +110,7 @@ class SendGrid(Provider):
         raise SignatureMismatch("the signature does not match")
 
     def translate(self, request: WebhookRequest) -> Translation:
-        """One track event for each element."""
+        """Return one track event for each element."""
         payload = parse_json(request.body)
         if not isinstance(payload, list):
             raise PayloadInvalid("the body is not a list of events")
@@ -133,7 +129,7 @@ class SendGrid(Provider):
 
 
 def _public_key(encoded: str) -> ec.EllipticCurvePublicKey:
-    """Read a key as SendGrid shows it (base64), or as PEM."""
+    """Read a key in the form that SendGrid shows (base64), or in PEM."""
     try:
         if encoded.lstrip().startswith("-----BEGIN"):
             key = serialization.load_pem_public_key(encoded.encode())
@@ -150,14 +146,14 @@ def _translate(kind: str, item: Mapping[str, Any], index: int) -> TranslatedEven
     recipient = email_recipient(item.get("email"))
     user, taken = own_user_id(item)
     timestamp = unix_time(item.get("timestamp"))
-    # What has a field of its own is left out, but only if the field could take it.
+    # A value that became a field is left out of the properties.
     fields = {"event", *taken, *(["timestamp"] if timestamp else ())}
     document = track(
         _NAMES[kind],
         message_id=message_id(item.get("sg_event_id")) or content_id(item),
         timestamp=timestamp,
         user=user,
-        # Custom arguments stand beside SendGrid's own fields, so all of them are properties.
+        # SendGrid puts custom arguments beside its own fields, so all of them become properties.
         properties=merged(
             {
                 "email": recipient.value if recipient else None,
@@ -171,7 +167,7 @@ def _translate(kind: str, item: Mapping[str, Any], index: int) -> TranslatedEven
 
 
 def _bounce(item: Mapping[str, Any]) -> str:
-    """A block is a refusal of this message, a bounce one of this address."""
+    """Return ``soft`` if the message was refused, ``hard`` if the address was."""
     if item.get("type") == "blocked" or (text(item.get("status")) or "").startswith("4"):
         return "soft"
     return "hard"
@@ -179,7 +175,7 @@ def _bounce(item: Mapping[str, Any]) -> str:
 
 @hookimpl
 def engage_register_webhook(register: Register[ProviderFactory]) -> None:
-    """Bring ``sendgrid``."""
+    """Register ``sendgrid``."""
     register(
         "sendgrid", SendGrid, options_schema("engage_schemas", "plugins/webhooks/sendgrid.json")
     )

@@ -38,7 +38,7 @@ from engage.webhooks import (
     user_id,
 )
 
-#: Topics whose event is not named by the thing and what was done to it.
+#: Topic → the event's name, if that is not made of the thing and the action.
 EVENTS: Final = {
     "carts/update": "Cart Updated",
     "checkouts/create": "Checkout Started Webhook",
@@ -69,11 +69,10 @@ class Shopify(SecretProvider):
     """Deliveries of the webhooks of one app."""
 
     setup = (
-        "Shopify > Settings > Notifications > Webhooks, or the app's webhook "
-        "subscriptions: paste the URL,\n"
-        "format JSON, for customers/*, orders/* and checkouts/*.\n"
-        "The app's client secret (or what that page shows as signing secret) is the "
-        "option client_secret."
+        "Shopify > Settings > Notifications > Webhooks, or the app's webhook subscriptions:\n"
+        "paste the URL, with the format JSON, for customers/*, orders/* and checkouts/*.\n"
+        "Copy the app's client secret (or the signing secret on that page) into the option\n"
+        "client_secret."
     )
 
     secret_option = "client_secret"
@@ -201,5 +200,5 @@ def _name(topic: str) -> str:
 
 @hookimpl
 def engage_register_webhook(register: Register[ProviderFactory]) -> None:
-    """Bring ``shopify``."""
+    """Register ``shopify``."""
     register("shopify", Shopify, options_schema("engage_schemas", "plugins/webhooks/shopify.json"))

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Webhooks signed by the Standard Webhooks specification, whoever sends them.
+"""Deliveries of any sender that signs as the Standard Webhooks specification says.
 
-The signature is HMAC-SHA256 over ``id.timestamp.body``; the key is the base64 after ``whsec_``.
+The signature is HMAC-SHA256 over ``id.timestamp.body``. The key is the base64 after ``whsec_``.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ from engage.webhooks import (
 
 
 class StandardWebhooks(SecretProvider):
-    """Deliveries of any sender that follows the specification."""
+    """Deliveries of one sender."""
 
     setup = (
         "At the sender: add a webhook endpoint with this URL and choose its events.\n"
         "Copy the endpoint's signing secret (whsec_ and base64) into the option secret.\n"
-        "Where the user's id stands in a payload is the option user_id (data.userId, "
-        "data.user_id, data.id)."
+        "The option user_id lists where a payload may have the user's id (by default\n"
+        "data.userId, data.user_id, data.id)."
     )
 
     signing = Signing(
@@ -69,11 +69,10 @@ class StandardWebhooks(SecretProvider):
         return standard_webhook_key(secret)
 
     def verify(self, request: WebhookRequest, fetched: bytes | None) -> None:
-        """See :meth:`Provider.verify`."""
         check_standard_webhook(request, self.keys)
 
     def translate(self, request: WebhookRequest) -> Translation:
-        """One track event, named by the payload's ``type``; ignored if it concerns no user."""
+        """Return one track event, named by the payload's ``type``; ignore it if it has no user."""
         payload = parse_object(request.body)
         webhook_id = one_header(request, "webhook-id")
         user = user_id(*(at(payload, path) for path in self._user_paths))
@@ -83,7 +82,7 @@ class StandardWebhooks(SecretProvider):
         data = payload.get("data")
         when = payload.get("timestamp")
         timestamp = iso_time(when) or unix_time(when)
-        # What has a field of its own is left out, but only if the field could take it.
+        # A value that became a field is left out of the properties.
         fields = ["type", "timestamp"] if timestamp else ["type"]
         rest = merged(payload, without=[*fields, "data"] if isinstance(data, dict) else fields)
         document = track(
@@ -98,7 +97,7 @@ class StandardWebhooks(SecretProvider):
 
 @hookimpl
 def engage_register_webhook(register: Register[ProviderFactory]) -> None:
-    """Bring ``standard-webhooks``."""
+    """Register ``standard-webhooks``."""
     register(
         "standard-webhooks",
         StandardWebhooks,

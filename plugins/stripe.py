@@ -50,8 +50,7 @@ class Stripe(SecretProvider):
     """Deliveries to one webhook endpoint of a Stripe account."""
 
     setup = (
-        "Stripe > Developers > Webhooks > Add destination: paste the URL and choose the "
-        "events.\n"
+        "Stripe > Developers > Webhooks > Add destination: paste the URL and choose the events.\n"
         "Copy the endpoint's signing secret (whsec_...) into the option secret.\n"
         "Set metadata.userId on customers, or their events belong to the customer's id."
     )
@@ -78,7 +77,7 @@ class Stripe(SecretProvider):
         for item in one_header(request, "stripe-signature").split(","):
             name, _, value = item.partition("=")
             if name.strip() == "t":
-                # Two headers that were joined have two of them; " t" is not a spelling of t.
+                # Two headers joined by a proxy have two; " t" counts too, and never matches.
                 times.append(value if name == "t" else "")
             elif name == "v1":
                 # There are several while a secret is rolled; a malformed one does not matter.
@@ -181,5 +180,5 @@ def _properties(thing: Mapping[str, Any], envelope: Mapping[str, Any]) -> dict[s
 
 @hookimpl
 def engage_register_webhook(register: Register[ProviderFactory]) -> None:
-    """Bring ``stripe``."""
+    """Register ``stripe``."""
     register("stripe", Stripe, options_schema("engage_schemas", "plugins/webhooks/stripe.json"))

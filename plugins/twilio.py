@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Twilio: what became of text messages.
+"""Twilio: the fate of text messages.
 
-Twilio sends a status once and does not try again after an error. Whose message it was stands in the
-query of the status callback's URL, which is signed.
+Twilio sends a status once and does not retry after an error. The query of the callback's URL, which
+is signed, names the user.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ EVENTS: Final = {
     "read": "SMS Read",
 }
 PORTS: Final = {"https": "443", "http": "80"}
-#: Of the callback's query: what has a field of its own, or is Twilio's or ours.
+#: Parameters of the callback's query that become fields, or belong to Twilio or engage.
 QUERY_FIELDS: Final = ("userId", "user_id", "workspaceId", "bodySHA256")
 
 
@@ -61,11 +61,9 @@ class Twilio(SecretProvider):
     """Status callbacks of one Twilio account."""
 
     setup = (
-        "Give the URL as StatusCallback of each message, with the user's id in its query "
-        "(&userId=...),\n"
-        "or as the status callback of the messaging service. It is signed: send it "
-        "exactly so.\n"
-        "The account's auth token is the option auth_token."
+        "Enter the URL as StatusCallback of each message, with the user's id in its query\n"
+        "(&userId=...), or as the status callback of the messaging service. Enter it exactly,\n"
+        "because it is signed. Copy the account's auth token into the option auth_token."
     )
 
     secret_option = "auth_token"
@@ -78,7 +76,7 @@ class Twilio(SecretProvider):
         self._url = public_url(options, context)
 
     def verify(self, request: WebhookRequest, fetched: bytes | None) -> None:
-        """HMAC-SHA1 over the URL and the decoded form fields, or the URL with the body's hash."""
+        """Check HMAC-SHA1 over the URL and the form fields, or over a URL with the body's hash."""
         signature = decode_base64(one_header(request, "x-twilio-signature"))
         url = signed_url(self._url, request)
         rest = b""
@@ -88,14 +86,14 @@ class Twilio(SecretProvider):
             if len(hashes) != 1 or not hmac.compare_digest(expected.encode(), hashes[0].encode()):
                 raise SignatureMismatch("bodySHA256 is not the body's")
         else:
-            # Of a name that is there twice Twilio signs each value once.
+            # Of a repeated field, Twilio signs each distinct value once.
             fields = sorted(set(form_bytes(request.body)))
             rest = b"".join(name + value for name, value in fields)
         signed = [candidate.encode() + rest for candidate in _spellings(url)]
         check_hmac(self.keys, signed, [signature], algorithm="sha1")
 
     def translate(self, request: WebhookRequest) -> Translation:
-        """One event for a status that says something; calls and inbound messages are ignored."""
+        """Return one track event for a status in :data:`EVENTS`; ignore calls and inbound texts."""
         query = dict(_query(request.url))
         if "bodySHA256" in query:
             return Translation(ignored=1)
@@ -109,7 +107,7 @@ class Twilio(SecretProvider):
             return Translation(ignored=1)
         if message is None:
             raise PayloadInvalid("MessageSid: missing")
-        # There is no time of the event in a callback: it happened when it arrived.
+        # A callback has no time: the event happened when it arrived.
         document = track(
             name,
             message_id=event_id(message, status.lower()),
@@ -125,9 +123,9 @@ def _query(url: str) -> list[tuple[str, str]]:
 
 
 def _spellings(url: str) -> list[str]:
-    """The URL with and without its port: Twilio's own libraries take either.
+    """Return the URL with and without its port: Twilio's own libraries accept both.
 
-    Twilio leaves out whichever port there is, and once signed the standard one where there is none.
+    Twilio signs a URL without its port, and has signed the standard port of a URL that has none.
     """
     match = re.match(r"(https?)://([^/?#]*)(.*)", url, re.DOTALL)
     if match is None:
@@ -140,5 +138,5 @@ def _spellings(url: str) -> list[str]:
 
 @hookimpl
 def engage_register_webhook(register: Register[ProviderFactory]) -> None:
-    """Bring ``twilio``."""
+    """Register ``twilio``."""
     register("twilio", Twilio, options_schema("engage_schemas", "plugins/webhooks/twilio.json"))

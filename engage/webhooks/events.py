@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Making events: ids, times, users, recipients, properties."""
+"""Makes events: ids, times, users, recipients, properties."""
 
 from __future__ import annotations
 
@@ -36,26 +36,29 @@ _NAMESPACE: Final = uuid.UUID("6f1d8a3e-3c0a-5a83-9a41-0f5b1c8f6f0e")
 
 
 def event_id(*parts: str) -> str:
-    """Make a message id of what tells one event from every other of this provider.
+    """Make a message id from what distinguishes an event from the provider's other events.
 
-    :param parts: such as the kind, the message and the time. Different parts, different ids.
-    :return: a UUIDv5, the same whenever the parts are.
+    :param parts: such as the kind, the message and the time.
+    :return: a UUIDv5. Equal parts give equal ids, and different parts give different ids.
     """
     return str(uuid.uuid5(_NAMESPACE, "".join(f"{len(part)}:{part}" for part in parts)))
 
 
 def content_id(value: object) -> str:
-    """Make a message id of an element to which the provider gave none: of all that it holds, so
-    that the same element has the same id again.
+    """Make a message id from the whole content of an element for which the provider has no id.
 
-    :param value: of decoded JSON.
+    :param value: decoded JSON.
+    :return: an id that is equal if the element is delivered again.
     """
     return event_id(orjson.dumps(value, option=orjson.OPT_SORT_KEYS).decode())
 
 
 def message_id(*candidates: object) -> str | None:
-    """:return: the first candidate that can be a message id as it stands: an integer's digits, or a
-    string of at most 256 characters that is not blank."""
+    """Return the first candidate that can be a message id, or ``None``.
+
+    :param candidates: an integer's digits or a string that is not blank can be one, with at most
+        256 characters.
+    """
     for candidate in candidates:
         found = text(candidate)
         if found is not None and len(found) <= 256:
@@ -64,8 +67,12 @@ def message_id(*candidates: object) -> str | None:
 
 
 def unix_time(seconds: object) -> str | None:
-    """:return: RFC 3339 UTC with milliseconds of seconds since 1970 (a number, or digits with an
-    optional fraction as a string); ``None`` for anything else or outside the years 1970 to 9999."""
+    """Read seconds since 1970.
+
+    :param seconds: a number, or a string of digits with an optional fraction.
+    :return: RFC 3339 in UTC with milliseconds; ``None`` for anything else, and for times outside
+        the years 1970 to 9999.
+    """
     if isinstance(seconds, str):
         try:
             seconds = float(seconds) if seconds.isascii() and seconds[:1].isdigit() else None
@@ -78,16 +85,17 @@ def unix_time(seconds: object) -> str | None:
 
 
 def iso_time(value: object) -> str | None:
-    """Read a date and time of ISO 8601, any number of digits of a second; UTC if it names no zone.
+    """Read a date and time in ISO 8601, with any number of digits of a second.
 
-    A space before the zone, ``UTC`` for a zone and the second 60 (read as 59.999) are taken too.
+    Without a zone it is UTC. A space before the zone, the zone ``UTC`` or ``GMT`` and the second 60
+    (read as 59.999) are accepted too.
 
-    :return: RFC 3339 UTC with milliseconds; ``None`` for what is not one, or outside the years 1970
-        to 9999.
+    :return: RFC 3339 in UTC with milliseconds; ``None`` for anything else, and for times outside
+        the years 1970 to 9999.
     """
     if not isinstance(value, str) or len(value) > 64 or not value.isascii():
         return None
-    # Upper case, because fromisoformat knows no "z".
+    # In upper case, because fromisoformat() does not accept "z".
     written = re.sub(r" ?(?:UTC|GMT)\Z| (?=[+-][0-9:]+\Z)", "", value.strip().upper())
     written = re.sub(r"(:[0-5][0-9]):60(?:\.[0-9]*)?", r"\1:59.999", written, count=1)
     try:
@@ -101,17 +109,17 @@ def iso_time(value: object) -> str | None:
 
 
 def at(value: object, path: str) -> object:
-    """:return: what stands at a dotted path of keys; ``None`` if there is nothing."""
+    """Return the value at a dotted path of keys, or ``None`` if there is no such value."""
     for key in path.split("."):
         value = value.get(key) if isinstance(value, Mapping) else None
     return value
 
 
 def merged(*layers: object, without: Iterable[str] = ()) -> dict[str, Any]:
-    """Merge objects into one: of two with the same key the earlier layer wins.
+    """Merge objects into one; if several have a key, the first of them wins.
 
-    :param layers: anything but an object, and values that are ``None``, are left out.
-    :param without: keys that have a field of their own.
+    :param layers: objects; other values, and members that are ``None``, are left out.
+    :param without: keys to leave out, because they have become fields.
     """
     left_out = frozenset(without)
     result: dict[str, Any] = {}
@@ -126,12 +134,12 @@ def merged(*layers: object, without: Iterable[str] = ()) -> dict[str, Any]:
 def spread(
     properties: Mapping[str, Any], custom: object, key: str, *, without: Iterable[str] = ()
 ) -> dict[str, Any]:
-    """Lay a sender's own values (tags, metadata, custom arguments) beside a provider's properties.
+    """Add a sender's custom values (tags, metadata, arguments) to a provider's properties.
 
-    :param custom: an object; anything else is kept as it is under ``key``, unless empty.
-    :param key: where all of ``custom`` is kept as well, should one of its names be taken by another
-        value.
-    :param without: keys of ``custom`` that have a field of their own.
+    :param custom: an object; any other value that is not empty is stored under ``key``.
+    :param key: if a property already has the name of a custom value, all of ``custom`` is stored
+        under this key too.
+    :param without: keys of ``custom`` to leave out, because they have become fields.
     """
     result = dict(properties)
     if not isinstance(custom, Mapping):
@@ -147,7 +155,7 @@ def spread(
 
 
 def text(value: object) -> str | None:
-    """:return: a string that is not blank, or an integer's digits; ``None`` for anything else."""
+    """Return a string that is not blank or an integer's digits, and ``None`` for anything else."""
     if isinstance(value, bool):
         return None
     if isinstance(value, int):
@@ -156,7 +164,7 @@ def text(value: object) -> str | None:
 
 
 def user_id(*candidates: object) -> str | None:
-    """:return: the first candidate that can be a user id (1 to 512 characters, not blank)."""
+    """Return the first candidate that can be a user id (1 to 512 characters, not blank)."""
     for candidate in candidates:
         found = text(candidate)
         if found is not None and len(found) <= 512:
@@ -165,10 +173,10 @@ def user_id(*candidates: object) -> str | None:
 
 
 def own_user_id(custom: object) -> tuple[str | None, tuple[str, ...]]:
-    """Find the user among a sender's own values (tags, metadata, custom arguments).
+    """Find the user id among a sender's custom values (tags, metadata, arguments).
 
-    :return: what stands under ``userId``, else under ``user_id``; and the key that it was found
-        under, which has a field of its own then.
+    :return: the value of ``userId`` or else of ``user_id``, and a tuple of the key that has it, for
+        ``without`` of :func:`spread`.
     """
     for key in ("userId", "user_id"):
         found = user_id(custom.get(key)) if isinstance(custom, Mapping) else None
@@ -178,7 +186,7 @@ def own_user_id(custom: object) -> tuple[str | None, tuple[str, ...]]:
 
 
 def email_recipient(*candidates: object) -> Recipient | None:
-    """:return: the first candidate that is an address (``Name <address>`` is one too)."""
+    """Return the first candidate that is an e-mail address, such as ``Name <address>``."""
     for candidate in candidates:
         if not isinstance(candidate, str) or len(candidate) > 2048:
             continue
@@ -191,7 +199,7 @@ def email_recipient(*candidates: object) -> Recipient | None:
 
 
 def phone_recipient(*candidates: object) -> Recipient | None:
-    """:return: the first candidate that is a phone number (``whatsapp:+1…`` is one too)."""
+    """Return the first candidate that is a phone number, such as ``whatsapp:+1…``."""
     for candidate in candidates:
         if isinstance(candidate, str):
             number = candidate.rpartition(":")[2]
@@ -209,12 +217,12 @@ def track(
     properties: Mapping[str, Any] | None = None,
     context: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Make the document of a track event; what is ``None`` is left out.
+    """Make the document of a track event; arguments that are ``None`` are left out.
 
     :param name: the event's name.
-    :param message_id: the provider's id of this very event.
-    :param timestamp: RFC 3339; ``None``: when it arrived.
-    :param user: the user's id, if the provider gave one.
+    :param message_id: the provider's id of this one event.
+    :param timestamp: RFC 3339; ``None``: the event happened when it arrived.
+    :param user: the user's id, if the provider has one.
     """
     document: dict[str, Any] = {"type": "track", "event": name, "messageId": message_id}
     if user is not None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reading a request: headers, forms, JSON. Nothing is changed silently, everything bounded."""
+"""Reads a request: headers, forms, JSON. No value is changed silently, and sizes are bounded."""
 
 from __future__ import annotations
 
@@ -23,20 +23,19 @@ __all__ = [
     "parse_object",
 ]
 
-#: Values that a JSON text may have, counted before it is parsed (a comma, a bracket, a brace each).
+#: Maximum number of commas, brackets and braces in a JSON text, counted before it is parsed.
 MAX_VALUES: Final = 1_000_000
-#: Fields that a form may have.
+#: Maximum number of fields in a form.
 MAX_FIELDS: Final = 1_000
 
 _LONG_NUMBER: Final = re.compile(rb"[0-9]{19}")
 
 
 def one_header(request: WebhookRequest, name: str) -> str:
-    """Read a header that takes part in the authentication.
+    """Return the value of a header that the authentication depends on.
 
-    :return: its value as it stands.
-    :raises SignatureMismatch: it is missing, empty, or there twice. (No provider sends two, and
-        servers differ in which of them they believe.)
+    :raises SignatureMismatch: if it is missing, empty or repeated. (No provider repeats one, and
+        servers differ in which of two they use.)
     """
     values = request.values(name)
     if len(values) != 1:
@@ -47,19 +46,19 @@ def one_header(request: WebhookRequest, name: str) -> str:
 
 
 def optional_header(request: WebhookRequest, name: str) -> str | None:
-    """:return: the value of a header that is no secret and proves nothing; the first one's."""
+    """Return the value of a header that proves nothing, or ``None``; the first of several."""
     values = request.values(name)
     return values[0] if values else None
 
 
 def form_bytes(data: bytes) -> list[tuple[bytes, bytes]]:
-    """Decode ``application/x-www-form-urlencoded``, whatever characters it is about to hold.
+    """Decode ``application/x-www-form-urlencoded`` to bytes in any encoding.
 
-    :return: names and values in their order, empty values kept: what providers sign.
-    :raises PayloadInvalid: it has too many fields.
+    :return: names and values in their order, including empty values; this is what providers sign.
+    :raises PayloadInvalid: if it has too many fields.
     """
     try:
-        # Latin-1 there and back again: every byte is itself.
+        # Latin-1 maps every byte to one character and back.
         pairs = parse_qsl(
             data.decode("latin-1"),
             keep_blank_values=True,
@@ -74,8 +73,8 @@ def form_bytes(data: bytes) -> list[tuple[bytes, bytes]]:
 def form_fields(data: bytes) -> list[tuple[str, str]]:
     """Decode ``application/x-www-form-urlencoded``.
 
-    :return: names and values in their order, empty values kept.
-    :raises PayloadInvalid: it is not UTF-8, or has too many fields.
+    :return: names and values in their order, including empty values.
+    :raises PayloadInvalid: if it is not UTF-8, or if it has too many fields.
     """
     try:
         return [(name.decode(), value.decode()) for name, value in form_bytes(data)]
@@ -84,47 +83,47 @@ def form_fields(data: bytes) -> list[tuple[str, str]]:
 
 
 def parse_json(data: bytes | str, *, elements: str | None = None) -> Any:
-    """Parse JSON without changing anything silently.
+    """Parse JSON without changing any value silently.
 
-    Of a list, an element that holds something that cannot be kept as it is (a lone surrogate, a
-    number beyond 64 bits) costs only itself: ``None`` stands in its place.
+    If the JSON is a list, an element with a value that cannot be stored as it is (a lone surrogate,
+    a number beyond 64 bits) is replaced by ``None``, and the other elements are kept.
 
-    :param elements: where such a list stands in an object, a dotted path of keys.
-    :raises PayloadInvalid: it is not UTF-8, not JSON, nested too deeply, holds too many values, or
-        something that cannot be kept as it is, outside such a list.
+    :param elements: the dotted path of keys to such a list, if the JSON is an object.
+    :raises PayloadInvalid: if it is not UTF-8, not JSON, nested too deeply or has too many values,
+        or if it has a value outside such a list that cannot be stored as it is.
     """
     raw = data.encode("utf-8", "surrogatepass") if isinstance(data, str) else data
     raw = raw.removeprefix(b"\xef\xbb\xbf")
-    # Counted first, because 20 MiB of ``[],`` cost seconds and a gigabyte.
+    # Counted first, because parsing 20 MiB of ``[],`` takes seconds and a gigabyte.
     if raw.count(b",") + raw.count(b"[") + raw.count(b"{") > MAX_VALUES:
-        raise PayloadInvalid("the body holds too many values")
+        raise PayloadInvalid("the body has too many values")
     try:
         value = orjson.loads(raw)
-        # orjson makes a float of an integer beyond 64 bits; only the slow parser sees the digits.
+        # orjson reads an integer beyond 64 bits as a float; only the slow parser has the digits.
         if _LONG_NUMBER.search(raw):
             value = json.loads(raw, parse_int=_integer)
     except (ValueError, TypeError, RecursionError) as error:
         try:
             return _without_bad_elements(raw, elements)
         except (ValueError, TypeError, RecursionError):
-            raise PayloadInvalid("the body is not JSON that can be kept") from error
+            raise PayloadInvalid("the body is not JSON that can be stored") from error
     return value
 
 
 def _integer(digits: str) -> int:
-    # Not int() first: Python refuses to convert thousands of digits.
+    # The length is checked first: int() raises for thousands of digits.
     if len(digits) > 20 or not -(2**63) <= int(digits) < 2**63:
         raise ValueError("an integer beyond 64 bits")
     return int(digits)
 
 
 def _without_bad_elements(raw: bytes, path: str | None) -> Any:
-    """Parse again what orjson refused, which the standard library may not.
+    """Parse with the standard library what orjson refused.
 
-    :raises ValueError: it is no JSON after all.
-    :raises TypeError: what cannot be kept is not in an element.
+    :raises ValueError: if it is not JSON.
+    :raises TypeError: if a value that cannot be stored is not in an element.
     """
-    # What stands for a number that cannot be kept cannot be printed.
+    # A number that cannot be stored becomes an object that orjson cannot write.
     value = json.loads(
         raw.decode(),
         parse_int=lambda digits: _number(_integer, digits),
@@ -163,10 +162,9 @@ def _printable(value: object) -> bool:
 
 
 def parse_object(data: bytes | str, *, elements: str | None = None) -> dict[str, Any]:
-    """Parse JSON that must be an object.
+    """Parse JSON that must be an object; see :func:`parse_json`.
 
-    :param elements: see :func:`parse_json`.
-    :raises PayloadInvalid: it is not.
+    :raises PayloadInvalid: if it is not JSON that can be stored, or not an object.
     """
     value = parse_json(data, elements=elements)
     if not isinstance(value, dict):

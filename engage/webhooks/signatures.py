@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Decoding and checking signatures, secrets and times of signing; always in constant time."""
+"""Decodes and checks signatures, secrets and times of signing; compares in constant time."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _HEX: Final = re.compile(r"(?:[0-9a-f]{2})+", re.ASCII)
 def decode_hex(value: str) -> bytes:
     """Decode a signature in canonical (lower-case) hex.
 
-    :raises SignatureMismatch: any other spelling.
+    :raises SignatureMismatch: if it is spelt in any other way.
     """
     if not _HEX.fullmatch(value):
         raise SignatureMismatch("the signature is not lower-case hex")
@@ -39,7 +39,7 @@ def decode_hex(value: str) -> bytes:
 def decode_base64(value: str) -> bytes:
     """Decode a signature in canonical base64: standard alphabet, padded, unused bits zero.
 
-    :raises SignatureMismatch: any other spelling.
+    :raises SignatureMismatch: if it is spelt in any other way.
     """
     try:
         decoded = base64.b64decode(value.encode("ascii"), validate=True)
@@ -59,13 +59,14 @@ def check_hmac(
 ) -> None:
     """Return if one of the signatures is the HMAC of one of the texts with one of the keys.
 
-    Every comparison is made, each in constant time, whichever matches.
+    All pairs are compared, each in constant time, even after one has matched.
 
     :param keys: the secrets, several during a rotation; an empty one never matches.
-    :param signed: the signed bytes, or several candidates (a URL with and without its port).
-    :param signatures: decoded signatures of the delivery; at most 16 are looked at.
-    :param algorithm: a name of :mod:`hashlib`.
-    :raises SignatureMismatch: none is.
+    :param signed: the signed bytes, or several candidates (such as a URL with and without its
+        port).
+    :param signatures: the decoded signatures of the delivery; only the first 16 are checked.
+    :param algorithm: the name of a hash of :mod:`hashlib`.
+    :raises SignatureMismatch: if no signature matches.
     """
     texts = [signed] if isinstance(signed, bytes) else list(signed)
     offered = list(signatures)[:16]
@@ -82,11 +83,11 @@ def check_hmac(
 
 
 def check_secret(keys: Sequence[bytes], offered: bytes) -> None:
-    """Return if a static credential is one of ``keys``; every comparison in constant time.
+    """Return if a static credential is one of ``keys``; compare with each in constant time.
 
-    Hashes are compared, so that not even the length of a secret shows.
+    Hashes are compared, so the time does not depend on the length of a secret either.
 
-    :raises SignatureMismatch: it is not.
+    :raises SignatureMismatch: if it is not one of them.
     """
     digest = hashlib.sha256(offered).digest()
     found = False
@@ -101,22 +102,22 @@ def check_timestamp(
 ) -> int:
     """Check the time at which a delivery was signed.
 
-    :param value: the header's text: 1 to 12 ASCII digits, nothing else (``1e9``, ``1_000`` and
-        `` 1`` are numbers to Python and other servers, so one signature would fit many spellings).
-    :param now: seconds since 1970.
-    :param past: how many seconds it may be old, inclusive; ``None``: any.
-    :param future: how many seconds it may be ahead, inclusive; ``None``: any.
-    :return: seconds since 1970.
-    :raises SignatureMismatch: it is not such a number, or outside the window.
+    :param value: the header's text: 1 to 12 ASCII digits and nothing else. (``1e9``, ``1_000`` and
+        `` 1`` are numbers to Python too; with them, one signature would fit several spellings.)
+    :param now: the current time, in seconds since 1970.
+    :param past: how many seconds old the time may be, inclusive; ``None``: any.
+    :param future: how many seconds ahead the time may be, inclusive; ``None``: any.
+    :return: the time, in seconds since 1970.
+    :raises SignatureMismatch: if it is not such a number, or outside the window.
     """
     if not _TIMESTAMP.fullmatch(value):
         raise SignatureMismatch("the timestamp is not a whole number of seconds")
     seconds = int(value)
     age = int(now) - seconds
     if past is not None and age > past:
-        raise SignatureMismatch(f"signed {age} s ago, at most {past} s are allowed")
+        raise SignatureMismatch(f"signed {age} s ago; the limit is {past} s")
     if future is not None and -age > future:
-        raise SignatureMismatch(f"signed {-age} s in the future, at most {future} s are allowed")
+        raise SignatureMismatch(f"signed {-age} s in the future; the limit is {future} s")
     return seconds
 
 
@@ -127,15 +128,16 @@ def check_standard_webhook(
     prefixes: Sequence[str] = ("webhook",),
     tolerance: int = 300,
 ) -> None:
-    """Check a delivery signed as the Standard Webhooks specification says.
+    """Return if a delivery is signed as the Standard Webhooks specification says.
 
-    HMAC-SHA256 over ``id.timestamp.body``, in a header that lists signatures with their versions.
+    The signature is HMAC-SHA256 over ``id.timestamp.body``, in a header that lists signatures with
+    their versions.
 
-    :param keys: from :func:`standard_webhook_key`.
-    :param prefixes: of the three headers' names; of each header the first prefix that is there
-        counts, and must be there once.
-    :param tolerance: seconds between signing and arrival, both ways.
-    :raises SignatureMismatch: it is not so signed.
+    :param keys: the results of :func:`standard_webhook_key`.
+    :param prefixes: prefixes of the three headers' names. Of each header, the first prefix that
+        occurs counts, and it must occur once.
+    :param tolerance: how many seconds may lie between signing and arrival, in either direction.
+    :raises SignatureMismatch: if it is not.
     """
     values = {}
     for part in ("id", "timestamp", "signature"):
@@ -149,7 +151,7 @@ def check_standard_webhook(
         version, comma, value = item.partition(",")
         if not comma:
             raise SignatureMismatch("a signature without a version")
-        # v1a is another algorithm, and versions to come are not ours to judge.
+        # v1a is another algorithm; unknown versions are skipped.
         if version == "v1":
             signatures.append(decode_base64(value))
     check_timestamp(values["timestamp"], request.now, past=tolerance, future=tolerance)

@@ -37,11 +37,9 @@ class AmazonSes(Provider):
     """SES events from the allowed topics."""
 
     setup = (
-        "SNS: subscribe this URL (protocol HTTPS, raw message delivery off) to a topic, "
-        "and put the\n"
-        "topic's ARN into allowed_topic_arns. SES: add the topic as an event destination "
-        "of the configuration\n"
-        "set. engage confirms the subscription unless auto_confirm is off.\n"
+        "SNS: subscribe this URL (protocol HTTPS, raw message delivery off) to a topic, and add\n"
+        "the topic's ARN to allowed_topic_arns. SES: add the topic as an event destination of\n"
+        "the configuration set. engage confirms the subscription unless auto_confirm is off.\n"
         "Send e-mails with the tag userId, and their events belong to that user."
     )
 
