@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The description of the API: complete, true to the route table, valid OpenAPI 3.1."""
+"""The description of the API: complete, and valid OpenAPI 3.1."""
 
 from __future__ import annotations
 
