@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""PUBLIC: the conformance suites that any storage or webhook provider must pass.
+"""PUBLIC: the conformance suites that every storage and every webhook provider must pass.
 
-They need pytest and hypothesis (``pip install engage-server[testing]``) and no pytest plugin.
+They need pytest and hypothesis (``pip install engage-server[testing]``), and no pytest plugin.
 
-A storage is shown to keep its promises by a class of a few lines::
+A class of a few lines tests a storage::
 
     from engage.testing import StorageConformance
 
@@ -16,11 +16,27 @@ A storage is shown to keep its promises by a class of a few lines::
         def break_store(self, options): ...
         def mend_store(self, options): ...
 
-``options`` gives a store of its own to each test. ``break_store`` makes the real thing fail (stop
-the server, put a folder in the file's place) and ``mend_store`` lets it work again; without them
-the tests of failure fail. What a storage is not (a :class:`~engage.api.ProfileStore` …) is skipped.
+``options`` returns the options of a different store for each test. ``break_store`` makes what is
+under the store fail (it stops the server, or puts a folder in the place of the file), and
+``mend_store`` makes it work again; without these two, the tests of failures fail. The tests of an
+interface that the storage does not have (:class:`~engage.api.ProfileStore` …) are skipped.
 
 For a webhook provider see :class:`ProviderConformance` (:mod:`engage.testing.providers`).
+
+====================  ==================================================================
+``harness.py``        what a subclass defines (:class:`Subject`), and opening stores for it
+``factories.py``      events and dead letters for the tests
+``events.py``         the tests of writing and finding events
+``scans.py``          the tests of scanning and expiring events
+``profiles.py``       the tests of merging events into profiles
+``users.py``          the tests of links, look-ups, limits and scans of profiles
+``subscriptions.py``  the tests of subscription choices
+``dead_letters.py``   the tests of dead letters
+``failures.py``       the tests of a store that is broken
+``processes.py``      the tests of several processes, and of a killed one
+``providers.py``      the tests of webhook providers
+``mutations.py``      changed deliveries, for the tests of providers
+====================  ==================================================================
 """
 
 from __future__ import annotations
@@ -31,6 +47,7 @@ pytest.register_assert_rewrite(
     "engage.testing.events",
     "engage.testing.failures",
     "engage.testing.dead_letters",
+    "engage.testing.mutations",
     "engage.testing.processes",
     "engage.testing.profiles",
     "engage.testing.providers",
@@ -39,7 +56,7 @@ pytest.register_assert_rewrite(
     "engage.testing.users",
 )
 
-from .dead_letters import LetterTests  # noqa: E402
+from .dead_letters import DeadLetterTests  # noqa: E402
 from .events import EventTests  # noqa: E402
 from .factories import WORKSPACE, event, identify, letter  # noqa: E402
 from .failures import FailureTests  # noqa: E402
@@ -72,9 +89,7 @@ class StorageConformance(
     ProfileTests,
     UserTests,
     SubscriptionTests,
-    LetterTests,
+    DeadLetterTests,
     Subject,
 ):
-    """What every storage promises. Subclass it; see the module, and :class:`Subject` for what a
-    subclass says about its storage.
-    """
+    """The tests of a storage. Subclass it: :class:`Subject` has what a subclass defines."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a :class:`~engage.api.DeadLetterStore` promises."""
+"""The promises of a :class:`~engage.api.DeadLetterStore`."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ def _plain(one: DeadLetter) -> tuple[object, ...]:
     return tuple(values.items())
 
 
-async def _names(store: DeadLetterStore, workspace: str | None = None) -> list[str]:
+async def _ids(store: DeadLetterStore, workspace: str | None = None) -> list[str]:
     return [one.id for one in await all_pages(store.scan_dead_letters, workspace)]
 
 
-class LetterTests:
+class DeadLetterTests:
     """``put``, ``scan_dead_letters``, ``remove``, ``expire_dead_letters``."""
 
     @on_store
-    async def test_a_letter_comes_back_as_it_was(self, bench: Bench) -> None:
+    async def test_a_dead_letter_is_returned_unchanged(self, bench: Bench) -> None:
         store = await bench.open_as(DeadLetterStore)
         written = [
             letter("plain"),
@@ -51,57 +51,57 @@ class LetterTests:
         assert [_plain(one) for one in found] == [_plain(one) for one in written]
 
     @on_store
-    async def test_a_retry_makes_no_second_one(self, bench: Bench) -> None:
+    async def test_a_dead_letter_is_stored_once(self, bench: Bench) -> None:
         store = await bench.open_as(DeadLetterStore)
         assert await store.put([letter("a"), letter("a"), letter("b")]) == 0
         assert await store.put([letter("b", received_at=TIME + 9), letter("c")]) == 0
         assert await store.put([letter("a", workspace_id="other")]) == 0
-        assert await _names(store, WORKSPACE) == ["a", "b", "c"]
-        assert await _names(store, "other") == ["a"]
+        assert await _ids(store, WORKSPACE) == ["a", "b", "c"]
+        assert await _ids(store, "other") == ["a"]
         first = await all_pages(store.scan_dead_letters, WORKSPACE)
         assert {one.received_at for one in first} == {TIME}
         await asyncio.gather(*(store.put([letter("d")]) for _ in range(10)))
-        assert await _names(store, WORKSPACE) == ["a", "b", "c", "d"]
+        assert await _ids(store, WORKSPACE) == ["a", "b", "c", "d"]
 
     @on_store
-    async def test_awkward_ids(self, bench: Bench) -> None:
+    async def test_similar_ids_of_dead_letters_are_different(self, bench: Bench) -> None:
         store = await bench.open_as(DeadLetterStore)
         assert await store.put([letter(name) for name in AWKWARD]) == 0
-        assert await _names(store) == list(AWKWARD)
+        assert await _ids(store) == list(AWKWARD)
         assert await store.remove(WORKSPACE, ["a\x00", "a:", "nobody"]) == 2
-        assert await _names(store) == [name for name in AWKWARD if name not in ("a\x00", "a:")]
+        assert await _ids(store) == [name for name in AWKWARD if name not in ("a\x00", "a:")]
 
     @on_store
-    async def test_budget_of_letters(self, bench: Bench) -> None:
+    async def test_a_budget_limits_the_number_of_dead_letters(self, bench: Bench) -> None:
         budget = DeadLetterBudget(api_count=3, webhook_count=2)
         store = await bench.open_as(DeadLetterStore, dead_letter_budget=budget)
         assert await store.put([letter(str(number)) for number in range(5)]) == 2
-        # What is kept already is no loss.
+        # A dead letter that is stored already is not dropped.
         assert await store.put([letter("1"), letter("9")]) == 1
-        # Deliveries have a budget of their own, and so has each workspace.
+        # Deliveries have a separate budget, and so has each workspace.
         deliveries = [letter(f"d{number}", origin="sendgrid") for number in range(2)]
         assert await store.put([*deliveries, letter("d2", origin="postmark")]) == 1
         others = [letter(str(number), workspace_id="other") for number in range(4)]
         assert await store.put(others) == 1
-        assert await _names(store, WORKSPACE) == ["0", "1", "2", "d0", "d1"]
+        assert await _ids(store, WORKSPACE) == ["0", "1", "2", "d0", "d1"]
         assert await store.remove(WORKSPACE, ["0", "d0"]) == 2
         assert await store.put([letter("n"), letter("m"), letter("dn", origin="x")]) == 1
-        assert await _names(store, WORKSPACE) == ["1", "2", "d1", "n", "dn"]
+        assert await _ids(store, WORKSPACE) == ["1", "2", "d1", "n", "dn"]
 
     @on_store
-    async def test_budget_of_bytes(self, bench: Bench) -> None:
+    async def test_a_budget_limits_the_size_of_dead_letters(self, bench: Bench) -> None:
         budget = DeadLetterBudget(api_bytes=10_000, webhook_bytes=20_000)
         store = await bench.open_as(DeadLetterStore, dead_letter_budget=budget)
         assert await store.put([letter("a", item=b"x" * 6000)]) == 0
         assert await store.put([letter("b", item=b"x" * 6000)]) == 1
         assert await store.put([letter("c", item=b"x" * 3000)]) == 0
         assert await store.put([letter("d", item=b"x" * 15_000, origin="y")]) == 0
-        assert await _names(store) == ["a", "c", "d"]
+        assert await _ids(store) == ["a", "c", "d"]
         assert await store.expire_dead_letters(TIME + 1, limit=1) == 1
-        assert len(await _names(store)) == 2
+        assert len(await _ids(store)) == 2
 
     @on_store
-    async def test_remove_and_expire(self, bench: Bench) -> None:
+    async def test_dead_letters_are_removed_and_expire(self, bench: Bench) -> None:
         store = await bench.open_as(DeadLetterStore)
         letters = [letter(str(number), received_at=TIME + number) for number in range(10)]
         assert await store.put(letters) == 0
@@ -109,12 +109,12 @@ class LetterTests:
         assert await store.remove(WORKSPACE, ["1", "1", "3"]) == 2
         assert await store.remove(WORKSPACE, []) == 0
         assert await store.expire_dead_letters(TIME + 6, limit=2) == 2
-        assert await _names(store) == ["4", "5", "6", "7", "8", "9"]
+        assert await _ids(store) == ["4", "5", "6", "7", "8", "9"]
         assert await store.expire_dead_letters(TIME + 6, limit=100) == 2
         assert await store.expire_dead_letters(TIME + 6, limit=100) == 0
-        assert await _names(store) == ["6", "7", "8", "9"]
+        assert await _ids(store) == ["6", "7", "8", "9"]
 
     @on_store
-    async def test_put_nothing(self, bench: Bench) -> None:
+    async def test_storing_no_dead_letter_is_allowed(self, bench: Bench) -> None:
         store = await bench.open_as(DeadLetterStore)
         assert await store.put([]) == 0

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every storage promises of single events: kept as they are, once, each by itself."""
+"""The promises of every storage about events: stored unchanged, once, and independently."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from engage.api import MAX_TIME, Event, ProfileStore, Status, StorageMissing, St
 from .factories import AWKWARD, TIME, WORKSPACE, canonical, event, identify, ids, store_all
 from .harness import Bench, on_store
 
-#: Values that come back changed, or not at all, from a store that does not look twice.
+#: Values that a careless storage changes or loses.
 VALUES = {
     "integers": [0, -1, 2**31, 2**53 + 1, 2**63 - 1, -(2**63)],
     "floats": [0.1, -0.0, 1.0, 1e22, 1.7976931348623157e308, 5e-324],
@@ -49,9 +49,9 @@ def _values(bench: Bench) -> dict[str, Any]:
 class EventTests:
     """``open``, ``close``, ``check``, ``write``, ``find``."""
 
-    # ------------------------------------------------------------------------------ life
+    # --------------------------------------------------------------------- opening, closing
     @on_store
-    async def test_a_missing_store_is_made_only_when_allowed(self, bench: Bench) -> None:
+    async def test_a_missing_store_is_created_only_when_allowed(self, bench: Bench) -> None:
         with pytest.raises(StorageMissing):
             await bench.new().open(create=False)
         first = await bench.open()
@@ -74,7 +74,7 @@ class EventTests:
         assert await ids(store) == ["m"]
 
     @on_store
-    async def test_several_may_have_it_open(self, bench: Bench) -> None:
+    async def test_several_objects_can_open_one_store(self, bench: Bench) -> None:
         stores = await asyncio.gather(*(bench.open() for _ in range(4)))
         for number, store in enumerate(stores):
             await store_all(store, event(str(number)))
@@ -88,9 +88,9 @@ class EventTests:
             assert name.replace("_", "").isalpha()
             assert value >= 0
 
-    # ----------------------------------------------------------------------------- exact
+    # ------------------------------------------------------------------------- unchanged
     @on_store
-    async def test_an_event_comes_back_as_it_was(self, bench: Bench) -> None:
+    async def test_an_event_is_returned_unchanged(self, bench: Bench) -> None:
         store = await bench.open()
         values = _values(bench)
         for type_ in ("track", "page", "screen", "identify", "group", "alias"):
@@ -112,7 +112,7 @@ class EventTests:
             assert canonical(found) == canonical(written)
 
     @on_store
-    async def test_it_comes_back_after_the_store_was_closed(self, bench: Bench) -> None:
+    async def test_events_are_returned_unchanged_after_reopening(self, bench: Bench) -> None:
         values = _values(bench)
         written = [event(str(number), at=number, properties=values) for number in range(20)]
         store = await bench.open()
@@ -125,7 +125,7 @@ class EventTests:
             assert canonical(found) == canonical(one)
 
     @on_store
-    async def test_times_at_the_ends_of_the_calendar(self, bench: Bench) -> None:
+    async def test_the_first_and_the_last_time_are_stored(self, bench: Bench) -> None:
         store = await bench.open()
         for number, time in enumerate((0, 1, MAX_TIME)):
             written = dataclasses.replace(
@@ -137,7 +137,7 @@ class EventTests:
             assert canonical(found) == canonical(written)
 
     @on_store
-    async def test_what_is_not_there_is_not_found(self, bench: Bench) -> None:
+    async def test_an_event_that_is_not_stored_is_not_found(self, bench: Bench) -> None:
         store = await bench.open()
         await store_all(store, event("m"))
         for workspace, origin, message_id in (
@@ -151,7 +151,7 @@ class EventTests:
             assert await store.find(workspace, origin, message_id) is None
 
     @on_store
-    async def test_a_large_event(self, bench: Bench) -> None:
+    async def test_a_large_event_is_stored(self, bench: Bench) -> None:
         store = await bench.open()
         written = event("large", properties={"text": "ä" * 500_000})
         await store_all(store, written)
@@ -160,13 +160,13 @@ class EventTests:
         assert canonical(found) == canonical(written)
 
     @on_store
-    async def test_a_write_of_nothing(self, bench: Bench) -> None:
+    async def test_a_write_without_events_returns_no_outcome(self, bench: Bench) -> None:
         store = await bench.open()
         assert list(await store.write([])) == []
 
     # -------------------------------------------------------------------------- identity
     @on_store
-    async def test_awkward_ids_are_all_different(self, bench: Bench) -> None:
+    async def test_similar_ids_of_events_are_different(self, bench: Bench) -> None:
         store = await bench.open()
         written = [
             event(text, user_id=text, workspace=workspace, origin=origin)
@@ -185,7 +185,7 @@ class EventTests:
             assert await ids(store, workspace_id=WORKSPACE, user_id=text) == [text, text]
 
     @on_store
-    async def test_the_first_of_an_identity_stays(self, bench: Bench) -> None:
+    async def test_the_first_event_of_an_identity_is_kept(self, bench: Bench) -> None:
         store = await bench.open()
         first = event("m", at=5, properties={"which": "first"})
         await store_all(store, first)
@@ -200,7 +200,7 @@ class EventTests:
         assert canonical(found) == canonical(first)
 
     @on_store
-    async def test_repeats_within_one_write(self, bench: Bench) -> None:
+    async def test_repeats_within_one_write_are_duplicates(self, bench: Bench) -> None:
         store = await bench.open()
         await store_all(store, event("old", properties={"which": "stored"}))
         outcomes = await store.write(
@@ -224,7 +224,7 @@ class EventTests:
         assert await ids(store) == ["old", "new", "last"]
 
     @on_store
-    async def test_writes_that_overlap(self, bench: Bench) -> None:
+    async def test_overlapping_writes_store_each_event_once(self, bench: Bench) -> None:
         store = await bench.open()
         order = random.Random(5)
         seen: set[str] = set()
@@ -238,7 +238,7 @@ class EventTests:
         assert sorted(await ids(store)) == sorted(seen)
 
     @on_store
-    async def test_writes_at_the_same_time(self, bench: Bench) -> None:
+    async def test_concurrent_writes_store_each_event_once(self, bench: Bench) -> None:
         store, second = await bench.open(), await bench.open()
         batch = [event(str(number)) for number in range(20)]
         results = await asyncio.gather(
@@ -251,7 +251,7 @@ class EventTests:
         assert sorted(await ids(store)) == sorted(str(number) for number in range(20))
 
     @on_store
-    async def test_the_largest_batch(self, bench: Bench) -> None:
+    async def test_a_large_batch_is_stored_in_order(self, bench: Bench) -> None:
         store = await bench.open()
         batch = [event(f"m{number}", at=number) for number in range(2500)]
         await store_all(store, *batch)
@@ -261,7 +261,7 @@ class EventTests:
 
     # --------------------------------------------------------------------------- refused
     @on_store
-    async def test_one_that_cannot_be_stored_stands_alone(self, bench: Bench) -> None:
+    async def test_an_unstorable_event_is_refused_alone(self, bench: Bench) -> None:
         store = await bench.open()
         batch = [identify(str(number), "u", number, traits={"n": number}) for number in range(50)]
         poison = bench.subject.unstorable(identify("poison", "u", 1000, traits={"n": "poison"}))
@@ -280,7 +280,7 @@ class EventTests:
             assert profile.updated_at == TIME + 49
 
     @on_store
-    async def test_many_that_cannot_be_stored(self, bench: Bench) -> None:
+    async def test_many_unstorable_events_are_refused(self, bench: Bench) -> None:
         store = await bench.open()
         poison = [bench.subject.unstorable(event(f"p{number}")) for number in range(30)]
         outcomes = await store.write(poison)
@@ -288,7 +288,7 @@ class EventTests:
         assert await ids(store) == []
 
     @on_store
-    async def test_a_text_that_is_none_is_refused_wherever_it_stands(self, bench: Bench) -> None:
+    async def test_a_lone_surrogate_is_refused_in_every_field(self, bench: Bench) -> None:
         store = await bench.open()
         good = event("m", user_id="u")
         bad: list[Event] = [

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Events and letters for the suites, and what is asked of every store in the same way."""
+"""Makes events and dead letters for the suites, and reads stores."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from engage.api import (
     Status,
 )
 
-#: The workspace of most events here.
+#: The workspace of an event, unless another one is given.
 WORKSPACE: Final = "acme"
-#: The context's: what users are looked up by.
+#: Workspace id → the traits by which users are looked up, in the context of each storage.
 IDENTIFIERS: Final[Mapping[str, Sequence[str]]] = {
     WORKSPACE: ("email", "phone"),
     "other": ("email", "code"),
@@ -28,7 +28,7 @@ IDENTIFIERS: Final[Mapping[str, Sequence[str]]] = {
 #: 2025-01-01 in milliseconds.
 TIME: Final = 1_735_689_600_000
 
-#: Strings that careless keys confuse with each other or lose.
+#: Strings that a careless storage confuses with each other, or loses.
 AWKWARD: Final = (
     "a",
     "A",
@@ -56,7 +56,7 @@ AWKWARD: Final = (
     "%",
     "_",
     "é",  # one code point
-    "e\u0301",  # two that look the same
+    "e\u0301",  # two code points that look the same
     "ß",
     "ss",
     "\u202e",
@@ -85,11 +85,11 @@ def event(
     origin: str = API_ORIGIN,
     **fields: Any,
 ) -> Event:
-    """Make an event as the server would.
+    """Return an event as the server would make it.
 
-    :param at: its timestamp, in milliseconds after :data:`TIME`.
-    :param received: when it was received, likewise; as ``at`` unless given.
-    :param fields: further fields of the stored document (``traits``, ``groupId``, …).
+    :param at: the timestamp, in milliseconds after :data:`TIME`.
+    :param received: the time of receipt, in milliseconds after :data:`TIME`; by default ``at``.
+    :param fields: more fields of the stored document (``traits``, ``groupId``, …).
     """
     if user_id is None and anonymous_id is None:
         anonymous_id = "visitor"
@@ -120,12 +120,19 @@ def event(
 
 
 def identify(message_id: str, user_id: str, at: int = 0, /, **fields: Any) -> Event:
-    """:return: an identify event; ``fields`` as of :func:`event` (``traits={…}``)."""
+    """Return an identify event.
+
+    :param fields: as of :func:`event`, such as ``traits={…}``.
+    """
     return event(message_id, type="identify", user_id=user_id, at=at, **fields)
 
 
 def letter(name: str, **fields: Any) -> DeadLetter:
-    """:return: a dead letter with this id."""
+    """Return a dead letter.
+
+    :param name: the id.
+    :param fields: fields of :class:`~engage.api.DeadLetter` that differ from the defaults.
+    """
     values: dict[str, Any] = {
         "id": name,
         "workspace_id": WORKSPACE,
@@ -146,7 +153,7 @@ def letter(name: str, **fields: Any) -> DeadLetter:
 
 
 def canonical(event: Event) -> tuple[Any, ...]:
-    """:return: all that must come back as it was; only the order of keys is free."""
+    """Return an event in a form to compare: everything except the order of keys."""
     return (
         event.identity,
         event.type,
@@ -160,7 +167,7 @@ def canonical(event: Event) -> tuple[Any, ...]:
 
 
 async def store_all(store: EventStore, *events: Event) -> None:
-    """Write events, each of which must be new."""
+    """Write events, and check that each of them is new."""
     outcomes = await store.write(events)
     assert [outcome.status for outcome in outcomes] == [Status.STORED] * len(events)
 
@@ -168,7 +175,11 @@ async def store_all(store: EventStore, *events: Event) -> None:
 async def all_pages(
     scan: Callable[..., Any], *arguments: Any, limit: int = 100, after: str | None = None
 ) -> list[Any]:
-    """:return: the items of all pages of a scan."""
+    """Return the items of all pages of a scan.
+
+    :param limit: the maximum number of items of one page.
+    :param after: the cursor to start from.
+    """
     found: list[Any] = []
     while True:
         page: Page[Any] = await scan(*arguments, after=after, limit=limit)
@@ -180,6 +191,9 @@ async def all_pages(
 
 
 async def ids(store: EventStore, *, limit: int = 100, **fields: Any) -> list[str]:
-    """:return: the message ids of all events that the filter lets through, in order."""
+    """Return the message ids of all events that match, in order of arrival.
+
+    :param fields: fields of :class:`~engage.api.EventFilter`.
+    """
     events = await all_pages(store.scan, EventFilter(**fields), limit=limit)
     return [event.message_id for event in events]

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every storage promises when the real thing under it fails: nothing false is acknowledged,
-and it works again by itself.
+"""The promises of every storage about failures of what is under it: nothing that is not stored is
+acknowledged, and the storage works again by itself.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from .factories import TIME, WORKSPACE, event, identify, ids, letter, store_all
 from .harness import Bench, eventually, on_store
 from .subscriptions import change
 
-#: A call of one method, made anew each time.
+#: Calls one method of a storage.
 Call = Callable[[], Awaitable[object]]
 
 
 class FailureTests:
-    """Every method, with the store cut off by :meth:`Subject.break_store`."""
+    """Every method, while :meth:`Subject.break_store` makes the store fail."""
 
     @on_store
-    async def test_nothing_is_acknowledged_while_it_is_broken(self, bench: Bench) -> None:
+    async def test_nothing_is_acknowledged_while_the_store_is_broken(self, bench: Bench) -> None:
         store = await bench.open()
         await store_all(store, event("before"))
         async with bench.broken():
@@ -41,7 +41,7 @@ class FailureTests:
                 with pytest.raises(StorageUnavailable):
                     await store.write([event("during")])
                 with pytest.raises(StorageUnavailable):
-                    # A duplicate is an acknowledgement, too.
+                    # The outcome "duplicate" is an acknowledgement, too.
                     await store.write([event("before")])
                 with pytest.raises(StorageUnavailable):
                     await store.check()
@@ -52,7 +52,7 @@ class FailureTests:
         assert sorted(await ids(store)) == ["after", "before", "during"]
 
     @on_store
-    async def test_every_method_says_unavailable(self, bench: Bench) -> None:
+    async def test_every_method_raises_unavailable(self, bench: Bench) -> None:
         store = await bench.open()
         await store_all(store, identify("m", "u", traits={"email": "a@b.c"}))
         reading: list[Call] = [
@@ -86,11 +86,11 @@ class FailureTests:
             for call in writing:
                 with pytest.raises(StorageUnavailable) as raised:
                     await call()
-                # It goes into a log: one line, and something in it.
+                # The message is logged: it must be one line, and not empty.
                 assert str(raised.value).strip()
                 assert "\n" not in str(raised.value)
             for call in reading:
-                # What can still be read may be; any other error is wrong.
+                # Reading may still work; any other error is wrong.
                 with contextlib.suppress(StorageUnavailable):
                     await call()
         await eventually(store.check, StorageUnavailable)
@@ -98,7 +98,7 @@ class FailureTests:
             await eventually(call, StorageUnavailable)
 
     @on_store
-    async def test_opening_what_is_broken(self, bench: Bench) -> None:
+    async def test_opening_a_broken_store_raises_unavailable(self, bench: Bench) -> None:
         await store_all(await bench.open(), event("before"))
         store = bench.new()
 
@@ -107,15 +107,15 @@ class FailureTests:
             await store.check()
 
         async with bench.broken():
-            # One on another machine may be opened, and says later that it is not there.
+            # A store on another machine may be opened; then the check fails.
             with pytest.raises(StorageUnavailable):
                 await work()
         await eventually(work, StorageUnavailable)
         assert await ids(store) == ["before"]
 
     @on_store
-    async def test_broken_in_the_middle_of_writing(self, bench: Bench) -> None:
-        """Whatever the moment: acknowledged is stored, and the rest may simply be sent again."""
+    async def test_acknowledged_events_survive_a_failure_while_writing(self, bench: Bench) -> None:
+        """At any moment: what was acknowledged is stored, and the rest can be sent again."""
         store = await bench.open()
         acknowledged: set[str] = set()
         sent: set[str] = set()
@@ -132,7 +132,7 @@ class FailureTests:
                     acknowledged.update(one.message_id for one in batch)
                 await asyncio.sleep(0)
 
-        async def more() -> None:
+        async def acknowledge_more() -> None:
             target = len(acknowledged) + 50
             while len(acknowledged) < target:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
@@ -140,18 +140,18 @@ class FailureTests:
         writers = [asyncio.ensure_future(write(name)) for name in "abc"]
         try:
             for _ in range(2):
-                await asyncio.wait_for(more(), 60)
+                await asyncio.wait_for(acknowledge_more(), 60)
                 async with bench.broken():
                     await asyncio.sleep(0.05)
-            await asyncio.wait_for(more(), 60)
+            await asyncio.wait_for(acknowledge_more(), 60)
         finally:
             stop = True
             await asyncio.gather(*writers)
         await eventually(store.check, StorageUnavailable)
-        await _nothing_is_lost(store, acknowledged, sent)
+        await _check_nothing_is_lost(store, acknowledged, sent)
 
 
-async def _nothing_is_lost(store: EventStore, acknowledged: set[str], sent: set[str]) -> None:
+async def _check_nothing_is_lost(store: EventStore, acknowledged: set[str], sent: set[str]) -> None:
     found = await ids(store, limit=1000)
     assert len(found) == len(set(found))
     assert acknowledged <= set(found) <= sent

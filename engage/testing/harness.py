@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a storage's author fills in, and the bench on which a store is tested."""
+"""What the author of a storage fills in, and the harness (``Bench``) in which a store is tested."""
 
 from __future__ import annotations
 
@@ -23,46 +23,51 @@ Answer = TypeVar("Answer")
 
 
 class Subject:
-    """What a subclass of the suite says about its storage."""
+    """What a subclass of the suite defines about its storage."""
 
-    #: Name of the plugin's module: that which its entry point names.
+    #: The module of the plugin, as its entry point names it.
     plugin: ClassVar[str]
-    #: Name under which it registers the storage; needed when it brings several.
+    #: The name that the plugin registers; needed if it registers several storages.
     storage: ClassVar[str | None] = None
-    #: How many examples each property-based test tries.
+    #: The number of examples of each property-based test.
     examples: ClassVar[int] = 30
 
     def options(self, tmp_path: Path) -> Mapping[str, Any]:
-        """:return: the storage's options, of a store that is empty and this test's own."""
+        """Return the options of a storage whose store does not exist yet.
+
+        :param tmp_path: an empty folder. Each test has a different one.
+        """
         raise NotImplementedError
 
     def can(self, feature: str) -> bool:
-        """What the server under the store can do, where products of one protocol differ.
+        """Return whether the server under the store has a feature; servers of one protocol differ.
 
-        Asked for: ``atomic-updates`` (several connections change one user), ``durable`` (what was
-        acknowledged survives the end of every process), ``break`` (:meth:`break_store` works),
-        ``expire`` (events are expired by :meth:`~engage.api.EventStore.expire`, not by the server),
-        ``nested-arrays`` (a list directly within a list is stored).
+        :param feature: ``atomic-updates`` (several connections can change one user), ``durable``
+            (what was acknowledged survives the end of every process), ``break``
+            (:meth:`break_store` works), ``expire`` (:meth:`~engage.api.EventStore.expire` deletes
+            events, and not the server), ``nested-arrays`` (a list directly within a list can be
+            stored).
         """
         return True
 
     def break_store(self, options: Mapping[str, Any]) -> None:
-        """Make the real thing fail: nothing can be written until :meth:`mend_store`."""
+        """Make what is under the store fail: nothing can be written until :meth:`mend_store`."""
         raise NotImplementedError
 
     def mend_store(self, options: Mapping[str, Any]) -> None:
-        """End what :meth:`break_store` began; what was stored before is there again."""
+        """Undo :meth:`break_store`. What was stored before must be there again."""
         raise NotImplementedError
 
     def unstorable(self, event: Event) -> Event:
-        """:return: the event, made so that this storage can never store it."""
+        """Return the event, changed so that this storage can never store it."""
         return dataclasses.replace(event, message_id=event.message_id + "\ud800")
 
 
 def find_factory(plugin: str, storage: str | None) -> tuple[str, StorageFactory]:
-    """Ask a plugin for its storage, as engage does.
+    """Return the name and the factory that a plugin registers, as engage gets them.
 
-    :return: the name and the factory.
+    :param plugin: the module of the plugin.
+    :param storage: the name of the storage; ``None``: the only one.
     """
     found: dict[str, StorageFactory] = {}
 
@@ -75,7 +80,10 @@ def find_factory(plugin: str, storage: str | None) -> tuple[str, StorageFactory]
 
 
 class Bench:
-    """One store, opened as often as a test likes; all of it is closed at the end."""
+    """One store, which a test can open several times. Leaving the context closes all of them.
+
+    :param subject: the suite's subclass.
+    """
 
     def __init__(self, subject: Subject, tmp_path: Path) -> None:
         self.subject = subject
@@ -86,21 +94,29 @@ class Bench:
         self._runner = asyncio.Runner()
 
     def new(self, **context: Any) -> EventStore:
-        """:param context: fields of :class:`StorageContext` that differ.
-        :return: the store, not opened.
+        """Return a storage that is not opened yet.
+
+        :param context: fields of :class:`~engage.api.StorageContext` that differ from the defaults.
         """
         store = self._factory(self.options, dataclasses.replace(self.context, **context))
         self._opened.append(store)
         return store
 
     async def open(self, **context: Any) -> EventStore:
-        """:return: the store, opened (and made, if it is the first)."""
+        """Return an opened storage. The first one creates the store.
+
+        :param context: see :meth:`new`.
+        """
         store = self.new(**context)
         await store.open(create=True)
         return store
 
     async def open_as(self, interface: type, **context: Any) -> Any:
-        """:return: the store, opened; the test is skipped if it does not have this interface."""
+        """Return an opened storage, or skip the test if it does not have an interface.
+
+        :param interface: such as :class:`~engage.api.ProfileStore`.
+        :param context: see :meth:`new`.
+        """
         store = self.new(**context)
         if not isinstance(store, interface):
             pytest.skip(f"this storage is not a {interface.__name__}")
@@ -108,13 +124,13 @@ class Bench:
         return store
 
     def require(self, feature: str) -> None:
-        """Skip the test where the server cannot do this."""
+        """Skip the test if the server lacks a feature; see :meth:`Subject.can`."""
         if not self.subject.can(feature):
-            pytest.skip(f"the server under this storage cannot do this: {feature}")
+            pytest.skip(f"the server under this storage does not have: {feature}")
 
     @contextlib.asynccontextmanager
     async def broken(self) -> AsyncIterator[None]:
-        """The real thing is broken meanwhile."""
+        """Break the store inside of the context."""
         self.require("break")
         await asyncio.to_thread(self.subject.break_store, self.options)
         try:
@@ -123,7 +139,10 @@ class Bench:
             await asyncio.to_thread(self.subject.mend_store, self.options)
 
     def run(self, awaitable: Awaitable[Answer]) -> Answer:
-        """Run something on the bench's event loop, for tests that are not coroutines."""
+        """Run an awaitable on the event loop of the test, for tests that are not coroutines.
+
+        :return: its result.
+        """
 
         async def wait() -> Answer:
             return await awaitable
@@ -149,13 +168,13 @@ class Bench:
 def on_store(
     test: Callable[[Any, Bench], Awaitable[None]],
 ) -> Callable[[Any, Path], None]:
-    """Make ``async def test_x(self, bench)`` a test that pytest runs without a plugin."""
+    """Turn ``async def test_x(self, bench)`` into a test that pytest runs without a plugin."""
 
     def run(self: Any, tmp_path: Path) -> None:
         with Bench(self, tmp_path) as bench:
             bench.run(test(self, bench))
 
-    # Not functools.wraps: pytest would look for a fixture "bench".
+    # functools.wraps would make pytest look for a fixture "bench".
     run.__name__ = run.__qualname__ = test.__name__
     run.__doc__ = test.__doc__
     return run
@@ -164,9 +183,10 @@ def on_store(
 async def eventually(
     attempt: Callable[[], Awaitable[Answer]], *errors: type[Exception], seconds: float = 30
 ) -> Answer:
-    """Try until it no longer raises one of these errors.
+    """Call a function until it does not raise one of these errors.
 
-    :return: what the attempt returned.
+    :param seconds: how long to try; then the error is raised.
+    :return: the result of the last call.
     """
     end = time.monotonic() + seconds
     while True:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every storage promises to several processes, and after one was killed."""
+"""The promises of every storage about several processes, and about one that is killed."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from engage.api import Event, ProfileStore, Status
 from .factories import TIME, WORKSPACE, event, identify, ids
 from .harness import Bench, find_factory, on_store
 
-#: What a child runs: it is told all the rest on its standard input.
+#: The code of a child process, which reads its job from standard input.
 _CHILD = "from engage.testing.processes import child; child()"
 
 
 class ProcessTests:
-    """Processes of Python, each with the store opened anew."""
+    """Several Python processes open the store."""
 
     @on_store
     async def test_one_id_in_several_processes_is_stored_once(self, bench: Bench) -> None:
         store = await bench.open()
-        job = {"what": "same", "count": 300, "batch": 7}
+        job = {"kind": "same ids", "count": 300, "batch": 7}
         async with _children(bench, *({**job, "seed": seed} for seed in range(3))) as children:
             reports = await asyncio.gather(*(_lines(one) for one in children))
         stored = [name for lines in reports for name in lines if name != "done"]
@@ -37,10 +37,10 @@ class ProcessTests:
         assert sorted(await ids(store, limit=1000)) == sorted(stored)
 
     @on_store
-    async def test_traits_that_several_processes_set(self, bench: Bench) -> None:
+    async def test_several_processes_set_traits_of_one_user(self, bench: Bench) -> None:
         bench.require("atomic-updates")
         store = await bench.open_as(ProfileStore)
-        jobs = [{"what": "traits", "count": 120, "step": step} for step in range(3)]
+        jobs = [{"kind": "traits", "count": 120, "step": step} for step in range(3)]
         async with _children(bench, *jobs) as children:
             for lines in await asyncio.gather(*(_lines(one) for one in children)):
                 assert lines == ["done"]
@@ -53,7 +53,7 @@ class ProcessTests:
     @on_store
     async def test_a_scan_misses_nothing_while_other_processes_write(self, bench: Bench) -> None:
         store = await bench.open()
-        jobs = [{"what": "own", "count": 200, "name": name} for name in "ab"]
+        jobs = [{"kind": "own ids", "count": 200, "name": name} for name in "ab"]
         async with _children(bench, *jobs) as children:
             acknowledged: set[str] = set()
 
@@ -73,34 +73,36 @@ class ProcessTests:
         assert len(await ids(store, limit=1000)) == 400
 
     @on_store
-    async def test_killed_while_it_writes(self, bench: Bench) -> None:
-        """What was acknowledged is there, once; the rest is sent again; the profiles are right."""
+    async def test_a_killed_process_loses_no_acknowledged_event(self, bench: Bench) -> None:
+        """What was acknowledged is stored once, the rest can be sent again, the profiles fit."""
         bench.require("durable")
         chance = random.Random(11)
-        said: list[str] = []
+        lines: list[str] = []
         for turn in range(3):
-            job = {"what": "own", "count": 100_000, "name": f"k{turn}"}
+            job = {"kind": "own ids", "count": 100_000, "name": f"k{turn}"}
             async with _children(bench, job) as (child,):
                 assert child.stdout is not None
                 for _ in range(chance.randrange(20, 120)):
                     line = await child.stdout.readline()
-                    said.append(line.decode())
+                    lines.append(line.decode())
                 child.kill()
-                # What it still said before the end counts as well; not a line that was cut.
-                said += (await child.stdout.read()).decode().splitlines(keepends=True)
+                # The lines that it wrote before its end count, too, except a line that was cut.
+                lines += (await child.stdout.read()).decode().splitlines(keepends=True)
                 await child.wait()
-        acknowledged = {line.strip() for line in said if line.endswith("\n")}
+        acknowledged = {line.strip() for line in lines if line.endswith("\n")}
         store = await bench.open()
         found = await ids(store, limit=1000)
         assert len(found) == len(set(found))
         assert acknowledged <= set(found)
-        # Everything that may have been cut off is sent again, and a little more.
+        # Send everything that may have been cut off again, and some more events.
         highest = dict.fromkeys(range(3), 0)
         for name in found:
             turn, number = (int(part) for part in name[1:].split("-"))
             highest[turn] = max(highest[turn], number)
         everything = [
-            _own(f"k{turn}", number) for turn in highest for number in range(highest[turn] + 20)
+            _numbered_event(f"k{turn}", number)
+            for turn in highest
+            for number in range(highest[turn] + 20)
         ]
         for start in range(0, len(everything), 500):
             outcomes = await store.write(everything[start : start + 500])
@@ -118,7 +120,7 @@ class ProcessTests:
                     assert profile.updated_at == TIME + last
 
 
-def _own(name: str, number: int) -> Event:
+def _numbered_event(name: str, number: int) -> Event:
     return identify(f"{name}-{number}", f"{name}-{number % 3}", number, traits={"n": number})
 
 
@@ -127,7 +129,7 @@ def _own(name: str, number: int) -> Event:
 async def _children(
     bench: Bench, *jobs: dict[str, Any]
 ) -> AsyncIterator[list[asyncio.subprocess.Process]]:
-    """Start a process for each job; all of them are gone at the end."""
+    """Start a process for each job; at the end, all of them have ended."""
     common = {
         "plugin": bench.subject.plugin,
         "storage": bench.subject.storage,
@@ -170,10 +172,11 @@ async def _lines(child: asyncio.subprocess.Process) -> list[str]:
 
 # -------------------------------------------------------------------------------------- the child
 def child() -> None:
-    """Do one job on a store; say on standard output what was acknowledged, a line each."""
+    """Do the job of a child process, and write what was acknowledged to standard output, a line
+    each."""
     job = orjson.loads(sys.stdin.readline())
     asyncio.run(_work(job))
-    _say("done")
+    _print("done")
 
 
 async def _work(job: dict[str, Any]) -> None:
@@ -187,8 +190,8 @@ async def _work(job: dict[str, Any]) -> None:
     )
     await store.open(create=True)
     try:
-        if job["what"] == "same":
-            # All children write the same ids, each in an order of its own; they say what was new.
+        if job["kind"] == "same ids":
+            # All children write the same ids, each in a different order, and print what was new.
             names = [f"m{number}" for number in range(job["count"])]
             random.Random(job["seed"]).shuffle(names)
             for start in range(0, len(names), job["batch"]):
@@ -196,21 +199,21 @@ async def _work(job: dict[str, Any]) -> None:
                 outcomes = await store.write([event(name) for name in part])
                 for name, outcome in zip(part, outcomes, strict=True):
                     if outcome.status is Status.STORED:
-                        _say(name)
-        elif job["what"] == "traits":
+                        _print(name)
+        elif job["kind"] == "traits":
             for number in range(job["step"], job["count"], 3):
-                # A trait of its own, and one that all of them set: the latest has to win.
+                # A trait that only this child sets, and one that all of them set: the latest wins.
                 traits = {f"t{job['step']}": number, "all": number}
                 one = identify(f"m{number}", "u", number, anonymous_id=f"v{number}", traits=traits)
                 await store.write([one])
         else:
             for number in range(job["count"]):
-                await store.write([_own(job["name"], number)])
-                _say(f"{job['name']}-{number}")
+                await store.write([_numbered_event(job["name"], number)])
+                _print(f"{job['name']}-{number}")
     finally:
         await store.close()
 
 
-def _say(line: str) -> None:
+def _print(line: str) -> None:
     sys.stdout.write(line + "\n")
     sys.stdout.flush()

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a :class:`~engage.api.ProfileStore` promises: profiles are the merge of the stored events,
-in whatever order they arrive.
+"""The promises of a :class:`~engage.api.ProfileStore` about merging: profiles are the merge of the
+stored events, in whatever order these arrive.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from .harness import Bench, on_store
 
 
 class ProfileTests:
-    """Registers: last write wins, per trait and per membership."""
+    """The last write wins, for each trait and each membership."""
 
     @on_store
-    async def test_who_exists(self, bench: Bench) -> None:
+    async def test_only_identifying_events_create_users(self, bench: Bench) -> None:
         store = await bench.open_as(ProfileStore)
         await store_all(
             store,
@@ -71,7 +71,7 @@ class ProfileTests:
         assert grouped.groups == ["g"]
 
     @on_store
-    async def test_the_latest_value_of_each_trait(self, bench: Bench) -> None:
+    async def test_the_latest_value_of_each_trait_wins(self, bench: Bench) -> None:
         store = await bench.open_as(ProfileStore)
         await store_all(store, identify("1", "u", 10, traits={"a": 1, "b": 1, "c": 1}))
         await store_all(store, identify("2", "u", 20, traits={"b": 2, "c": None}))
@@ -83,7 +83,7 @@ class ProfileTests:
 
     @on_store
     async def test_a_retry_changes_nothing(self, bench: Bench) -> None:
-        """The client sends it again; the server receives it later, and corrects its time again."""
+        """The client sends an event again: the server receives it later, and corrects the time."""
         store = await bench.open_as(ProfileStore)
         first = identify("m", "u", 10, traits={"a": "first"})
         await store_all(store, first, identify("n", "u", 20, traits={"a": "second"}))
@@ -99,7 +99,7 @@ class ProfileTests:
         assert await all_pages(store.scan_groups, None) == []
 
     @on_store
-    async def test_awkward_names(self, bench: Bench) -> None:
+    async def test_similar_names_are_different(self, bench: Bench) -> None:
         store = await bench.open_as(ProfileStore)
         traits = {name: number for number, name in enumerate([*AWKWARD, ""])}
         batch: list[Event] = []
@@ -124,7 +124,7 @@ class ProfileTests:
         assert profile.anonymous_ids == sorted(f"v{name}" for name in names)
 
     @on_store
-    async def test_memberships(self, bench: Bench) -> None:
+    async def test_the_latest_membership_of_each_group_wins(self, bench: Bench) -> None:
         store = await bench.open_as(ProfileStore)
 
         def group(name: str, at: int, assigned: bool | None = None) -> Event:
@@ -141,7 +141,7 @@ class ProfileTests:
         assert profile.groups == ["b", "d"]
 
     def test_last_write_wins_in_every_order(self: Any, tmp_path: Path) -> None:
-        """Any events, in any order, in any pieces, some of them twice: always the same profiles."""
+        """Any events, in any order and any writes, some of them twice, make the same profiles."""
         numbers = itertools.count()
         with Bench(self, tmp_path) as bench:
             store = bench.run(bench.open_as(ProfileStore))
@@ -155,21 +155,22 @@ class ProfileTests:
             )
             @given(st.data())
             def check(data: st.DataObject) -> None:
-                # A workspace for each example, so that the store need not be made anew.
+                # A workspace for each example, so that they can share the store.
                 workspace = f"w{next(numbers)}"
                 events = data.draw(_events(workspace))
                 arrivals = data.draw(st.permutations(events))
                 repeats = data.draw(st.lists(st.sampled_from(events), max_size=5))
-                pieces = data.draw(st.lists(st.integers(1, 6), max_size=8))
-                bench.run(_arrive(store, [*arrivals, *repeats], pieces))
+                sizes = data.draw(st.lists(st.integers(1, 6), max_size=8))
+                bench.run(_arrive(store, [*arrivals, *repeats], sizes))
                 assert bench.run(_profiles(store, workspace)) == _merged(events)
 
             check()
 
 
-#: Few values, so that they meet: the same trait at the same millisecond from different events.
-_NAMES = st.sampled_from(["a", "b", "a\x00", "A"])
-_TIMES = st.integers(0, 3)
+#: Few values, some of them often, so that different events set the same trait of the same user at
+#: the same millisecond.
+_NAMES = st.sampled_from(["a", "a", "b", "a\x00", "A"])
+_TIMES = st.sampled_from([0, 0, 0, 1, 2])
 
 
 @st.composite
@@ -177,7 +178,7 @@ def _events(draw: st.DrawFn, workspace: str) -> list[Event]:
     identities = draw(
         st.lists(
             st.tuples(st.sampled_from("abcdeABC:1"), st.sampled_from(["api", "sendgrid"])),
-            min_size=1,
+            min_size=3,
             max_size=9,
             unique=True,
         )
@@ -185,9 +186,9 @@ def _events(draw: st.DrawFn, workspace: str) -> list[Event]:
     found = []
     for message_id, origin in identities:
         fields: dict[str, Any] = {
-            "traits": draw(st.dictionaries(_NAMES, st.integers(0, 9), max_size=3))
+            "traits": draw(st.dictionaries(_NAMES, st.integers(0, 9), min_size=1, max_size=3))
         }
-        kind = draw(st.sampled_from(["identify", "group", "track"]))
+        kind = draw(st.sampled_from(["identify", "identify", "group", "track"]))
         if kind == "group":
             fields["groupId"] = draw(_NAMES)
             if draw(st.booleans()):
@@ -196,8 +197,8 @@ def _events(draw: st.DrawFn, workspace: str) -> list[Event]:
             event(
                 message_id,
                 type=kind,
-                user_id=draw(st.sampled_from(["u", "v"])),
-                # Never the id of a user: whether those are linked depends on who came first.
+                user_id=draw(st.sampled_from(["u", "u", "v"])),
+                # Never the id of a user: whether such an id is linked depends on the order.
                 anonymous_id=draw(st.sampled_from([None, "x", "y\x00", "y"])),
                 at=draw(_TIMES),
                 workspace=workspace,
@@ -208,9 +209,9 @@ def _events(draw: st.DrawFn, workspace: str) -> list[Event]:
     return found
 
 
-async def _arrive(store: EventStore, events: list[Event], pieces: list[int]) -> None:
+async def _arrive(store: EventStore, events: list[Event], sizes: list[int]) -> None:
     start = 0
-    for size in [*pieces, len(events)]:
+    for size in [*sizes, len(events)]:
         if events[start : start + size]:
             await store.write(events[start : start + size])
         start += size
@@ -238,7 +239,8 @@ async def _profiles(store: ProfileStore, workspace: str) -> Any:
 
 
 def _merged(events: list[Event]) -> Any:
-    """The same, the slow and plain way: in the order of their versions, later over earlier."""
+    """Return the same profiles, computed in a simple way: in the order of the versions, later
+    changes over earlier ones."""
     times: dict[str, list[int]] = {}
     traits: dict[str, dict[str, Any]] = {}
     links: dict[str, set[str]] = {}

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The conformance suite of webhook providers.
 
-A provider says in :attr:`~engage.api.Provider.signing` what its scheme signs; the suite breaks each
-part of that, bit by bit, and expects the delivery to be refused. Deliveries are made by ``sign``,
-written from the provider's documentation rather than with the provider's own code::
+A provider declares in :attr:`~engage.api.Provider.signing` what its scheme signs. The suite changes
+each part of that, bit by bit, and expects that the delivery is refused. ``sign`` makes the
+deliveries; write it from the documentation of the service, not with the code of the provider::
 
     from engage.testing import ProviderConformance
 
@@ -23,10 +23,9 @@ from __future__ import annotations
 import base64
 import contextlib
 import importlib
-import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any, ClassVar
-from urllib.parse import parse_qsl, urlencode
 
 import hypothesis
 import jsonschema
@@ -44,18 +43,22 @@ from engage.api import (
     WebhookRequest,
 )
 
-__all__ = ["ProviderConformance"]
-
-#: Bytes of one signed part, and how a delivery is made in which they stand instead.
-Part = tuple[bytes, Callable[[bytes], WebhookRequest]]
-
-JSON = st.recursive(
-    st.none() | st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.floats() | st.text(),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
-    max_leaves=5,
+from .mutations import (
+    JSON,
+    JUNK,
+    ODD_TIMESTAMPS,
+    Part,
+    flip_bit,
+    form_parts,
+    header_part,
+    other_spellings,
+    paths,
+    with_value,
 )
 
-# The same examples in every run; each subclass runs them anew, to which hypothesis would object.
+__all__ = ["Part", "ProviderConformance"]
+
+# The same examples in every run. Each subclass runs them again, which hypothesis would report.
 _EXAMPLES = hypothesis.settings(
     deadline=None,
     max_examples=200,
@@ -64,92 +67,78 @@ _EXAMPLES = hypothesis.settings(
     suppress_health_check=[hypothesis.HealthCheck.differing_executors],
 )
 
-#: Bodies that no provider sends, whoever signed them.
-JUNK = {
-    "empty": b"",
-    "not JSON": b"{not json",
-    "not UTF-8": b'{"a": "\xff\xfe"}',
-    "null": b"null",
-    "a number": b"12345678901234567890123",
-    "a string": b'"text"',
-    "an empty object": b"{}",
-    "an empty array": b"[]",
-    "an array of nothing": b'[null, 1, [], {}, "x"]',
-    "10 000 elements": b"[" + b",".join([b"{}"] * 10_000) + b"]",
-    "nested 100 000 deep": b"[" * 100_000 + b"]" * 100_000,
-    "objects nested 100 000 deep": b'{"a":' * 100_000 + b"1" + b"}" * 100_000,
-}
-
-#: Numbers to some parsers, and no timestamp.
-ODD_TIMESTAMPS = ("", " 1", "1e9", "1_000", "+1", "-1", "0x1", "1.0", "1" * 20, "١٢٣", "nan")
-
 
 class ProviderConformance:
-    """Subclass it, fill in, and let pytest collect it."""
+    """The tests of a provider. Subclass it and define what follows."""
 
-    #: The module that implements ``engage_register_webhook`` …
+    #: The module that implements ``engage_register_webhook``.
     plugin: ClassVar[str]
-    #: … and the name that it registers; ``None``: the only one.
+    #: The name that it registers; ``None``: the only one.
     provider: ClassVar[str | None] = None
-    #: Options of a workspace, and of another one.
+    #: The options of two workspaces.
     options: ClassVar[Mapping[str, Any]]
     other_options: ClassVar[Mapping[str, Any]]
-    #: The option that holds the secret, given as a list to test a rotation; ``None``: not tested.
+    #: The option with the secret, which may be a list during a rotation; ``None``: not tested.
     secret_option: ClassVar[str | None] = "secret"
     #: The body of a genuine delivery of at least one event.
     body: ClassVar[bytes]
     #: Headers that are not part of the authentication.
     headers: ClassVar[Mapping[str, str]] = {}
+    #: The URL of the delivery.
     url: ClassVar[str] = "https://events.example.com/api/public/webhooks/x"
+    #: The time of the delivery, in seconds since 1970 UTC.
     now: ClassVar[int] = 1_700_000_000
-    #: What ``needs`` would have had fetched.
+    #: The document that ``needs`` requests, as the core would have fetched it.
     fetched: ClassVar[bytes | None] = None
 
     def sign(self, body: bytes, options: Mapping[str, Any], timestamp: str) -> Mapping[str, str]:
-        """:return: the headers that the provider adds to a delivery of ``body``."""
+        """Return the headers that authenticate a delivery of ``body``.
+
+        :param timestamp: seconds since 1970 UTC, for a scheme that signs the time.
+        """
         raise NotImplementedError
 
     def delivery(self, body: bytes, options: Mapping[str, Any], timestamp: str) -> WebhookRequest:
-        """:return: a genuine delivery; to be overridden where the signature is in the body."""
+        """Return a genuine delivery. Override it if the signature is in the body."""
         signed = {**self.headers, **self.sign(body, options, timestamp)}
-        # Headers travel as bytes, and are read as Latin-1.
+        # The headers of a request are bytes, which the server decodes as Latin-1.
         headers = [(name, value.encode().decode("latin-1")) for name, value in signed.items()]
         return WebhookRequest(method="POST", headers=headers, body=body, url=self.url, now=self.now)
 
     def signed_parts(self, request: WebhookRequest) -> Iterator[Part]:
-        """Yield what the scheme signs; to be overridden where that is a part of the body."""
+        """Yield the parts that the scheme signs. Override it if that is a part of the body."""
         signing = self.make().signing
         if signing.form:
-            yield from _form_parts(request)
+            yield from form_parts(request)
         elif signing.body and request.body:
-            yield request.body, lambda body: _with(request, body=body)
+            yield request.body, lambda body: replace(request, body=body)
         if signing.url:
-            # Scheme and host are the config's: no sender has a say in them.
+            # Scheme and host come from the config: a sender cannot change them.
             head, slash, target = request.url.partition("/api")
             yield (
                 (slash + target).encode(),
-                lambda changed: _with(request, url=head + changed.decode("latin-1")),
+                lambda changed: replace(request, url=head + changed.decode("latin-1")),
             )
         for name in signing.headers:
-            yield _header_part(request, name, r"^(?P<value>.*)$", "value")
+            yield header_part(request, name, r"^(?P<value>.*)$", "value")
         if signing.timestamp is not None:
-            yield _header_part(request, signing.timestamp, signing.timestamp_pattern, "timestamp")
+            yield header_part(request, signing.timestamp, signing.timestamp_pattern, "timestamp")
 
     def with_signature(self, request: WebhookRequest, signature: str) -> WebhookRequest:
-        """:return: the delivery with another text as its signature; see :meth:`signature`."""
+        """Return the delivery with another text as its signature; see :meth:`signature`."""
         _, change = self._signature(request)
         return change(signature.encode("latin-1"))
 
     def signature(self, request: WebhookRequest) -> str:
-        """:return: the text of the delivery's signature, as the header has it; to be overridden,
-        like :meth:`with_signature`, where the signature is in the body.
+        """Return the signature of a delivery, as the text in the header. Override it, and
+        :meth:`with_signature`, if the signature is in the body.
         """
         return self._signature(request)[0].decode("latin-1")
 
     def make(self, options: Mapping[str, Any] | None = None) -> Provider:
-        """:return: a provider, its options checked against its schema."""
+        """Return a provider, after checking the options with its schema."""
         chosen = self.options if options is None else options
-        # One for each test and options: to check a schema takes longer than most tests.
+        # One for each test and options, because checking a schema takes longer than most tests.
         made: dict[str, Provider] = self.__dict__.setdefault("_made", {})
         key = repr(chosen)
         if key not in made:
@@ -170,24 +159,25 @@ class ProviderConformance:
         return factory(options, ProviderContext(workspace_id="acme", public_url=public_url))
 
     def genuine(self, timestamp: str | None = None) -> WebhookRequest:
-        """:return: a delivery that verifies."""
+        """Return a delivery that can be verified."""
         return self.delivery(self.body, self.options, timestamp or str(self.now))
 
     def verify(self, request: WebhookRequest, options: Mapping[str, Any] | None = None) -> None:
-        """Verify as the core would.
+        """Verify a delivery as the core does.
 
-        :raises SignatureMismatch: it does not.
+        :raises SignatureMismatch: if it is not genuine.
         """
         provider = self.make(options)
         try:
             provider.needs(request)
             provider.verify(request, self.fetched)
         except PayloadInvalid as error:
-            # Of a scheme whose signature stands in the body; to the core any error is a mismatch.
+            # The signature is in the body, which cannot be parsed. The core takes any error here
+            # for a mismatch.
             raise SignatureMismatch(str(error)) from error
 
     def refused(self, request: WebhookRequest) -> None:
-        """Check that a delivery is neither taken for a probe nor verified."""
+        """Check that a delivery is refused, and not taken for a probe."""
         assert self.make().probe(request) is None
         with pytest.raises(SignatureMismatch):
             self.verify(request)
@@ -197,10 +187,10 @@ class ProviderConformance:
         header = signing.signature
         if header is None:
             pytest.skip(
-                "the scheme has no signature in a header (is it in the body? then override"
-                " signature and with_signature)"
+                "the scheme has no signature in a header (if it is in the body, override signature"
+                " and with_signature)"
             )
-        return _header_part(request, header, signing.signature_pattern, "signature")
+        return header_part(request, header, signing.signature_pattern, "signature")
 
     def _decoded(self, request: WebhookRequest) -> bytes:
         text = self.signature(request)
@@ -214,7 +204,7 @@ class ProviderConformance:
         return base64.b64encode(signature).decode()
 
     def _authentication(self) -> list[str]:
-        """Every header that takes part in it."""
+        """Return the names of all headers that are part of the authentication."""
         signing = self.make().signing
         found = [signing.signature, signing.credential, signing.timestamp, *signing.headers]
         return sorted({name for name in found if name is not None})
@@ -233,21 +223,21 @@ class ProviderConformance:
 
     def test_header_names_have_no_case(self) -> None:
         request = self.genuine()
-        self.verify(_with(request, headers=[(n.upper(), v) for n, v in request.headers]))
-        self.verify(_with(request, headers=[(n.lower(), v) for n, v in request.headers]))
+        self.verify(replace(request, headers=[(n.upper(), v) for n, v in request.headers]))
+        self.verify(replace(request, headers=[(n.lower(), v) for n, v in request.headers]))
 
     def test_a_redelivery_has_the_same_message_ids(self) -> None:
         first = self.genuine()
-        again = _with(self.genuine(str(self.now + 60)), now=self.now + 61)
+        again = replace(self.genuine(str(self.now + 60)), now=self.now + 61)
         ids = [
             [event.document["messageId"] for event in self.make().translate(request).events]
             for request in (first, again)
         ]
         assert ids[0] == ids[1]
 
-    def test_during_a_rotation_both_secrets_are_good(self) -> None:
+    def test_both_secrets_are_accepted_during_a_rotation(self) -> None:
         if self.secret_option is None:
-            pytest.skip("nothing to rotate")
+            pytest.skip("there is no secret to rotate")
         assert self.secret_option in self.options, "secret_option: name the option with the secret"
         old, new = (o[self.secret_option] for o in (self.options, self.other_options))
         both = {**self.options, self.secret_option: [new, old]}
@@ -261,38 +251,38 @@ class ProviderConformance:
         assert all(mine)
         assert not set(mine) & set(others)
 
-    def test_another_workspaces_secret(self) -> None:
+    def test_the_secret_of_another_workspace_is_refused(self) -> None:
         self.refused(self.delivery(self.body, self.other_options, str(self.now)))
 
-    def test_nothing_of_the_authentication_may_be_missing_empty_or_there_twice(self) -> None:
+    def test_a_missing_empty_or_repeated_authentication_header_is_refused(self) -> None:
         request = self.genuine()
         for name in self._authentication():
             others = [pair for pair in request.headers if pair[0].lower() != name.lower()]
             [value] = request.values(name)
-            self.refused(_with(request, headers=others))
-            self.refused(_with(request, headers=[*others, (name, "")]))
+            self.refused(replace(request, headers=others))
+            self.refused(replace(request, headers=[*others, (name, "")]))
             for twice in ((value, value), ("x", value), (value, "x")):
-                self.refused(_with(request, headers=[*others, *((name, v) for v in twice)]))
-            self.refused(_with(request, headers=[*others, (name, f"{value}, {value}x")]))
+                self.refused(replace(request, headers=[*others, *((name, v) for v in twice)]))
+            self.refused(replace(request, headers=[*others, (name, f"{value}, {value}x")]))
 
-    def test_a_credential_must_be_whole(self) -> None:
+    def test_a_credential_must_be_complete(self) -> None:
         name = self.make().signing.credential
         if name is None:
-            pytest.skip("the scheme signs")
+            pytest.skip("the scheme has no credential in a header")
         request = self.genuine()
         [value] = request.values(name)
         others = [pair for pair in request.headers if pair[0].lower() != name.lower()]
         for wrong in (value[:-1], value + "x", value.swapcase(), "é" + value, "\xff", " "):
             if wrong != value:
-                self.refused(_with(request, headers=[*others, (name, wrong)]))
+                self.refused(replace(request, headers=[*others, (name, wrong)]))
 
     def test_every_bit_of_the_signature_counts(self) -> None:
         request = self.genuine()
         signature = self._decoded(request)
         for bit in range(len(signature) * 8):
-            self.refused(self.with_signature(request, self._encoded(_flipped(signature, bit))))
+            self.refused(self.with_signature(request, self._encoded(flip_bit(signature, bit))))
 
-    def test_the_signature_is_whole_and_in_one_spelling(self) -> None:
+    def test_a_signature_has_one_spelling_and_is_complete(self) -> None:
         request = self.genuine()
         text, decoded = self.signature(request), self._decoded(request)
         wrong = [text[:-1], text[1:], text + text, text + " ", "é" + text[1:], "\xff", "=", "!"]
@@ -302,22 +292,22 @@ class ProviderConformance:
         else:
             wrong += [text.lower(), text + "=", decoded.hex(), f"{text[:4]}\t{text[4:]}"]
             wrong += [text.rstrip("="), text.replace("+", "-").replace("/", "_")]
-            wrong += list(_other_spellings(text))
+            wrong += list(other_spellings(text))
         for spelling in wrong:
             if spelling != text:
                 self.refused(self.with_signature(request, spelling))
 
     @_EXAMPLES
     @hypothesis.given(data=st.data())
-    def test_any_flipped_bit_of_what_is_signed(self, data: st.DataObject) -> None:
+    def test_every_bit_of_what_is_signed_counts(self, data: st.DataObject) -> None:
         parts = list(self.signed_parts(self.genuine()))
         if not parts:
             return
         content, change = data.draw(st.sampled_from(parts))
         bit = data.draw(st.integers(0, len(content) * 8 - 1))
-        self.refused(change(_flipped(content, bit)))
+        self.refused(change(flip_bit(content, bit)))
 
-    def test_a_signature_of_another_body(self) -> None:
+    def test_a_signature_of_other_content_is_refused(self) -> None:
         if not any(True for _ in self.signed_parts(self.genuine())):
             pytest.skip("the scheme signs nothing")
         request = self.genuine()
@@ -329,11 +319,11 @@ class ProviderConformance:
         signing = self.make().signing
         request = self.genuine()
         if signing.past is not None:
-            self.verify(_with(request, now=self.now + signing.past))
-            self.refused(_with(request, now=self.now + signing.past + 1))
+            self.verify(replace(request, now=self.now + signing.past))
+            self.refused(replace(request, now=self.now + signing.past + 1))
         if signing.future is not None:
-            self.verify(_with(request, now=self.now - signing.future))
-            self.refused(_with(request, now=self.now - signing.future - 1))
+            self.verify(replace(request, now=self.now - signing.future))
+            self.refused(replace(request, now=self.now - signing.future - 1))
 
     @pytest.mark.parametrize("odd", ODD_TIMESTAMPS)
     def test_a_timestamp_has_one_spelling(self, odd: str) -> None:
@@ -344,27 +334,27 @@ class ProviderConformance:
         try:
             request = self.delivery(self.body, self.options, spelled)
         except UnicodeError:
-            return  # no sender can sign that
+            return  # A sender cannot sign that.
         for now in (self.now, 1, 1_000, 1_000_000_000, 0):
-            self.refused(_with(request, now=now))
+            self.refused(replace(request, now=now))
 
     @pytest.mark.parametrize("kind", JUNK)
-    def test_a_signed_body_may_be_anything(self, kind: str) -> None:
+    def test_an_unexpected_body_is_handled(self, kind: str) -> None:
         request = self.delivery(JUNK[kind], self.options, str(self.now))
         if self.make().probe(request) is None:
-            with contextlib.suppress(SignatureMismatch):  # some schemes cannot sign everything
+            with contextlib.suppress(SignatureMismatch):  # Some schemes cannot sign everything.
                 self.verify(request)
             self._translate(request)
 
     @_EXAMPLES
     @hypothesis.given(data=st.data())
-    def test_any_value_may_stand_anywhere(self, data: st.DataObject) -> None:
+    def test_an_unexpected_value_is_handled(self, data: st.DataObject) -> None:
         try:
             payload = orjson.loads(self.body)
         except orjson.JSONDecodeError:
             return
-        path = data.draw(st.sampled_from(list(_paths(payload))))
-        changed = _replaced(payload, path, data.draw(JSON))
+        path = data.draw(st.sampled_from(list(paths(payload))))
+        changed = with_value(payload, path, data.draw(JSON))
         self._translate(self.delivery(orjson.dumps(changed), self.options, str(self.now)))
 
     def _translate(self, request: WebhookRequest) -> None:
@@ -373,7 +363,7 @@ class ProviderConformance:
         except PayloadInvalid:
             return
         for event in translation.events:
-            # What the pipeline refuses becomes a dead letter; what is no JSON would be a fault.
+            # The pipeline may refuse a document, but it must be JSON.
             orjson.dumps(event.document)
 
 
@@ -383,76 +373,3 @@ def _check_document(document: dict[str, Any]) -> None:
     message_id = document["messageId"]
     assert isinstance(message_id, str | int)
     assert message_id != ""
-
-
-def _with(request: WebhookRequest, **changes: Any) -> WebhookRequest:
-    fields = {"method", "headers", "body", "url", "now"}
-    return WebhookRequest(**{**{name: getattr(request, name) for name in fields}, **changes})
-
-
-def _header_part(request: WebhookRequest, header: str, pattern: str, group: str) -> Part:
-    [value] = request.values(header)
-    match = re.search(pattern, value)
-    assert match is not None, f"{header}: {pattern} is not there"
-    start, end = match.span(group)
-
-    def change(content: bytes) -> WebhookRequest:
-        changed = value[:start] + content.decode("latin-1") + value[end:]
-        others = [pair for pair in request.headers if pair[0].lower() != header.lower()]
-        return _with(request, headers=[*others, (header, changed)])
-
-    return value[start:end].encode("latin-1"), change
-
-
-def _form_parts(request: WebhookRequest) -> Iterator[Part]:
-    """The decoded names and values: an escape may be spelled in several ways."""
-    fields = parse_qsl(request.body.decode("ascii"), keep_blank_values=True)
-    for index, pair in enumerate(fields):
-        for place, text in enumerate(pair):
-
-            def change(content: bytes, index: int = index, place: int = place) -> WebhookRequest:
-                changed: list[tuple[str | bytes, str | bytes]] = [*fields]
-                old = changed[index]
-                changed[index] = (content, old[1]) if place == 0 else (old[0], content)
-                return _with(request, body=urlencode(changed).encode())
-
-            if text:
-                yield text.encode(), change
-
-
-def _flipped(content: bytes, bit: int) -> bytes:
-    changed = bytearray(content)
-    changed[bit // 8] ^= 1 << bit % 8
-    return bytes(changed)
-
-
-def _other_spellings(text: str) -> Iterator[str]:
-    """Base64 that decodes to the same bytes: the last character has bits that mean nothing."""
-    alphabet = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/"
-    stem = text.rstrip("=")
-    padding = text[len(stem) :]
-    for character in alphabet:
-        other = stem[:-1] + character + padding
-        if other != text and base64.b64decode(other) == base64.b64decode(text):
-            yield other
-
-
-Path = tuple[str | int, ...]
-
-
-def _paths(value: Any, path: Path = ()) -> Iterator[Path]:
-    yield path
-    if isinstance(value, dict):
-        for key, member in value.items():
-            yield from _paths(member, (*path, key))
-    elif isinstance(value, list):
-        for index, member in enumerate(value):
-            yield from _paths(member, (*path, index))
-
-
-def _replaced(value: Any, path: Path, new: Any) -> Any:
-    if not path:
-        return new
-    copy = value.copy()
-    copy[path[0]] = _replaced(value[path[0]], path[1:], new)
-    return copy

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every storage promises of reading in order, and of expiring."""
+"""The promises of every storage about reading in order, and about expiring."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ class ScanTests:
     """``scan`` and ``expire``."""
 
     @on_store
-    async def test_order_of_arrival(self, bench: Bench) -> None:
+    async def test_a_scan_returns_events_in_order_of_arrival(self, bench: Bench) -> None:
         store = await bench.open()
         names = [f"{number * 7919 % 1000:03}" for number in range(200)]
         for start in range(0, 200, 25):
-            # Neither ids nor times are in order: arrival is.
+            # Only the arrival is in order, neither ids nor times.
             part = names[start : start + 25]
             await store_all(store, *(event(name, at=int(name), received=start) for name in part))
         for limit in (1, 7, 25, 200, 1000):
             assert await ids(store, limit=limit) == names
 
     @on_store
-    async def test_a_page_after_a_cursor(self, bench: Bench) -> None:
+    async def test_a_cursor_continues_a_scan_after_reopening(self, bench: Bench) -> None:
         store = await bench.open()
         await store_all(store, *(event(str(number)) for number in range(10)))
         page = await store.scan(EventFilter(), after=None, limit=4)
@@ -39,7 +39,7 @@ class ScanTests:
         assert [one.message_id for one in rest] == [str(number) for number in range(4, 11)]
 
     @on_store
-    async def test_filters(self, bench: Bench) -> None:
+    async def test_filters_select_events(self, bench: Bench) -> None:
         store = await bench.open()
         batch = [
             event(
@@ -74,15 +74,15 @@ class ScanTests:
                 assert await ids(store, limit=limit, **fields) == wanted
 
     @on_store
-    async def test_an_empty_store(self, bench: Bench) -> None:
+    async def test_a_scan_of_an_empty_store_returns_nothing(self, bench: Bench) -> None:
         store = await bench.open()
         page = await store.scan(EventFilter(), after=None, limit=10)
         assert list(page.items) == []
         assert page.cursor is None
 
     @on_store
-    async def test_nothing_is_missed_while_others_write(self, bench: Bench) -> None:
-        """What was acknowledged before the scan began is in it, once, whoever else is writing."""
+    async def test_a_scan_misses_nothing_during_concurrent_writes(self, bench: Bench) -> None:
+        """A scan returns what was acknowledged before it began, once, while others write."""
         stores = [await bench.open() for _ in range(3)]
         acknowledged: list[str] = []
         done = False
@@ -100,7 +100,7 @@ class ScanTests:
                 found = await ids(store, limit=17)
                 assert len(found) == len(set(found))
                 assert before <= set(found)
-                # Those of one writer come in its order.
+                # The events of one writer come in the order in which it wrote them.
                 for name in "012":
                     mine = [one for one in found if one.startswith(f"{name}-")]
                     assert mine == sorted(mine, key=lambda one: [int(n) for n in one.split("-")])
@@ -116,7 +116,7 @@ class ScanTests:
 
     # ---------------------------------------------------------------------------- expiry
     @on_store
-    async def test_expire_the_oldest(self, bench: Bench) -> None:
+    async def test_the_oldest_events_expire_first(self, bench: Bench) -> None:
         bench.require("expire")
         store = await bench.open()
         for number in (5, 3, 9, 1, 7):
@@ -130,14 +130,14 @@ class ScanTests:
             profile = await store.profile(WORKSPACE, "u")
             assert profile is not None
             assert profile.created_at == TIME + 1
-        # The id may come again.
+        # The message id can be used again.
         (outcome,) = await store.write([event("1", at=10)])
         assert outcome.status is Status.STORED
         assert sorted(await ids(store)) == ["1", "7", "9"]
 
     @on_store
-    async def test_expire_refuses_when_everything_would_go(self, bench: Bench) -> None:
-        """The clock may have jumped."""
+    async def test_expiring_all_events_must_be_forced(self, bench: Bench) -> None:
+        """Otherwise a clock that jumped ahead would delete everything."""
         bench.require("expire")
         store = await bench.open()
         await store_all(store, *(event(str(number), at=number) for number in range(5)))
@@ -149,7 +149,7 @@ class ScanTests:
         assert await store.expire(TIME + 5, limit=100, force=True) == 0
 
     @on_store
-    async def test_a_cursor_outlives_what_it_stood_on(self, bench: Bench) -> None:
+    async def test_a_cursor_survives_the_expiry_of_its_event(self, bench: Bench) -> None:
         bench.require("expire")
         store = await bench.open()
         await store_all(store, *(event(str(number), at=number) for number in range(6)))

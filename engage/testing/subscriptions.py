@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a :class:`~engage.api.SubscriptionStore` promises."""
+"""The promises of a :class:`~engage.api.SubscriptionStore`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,12 @@ from .harness import Bench, on_store
 def change(
     name: str, *, user_id: str = "u", workspace: str = WORKSPACE, at: int = 0, **choices: bool
 ) -> SubscriptionChange:
-    """:return: a change with this id."""
+    """Return a change of subscriptions.
+
+    :param name: the id.
+    :param at: milliseconds after :data:`TIME`.
+    :param choices: group id → subscribed.
+    """
     return SubscriptionChange(
         id=name,
         workspace_id=workspace,
@@ -26,7 +31,7 @@ def change(
     )
 
 
-def _told(record: Any) -> tuple[Any, ...]:
+def _summary(record: Any) -> tuple[Any, ...]:
     return (
         record.change_id,
         record.user_id,
@@ -41,7 +46,7 @@ class SubscriptionTests:
     """``apply``, ``state``, ``scan_subscriptions``, ``history``."""
 
     @on_store
-    async def test_choices_and_their_history(self, bench: Bench) -> None:
+    async def test_choices_are_stored_with_their_history(self, bench: Bench) -> None:
         store = await bench.open_as(SubscriptionStore)
         assert dict(await store.state(WORKSPACE, "u")) == {}
         assert dict(await store.apply(change("1", at=1, a=True, b=False))) == {
@@ -52,18 +57,18 @@ class SubscriptionTests:
         assert dict(await store.apply(change("2", at=2, a=False, c=True, b=False))) == after
         assert dict(await store.state(WORKSPACE, "u")) == after
         records = await all_pages(store.history, WORKSPACE, "u")
-        assert sorted(_told(one) for one in records[:2]) == [
+        assert sorted(_summary(one) for one in records[:2]) == [
             ("1", "u", "a", None, True, 1),
             ("1", "u", "b", None, False, 1),
         ]
-        assert sorted(_told(one) for one in records[2:]) == [
+        assert sorted(_summary(one) for one in records[2:]) == [
             ("2", "u", "a", True, False, 2),
             ("2", "u", "c", None, True, 2),
         ]
         assert {one.how for one in records} == {"api"}
 
     @on_store
-    async def test_a_choice_that_holds_writes_nothing(self, bench: Bench) -> None:
+    async def test_a_choice_that_already_holds_writes_nothing(self, bench: Bench) -> None:
         store = await bench.open_as(SubscriptionStore)
         await store.apply(change("1", at=1, a=True))
         await store.apply(change("2", at=2, a=True))
@@ -72,22 +77,22 @@ class SubscriptionTests:
         assert len(await all_pages(store.history, None, None)) == 1
 
     @on_store
-    async def test_an_id_is_applied_once(self, bench: Bench) -> None:
+    async def test_a_change_is_applied_once_for_each_id(self, bench: Bench) -> None:
         store = await bench.open_as(SubscriptionStore)
         await store.apply(change("1", a=True))
-        # This one finds what it wants; repeated later, it must still not undo the next.
+        # This change has no effect. Repeated after the next one, it must not undo that one.
         await store.apply(change("2", a=True))
         await store.apply(change("3", a=False))
         for name in ("1", "2", "3"):
             again = change(name, at=9, a=True, b=True)
             assert dict(await store.apply(again)) == {"a": False}
         assert len(await all_pages(store.history, None, None)) == 2
-        # In another workspace it is another change.
+        # The same id in another workspace is another change.
         other = change("1", workspace="other", a=True)
         assert dict(await store.apply(other)) == {"a": True}
 
     @on_store
-    async def test_the_same_change_many_times_at_once(self, bench: Bench) -> None:
+    async def test_one_change_from_concurrent_calls_is_applied_once(self, bench: Bench) -> None:
         store, second = (
             await bench.open_as(SubscriptionStore),
             await bench.open_as(SubscriptionStore),
@@ -102,7 +107,7 @@ class SubscriptionTests:
         assert len(await all_pages(store.history, None, None)) == 2
 
     @on_store
-    async def test_different_changes_at_once(self, bench: Bench) -> None:
+    async def test_concurrent_changes_leave_a_consistent_history(self, bench: Bench) -> None:
         bench.require("atomic-updates")
         store, second = (
             await bench.open_as(SubscriptionStore),
@@ -114,7 +119,7 @@ class SubscriptionTests:
                 for number in range(40)
             )
         )
-        # Whatever their order was, the history tells one story that ends with the state.
+        # In whatever order they were applied, the history leads step by step to the state.
         records = await all_pages(store.history, WORKSPACE, "u")
         value = None
         for one in records:
@@ -133,7 +138,7 @@ class SubscriptionTests:
             assert (profile.created_at, profile.updated_at) == (TIME + 5, TIME + 5)
 
     @on_store
-    async def test_awkward_users(self, bench: Bench) -> None:
+    async def test_choices_of_similar_user_ids_are_separate(self, bench: Bench) -> None:
         store = await bench.open_as(SubscriptionStore)
         for number, name in enumerate(AWKWARD):
             await store.apply(change(name, user_id=name, at=number, a=bool(number % 2)))
@@ -145,7 +150,7 @@ class SubscriptionTests:
             assert dict(await store.state(WORKSPACE, name)) == {"a": bool(number % 2)}
 
     @on_store
-    async def test_scans(self, bench: Bench) -> None:
+    async def test_scans_of_choices_and_of_their_history_are_complete(self, bench: Bench) -> None:
         store = await bench.open_as(SubscriptionStore)
         for number in range(40):
             await store.apply(
@@ -162,8 +167,8 @@ class SubscriptionTests:
             everything = await all_pages(store.history, None, None, limit=limit)
             assert [one.at for one in everything] == sorted(one.at for one in everything)
             mine = await all_pages(store.history, WORKSPACE, "u2", limit=limit)
-            assert [_told(one) for one in mine] == [
-                _told(one) for one in everything if one.user_id == "u2"
+            assert [_summary(one) for one in mine] == [
+                _summary(one) for one in everything if one.user_id == "u2"
             ]
             states = await all_pages(store.scan_subscriptions, None, limit=limit)
             assert len(states) == len({(s.workspace_id, s.user_id, s.group_id) for s in states})
@@ -172,7 +177,7 @@ class SubscriptionTests:
         assert await all_pages(store.history, "other", "u2") == []
 
     @on_store
-    async def test_it_outlives_the_process(self, bench: Bench) -> None:
+    async def test_a_change_is_remembered_after_reopening(self, bench: Bench) -> None:
         store = await bench.open_as(SubscriptionStore)
         await store.apply(change("1", a=True))
         await store.close()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a :class:`~engage.api.ProfileStore` promises of links, look-ups, limits and reading."""
+"""The promises of a :class:`~engage.api.ProfileStore` about links, look-ups, limits and scans."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ class UserTests:
 
     # ----------------------------------------------------------------------------- links
     @on_store
-    async def test_links(self, bench: Bench) -> None:
+    async def test_anonymous_ids_are_linked_to_users(self, bench: Bench) -> None:
         store = await bench.open_as(ProfileStore)
         await store_all(
             store,
-            # Before the user exists: a link alone does not make one.
+            # Links do not create a user.
             event("1", user_id="u", anonymous_id="v1"),
             event("2", type="page", user_id="stranger", anonymous_id="v2"),
         )
@@ -41,7 +41,7 @@ class UserTests:
         assert await store.profile(WORKSPACE, "stranger") is None
 
     @on_store
-    async def test_a_known_user_is_nobodys_anonymous_id(self, bench: Bench) -> None:
+    async def test_the_id_of_a_user_is_not_linked_as_an_anonymous_id(self, bench: Bench) -> None:
         store = await bench.open_as(ProfileStore)
         await store_all(store, identify("1", "known"), identify("0", "u", workspace="other"))
         await store_all(
@@ -49,7 +49,7 @@ class UserTests:
             event("2", type="alias", user_id="u", previousId="known"),
             event("3", user_id="u", anonymous_id="known"),
             event("4", type="alias", user_id="u", previousId="unknown"),
-            # A user of another workspace is a stranger here.
+            # The id of a user of another workspace can be linked.
             event("5", type="alias", user_id="v", previousId="u", workspace="other"),
             event("6", type="alias", user_id="v", previousId="known", workspace="other"),
         )
@@ -61,7 +61,7 @@ class UserTests:
         assert profile.anonymous_ids == ["known"]
 
     @on_store
-    async def test_one_anonymous_id_may_belong_to_several(self, bench: Bench) -> None:
+    async def test_one_anonymous_id_can_be_linked_to_several_users(self, bench: Bench) -> None:
         store = await bench.open_as(ProfileStore)
         for number in range(3):
             await store_all(store, identify(str(number), f"u{number}", anonymous_id="shared"))
@@ -70,7 +70,7 @@ class UserTests:
 
     # -------------------------------------------------------------------------- look-ups
     @on_store
-    async def test_users_by_an_identifier(self, bench: Bench) -> None:
+    async def test_users_are_found_by_an_identifier(self, bench: Bench) -> None:
         store = await bench.open_as(ProfileStore)
         await store_all(
             store,
@@ -105,7 +105,9 @@ class UserTests:
         assert dict(await store.find_users(WORKSPACE, "email", [])) == {}
 
     @on_store
-    async def test_an_earlier_value_that_arrives_late_is_not_found(self, bench: Bench) -> None:
+    async def test_users_are_not_found_by_an_earlier_value_that_arrives_late(
+        self, bench: Bench
+    ) -> None:
         store = await bench.open_as(ProfileStore)
         await store_all(store, identify("2", "u", 20, traits={"email": "new@example.com"}))
         await store_all(store, identify("1", "u", 10, traits={"email": "old@example.com"}))
@@ -113,7 +115,7 @@ class UserTests:
         assert dict(found) == {"new@example.com": ["u"]}
 
     @on_store
-    async def test_at_most_a_hundred_users(self, bench: Bench) -> None:
+    async def test_at_most_a_hundred_users_are_found(self, bench: Bench) -> None:
         store = await bench.open_as(ProfileStore)
         await store_all(
             store,
@@ -127,10 +129,10 @@ class UserTests:
 
     # ---------------------------------------------------------------------------- limits
     @on_store
-    async def test_limits(self, bench: Bench) -> None:
+    async def test_limits_drop_changes(self, bench: Bench) -> None:
         limits = ProfileLimits(traits=3, trait_bytes=200, links=2, memberships=2)
         store = await bench.open_as(ProfileStore, profile_limits=limits)
-        # One write each, so that it is plain which of them come too late.
+        # One write each, so that it is certain which of them exceed the limits.
         for number in range(5):
             await store_all(store, identify(f"t{number}", "u", number, traits={f"t{number}": 1}))
             await store_all(store, identify(f"l{number}", "u", anonymous_id=f"v{number}"))
@@ -143,7 +145,7 @@ class UserTests:
         assert profile.groups == ["g0", "g1"]
         assert store.dropped_changes == 2 + 3 + 3
         assert len(await ids(store)) == 15
-        # What is there may still change, and what was dropped stays so in a retry.
+        # What is stored can still change, and sending a dropped change again does not store it.
         await store_all(store, identify("t", "u", 9, traits={"t0": 2}))
         ended = event("g", type="group", user_id="u", groupId="g1", at=9, assigned=False)
         await store_all(store, ended)
@@ -156,7 +158,7 @@ class UserTests:
         assert store.dropped_changes == 8
 
     @on_store
-    async def test_limit_of_bytes(self, bench: Bench) -> None:
+    async def test_the_limit_of_bytes_drops_traits(self, bench: Bench) -> None:
         limits = ProfileLimits(trait_bytes=1000)
         store = await bench.open_as(ProfileStore, profile_limits=limits)
         await store_all(store, identify("1", "u", 1, traits={"a": "x" * 600}))
@@ -171,9 +173,9 @@ class UserTests:
         assert found.traits == {"b": 1}
         assert store.dropped_changes == 2
 
-    # --------------------------------------------------------------------------- reading
+    # ----------------------------------------------------------------------------- scans
     @on_store
-    async def test_scans_of_users_and_groups(self, bench: Bench) -> None:
+    async def test_scans_of_users_and_groups_are_complete(self, bench: Bench) -> None:
         store = await bench.open_as(ProfileStore)
         names = [f"u{number * 31 % 100}" for number in range(100)]
         for start in range(0, 100, 20):
@@ -199,7 +201,7 @@ class UserTests:
         assert await all_pages(store.scan_users, "nobody") == []
 
     @on_store
-    async def test_profiles_outlive_the_process(self, bench: Bench) -> None:
+    async def test_profiles_are_the_same_after_reopening(self, bench: Bench) -> None:
         store = await bench.open_as(ProfileStore)
         await store_all(store, identify("1", "u", 4, traits={"email": "a@b.c"}, anonymous_id="v"))
         before = await store.profile(WORKSPACE, "u")
@@ -214,7 +216,7 @@ class UserTests:
         assert (profile.created_at, profile.updated_at) == (TIME + 3, TIME + 4)
 
     @on_store
-    async def test_one_user_from_many_writes_at_once(self, bench: Bench) -> None:
+    async def test_concurrent_writes_change_one_user(self, bench: Bench) -> None:
         bench.require("atomic-updates")
         store, second = await bench.open_as(ProfileStore), await bench.open()
         await asyncio.gather(

@@ -130,9 +130,9 @@ class _Unnamed(TestMailer):
 
 def test_another_spelling_of_a_signature_in_the_body_is_found() -> None:
     with pytest.raises(pytest.fail.Exception, match="DID NOT RAISE"):
-        _OfLax().test_the_signature_is_whole_and_in_one_spelling()
+        _OfLax().test_a_signature_has_one_spelling_and_is_complete()
 
 
 def test_says_that_the_option_with_the_secret_has_another_name() -> None:
     with pytest.raises(AssertionError, match="secret_option: name the option with the secret"):
-        _Unnamed().test_during_a_rotation_both_secrets_are_good()
+        _Unnamed().test_both_secrets_are_accepted_during_a_rotation()
