@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""PUBLIC: the hooks, on one page.
+"""PUBLIC: all hooks.
 
-A plugin implements any of them with ``@engage.api.hookimpl`` and calls ``register`` once for each
-thing that it brings. Names are lower case, ``[a-z0-9-]``, and unique in the whole installation.
+A plugin implements any of them with ``@engage.api.hookimpl``, and calls ``register`` once for each
+thing that it provides. Names are lower case, ``[a-z0-9-]``, and unique in an installation.
 
-Deliberately no hooks: authentication, decoding, the bodies of answers.
+Authentication, decoding and the bodies of answers have no hooks, deliberately.
 """
 
 from __future__ import annotations
@@ -31,25 +31,26 @@ hookspec = pluggy.HookspecMarker("engage")
 
 @hookspec
 def engage_register_storage(register: Register[StorageFactory]) -> None:
-    """Bring a storage, selected by ``[storage] backend = "<name>"``.
+    """Register a storage, which ``[storage] backend = "<name>"`` selects.
 
-    :param register: ``register(name, factory, options_schema)``; ``[storage.<name>]`` are the
-        options, validated before ``factory`` gets them.
+    :param register: ``register(name, factory, options_schema)``; the options are
+        ``[storage.<name>]``, validated before ``factory`` is called.
     """
 
 
 @hookspec
 def engage_register_webhook(register: Register[ProviderFactory]) -> None:
-    """Bring a webhook provider, reached at ``/api/public/webhooks/<name>``.
+    """Register a webhook provider, whose URL is ``/api/public/webhooks/<name>``.
 
-    :param register: ``register(name, factory, options_schema)``; ``[workspaces.webhooks.<name>]``
-        are the options, validated before ``factory`` gets them, once for each such workspace.
+    :param register: ``register(name, factory, options_schema)``; the options are
+        ``[workspaces.webhooks.<name>]``, validated before ``factory`` is called. It is called once
+        for each workspace that has them.
     """
 
 
 @hookspec
 def engage_register_transform(register: Register[TransformFactory]) -> None:
-    """Bring a transform, run for every event in the order of ``[[transforms]]`` in the config.
+    """Register a transform. Transforms run for every event, in the order of ``[[transforms]]``.
 
     :param register: ``register(name, factory, options_schema)``.
     """
@@ -57,7 +58,7 @@ def engage_register_transform(register: Register[TransformFactory]) -> None:
 
 @hookspec
 def engage_register_observer(register: Register[ObserverFactory]) -> None:
-    """Bring an observer, told of what is durable when ``[observers.<name>]`` is in the config.
+    """Register an observer, which ``[observers.<name>]`` enables; it receives durable events.
 
     :param register: ``register(name, factory, options_schema)``.
     """
@@ -67,6 +68,6 @@ def engage_register_observer(register: Register[ObserverFactory]) -> None:
 def engage_register_commands(cli: click.Group) -> None:
     """Add subcommands to ``engage``.
 
-    :param cli: the command group; ``cli.command()`` as usual in click. A name that exists already
-        is an error.
+    :param cli: the command group; add commands with ``cli.command()``, as usual in click. Reusing a
+        name is an error.
     """

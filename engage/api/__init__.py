@@ -1,25 +1,34 @@
 # SPDX-License-Identifier: Apache-2.0
-"""PUBLIC: all that a plugin imports.
+"""PUBLIC: everything that a plugin imports.
 
 A plugin is a module named by an entry point of the group ``engage``. It implements hooks of
-:mod:`engage.hookspecs`, marked with :data:`hookimpl`, and registers what it brings: a storage, a
-webhook provider, a transform, an observer or a command.
+:mod:`engage.hookspecs`, marked with :data:`hookimpl`, and registers a storage, a webhook provider,
+a transform, an observer or a command.
 
-The errors of engage, each with who raises it and what becomes of it::
+The errors of engage, with what raises each of them and what follows::
 
     EngageError
-    ├── ConfigError            a plugin's factory: an option is wrong (start-up stops, exit 1)
+    ├── ConfigError             a plugin's factory: an option is wrong (start-up stops, exit 1)
     ├── StorageError
-    │   ├── StorageUnavailable a storage: not now (503 with Retry-After, nothing acknowledged)
-    │   ├── StorageMissing     a storage: there is no store yet, and ``create`` was not allowed
-    │   └── StorageIncompatible a storage: made by a version that this one cannot read
+    │   ├── StorageUnavailable  a storage: not now (503 with Retry-After, nothing acknowledged)
+    │   ├── StorageMissing      a storage: there is no store, and ``create`` is false
+    │   └── StorageIncompatible a storage: the store was made by a version that this one cannot read
     └── WebhookError
-        ├── SignatureMismatch  a provider's ``verify``: not from the provider (401)
-        │   └── NothingSigned  a provider's ``verify``: there is nothing that could be signed (400)
-        └── PayloadInvalid     a provider's ``translate``: not understood (dead letter, 200)
+        ├── SignatureMismatch   a provider's ``verify``: not sent by the provider (401)
+        │   └── NothingSigned   a provider's ``verify``: nothing that could be signed (400)
+        └── PayloadInvalid      a provider's ``translate``: not understood (dead letter, 200)
 
-What follows stands in small files beside this one; a plugin imports from here. None of them imports
-anything of engage but each other.
+=====================  =====================================================================
+``errors.py``          the errors above
+``events.py``          an event, and the changes that it makes to profiles
+``storage.py``         the interfaces of a storage
+``providers.py``       the interface of a webhook provider
+``transforms.py``      the interfaces of transforms and observers
+``registration.py``    the type of ``register``, the argument of a hook
+``times.py``           the form and the range of stored times
+=====================  =====================================================================
+
+A plugin imports all names from here. These files import nothing of engage except each other.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The errors of engage; their tree stands in :mod:`engage.api`."""
+"""The errors of engage; :mod:`engage.api` shows them as a tree."""
 
 from __future__ import annotations
 
@@ -22,12 +22,15 @@ class EngageError(Exception):
 
 
 class ConfigError(EngageError):
-    """An option of a plugin is wrong. The message is ``<option>: <rule>``, and has no secret; the
-    core says before it where in the config that is."""
+    """An option of a plugin is wrong.
+
+    The message is ``<option>: <rule>`` and contains no secret. The core prepends the place of the
+    option in the config.
+    """
 
 
 class StorageError(EngageError):
-    """Base of what a storage raises."""
+    """Base of the errors that a storage raises."""
 
 
 class StorageUnavailable(StorageError):
@@ -35,23 +38,23 @@ class StorageUnavailable(StorageError):
 
 
 class StorageMissing(StorageError):
-    """There is no store at the configured place, and the caller did not allow to create one."""
+    """There is no store at the configured place, and the caller did not allow creating one."""
 
 
 class StorageIncompatible(StorageError):
-    """The store was made by a newer version (``min_reader`` is above ours), or is not a store."""
+    """The store needs a newer version of engage (``min_reader``), or it is not a store."""
 
 
 class WebhookError(EngageError):
-    """Base of what a webhook provider raises."""
+    """Base of the errors that a webhook provider raises."""
 
 
 class SignatureMismatch(WebhookError):
-    """The delivery does not verify. The message is logged, never sent."""
+    """The provider did not sign the delivery. The message is logged, and never sent."""
 
 
 class NothingSigned(SignatureMismatch):
-    """The delivery holds nothing that the provider's scheme could have signed (400)."""
+    """The delivery has nothing that the provider's scheme could have signed (400)."""
 
 
 class PayloadInvalid(WebhookError):

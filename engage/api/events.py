@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An event, and what it changes in the profiles."""
+"""An event, and the changes that it makes to profiles."""
 
 from __future__ import annotations
 
@@ -24,25 +24,25 @@ __all__ = [
 ]
 
 
-#: The origin of events that came in through the API rather than from a webhook provider.
+#: The origin of events that were sent to the API, rather than by a webhook provider.
 API_ORIGIN: Final = "api"
 
-#: What an event can be.
+#: The types of events.
 EVENT_TYPES: Final = ("identify", "track", "page", "screen", "group", "alias")
 
-#: Ids that careless clients send for "nobody": such events are stored and change no profile.
+#: Ids that clients send by mistake for no user: such events are stored and change no profile.
 NOBODY: Final = frozenset({"undefined", "null", "none", "nan", "[object object]"})
 
-#: Anonymous ids that the server made from a webhook's recipient. They are never linked to a user.
+#: Prefixes of anonymous ids made from a webhook's recipient. They are never linked to a user.
 RECIPIENT_PREFIXES: Final = ("email:", "phone:")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
-    """One event, valid and normalised, on its way to the storage or out of it.
+    """One valid, normalised event.
 
-    Its identity is (``workspace_id``, ``origin``, ``message_id``). Plain values only, so that it
-    can cross to another process.
+    Its identity is (``workspace_id``, ``origin``, ``message_id``). It has plain values only, so it
+    can be sent to another process.
     """
 
     workspace_id: str
@@ -55,28 +55,28 @@ class Event:
     anonymous_id: str | None
     #: ``event`` of a track call, ``name`` of a page or screen.
     name: str | None
-    #: Server clock, milliseconds since 1970 UTC; never decreasing within a process.
+    #: The server's clock: milliseconds since 1970 UTC; never decreases within a process.
     received_at: int
-    #: When it happened after the correction of the client's clock; milliseconds since 1970 UTC.
+    #: When it happened, after the client's clock is corrected: milliseconds since 1970 UTC.
     timestamp: int
-    #: The whole event as stored: compact UTF-8 JSON of an object with every field that came in and
-    #: those that the server set (``type``, ``messageId``, ``timestamp``, ``receivedAt``,
+    #: The whole event as stored: compact UTF-8 JSON of an object with every field that was sent and
+    #: those that the server sets (``type``, ``messageId``, ``timestamp``, ``receivedAt``,
     #: ``workspaceId``, ``writeKeyId``, ``source`` …).
     body: bytes
 
     @property
     def identity(self) -> tuple[str, str, str]:
-        """(workspace id, origin, message id)."""
+        """Workspace id, origin and message id."""
         return (self.workspace_id, self.origin, self.message_id)
 
     def document(self) -> dict[str, Any]:
-        """:return: the event as stored, decoded anew at each call."""
+        """Return the event as stored; each call decodes it again."""
         document: dict[str, Any] = orjson.loads(self.body)
         return document
 
     @property
     def may_change_profiles(self) -> bool:
-        """Whether :func:`changes_of` can be anything but empty; cheap, decodes nothing."""
+        """Whether :func:`changes_of` can return changes; cheap, because it decodes nothing."""
         return self.type in ("identify", "group", "alias") or (
             self.user_id is not None and self.anonymous_id is not None
         )
@@ -91,7 +91,7 @@ class Seen:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class UserTraits:
-    """Set traits of a user: one register per top-level key."""
+    """Set traits of a user. Each top-level key is a register."""
 
     user_id: str
     traits: Mapping[str, Any]
@@ -99,7 +99,7 @@ class UserTraits:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class GroupTraits:
-    """Set traits of a group: one register per top-level key. May be empty: the group exists."""
+    """Set traits of a group. Each top-level key is a register. Without traits, the group exists."""
 
     group_id: str
     traits: Mapping[str, Any]
@@ -107,7 +107,7 @@ class GroupTraits:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Membership:
-    """Set (or, with ``assigned=False``, end) a user's membership of a group: one register."""
+    """Set a user's membership of a group, or end it with ``assigned=False``. It is a register."""
 
     user_id: str
     group_id: str
@@ -116,8 +116,10 @@ class Membership:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Link:
-    """An anonymous id is this user. A row of its own, added once, never removed. A link alone does
-    not make a user exist."""
+    """Link an anonymous id to a user.
+
+    A link is added once and never removed. It does not make the user exist.
+    """
 
     user_id: str
     anonymous_id: str
@@ -127,18 +129,17 @@ Change = Seen | UserTraits | GroupTraits | Membership | Link
 
 
 def changes_of(event: Event) -> tuple[Change, ...]:
-    """What an event changes in the profiles: a pure function of the stored event.
+    """Return the changes that an event makes to profiles: a pure function of the stored event.
 
     Every register is ordered by ``(event.timestamp, event.message_id, event.origin)``: the greatest
     wins, in whatever order events arrive. ``UserProfile.created_at`` and ``updated_at`` are the
     least and the greatest timestamp of the events that have a :class:`Seen` for that user.
 
-    A storage calls it for each newly stored event, and again for events whose changes may have been
-    cut off by a crash. Whether a ``previousId`` names a known *user* (then there is no link) is for
-    the storage to see: :class:`Link` is dropped when its ``anonymous_id`` is the id of an existing
-    user at the time it is applied.
+    A storage calls this for each newly stored event, and again for events whose changes a crash may
+    have interrupted. The storage drops a :class:`Link` if its ``anonymous_id`` is the id of an
+    existing user when it is applied: then ``previousId`` names a user, not a visitor.
 
-    :return: nothing for most events.
+    :return: the changes; empty for most events.
     """
     if not event.may_change_profiles:
         return ()
@@ -180,11 +181,11 @@ def _link(changes: list[Change], user_id: str, anonymous_id: str | None) -> None
 
 
 def identifier_value(trait: str, value: object) -> str | None:
-    """The form in which a user is looked up by a trait.
+    """Return the form of a value by which users are looked up.
 
     :param trait: the trait's name; ``email`` is trimmed and lower-cased, ``phone`` keeps its digits
-        and a leading ``+``, any other is taken as it is.
-    :return: at most 512 characters, or ``None`` for what cannot be looked up (not a string, empty).
+        and a leading ``+``, any other trait is not changed.
+    :return: at most 512 characters; ``None`` if the value is longer, empty or not a string.
     """
     if not isinstance(value, str):
         return None

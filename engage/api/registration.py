@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a hook gives a plugin to register with."""
+"""The type of ``register``, the argument of a hook."""
 
 from __future__ import annotations
 

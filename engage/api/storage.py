@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a storage promises: small interfaces, so that it may be an event sink or a whole store."""
+"""The interfaces of a storage: they are small, so that a storage can keep events only."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ __all__ = [
 
 
 class Status(enum.StrEnum):
-    """What became of one event of a write."""
+    """The result of writing one event."""
 
     STORED = "stored"
     DUPLICATE = "duplicate"
@@ -44,12 +44,12 @@ class Status(enum.StrEnum):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of one event of a write."""
+    """The result of writing one event, with details."""
 
     status: Status
-    #: Why the storage can never take this event; one sentence for the client, without its values.
+    #: Why the storage can never store this event: one sentence for the client, without its values.
     reason: str | None = None
-    #: Of a duplicate: the body of the event that is stored under the same identity.
+    #: For a duplicate: the body of the event that is stored under the same identity.
     stored: bytes | None = None
 
 
@@ -58,7 +58,7 @@ class EventFilter:
     """Which events :meth:`EventStore.scan` returns; ``None`` means any."""
 
     workspace_id: str | None = None
-    #: Milliseconds since 1970 UTC, by ``received_at``, inclusive.
+    #: The least ``received_at``: milliseconds since 1970 UTC, inclusive.
     since: int | None = None
     type: str | None = None
     user_id: str | None = None
@@ -69,98 +69,102 @@ Item = TypeVar("Item")
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Page(Generic[Item]):
-    """A part of a scan."""
+    """One page of a scan."""
 
     items: Sequence[Item]
-    #: Give it as ``after`` to get the next page; ``None``: there is nothing more now.
+    #: Pass it as ``after`` to get the next page; ``None``: there are no more items now.
     cursor: str | None
 
 
 class EventStore(abc.ABC):
-    """What every storage must be able to do. All methods may raise :class:`StorageUnavailable`."""
+    """A storage of events. Every method may raise :class:`StorageUnavailable`."""
 
     @abc.abstractmethod
     async def open(self, *, create: bool) -> None:
-        """Open the store; prepare its schema when ``create`` is true and there is none. Idempotent.
+        """Open the store, and create it if ``create`` is true and there is none. Idempotent.
 
-        A store on another machine that cannot be reached *now* is no error when ``create`` is true:
-        the server starts, ``check`` raises until it is there, and then the schema is prepared.
+        With ``create``, a store on another machine that cannot be reached *now* is not an error:
+        the server starts, ``check`` raises until the store can be reached, and then it is created.
 
-        :raises StorageMissing: there is no store, and ``create`` is false.
-        :raises StorageIncompatible: it was made by a newer version, or it is something else.
-        :raises StorageUnavailable: it cannot be opened.
+        :raises StorageMissing: if there is no store, and ``create`` is false.
+        :raises StorageIncompatible: if a newer version made the store, or if it is not a store.
+        :raises StorageUnavailable: if the store cannot be opened.
         """
 
     @abc.abstractmethod
     async def close(self) -> None:
-        """Give everything back. Idempotent; until the next ``open`` every call of another method
-        raises :class:`StorageUnavailable`.
+        """Release all resources. Idempotent.
+
+        Until the next ``open``, every other method raises :class:`StorageUnavailable`.
         """
 
     @abc.abstractmethod
     async def check(self) -> None:
-        """Prove that an event could be written now.
+        """Return if an event could be written now.
 
-        :raises StorageUnavailable: it could not.
+        :raises StorageUnavailable: if it could not.
         """
 
     @abc.abstractmethod
     async def write(self, events: Sequence[Event]) -> Sequence[Outcome]:
-        """Store events; return once they are durable.
+        """Store events, and return when they are durable.
 
-        Idempotent by :attr:`Event.identity`, across processes and hosts, by a unique key in the
-        store; of two with one identity in ``events`` the earlier is stored. The changes
-        (:func:`changes_of`) of a newly stored event are applied before this returns, if the store
-        is a :class:`ProfileStore`; those of a refused event or a duplicate never (but the *stored*
-        event's changes are completed if a crash had cut them off). After any exception the whole
-        batch may be written again. It is not all or nothing.
+        It is idempotent by :attr:`Event.identity`, across processes and hosts, by a unique key in
+        the store. If two of ``events`` have one identity, the first is stored. It is not atomic:
+        after an exception, the caller may write the whole batch again.
 
-        :return: one outcome per event, in their order.
-        :raises StorageUnavailable: at least one event is not durable.
+        A :class:`ProfileStore` applies the changes (:func:`changes_of`) of each newly stored event
+        before it returns. It never applies those of a refused event or a duplicate, but it
+        completes the changes of the *stored* event if a crash had interrupted them.
+
+        :return: one outcome for each event, in their order.
+        :raises StorageUnavailable: if at least one event is not durable.
         """
 
     @abc.abstractmethod
     async def find(self, workspace_id: str, origin: str, message_id: str) -> Event | None:
-        """:return: the event that is stored under this identity."""
+        """Return the event that is stored under this identity, or ``None``."""
 
     @abc.abstractmethod
     async def scan(self, wanted: EventFilter, *, after: str | None, limit: int) -> Page[Event]:
-        """Read events in order of arrival (those of one write in their order).
+        """Return one page of events, in order of arrival (within a write, in their order).
 
-        Every event acknowledged before the first page was asked for is returned exactly once. The
-        cursor is opaque, survives a restart, and holds no lock between pages.
+        Every event that was acknowledged before the first page was read is returned exactly once.
+        The cursor is opaque, survives a restart, and holds no lock between pages.
 
-        :param after: the cursor of the page before; ``None`` for the first.
-        :param limit: at most so many items.
+        :param after: the cursor of the previous page; ``None`` for the first page.
+        :param limit: the maximum number of items.
         """
 
     @abc.abstractmethod
     async def expire(self, before: int, *, limit: int, force: bool = False) -> int:
         """Delete events with ``received_at`` below ``before`` (milliseconds), oldest first.
 
-        :param limit: at most so many, so that one call never stalls writes.
-        :param force: also when the newest event is itself below ``before`` (without it nothing is
-            deleted then: the clock may have jumped).
-        :return: how many were deleted.
+        :param limit: the maximum number of events, so that one call never stalls writes.
+        :param force: delete even if the newest event is below ``before`` too. Without it, nothing
+            is deleted then, because the clock may have jumped.
+        :return: how many events were deleted.
         """
 
     def gauges(self) -> Mapping[str, float]:
-        """Numbers of the storage's own for the metrics; asked often, cheap, never raises.
+        """Return the storage's own numbers for the metrics; called often, cheap, never raises.
 
-        :return: name → value, such as ``{"wal_bytes": 4096, "free_bytes": 1e9}``. Names are few,
-            constant, ``[a-z_]+`` and end in their unit; ``engage_storage_`` is put before them.
+        :return: name → value, such as ``{"wal_bytes": 4096, "free_bytes": 1e9}``. Names are few and
+            constant, have the form ``[a-z_]+`` and end in their unit; ``engage_storage_`` is
+            prepended.
         """
         return {}
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class UserProfile:
-    """A user as the merge of the stored events."""
+    """A user, merged from the stored events."""
 
     workspace_id: str
     user_id: str
     traits: Mapping[str, Any]
-    #: Milliseconds since 1970 UTC: least and greatest timestamp of what made the user be there.
+    #: Least and greatest timestamp of the events that made the user exist: milliseconds since 1970
+    #: UTC.
     created_at: int
     updated_at: int
     #: Sorted.
@@ -171,7 +175,7 @@ class UserProfile:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class GroupProfile:
-    """A group as the merge of the stored events."""
+    """A group, merged from the stored events."""
 
     workspace_id: str
     group_id: str
@@ -181,16 +185,16 @@ class GroupProfile:
 class ProfileStore(abc.ABC):
     """A storage that also keeps profiles; its ``write`` applies the changes of events.
 
-    Limits per user (:class:`ProfileLimits`): past one, the event is stored, the change is dropped
-    and counted in :attr:`dropped_changes`.
+    Profiles have limits (:class:`ProfileLimits`). An event that exceeds one is stored, but its
+    change is dropped and counted in :attr:`dropped_changes`.
     """
 
-    #: How many changes were dropped since the store was opened by this process.
+    #: How many changes were dropped since this process opened the store.
     dropped_changes: int = 0
 
     @abc.abstractmethod
     async def profile(self, workspace_id: str, user_id: str) -> UserProfile | None:
-        """:return: the user, or ``None`` if nothing made it exist."""
+        """Return the user, or ``None`` if no event made the user exist."""
 
     @abc.abstractmethod
     async def find_users(
@@ -198,29 +202,31 @@ class ProfileStore(abc.ABC):
     ) -> Mapping[str, Sequence[str]]:
         """Find users by a declared identifier trait (:attr:`StorageContext.identifiers`).
 
-        :param values: in the form of :func:`identifier_value`.
-        :return: for each value that somebody has: at most 100 user ids, oldest (``created_at``,
-            then id) first. Only the trait's current value counts. Served by an index.
+        Only a trait's current value counts. An index serves this.
+
+        :param values: values in the form of :func:`identifier_value`.
+        :return: each value that a user has → at most 100 user ids, oldest first (by ``created_at``,
+            then by id).
         """
 
     @abc.abstractmethod
     async def scan_users(
         self, workspace_id: str | None, *, after: str | None, limit: int
     ) -> Page[UserProfile]:
-        """Read all users, in an order of the store's own; each once."""
+        """Return one page of all users, in any order; each user once."""
 
     @abc.abstractmethod
     async def scan_groups(
         self, workspace_id: str | None, *, after: str | None, limit: int
     ) -> Page[GroupProfile]:
-        """Read all groups, in an order of the store's own; each once."""
+        """Return one page of all groups, in any order; each group once."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class SubscriptionChange:
-    """A user's choices, to be applied as one."""
+    """A user's choices, which are applied together."""
 
-    #: Idempotency: a change whose id was applied to this workspace before changes nothing.
+    #: Makes the change idempotent: an id that was applied to the workspace before changes nothing.
     id: str
     workspace_id: str
     user_id: str
@@ -228,7 +234,7 @@ class SubscriptionChange:
     choices: Mapping[str, bool]
     #: Milliseconds since 1970 UTC.
     at: int
-    #: How it came: ``api``, ``copy``.
+    #: How it was made: ``api`` or ``copy``.
     how: str
 
 
@@ -251,7 +257,7 @@ class SubscriptionRecord:
     workspace_id: str
     user_id: str
     group_id: str
-    #: ``None``: the user had made no choice.
+    #: ``None`` if the user had made no choice.
     before: bool | None
     after: bool
     at: int
@@ -265,37 +271,37 @@ class SubscriptionStore(abc.ABC):
     async def apply(self, change: SubscriptionChange) -> Mapping[str, bool]:
         """Apply the choices and their audit records as one durable, atomic, idempotent write.
 
-        Makes the user exist (as a :class:`Seen` at ``change.at``) if the store keeps profiles.
-        A choice that already holds writes nothing.
+        If the store keeps profiles, the user then exists (as by a :class:`Seen` at ``change.at``).
+        A choice that the user had already made writes nothing.
 
-        :return: all choices of that user, after the change.
+        :return: all choices of that user after the change.
         """
 
     @abc.abstractmethod
     async def state(self, workspace_id: str, user_id: str) -> Mapping[str, bool]:
-        """:return: group id → subscribed, of the choices that the user made."""
+        """Return group id → subscribed, for each choice that the user made."""
 
     @abc.abstractmethod
     async def scan_subscriptions(
         self, workspace_id: str | None, *, after: str | None, limit: int
     ) -> Page[SubscriptionState]:
-        """Read all current choices; each once."""
+        """Return one page of all current choices; each choice once."""
 
     @abc.abstractmethod
     async def history(
         self, workspace_id: str | None, user_id: str | None, *, after: str | None, limit: int
     ) -> Page[SubscriptionRecord]:
-        """Read audit records, in the order in which they were applied."""
+        """Return one page of audit records, in the order in which they were applied."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class DeadLetter:
-    """An event (or a webhook delivery) that was refused and kept."""
+    """A refused event, or a webhook delivery that could not be translated."""
 
-    #: A hash of workspace and item, so that a retry makes no second one.
+    #: A hash of workspace, origin and item, so that a retry does not make a second letter.
     id: str
     workspace_id: str
-    #: ``api``, or the provider's name; budgets are kept apart by whether it is ``api``.
+    #: ``api``, or the provider's name. Letters from the API have a separate budget.
     origin: str
     write_key_id: str | None
     user_id: str | None
@@ -304,24 +310,24 @@ class DeadLetter:
     #: An error code such as ``invalid_payload`` or ``message_id_conflict``.
     reason: str
     message: str
-    #: ``{"pointer": …, "message": …}`` each.
+    #: Objects of the form ``{"pointer": …, "message": …}``.
     errors: Sequence[Mapping[str, str]]
-    #: The raw item, as received (for a delivery: the raw body).
+    #: The raw item as received; for a delivery, the raw body.
     item: bytes
     #: Whether ``item`` was cut.
     truncated: bool
-    #: Of a delivery: [name, value] pairs, secrets redacted.
+    #: For a delivery: [name, value] pairs, with secrets redacted.
     headers: Sequence[tuple[str, str]]
     #: Milliseconds since 1970 UTC.
     received_at: int
 
 
 class DeadLetterStore(abc.ABC):
-    """A storage that also keeps what was refused, within :class:`DeadLetterBudget`."""
+    """A storage that also keeps dead letters, within a :class:`DeadLetterBudget`."""
 
     @abc.abstractmethod
     async def put(self, letters: Sequence[DeadLetter]) -> int:
-        """Keep letters, idempotent by (workspace, id); those beyond the budget are dropped.
+        """Keep letters, idempotently by workspace and id; drop those beyond the budget.
 
         :return: how many were dropped because a budget is full.
         """
@@ -330,26 +336,26 @@ class DeadLetterStore(abc.ABC):
     async def scan_dead_letters(
         self, workspace_id: str | None, *, after: str | None, limit: int
     ) -> Page[DeadLetter]:
-        """Read all dead letters, in order of arrival."""
+        """Return one page of all dead letters, in order of arrival."""
 
     @abc.abstractmethod
     async def remove(self, workspace_id: str, ids: Sequence[str]) -> int:
-        """:return: how many were there and are gone."""
+        """Delete letters, and return how many of them existed."""
 
     @abc.abstractmethod
     async def expire_dead_letters(self, before: int, *, limit: int) -> int:
-        """Delete letters with ``received_at`` below ``before``; at most ``limit``.
+        """Delete at most ``limit`` letters with ``received_at`` below ``before`` (milliseconds).
 
-        :return: how many were deleted.
+        :return: how many letters were deleted.
         """
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ProfileLimits:
-    """Limits per user (and, for traits, per group)."""
+    """Limits of a user; those of traits also apply to a group."""
 
     traits: int = 500
-    #: Sum of the compact JSON of keys and values.
+    #: The sum of the sizes of all keys and values as compact JSON.
     trait_bytes: int = 256 * 1024
     links: int = 1000
     memberships: int = 1000
@@ -357,7 +363,7 @@ class ProfileLimits:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class DeadLetterBudget:
-    """Budgets per workspace; the API's and the verified deliveries' never displace each other."""
+    """Budgets of a workspace: one for letters from the API, one for verified deliveries."""
 
     api_count: int = 10_000
     api_bytes: int = 64 * 1024 * 1024
@@ -367,24 +373,25 @@ class DeadLetterBudget:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class StorageContext:
-    """What the core tells a storage beside its own options."""
+    """What a storage receives from the core beside its options."""
 
-    #: Relative paths in the options are relative to this folder (the config file's).
+    #: The folder of the config file: relative paths in the options are relative to it.
     base_dir: Path
     #: Workspace id → names of the traits by which users are looked up.
     identifiers: Mapping[str, Sequence[str]]
     profile_limits: ProfileLimits = ProfileLimits()
     dead_letter_budget: DeadLetterBudget = DeadLetterBudget()
-    #: Seconds: no call may take longer, it raises :class:`StorageUnavailable` then.
+    #: Seconds that a call may take; after that it raises :class:`StorageUnavailable`.
     write_timeout: float = 8.0
     #: Days after which the core expires events (by ``received_at``) and dead letters; ``None``:
-    #: never. A storage whose server expires by itself may use it; its ``expire`` returns 0 then.
+    #: never. A storage whose server expires them itself may use these; its ``expire`` then returns
+    #: 0.
     events_days: int | None = None
     dead_letters_days: int | None = 14
-    #: Whether this server had the store open before, in another process: one that is missing now is
-    #: not made anew by ``open(create=True)``, it was taken away and may come back.
+    #: Whether another process of this server had the store open before. If the store is missing
+    #: now, ``open(create=True)`` does not create it again: it may come back.
     had_store: bool = False
 
 
-#: Makes a storage from its validated options. The driver is imported here, not at the module's top.
+#: Makes a storage from its validated options. Import the driver here, not at the module's top.
 StorageFactory = Callable[[Mapping[str, Any], StorageContext], EventStore]

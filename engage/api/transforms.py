@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What may change an event on its way, or be told of it afterwards."""
+"""The interfaces of transforms, which can change an event, and of observers, which receive it."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ class _Drop(enum.Enum):
     DROP = "drop"
 
 
-#: What a transform returns to drop an event (it is counted as accepted).
+#: A transform returns this to drop an event, which then counts as accepted.
 DROP: Final = _Drop.DROP
 
-#: Gets an event as a document and returns it, a changed one, or :data:`DROP`. Synchronous and pure.
+#: Takes an event as a document and returns it, a changed one, or :data:`DROP`. Synchronous, pure.
 Transform = Callable[[dict[str, Any]], dict[str, Any] | Literal[_Drop.DROP]]
 #: Makes a transform from its validated options.
 TransformFactory = Callable[[Mapping[str, Any]], Transform]
 
-#: Told what became durable.
+#: Receives events after they became durable.
 Observer = Callable[[Sequence[Event]], Awaitable[None]]
 #: Makes an observer from its validated options.
 ObserverFactory = Callable[[Mapping[str, Any]], Observer]
