@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every test may use."""
+"""Fixtures and settings for all tests."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from support.server_process import SQLITE, Server, start_server
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Say how long the long tests may be."""
+    """Add the option that makes the durability tests longer."""
     parser.addoption(
         "--rounds",
         type=int,
@@ -27,11 +27,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Say what the servers of the MongoDB tests could not show."""
+    """Print what the servers of the MongoDB tests could not show."""
     mongo.summary(terminalreporter)
 
 
-# A CI that says yes must say yes again: there the examples are always the same ones.
+# In CI hypothesis always draws the same examples, so that a second run has the same result.
 hypothesis.settings.register_profile("ci", derandomize=True, print_blob=True)
 if os.environ.get("CI"):
     hypothesis.settings.load_profile("ci")
@@ -49,13 +49,15 @@ def io_loop() -> Iterator[IOLoop]:
 
 @pytest.fixture
 def engage(tmp_path: Path) -> Iterator[Server]:
-    """A server of its own for the test; a write that takes over three seconds is given up."""
+    """Start a server for one test; a write fails after three seconds."""
     storage = SQLITE.replace("[storage]", "[storage]\nwrite_timeout = 3")
     with start_server(tmp_path, storage=storage) as server:
         yield server
 
 
 def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
-    """Name tests after short values only: bytes may hold the time of day (gzip does), and every
-    process of a parallel run must find the same tests."""
+    """Leave long bytes out of the names of tests.
+
+    They may contain the time of day (gzip does), and every process of a parallel run must find the
+    same tests."""
     return argname if isinstance(val, bytes) and len(val) > 16 else None

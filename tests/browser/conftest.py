@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One Chromium for a test process, a fresh page origin and server for each test."""
+"""Fixtures for tests in a browser: one Chromium per test process, a new server and a new page
+origin for each test."""
 
 from __future__ import annotations
 
@@ -20,9 +21,10 @@ def _chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
 
 @pytest.fixture
 def browser(_chromium: Browser) -> Iterator[Browser]:
-    """A Chromium whose current page is empty and whose logs are read. Each test's page has an
-    origin of its own (another port), so that storage is not shared; cookies are deleted, because
-    they do not know ports."""
+    """Return a Chromium that shows an empty page and whose logs were read.
+
+    The page of each test has a different origin (another port), so that tests do not share storage.
+    Cookies are deleted, because they ignore ports."""
     _chromium.cdp("Network.clearBrowserCookies")
     _chromium.errors()
     yield _chromium

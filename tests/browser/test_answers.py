@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a web page of another origin can send and read."""
+"""What a web page of another origin can send to the server and read of its answers."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def post(page: Browser, url: str, body: str, **headers: str) -> Any:
 EVENT = '{"userId": "u", "event": "E", "messageId": "m-1"}'
 
 
-def test_a_preflighted_request(engage: Any, page: Browser) -> None:
+def test_a_request_with_a_preflight_can_be_sent_and_read(engage: Any, page: Browser) -> None:
     """Authorization and custom headers are allowed, the answer can be read."""
     answer = post(
         page,
@@ -73,8 +73,8 @@ def test_retry_after_can_be_read(engage: Any, page: Browser) -> None:
     assert 1 <= int(answer["retryAfter"]) <= 30
 
 
-def test_a_beacon_arrives(engage: Any, page: Browser) -> None:
-    """sendBeacon is credentialed and cannot set headers: the key stands in the query."""
+def test_a_beacon_is_stored(engage: Any, page: Browser) -> None:
+    """``sendBeacon`` sends credentials and cannot set headers, so the key is in the query."""
     sent = page.run(
         "return navigator.sendBeacon(arguments[0], arguments[1])",
         f"{engage.url}/beacon/v1/batch?writeKey={engage.key}",

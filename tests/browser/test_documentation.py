@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The browser lines of docs/clients.md are bundled and run as they stand."""
+"""The browser examples of docs/clients.md are bundled and run unchanged."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.browser, pytest.mark.timeout(400)]
 
 @dataclasses.dataclass(frozen=True)
 class Kind:
-    """A way of using a browser SDK."""
+    """One way to use a browser SDK."""
 
     name: str
     bundle: str
@@ -29,7 +29,7 @@ class Kind:
     calls: str
     #: (type, name) of what must be stored.
     expected: tuple[tuple[str, str | None], ...]
-    #: One more call, made just before the page goes away.
+    #: One more call, made just before the browser leaves the page.
     last: str = 'sdk.track("Last");'
     retries: bool = True
 
@@ -84,7 +84,7 @@ KINDS = [
         RUDDER.replace("MORE", BEACON),
         FIVE_CALLS,
         FIVE,
-        # A beacon has no answer that could be read.
+        # The answer to a beacon cannot be read.
         retries=False,
     ),
     Kind(
@@ -116,7 +116,7 @@ def shape(event: dict[str, Any]) -> tuple[str, str | None]:
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
 def test_every_call_arrives(engage: Any, browser: Browser, pages: Pages, kind: Kind) -> None:
-    """Each call is stored once, as meant; nothing fails, nothing is said on the console."""
+    """Each call is stored once with the right fields; nothing fails or is logged on the console."""
     pages.pages["/"] = kind.page(engage)
     browser.open(pages.url + "/")
     browser.run(kind.calls)
@@ -149,7 +149,9 @@ def test_every_call_arrives(engage: Any, browser: Browser, pages: Pages, kind: K
 @pytest.mark.parametrize(
     "kind", [kind for kind in KINDS if kind.bundle != "dittofeed"], ids=lambda kind: kind.name
 )
-def test_an_anonymous_visitor(engage: Any, browser: Browser, pages: Pages, kind: Kind) -> None:
+def test_a_visitor_without_identify_is_anonymous(
+    engage: Any, browser: Browser, pages: Pages, kind: Kind
+) -> None:
     """Without identify, events have the SDK's anonymous id and no user id."""
     pages.pages["/"] = kind.page(engage)
     browser.open(pages.url + "/")
@@ -161,11 +163,10 @@ def test_an_anonymous_visitor(engage: Any, browser: Browser, pages: Pages, kind:
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
-def test_the_last_event_before_the_page_goes(
+def test_the_last_event_before_leaving_the_page_arrives(
     engage: Any, browser: Browser, pages: Pages, kind: Kind
 ) -> None:
-    """A call made right before the page is left arrives (keepalive or sendBeacon, or the queue
-    that the SDK keeps for the next page)."""
+    """The SDK sends it with ``keepalive`` or ``sendBeacon``, or keeps it for the next page."""
     pages.pages["/"] = kind.page(engage)
     browser.open(pages.url + "/")
     first = kind.last.replace("Last", "First")
@@ -193,8 +194,10 @@ def locked(engage: Any) -> Iterator[None]:
 @pytest.mark.parametrize(
     "kind", [kind for kind in KINDS if kind.retries], ids=lambda kind: kind.name
 )
-def test_sent_again_after_an_error(engage: Any, browser: Browser, pages: Pages, kind: Kind) -> None:
-    """While the storage is locked the answer is 503; afterwards each event is stored once."""
+def test_an_event_is_sent_again_after_an_error(
+    engage: Any, browser: Browser, pages: Pages, kind: Kind
+) -> None:
+    """The answer is 503 while the storage is locked; afterwards each event is stored once."""
     pages.pages["/"] = kind.page(engage)
     browser.open(pages.url + "/")
     browser.run('sdk.track("First");')

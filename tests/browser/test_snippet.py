@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def snippet(engage: Any, attributes: str = "") -> str:
-    """:return: the very lines of docs/snippet.md, for this server."""
+    """Return the lines of docs/snippet.md with the URL and the write key of this server."""
     text = (ROOT / "docs/snippet.md").read_text()
     [lines] = re.findall(r"```html\n(.*?)```", text, re.DOTALL)
     lines = str(lines).replace("https://events.example.com", engage.url)
@@ -47,7 +47,7 @@ def visit(browser: Browser, pages: Pages, html: str, path: str = "/") -> None:
     eventually(lambda: browser.run("return typeof window.engage.push"), lambda t: t == "undefined")
 
 
-def test_every_call(engage: Any, browser: Browser, pages: Pages) -> None:
+def test_every_call_is_stored(engage: Any, browser: Browser, pages: Pages) -> None:
     visit(browser, pages, site(engage), "/docs?q=1")
     browser.run("""
         engage.identify("u-1", {email: "a@b.co", nested: {a: [1, null]}});
@@ -89,14 +89,14 @@ def test_every_call(engage: Any, browser: Browser, pages: Pages) -> None:
     assert browser.errors() == []
 
 
-def test_no_preflight(engage: Any, browser: Browser, pages: Pages) -> None:
+def test_the_snippet_causes_no_preflight(engage: Any, browser: Browser, pages: Pages) -> None:
     visit(browser, pages, site(engage))
     eventually(lambda: engage.export("events"), lambda e: len(e) == 1)
     assert "OPTIONS" not in engage.log()
 
 
 @pytest.mark.parametrize("before", ["", NO_STORAGE], ids=["localStorage", "cookies"])
-def test_the_same_visitor_on_the_next_page(
+def test_a_visitor_keeps_the_anonymous_id_on_the_next_page(
     engage: Any, browser: Browser, pages: Pages, before: str
 ) -> None:
     for path in ("/one", "/two"):
@@ -105,8 +105,10 @@ def test_the_same_visitor_on_the_next_page(
     assert len({event["anonymousId"] for event in stored}) == 1
 
 
-def test_nothing_to_keep_it_in(engage: Any, browser: Browser, pages: Pages) -> None:
-    """Neither localStorage nor cookies: one anonymous id for the length of the page."""
+def test_without_storage_the_anonymous_id_lasts_as_long_as_the_page(
+    engage: Any, browser: Browser, pages: Pages
+) -> None:
+    """The browser blocks localStorage and cookies."""
     visit(browser, pages, site(engage, before=NO_STORAGE + NO_COOKIES))
     browser.run('engage.track("A"); engage.identify("u"); engage.track("B");')
     stored = eventually(lambda: engage.export("events"), lambda e: len(e) == 4)
@@ -115,7 +117,9 @@ def test_nothing_to_keep_it_in(engage: Any, browser: Browser, pages: Pages) -> N
     assert browser.errors() == []
 
 
-def test_another_user_is_another_visitor(engage: Any, browser: Browser, pages: Pages) -> None:
+def test_another_user_gets_another_anonymous_id(
+    engage: Any, browser: Browser, pages: Pages
+) -> None:
     visit(browser, pages, site(engage))
     browser.run('engage.identify("u-1"); engage.identify(2);')
     stored = eventually(lambda: engage.export("events"), lambda e: len(e) == 3)
@@ -123,7 +127,7 @@ def test_another_user_is_another_visitor(engage: Any, browser: Browser, pages: P
     assert stored[1]["anonymousId"] != stored[2]["anonymousId"]
 
 
-def test_sent_again_after_an_error(engage: Any, browser: Browser, pages: Pages) -> None:
+def test_an_event_is_sent_again_after_an_error(engage: Any, browser: Browser, pages: Pages) -> None:
     with locked(engage):
         visit(browser, pages, site(engage))
         eventually(browser.errors, lambda errors: any("503" in error for error in errors))
@@ -134,7 +138,9 @@ def test_sent_again_after_an_error(engage: Any, browser: Browser, pages: Pages) 
     assert [event["type"] for event in stored] == ["page", "track"]
 
 
-def test_a_server_that_is_down_for_a_while(engage: Any, browser: Browser, pages: Pages) -> None:
+def test_events_arrive_after_the_server_was_down(
+    engage: Any, browser: Browser, pages: Pages
+) -> None:
     visit(browser, pages, site(engage))
     eventually(lambda: engage.export("events"), lambda e: len(e) == 1)
     port = engage.port
@@ -146,7 +152,9 @@ def test_a_server_that_is_down_for_a_while(engage: Any, browser: Browser, pages:
     assert stored[1]["event"] == "While down"
 
 
-def test_the_last_event_before_the_page_goes(engage: Any, browser: Browser, pages: Pages) -> None:
+def test_the_last_event_before_leaving_the_page_arrives(
+    engage: Any, browser: Browser, pages: Pages
+) -> None:
     visit(browser, pages, site(engage))
     eventually(lambda: engage.export("events"), lambda e: len(e) == 1)
     browser.run('engage.track("Last", {long: "x".repeat(2000)}); location.href = "about:blank";')
@@ -154,7 +162,7 @@ def test_the_last_event_before_the_page_goes(engage: Any, browser: Browser, page
     assert stored[1]["event"] == "Last"
 
 
-def test_what_a_beacon_cannot_carry_is_sent_from_the_next_page(
+def test_events_that_a_beacon_cannot_carry_are_sent_from_a_later_page(
     engage: Any, browser: Browser, pages: Pages
 ) -> None:
     before = 'if (location.pathname === "/one") navigator.sendBeacon = () => false;'
@@ -179,8 +187,10 @@ def test_what_a_beacon_cannot_carry_is_sent_from_the_next_page(
     ],
     ids=["gpc", "dnt"],
 )
-def test_privacy_signals(engage: Any, browser: Browser, pages: Pages, signal: str) -> None:
-    """Where the page asks for it, nothing is sent and nothing stored; else it is ignored."""
+def test_privacy_signals_are_respected_where_the_page_asks_for_it(
+    engage: Any, browser: Browser, pages: Pages, signal: str
+) -> None:
+    """Then nothing is sent and nothing is stored; otherwise the signal is ignored."""
     visit(browser, pages, site(engage, "data-respect-privacy", signal), "/silent")
     browser.run('engage.identify("u"); engage.track("E"); engage.reset();')
     assert browser.run("return Object.keys(localStorage)") == []
@@ -190,7 +200,9 @@ def test_privacy_signals(engage: Any, browser: Browser, pages: Pages, signal: st
     assert [event["context"]["page"]["path"] for event in stored] == ["/loud"]
 
 
-def test_respectful_without_a_signal(engage: Any, browser: Browser, pages: Pages) -> None:
+def test_a_page_that_respects_signals_sends_events_without_one(
+    engage: Any, browser: Browser, pages: Pages
+) -> None:
     visit(browser, pages, site(engage, "data-respect-privacy"))
     eventually(lambda: engage.export("events"), lambda e: len(e) == 1)
 
@@ -198,7 +210,9 @@ def test_respectful_without_a_signal(engage: Any, browser: Browser, pages: Pages
 @pytest.mark.parametrize(
     "left", ["{", "null", "7", '[null, 5, {"a": 1}]', '{"length": 3}'], ids=str
 )
-def test_a_spoiled_queue_in_storage(engage: Any, browser: Browser, pages: Pages, left: str) -> None:
+def test_an_unreadable_queue_in_storage_does_no_harm(
+    engage: Any, browser: Browser, pages: Pages, left: str
+) -> None:
     pages.pages["/"] = "<!doctype html>"
     browser.open(pages.url + "/")
     browser.run('localStorage.setItem("engage_queue", arguments[0])', left)
@@ -207,7 +221,9 @@ def test_a_spoiled_queue_in_storage(engage: Any, browser: Browser, pages: Pages,
     assert browser.errors() == []
 
 
-def test_many_events_in_several_requests(engage: Any, browser: Browser, pages: Pages) -> None:
+def test_many_events_are_sent_in_several_requests(
+    engage: Any, browser: Browser, pages: Pages
+) -> None:
     visit(browser, pages, site(engage))
     browser.run('for (let n = 0; n < 250; n++) engage.track("E", {n, text: "é".repeat(300)});')
     stored = eventually(lambda: engage.export("events"), lambda e: len(e) >= 251)
@@ -215,7 +231,7 @@ def test_many_events_in_several_requests(engage: Any, browser: Browser, pages: P
     assert browser.errors() == []
 
 
-def test_it_is_small() -> None:
-    """At most 3 KB as it goes over the wire, however a kilobyte is counted."""
+def test_the_snippet_is_small() -> None:
+    """It has at most 3000 bytes as it is transferred."""
     script = (ROOT / "engage/handlers/static/engage.js").read_bytes()
     assert len(gzip.compress(script, 9)) <= 3000

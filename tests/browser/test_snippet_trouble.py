@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tracking snippet on bad days: full storage, odd data, a server that is away, loaded twice."""
+"""The tracking snippet with full storage, odd data, a server that is away, or loaded twice."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ def names(events: list[dict[str, Any]]) -> list[str | None]:
 
 
 @pytest.mark.parametrize("before", [FULL_STORAGE, SANDBOX], ids=["full", "sandbox"])
-def test_storage_that_takes_nothing(
+def test_the_snippet_works_with_full_storage(
     engage: Any, browser: Browser, pages: Pages, before: str
 ) -> None:
-    """One visitor all the same, and the user id is known to later calls."""
+    """Events still have one anonymous id, and later calls know the user id."""
     visit(browser, pages, site(engage, before=before))
     browser.run('engage.track("A"); engage.identify("u"); engage.track("B");')
     stored = eventually(lambda: engage.export("events"), lambda e: len(e) >= 4)
@@ -45,7 +45,7 @@ def test_storage_that_takes_nothing(
     assert stored[4]["anonymousId"] != stored[0]["anonymousId"]
 
 
-def test_what_cannot_be_sent_costs_its_neighbours_nothing(
+def test_an_event_that_cannot_be_sent_does_not_stop_others(
     engage: Any, browser: Browser, pages: Pages
 ) -> None:
     visit(browser, pages, site(engage))
@@ -68,25 +68,27 @@ def test_what_cannot_be_sent_costs_its_neighbours_nothing(
     assert stored[-1]["properties"]["x"] == 1
 
 
-def test_an_event_is_what_it_was_at_the_call(engage: Any, browser: Browser, pages: Pages) -> None:
+def test_an_event_is_copied_at_the_call(engage: Any, browser: Browser, pages: Pages) -> None:
     visit(browser, pages, site(engage))
     browser.run('const cart = {items: [1]}; engage.track("Cart", cart); cart.items.push(2);')
     stored = eventually(lambda: engage.export("events"), lambda e: len(e) >= 2)
     assert stored[1]["properties"] == {"items": [1]}
 
 
-def test_a_stream_of_events_does_not_wait_for_its_end(
+def test_a_steady_stream_of_events_is_sent_before_it_ends(
     engage: Any, browser: Browser, pages: Pages
 ) -> None:
-    """Calls that follow each other faster than the pause that gathers them."""
+    """The calls follow each other faster than the pause after which a request is sent."""
     visit(browser, pages, site(engage))
     browser.run('window.stream = setInterval(() => engage.track("Moved"), 5);')
     eventually(lambda: engage.export("events"), lambda e: "Moved" in names(e))
     browser.run("clearInterval(window.stream);")
 
 
-def test_a_page_left_while_the_server_is_away(engage: Any, browser: Browser, pages: Pages) -> None:
-    """The browser takes the beacon and cannot deliver it; the next page sends what it carried."""
+def test_events_of_a_page_left_while_the_server_is_away_arrive(
+    engage: Any, browser: Browser, pages: Pages
+) -> None:
+    """The browser accepts the beacon and cannot deliver it; the next page sends its events."""
     visit(browser, pages, site(engage), "/one")
     eventually(lambda: engage.export("events"), lambda e: len(e) == 1)
     port = engage.port
@@ -103,7 +105,7 @@ def test_a_page_left_while_the_server_is_away(engage: Any, browser: Browser, pag
     eventually(lambda: browser.run('return localStorage.getItem("engage_queue")'), lambda q: not q)
 
 
-def test_what_another_tab_left_stays(engage: Any, browser: Browser, pages: Pages) -> None:
+def test_events_of_another_tab_stay_in_storage(engage: Any, browser: Browser, pages: Pages) -> None:
     visit(browser, pages, site(engage), "/one")
     eventually(lambda: engage.export("events"), lambda e: len(e) == 1)
     left = browser.run("""
@@ -125,8 +127,10 @@ def test_what_another_tab_left_stays(engage: Any, browser: Browser, pages: Pages
     assert sorted(map(str, names(stored))) == ["Here", "Left"]
 
 
-def test_loaded_twice(engage: Any, browser: Browser, pages: Pages) -> None:
-    """As where a page's script puts the same lines in once more; and somebody holds the stub's."""
+def test_a_snippet_that_is_loaded_twice_sends_events_once(
+    engage: Any, browser: Browser, pages: Pages
+) -> None:
+    """A script of the page adds the same lines again, and another one kept a stub."""
     hold = "<script>window.held = engage.track;</script>"
     once = site(engage).replace("</head>", hold + "</head>")
     visit(browser, pages, once)

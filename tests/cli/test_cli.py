@@ -46,7 +46,7 @@ def fails(result: Result, line: str, *, status: int = 1) -> None:
 
 
 def process(*arguments: object, path: Sequence[Path] = (), **options: Any) -> Any:
-    """Run ``engage`` as a process of its own."""
+    """Run ``engage`` in a separate process."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, path))}
     return subprocess.run(
         [sys.executable, "-m", "engage", *map(str, arguments)],
@@ -97,7 +97,7 @@ def test_every_command_has_help_with_an_example(command: str) -> None:
         assert "ENGAGE_CONFIG" in result.stdout
 
 
-def test_help_and_version() -> None:
+def test_help_and_version_are_printed() -> None:
     result = run("--help")
     assert result.exit_code == 0
     for command in COMMANDS:
@@ -133,19 +133,21 @@ def test_wrong_usage_is_status_2(arguments: tuple[str, ...]) -> None:
 
 
 @pytest.mark.parametrize("command", ["check", "serve", "export events"])
-def test_a_config_that_is_not_there(tmp_path: Path, command: str) -> None:
+def test_a_missing_config_is_reported(tmp_path: Path, command: str) -> None:
     path = tmp_path / "none.toml"
     result = run(*command.split(), "--config", path)
     fails(result, f"{path} does not exist; run `engage init` to create it")
 
 
-def test_the_config_from_the_environment(stored: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_config_may_come_from_the_environment(
+    stored: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("ENGAGE_CONFIG", str(stored))
     assert run("export", "events", "--limit", "1").exit_code == 0
 
 
 @pytest.mark.parametrize("command", ["check", "serve", "export events"])
-def test_each_thing_that_is_wrong_is_a_line(tmp_path: Path, command: str) -> None:
+def test_each_problem_of_a_config_is_one_line(tmp_path: Path, command: str) -> None:
     path = tmp_path / "engage.toml"
     path.write_text('prot = 1\n[logging]\nlevel = "x"\n')
     result = run(*command.split(), "--config", path)
@@ -166,7 +168,7 @@ def test_only_serve_and_init_create_a_store(tmp_path: Path, command: str) -> Non
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_what_would_act_on_a_terminal_is_escaped() -> None:
+def test_control_characters_are_escaped() -> None:
     assert safe('a\x1b[31m\x07\x7f\x9b é€ "ü" \u202e\u2066\u200b\u2028\ufeff\U000e0041') == (
         r'a\u001b[31m\u0007\u007f\u009b é€ "ü" \u202e\u2066\u200b\u2028\ufeff\udb40\udc41'
     )
@@ -175,7 +177,7 @@ def test_what_would_act_on_a_terminal_is_escaped() -> None:
 
 
 # ------------------------------------------------------------------------------------------- init
-def test_init(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_init_makes_a_config_that_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     result = run("init")
     assert (result.exit_code, result.stderr) == (0, "")
@@ -200,7 +202,7 @@ def test_init(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert (config.server.host, config.server.port) == ("127.0.0.1", 8080)
 
 
-def test_init_elsewhere_and_two_keys_differ(tmp_path: Path) -> None:
+def test_init_makes_a_config_elsewhere_and_new_keys_each_time(tmp_path: Path) -> None:
     keys = []
     for name in ("a/b", "c"):
         result = run("init", tmp_path / name)
@@ -213,7 +215,7 @@ def test_init_elsewhere_and_two_keys_differ(tmp_path: Path) -> None:
     assert load(named)
 
 
-def test_init_says_how_to_call_a_program_that_is_not_on_the_path(
+def test_init_prints_how_to_call_engage_when_it_is_not_on_the_path(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -230,7 +232,7 @@ def test_init_overwrites_nothing(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_init_where_it_cannot_write(tmp_path: Path) -> None:
+def test_init_reports_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     result = run("init", tmp_path / "file" / "x")
     assert result.exit_code == 1
@@ -271,7 +273,7 @@ def test_serve_starts_nothing_when_a_plugin_option_is_wrong(
 
 
 # ----------------------------------------------------------------------------------------- check
-def test_check(stored: Path) -> None:
+def test_check_reports_a_config_that_works(stored: Path) -> None:
     result = run("check", "--config", stored)
     assert (result.exit_code, result.stderr) == (0, "")
     lines = [line.split("\t") for line in result.stdout.splitlines()]
@@ -288,7 +290,7 @@ def test_check_shows_no_secret(stored: Path) -> None:
     assert "k-acme" not in result.output
 
 
-def test_check_with_a_storage_that_fails(tmp_path: Path) -> None:
+def test_check_reports_a_storage_that_fails(tmp_path: Path) -> None:
     path = config_file(tmp_path)
     (tmp_path / "engage.db").mkdir()
     result = run("check", "--config", path)
@@ -296,7 +298,7 @@ def test_check_with_a_storage_that_fails(tmp_path: Path) -> None:
     assert result.stderr.count("\n") == 1
 
 
-def test_check_of_a_folder_and_without_a_store(tmp_path: Path) -> None:
+def test_check_reports_a_folder_and_a_missing_store(tmp_path: Path) -> None:
     result = run("check", "--config", tmp_path)
     assert (result.exit_code, result.stderr) == (
         1,
@@ -308,7 +310,7 @@ def test_check_of_a_folder_and_without_a_store(tmp_path: Path) -> None:
 
 
 # --------------------------------------------------------------------------------------- plugins
-def test_plugins(stored: Path) -> None:
+def test_plugins_lists_what_is_installed_and_used(stored: Path) -> None:
     result = run("plugins", "--config", stored)
     assert (result.exit_code, result.stderr) == (0, "")
     rows = [line.split("\t") for line in result.stdout.splitlines()]
@@ -317,7 +319,7 @@ def test_plugins(stored: Path) -> None:
     assert ["storage", "mongo", "mongo", version, "-"] in rows
 
 
-def test_plugins_without_a_config(tmp_path: Path) -> None:
+def test_plugins_needs_no_config(tmp_path: Path) -> None:
     result = run("plugins", "--config", tmp_path / "none.toml")
     assert result.exit_code == 0
     assert "does not exist" in result.stderr
@@ -381,7 +383,7 @@ def exported(*arguments: object) -> list[dict[str, Any]]:
     return [json.loads(line) for line in result.stdout.splitlines()]
 
 
-def test_export_events(stored: Path) -> None:
+def test_export_writes_events(stored: Path) -> None:
     def ids(*arguments: object) -> list[str]:
         return [line["messageId"] for line in exported("events", "--config", stored, *arguments)]
 
@@ -394,7 +396,7 @@ def test_export_events(stored: Path) -> None:
     assert ids("--since", "2025-01-02") == []
 
 
-def test_export_other_kinds(stored: Path) -> None:
+def test_export_writes_the_other_kinds(stored: Path) -> None:
     assert len(exported("users", "--config", stored)) == 1
     assert exported("groups", "--config", stored) == [
         {"workspaceId": "acme", "groupId": "g", "traits": {}}
@@ -403,14 +405,14 @@ def test_export_other_kinds(stored: Path) -> None:
     assert exported("dead-letters", "--config", stored)[0]["id"] == "d1"
 
 
-def test_export_of_an_unknown_workspace_says_so(stored: Path) -> None:
+def test_export_reports_an_unknown_workspace(stored: Path) -> None:
     result = run("export", "events", "--config", stored, "--workspace", "nobody")
     assert result.exit_code == 0
     assert result.stdout == ""
     assert result.stderr == f"engage: {stored} does not contain a workspace 'nobody'\n"
 
 
-def test_export_pages_through_all(tmp_path: Path) -> None:
+def test_export_reads_all_pages(tmp_path: Path) -> None:
     path = config_file(tmp_path)
     fill(path, *(event(f"m{n}", at=n) for n in range(1203)))
     assert [line["messageId"] for line in exported("events", "--config", path)] == [
@@ -419,7 +421,7 @@ def test_export_pages_through_all(tmp_path: Path) -> None:
     assert len(exported("events", "--config", path, "--limit", 1001)) == 1001
 
 
-def test_a_reader_that_has_seen_enough(tmp_path: Path) -> None:
+def test_export_ends_when_its_reader_has_gone(tmp_path: Path) -> None:
     path = config_file(tmp_path)
     fill(path, *(event(f"m{n}", properties={"x": "y" * 500}) for n in range(1000)))
     done = subprocess.run(
@@ -435,9 +437,9 @@ def test_a_reader_that_has_seen_enough(tmp_path: Path) -> None:
 
 
 def on_terminal(*arguments: object) -> tuple[int, str]:
-    """Run ``engage`` with its standard output and error on a terminal.
+    """Run ``engage`` with standard output and error on a terminal.
 
-    :return: exit status and what a person saw.
+    :return: the exit status, and what the terminal showed.
     """
     leader, follower = pty.openpty()
     with subprocess.Popen(
@@ -448,7 +450,7 @@ def on_terminal(*arguments: object) -> tuple[int, str]:
     ) as running:
         os.close(follower)
         seen = b""
-        # Linux ends a terminal whose last writer is gone with EIO.
+        # Linux raises EIO when the last writer of a terminal has gone.
         while data := _read(leader):
             seen += data
         os.close(leader)
@@ -463,7 +465,7 @@ def _read(descriptor: int) -> bytes:
         return b""
 
 
-def test_what_goes_to_a_terminal_is_escaped_and_still_the_same_json(tmp_path: Path) -> None:
+def test_json_on_a_terminal_is_escaped_and_means_the_same(tmp_path: Path) -> None:
     path = config_file(tmp_path)
     name = "\x1b]0;owned\x07 \x9b31m \u202eabc\u2069 é"
     fill(path, event("m", user_id="u", event=name))
@@ -475,7 +477,7 @@ def test_what_goes_to_a_terminal_is_escaped_and_still_the_same_json(tmp_path: Pa
     assert name.encode()[-2:] in process("export", "events", "--config", path).stdout.encode()
 
 
-def test_check_and_plugins_on_a_terminal(stored: Path) -> None:
+def test_check_and_plugins_escape_values_on_a_terminal(stored: Path) -> None:
     status, seen = on_terminal("check", "--config", stored)
     assert status == 0
     assert "Everything is fine." in seen
@@ -486,14 +488,14 @@ def test_check_and_plugins_on_a_terminal(stored: Path) -> None:
 
 
 # ------------------------------------------------------------------------------------------ copy
-def test_a_command_that_serves_nobody_loads_no_server() -> None:
-    """Half of its time would go into that."""
+def test_a_command_other_than_serve_does_not_import_the_server() -> None:
+    """Importing it would take half of the time of a command."""
     code = "import sys, engage.cli; print(*sorted({'tornado', 'engage.app'} & set(sys.modules)))"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True)
     assert found.stdout.strip() == b""
 
 
-def test_copy(stored: Path, tmp_path: Path) -> None:
+def test_copy_copies_a_store(stored: Path, tmp_path: Path) -> None:
     target = config_file(tmp_path, "other")
     for copied, duplicate in ((5, 0), (0, 5)):
         result = run("copy", "--from", stored, "--to", target)
@@ -509,7 +511,7 @@ def test_copy(stored: Path, tmp_path: Path) -> None:
     assert both[0] == both[1] != ""
 
 
-def test_copy_says_what_did_not_arrive(stored: Path, tmp_path: Path) -> None:
+def test_copy_reports_what_was_not_copied(stored: Path, tmp_path: Path) -> None:
     target = config_file(tmp_path, "other")
     fill(target, event("m2", user_id="somebody else"))
     result = run("copy", "--from", stored, "--to", target)

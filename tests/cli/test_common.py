@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a command fails when the system is what refuses."""
+"""How a command fails when the operating system refuses something."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from engage.cli import main
 
 
 def engage(folder: Path, arguments: str, redirected: str = "") -> tuple[int, str]:
-    """:return: exit status, standard error."""
+    """Return the exit status and standard error."""
     command = f'exec "{sys.executable}" -m engage {arguments} {redirected}'
     done = subprocess.run(
         ["sh", "-c", command], cwd=folder, capture_output=True, text=True, timeout=60, check=False
@@ -25,23 +25,23 @@ def engage(folder: Path, arguments: str, redirected: str = "") -> tuple[int, str
 
 
 @pytest.mark.parametrize("command", ["export events", "check", "plugins"])
-def test_a_standard_output_that_takes_nothing(tmp_path: Path, command: str) -> None:
+def test_a_command_fails_when_standard_output_is_full(tmp_path: Path, command: str) -> None:
     assert engage(tmp_path, "init")[0] == 0
     assert engage(tmp_path, command, ">&-") == (1, "engage: standard output is closed\n")
     if Path("/dev/full").exists() and command != "export events":  # there is nothing to export
         assert engage(tmp_path, command, ">/dev/full") == (1, "engage: No space left on device\n")
 
 
-def test_names_the_file_that_the_system_refuses(tmp_path: Path) -> None:
+def test_a_command_names_the_file_that_it_cannot_open(tmp_path: Path) -> None:
     (tmp_path / "taken").write_text("")
     assert engage(tmp_path, "init taken/below") == (1, "engage: taken/below: Not a directory\n")
 
 
 @pytest.mark.parametrize("arguments", ["check --config", "copy --to other.toml --from"])
-def test_a_config_that_may_not_be_read_is_a_failure_and_no_wrong_usage(
+def test_an_unreadable_config_is_a_failure_and_not_wrong_usage(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: str
 ) -> None:
-    """As for a service's user whose config belongs to root; for root nothing is unreadable."""
+    """The config belongs to root and the command runs as another user; root can read any file."""
     path = tmp_path / "engage.toml"
     path.write_text("")
     monkeypatch.setattr(os, "access", lambda *_: False)
@@ -62,7 +62,9 @@ def test_a_config_that_may_not_be_read_is_a_failure_and_no_wrong_usage(
 
 
 @pytest.mark.parametrize("option", ["w=1", "w=0", "tlss=true"])
-def test_names_the_whole_key_of_what_a_storage_finds_wrong(tmp_path: Path, option: str) -> None:
+def test_a_command_names_the_whole_key_of_a_wrong_storage_option(
+    tmp_path: Path, option: str
+) -> None:
     path = tmp_path / "engage.toml"
     path.write_text(
         f'[storage.mongo]\nurl = "mongodb://localhost/engage?{option}"\n[[workspaces]]\nid = "a"\n'

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The progress bar: for a person who waits, and for nobody else."""
+"""The progress bar, which is shown only on a terminal and only when a command takes long."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from engage.cli.progress import Progress
 
 
 class Terminal(io.StringIO):
-    """Where a person reads."""
+    """A stream that is a terminal."""
 
     def isatty(self) -> bool:
         return True
@@ -21,7 +21,7 @@ class Terminal(io.StringIO):
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """A clock that only goes when it is told to."""
+    """Return a function that advances the clock of the progress bar."""
     now = [100.0]
 
     def advance(seconds: float) -> None:
@@ -34,7 +34,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Any:
 def shown(
     monkeypatch: pytest.MonkeyPatch, clock: Any, *, stream: io.StringIO, wanted: bool = True
 ) -> list[str]:
-    """:return: what was drawn while 5000 records took three seconds."""
+    """Return what was drawn while 5000 records took three seconds."""
     monkeypatch.setattr(sys, "stderr", stream)
     with Progress("events", wanted=wanted) as bar:
         for count in range(0, 5001, 500):
@@ -43,7 +43,7 @@ def shown(
     return [part.removesuffix("\x1b[K") for part in stream.getvalue().split("\r") if part]
 
 
-def test_a_bar_on_a_terminal(monkeypatch: pytest.MonkeyPatch, clock: Any) -> None:
+def test_a_bar_is_drawn_on_a_terminal(monkeypatch: pytest.MonkeyPatch, clock: Any) -> None:
     drawn = shown(monkeypatch, clock, stream=Terminal())
     assert drawn[0] == "[############..................]  40 %  2,000 events, 1,667/s"
     assert drawn[-2] == "[##############################] 100 %  5,000 events, 1,667/s"
@@ -51,12 +51,12 @@ def test_a_bar_on_a_terminal(monkeypatch: pytest.MonkeyPatch, clock: Any) -> Non
     assert all(len(line) < 80 for line in drawn)
 
 
-def test_no_bar_elsewhere(monkeypatch: pytest.MonkeyPatch, clock: Any) -> None:
+def test_no_bar_is_drawn_elsewhere(monkeypatch: pytest.MonkeyPatch, clock: Any) -> None:
     assert shown(monkeypatch, clock, stream=io.StringIO()) == []
     assert shown(monkeypatch, clock, stream=Terminal(), wanted=False) == []
 
 
-def test_no_bar_for_what_is_quick(monkeypatch: pytest.MonkeyPatch, clock: Any) -> None:
+def test_no_bar_is_drawn_for_a_quick_command(monkeypatch: pytest.MonkeyPatch, clock: Any) -> None:
     stream = Terminal()
     monkeypatch.setattr(sys, "stderr", stream)
     with Progress("events") as bar:
@@ -65,7 +65,9 @@ def test_no_bar_for_what_is_quick(monkeypatch: pytest.MonkeyPatch, clock: Any) -
     assert stream.getvalue() == ""
 
 
-def test_a_count_where_the_end_is_not_known(monkeypatch: pytest.MonkeyPatch, clock: Any) -> None:
+def test_a_count_is_drawn_when_the_total_is_unknown(
+    monkeypatch: pytest.MonkeyPatch, clock: Any
+) -> None:
     stream = Terminal()
     monkeypatch.setattr(sys, "stderr", stream)
     with Progress("users") as bar:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""engage webhook-url, webhook-test, webhook-retry."""
+"""``engage webhook-url``, ``webhook-test`` and ``webhook-retry``."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def stripe(tmp_path: Path) -> Path:
 
 
 # ---- webhook-url
-def test_url_of_each_workspace(tmp_path: Path) -> None:
+def test_webhook_url_prints_the_url_of_each_workspace(tmp_path: Path) -> None:
     path = config(
         tmp_path,
         workspace("acme", {"stripe": VECTOR["config"]}),
@@ -60,7 +60,7 @@ def test_url_of_each_workspace(tmp_path: Path) -> None:
     assert only.stdout.startswith(f"other\t{url}other\n")
 
 
-def test_url_without_a_public_url_is_a_warning(tmp_path: Path) -> None:
+def test_webhook_url_warns_without_a_public_url(tmp_path: Path) -> None:
     path = config(tmp_path, workspace("acme", {"stripe": OTHER}), server="port = 81")
     result = run("webhook-url", "stripe", "--config", path)
     assert result.exit_code == 0
@@ -68,7 +68,7 @@ def test_url_without_a_public_url_is_a_warning(tmp_path: Path) -> None:
     assert "http://127.0.0.1:81/api/public/webhooks/stripe" in result.stdout
 
 
-def test_url_of_an_option_is_the_option(tmp_path: Path) -> None:
+def test_webhook_url_prints_the_url_that_an_option_gives(tmp_path: Path) -> None:
     options = {"auth_token": "x", "public_url": "https://hook.example.com/sms"}
     path = config(tmp_path, workspace("acme", {"twilio": options}))
     result = run("webhook-url", "twilio", "--config", path)
@@ -83,14 +83,16 @@ def test_url_of_an_option_is_the_option(tmp_path: Path) -> None:
         (("stripe", "--workspace", "x"), "the workspace 'x' does not have stripe"),
     ],
 )
-def test_url_says_what_is_missing(stripe: Path, arguments: tuple[str, ...], said: str) -> None:
+def test_webhook_url_reports_what_is_missing(
+    stripe: Path, arguments: tuple[str, ...], said: str
+) -> None:
     result = run("webhook-url", *arguments, "--config", stripe)
     assert result.exit_code == 1
     assert said in result.stderr
     assert len(result.stderr.splitlines()) == 1
 
 
-def test_every_provider_says_what_to_set(tmp_path: Path) -> None:
+def test_every_provider_describes_its_setup(tmp_path: Path) -> None:
     for name, registered in load_plugins().webhooks.items():
         made: Any = registered.factory
         assert len(made.setup) > 60, name
@@ -105,7 +107,7 @@ def recorded(folder: Path, vector: Mapping[str, Any] = VECTOR, **changes: Any) -
     return path
 
 
-def test_a_recording_as_json(stripe: Path, tmp_path: Path) -> None:
+def test_a_recording_may_be_json(stripe: Path, tmp_path: Path) -> None:
     result = run("webhook-test", "stripe", recorded(tmp_path), "--config", stripe)
     assert result.exit_code == 0, result.stderr
     [line] = result.stdout.splitlines()
@@ -119,7 +121,7 @@ def test_a_recording_as_json(stripe: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("line", ["POST /api/public/webhooks/stripe HTTP/1.1\r\n", ""])
 @pytest.mark.parametrize("end", ["\r\n", "\n"])
-def test_a_recording_as_it_came(stripe: Path, tmp_path: Path, line: str, end: str) -> None:
+def test_a_recording_may_be_raw_http(stripe: Path, tmp_path: Path, line: str, end: str) -> None:
     head = line + "".join(f"{name}: {value}\r\n" for name, value in VECTOR["headers"])
     path = tmp_path / "delivery.http"
     path.write_bytes((head + "\r\n").replace("\r\n", end).encode() + VECTOR["raw"])
@@ -131,7 +133,7 @@ def test_a_recording_as_it_came(stripe: Path, tmp_path: Path, line: str, end: st
     assert not old.stdout
 
 
-def test_a_recording_that_does_not_verify(stripe: Path, tmp_path: Path) -> None:
+def test_a_recording_with_a_wrong_signature_is_reported(stripe: Path, tmp_path: Path) -> None:
     path = recorded(tmp_path, body=VECTOR["body"] + " ")
     result = run("webhook-test", "stripe", path, "--config", stripe)
     assert (result.exit_code, result.stdout) == (1, "")
@@ -140,7 +142,7 @@ def test_a_recording_that_does_not_verify(stripe: Path, tmp_path: Path) -> None:
     )
 
 
-def test_a_recording_that_is_not_understood(tmp_path: Path) -> None:
+def test_a_recording_that_cannot_be_translated_is_reported(tmp_path: Path) -> None:
     path = config(tmp_path, workspace("acme", {"segment": {"secret": "segment-secret"}}))
     body = b'{"type": "track", "userId": "u", "messageId": "m"}'
     file = recorded(
@@ -153,7 +155,7 @@ def test_a_recording_that_is_not_understood(tmp_path: Path) -> None:
     assert "the server would keep the delivery as a dead letter" in result.stderr
 
 
-def test_a_recording_names_its_workspace(tmp_path: Path) -> None:
+def test_the_workspace_may_be_named_by_the_recording(tmp_path: Path) -> None:
     path = config(
         tmp_path,
         workspace("acme", {"stripe": VECTOR["config"]}),
@@ -167,7 +169,7 @@ def test_a_recording_names_its_workspace(tmp_path: Path) -> None:
     assert named.exit_code == 0, named.stderr
 
 
-def test_a_recording_that_names_two_workspaces(tmp_path: Path) -> None:
+def test_a_recording_that_names_two_workspaces_is_refused(tmp_path: Path) -> None:
     path = config(tmp_path, workspace("acme", {"stripe": VECTOR["config"]}))
     url, headers = VECTOR["url"] + "?workspaceId=acme", [["df-workspace-id", "other"]]
     file = recorded(tmp_path, url=url, headers=[*VECTOR["headers"], *headers])
@@ -176,7 +178,7 @@ def test_a_recording_that_names_two_workspaces(tmp_path: Path) -> None:
     assert "names several workspaces" in result.stderr
 
 
-def test_a_recipient_is_written_as_the_server_does(tmp_path: Path) -> None:
+def test_a_recipient_becomes_the_anonymous_id_that_the_server_stores(tmp_path: Path) -> None:
     path = config(tmp_path, workspace("acme", {"postmark": {"value": "a long random value"}}))
     body = {"RecordType": "Delivery", "MessageID": "m", "Recipient": "Ann@Example.COM"}
     headers = [["Authorization", "a long random value"]]
@@ -187,14 +189,16 @@ def test_a_recipient_is_written_as_the_server_does(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("now", ["nan", "inf", "-1", "1e300", "yesterday"])
-def test_a_time_that_is_none(stripe: Path, tmp_path: Path, now: str) -> None:
+def test_a_value_that_is_not_a_time_is_wrong_usage(stripe: Path, tmp_path: Path, now: str) -> None:
     result = run("webhook-test", "stripe", recorded(tmp_path), "--config", stripe, "--now", now)
     assert result.exit_code == 2
     assert "is not a time; use for example" in result.stderr
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"{}", b"no header\n\nbody", b"a: b"])
-def test_a_file_that_is_no_recording(stripe: Path, tmp_path: Path, content: bytes) -> None:
+def test_a_file_that_is_not_a_recording_is_reported(
+    stripe: Path, tmp_path: Path, content: bytes
+) -> None:
     path = tmp_path / "delivery"
     path.write_bytes(content)
     result = run("webhook-test", "stripe", path, "--config", stripe)
@@ -204,9 +208,9 @@ def test_a_file_that_is_no_recording(stripe: Path, tmp_path: Path, content: byte
 
 
 # ---- webhook-retry
-def test_dead_deliveries_are_translated_again(tmp_path: Path) -> None:
+def test_webhook_retry_translates_dead_letters_again(tmp_path: Path) -> None:
     path = config(tmp_path, workspace("acme", {"segment": {"secret": "segment-secret"}}))
-    assert run("webhook-retry", "--config", path).exit_code == 1  # there is no store yet
+    assert run("webhook-retry", "--config", path).exit_code == 1  # The store does not exist yet.
 
     async def fill() -> None:
         app = build(load(path), load_plugins())
@@ -232,7 +236,7 @@ def test_dead_deliveries_are_translated_again(tmp_path: Path) -> None:
     assert "0 deliveries translated, 0 events stored" in result.stdout
     assert "2 of 2 deliveries still cannot be translated" in result.stderr
 
-    # A version of the provider that understands one of them.
+    # A newer version of the provider that understands one of them.
     registry = load_plugins()
     segment_class: Any = registry.webhooks["segment"].factory
     original = segment_class.translate

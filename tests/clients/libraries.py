@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""HTTP client libraries under one small interface: each sends a list of requests as it would."""
+"""HTTP client libraries behind one small interface: each sends requests in its usual way."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ HERE = Path(__file__).parent
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Request:
-    """What to send."""
+    """A request to send."""
 
     method: str
     url: str
@@ -41,7 +41,7 @@ class Request:
 
 @dataclasses.dataclass(frozen=True)
 class Answer:
-    """What came back."""
+    """The answer to a request."""
 
     status: int
     #: Lower-case names; repeated headers joined by ``, ``.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""HTTP as client libraries see it: requests, httpx, aiohttp, curl, Go's net/http."""
+"""The HTTP API with several client libraries: requests, httpx, aiohttp, curl, Go's net/http."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ def stored(engage: Any) -> list[str]:
     return [event["messageId"] for event in engage.export("events")]
 
 
-def test_many_requests_on_one_connection(engage: Any, send: Send, post: Post) -> None:
-    """Each answer belongs to its request; nothing is lost between them."""
+def test_many_requests_on_one_connection_are_answered(engage: Any, send: Send, post: Post) -> None:
+    """Each answer belongs to its request, and none is lost."""
     answers = send([post(number) for number in range(20)])
     assert [answer.json() for answer in answers] == [
         {"success": True, "messageId": f"m-{number}"} for number in range(20)
@@ -55,35 +55,37 @@ def test_many_requests_on_one_connection(engage: Any, send: Send, post: Post) ->
     assert stored(engage) == [f"m-{number}" for number in range(20)]
 
 
-def test_chunked(engage: Any, send: Send, post: Post) -> None:
+def test_a_chunked_body_is_stored(engage: Any, send: Send, post: Post) -> None:
     answers = send([post(1, chunked=True), post(2, chunked=True), post(3)])
     assert [answer.status for answer in answers] == [200, 200, 200]
     assert stored(engage) == ["m-1", "m-2", "m-3"]
 
 
-def test_gzip(engage: Any, send: Send, post: Post) -> None:
+def test_a_gzip_body_is_stored(engage: Any, send: Send, post: Post) -> None:
     body = gzip.compress(json.dumps({**EVENT, "messageId": "zipped"}).encode())
     [answer] = send([post(body=body, headers={"Content-Encoding": "gzip"})])
     assert answer.status == 200
     assert stored(engage) == ["zipped"]
 
 
-def test_connection_close(engage: Any, send: Send, post: Post) -> None:
-    """The server says that it closes, and does; the client opens another connection."""
+def test_a_request_can_close_the_connection(engage: Any, send: Send, post: Post) -> None:
+    """The server announces that it closes, and closes; the client opens another connection."""
     answers = send([post(1, close=True), post(2)])
     assert [answer.status for answer in answers] == [200, 200]
     assert answers[0].headers.get("connection", "close").lower() == "close"
 
 
 @pytest.mark.parametrize("size", [10, 100_000])
-def test_expect_100_continue(engage: Any, send: Send, post: Post, size: int) -> None:
+def test_a_client_can_wait_for_100_continue(engage: Any, send: Send, post: Post, size: int) -> None:
     body = json.dumps({"batch": [{**EVENT, "type": "track"}], "padding": "x" * size}).encode()
     answers = send([post(path="/v1/batch", body=body, headers={"Expect": "100-continue"}), post(2)])
     assert [answer.status for answer in answers] == [200, 200]
 
 
-def test_expect_of_a_body_that_is_too_large(engage: Any, send: Send, post: Post) -> None:
-    """The answer comes, whether the client waits for permission or sends the body anyway."""
+def test_a_client_that_waits_with_a_large_body_is_refused(
+    engage: Any, send: Send, post: Post
+) -> None:
+    """The client gets the answer, whether it waits for permission or sends the body anyway."""
     body = b" " * (5 * 1024 * 1024 + 1)
     [answer] = send([post(path="/v1/batch", body=body, headers={"Expect": "100-continue"})])
     assert answer.status == 413
@@ -91,8 +93,8 @@ def test_expect_of_a_body_that_is_too_large(engage: Any, send: Send, post: Post)
 
 
 @pytest.mark.parametrize("path", ["/healthz", "/readyz"])
-def test_head(engage: Any, send: Send, path: str) -> None:
-    """HEAD is GET without a body, and the connection can be used again."""
+def test_head_has_no_body(engage: Any, send: Send, path: str) -> None:
+    """The headers are those of GET, and the connection can be used again."""
     get, head, again = send(
         [Request(method=method, url=engage.url + path) for method in ("GET", "HEAD", "GET")]
     )
@@ -139,8 +141,7 @@ def test_errors_have_one_shape(engage: Any, send: Send, post: Post) -> None:
     assert stored(engage) == ["m-7"]
 
 
-def test_retry_after(engage: Any, send: Send, post: Post) -> None:
-    """An integer of seconds, on 503."""
+def test_a_503_has_retry_after_in_seconds(engage: Any, send: Send, post: Post) -> None:
     connection = sqlite3.connect(engage.database, isolation_level=None)
     connection.execute("BEGIN IMMEDIATE")
     try:
@@ -155,7 +156,7 @@ def test_retry_after(engage: Any, send: Send, post: Post) -> None:
     assert stored(engage) == ["m-1"]
 
 
-def test_options(engage: Any, send: Send, post: Post) -> None:
+def test_options_is_answered(engage: Any, send: Send, post: Post) -> None:
     headers = {
         "Origin": "https://shop.test",
         "Access-Control-Request-Method": "POST",

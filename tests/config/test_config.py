@@ -46,7 +46,7 @@ def write(tmp_path: Path) -> Any:
 
 
 def refused(path: Path, environ: dict[str, str] | None = None) -> list[str]:
-    """:return: the lines with which a config is refused, without the file's name."""
+    """Return the lines of the error for a config, without the name of the file."""
     with pytest.raises(SettingsError) as caught:
         load(path, environ or {})
     prefix = f"{path}: "
@@ -54,7 +54,7 @@ def refused(path: Path, environ: dict[str, str] | None = None) -> list[str]:
     return [line.removeprefix(prefix) for line in caught.value.problems]
 
 
-def test_defaults(write: Any) -> None:
+def test_a_short_config_has_the_defaults(write: Any) -> None:
     path = write(MINIMAL)
     assert load(path) == Config(
         path=path,
@@ -66,7 +66,7 @@ def test_defaults(write: Any) -> None:
     assert load(path).storage.options == {}
 
 
-def test_everything(write: Any) -> None:
+def test_every_key_is_loaded(write: Any) -> None:
     path = write("""
         [server]
         host = "0.0.0.0"
@@ -182,7 +182,7 @@ def test_a_whole_float_is_an_integer(write: Any) -> None:
     assert (port, type(port)) == (8081, int)
 
 
-def test_a_byte_order_mark_and_crlf(write: Any) -> None:
+def test_a_byte_order_mark_and_crlf_are_accepted(write: Any) -> None:
     assert load(write("\ufeff" + MINIMAL.replace("\n", "\r\n"))).workspaces[0].id == "acme"
 
 
@@ -319,13 +319,13 @@ def test_a_byte_order_mark_and_crlf(write: Any) -> None:
         ("[[transforms]]\noptions = {}\n" + MINIMAL, "transforms[0].name: is missing"),
     ],
 )
-def test_refused(write: Any, text: str, line: str) -> None:
+def test_a_wrong_config_is_refused(write: Any, text: str, line: str) -> None:
     found = refused(write(text))
     assert line in found
     assert "SECRET" not in "".join(found).replace("SECRET_KEY", "")
 
 
-def test_an_empty_secret_from_the_environment(write: Any) -> None:
+def test_an_empty_secret_from_the_environment_is_refused(write: Any) -> None:
     path = write(MINIMAL + 'subscription_secret = "${S}"')
     assert refused(path, {"S": ""}) == [
         "workspaces[0].subscription_secret: the environment variable S is empty"
@@ -333,7 +333,7 @@ def test_an_empty_secret_from_the_environment(write: Any) -> None:
     assert refused(path, {"S": " "}) == ["workspaces[0].subscription_secret: must not be empty"]
 
 
-def test_says_all_that_is_wrong(write: Any) -> None:
+def test_all_problems_are_reported_at_once(write: Any) -> None:
     path = write("[server]\nport = -1\nhots = 1\n[[workspaces]]\n")
     with pytest.raises(SettingsError, match=r"\(and 2 more\)$"):
         load(path)
@@ -349,7 +349,7 @@ def test_says_all_that_is_wrong(write: Any) -> None:
         (b"a = " + b"[" * 100_000, "is not valid TOML: "),
     ],
 )
-def test_what_is_no_toml(tmp_path: Path, data: bytes, message: str) -> None:
+def test_a_file_that_is_not_toml_is_refused(tmp_path: Path, data: bytes, message: str) -> None:
     path = tmp_path / "c.toml"
     path.write_bytes(data)
     with pytest.raises(ConfigError) as caught:
@@ -358,7 +358,7 @@ def test_what_is_no_toml(tmp_path: Path, data: bytes, message: str) -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_no_file(tmp_path: Path) -> None:
+def test_a_missing_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="does not exist; run `engage init` to create it"):
         load(tmp_path / "c.toml")
     with pytest.raises(ConfigError, match="cannot be read: Is a directory"):
@@ -410,7 +410,7 @@ def test_the_schema_of_workspaces_has_the_fields_of_the_dataclasses() -> None:
 
 
 def walk(schema: Any) -> Any:
-    """:return: every part of a schema that is a schema."""
+    """Yield every subschema of a schema."""
     if isinstance(schema, dict):
         yield schema
         for key, value in schema.items():
@@ -421,7 +421,7 @@ def walk(schema: Any) -> Any:
             yield from walk(value)
 
 
-def test_the_schema_keeps_the_house_rules() -> None:
+def test_the_schema_is_valid_and_bounds_every_string() -> None:
     schema = config_schema()
     jsonschema.Draft202012Validator.check_schema(schema)
     assert {"$id", "title", "description", "examples"} <= schema.keys()
@@ -441,14 +441,14 @@ def test_the_examples_of_the_schema_are_valid_and_load(tmp_path: Path) -> None:
         jsonschema.validate(example, schema, cls=jsonschema.Draft202012Validator)
         assert jsonschema_rs.is_valid(schema, example)
         path = tmp_path / f"{number}.toml"
-        # JSON strings, numbers and arrays are TOML, and inline tables differ by a colon only.
+        # JSON strings, numbers and arrays are valid TOML; inline tables differ only in the colon.
         lines = [f"{key} = {toml(value)}" for key, value in example.items()]
         path.write_text("\n".join(lines))
         assert load(path).workspaces[0].write_keys[0].key == "3b1c"
 
 
 def toml(value: Any) -> str:
-    """:return: a value as inline TOML."""
+    """Return a value as inline TOML."""
     if isinstance(value, dict):
         return "{" + ", ".join(f"{key} = {toml(item)}" for key, item in value.items()) + "}"
     if isinstance(value, list):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``${NAME}`` and ``${file:PATH}``."""
+"""References in a config: ``${NAME}`` and ``${file:PATH}``."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from engage.config.interpolation import resolve
 
 
-def test_takes_values_from_the_environment_and_from_files(tmp_path: Path) -> None:
+def test_values_come_from_the_environment_and_from_files(tmp_path: Path) -> None:
     (tmp_path / "secret").write_text("from a file\r\n\n")
     document = {
         "a": "${ONE}",
@@ -31,7 +31,7 @@ def test_takes_values_from_the_environment_and_from_files(tmp_path: Path) -> Non
     assert document["a"] == "${ONE}"
 
 
-def test_an_absolute_file(tmp_path: Path) -> None:
+def test_a_file_may_have_an_absolute_path(tmp_path: Path) -> None:
     (tmp_path / "secret").write_text("s")
     resolved, problems = resolve({"a": f"${{file:{tmp_path}/secret}}"}, Path("/"), {})
     assert (resolved, problems) == ({"a": "s"}, [])
@@ -55,7 +55,7 @@ def test_an_absolute_file(tmp_path: Path) -> None:
         ("${OPEN", "${ without }; write $${ for a literal ${"),
     ],
 )
-def test_a_reference_that_leads_nowhere_names_the_key(
+def test_a_reference_that_cannot_be_resolved_names_the_key(
     tmp_path: Path, text: str, problem: str
 ) -> None:
     (tmp_path / "empty").touch()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Settings against a schema: one line each, the nearest key, never a secret."""
+"""Settings are checked against a schema: one line for each problem, and never a secret."""
 
 from __future__ import annotations
 
@@ -69,20 +69,20 @@ SCHEMA = {
         ({"url": "x:", "keys": "  "}, "storage.x.keys: must not be empty"),
     ],
 )
-def test_says_in_one_line_what_is_wrong(value: object, line: str) -> None:
+def test_a_problem_is_described_in_one_line(value: object, line: str) -> None:
     assert line in problems(SCHEMA, value, at=("storage", "x"))
 
 
 @pytest.mark.parametrize(
     ("value", "line"),
     [
-        # The required url is missing because it is misspelt.
+        # The required ``url`` is missing because it is misspelt.
         ({"ulr": "x:"}, "ulr: unknown key; did you mean url?"),
         ({"url": ""}, "url: must match ^x:"),
         ({"url": "x:", "pool": math.inf}, "pool: must be a finite number"),
     ],
 )
-def test_says_one_thing_of_one_mistake(value: object, line: str) -> None:
+def test_one_mistake_is_one_problem(value: object, line: str) -> None:
     assert problems(SCHEMA, value) == [line]
 
 
@@ -111,12 +111,12 @@ EITHER = {
         ({"value": 1}, "value: must be a string, not an integer"),
     ],
 )
-def test_of_two_ways_the_nearer_one_is_meant(value: object, line: str) -> None:
+def test_a_problem_is_that_of_the_nearer_alternative(value: object, line: str) -> None:
     [said] = problems(EITHER, value)
     assert said == line
 
 
-def test_says_nothing_of_what_is_valid() -> None:
+def test_valid_settings_have_no_problems() -> None:
     assert problems(SCHEMA, {"url": "x:y", "keys": ["a", "b"], "pool": 9}) == []
 
 
@@ -131,38 +131,38 @@ def test_says_nothing_of_what_is_valid() -> None:
         {"url": "x:", "kesy": "SECRET"},
     ],
 )
-def test_never_quotes_a_secret(value: object) -> None:
+def test_a_secret_is_never_quoted(value: object) -> None:
     found = problems(SCHEMA, value, written=value)
     assert found
     assert "SECRET" not in "\n".join(found).replace("SECRET2", "")
 
 
-def test_quotes_what_was_written_and_not_what_it_stands_for() -> None:
+def test_a_reference_is_quoted_as_it_was_written() -> None:
     assert problems(SCHEMA, {"url": "x:", "mode": "hunter2"}, written={"mode": "${MODE}"}) == [
         'mode: must be one of "fast", "safe" (it is "${MODE}")'
     ]
 
 
-def test_quotes_at_most_80_characters() -> None:
+def test_at_most_80_characters_are_quoted() -> None:
     (line,) = problems(SCHEMA, {"url": "x:", "mode": "m" * 1000})
     assert len(line) < 160
 
 
-def test_finds_every_secret_once() -> None:
+def test_every_secret_is_found_once() -> None:
     found = list(secret_values(SCHEMA, {"url": "x:1", "keys": ["a", "b"], "mode": "fast"}))
     assert found == [("url", "x:1"), ("keys[0]", "a"), ("keys[1]", "b")]
 
 
-def test_dotted_keys() -> None:
+def test_dotted_keys_name_a_place() -> None:
     assert dotted(("a", 0, "b-c", "d e", "")) == 'a[0].b-c."d e".""'
 
 
-def test_nearest() -> None:
+def test_the_nearest_key_is_suggested() -> None:
     assert nearest("prot", ["port", "host"]) == "port"
     assert nearest("qqq", ["port", "host"]) is None
 
 
-def test_settings_error_is_one_line_and_has_all() -> None:
+def test_a_settings_error_has_all_problems_in_one_line() -> None:
     error = SettingsError(["a", "b", "c"])
     assert str(error) == "a (and 2 more)"
     assert error.problems == ("a", "b", "c")

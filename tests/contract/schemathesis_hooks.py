@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What JSON Schema cannot say of "any JSON" and engage refuses: see docs/http.md, "Decoding"."""
+"""Keeps schemathesis from sending JSON that engage refuses and JSON Schema cannot exclude.
+
+See docs/http.md, "Decoding"."""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ _IDS = ("userId", "anonymousId", "groupId", "previousId")
 
 @schemathesis.hook
 def map_body(context: Any, body: Any) -> Any:
-    """Keep integers within 64 bits, ids from being 1.0 (an integer to JSON Schema), days real."""
+    """Replace integers beyond 64 bits, ids such as 1.0 (an integer in JSON Schema), wrong days."""
     return _fit(body)
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Answers that no handler gives: the one shape, and a page's script may read them too."""
+"""Answers that no handler gives have the usual shape, and scripts of web pages can read them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ EXPOSED = "Retry-After, X-Request-Id"
 
 
 def head(path: str = "/v1/t", *lines: str, origin: str | None = ORIGIN) -> bytes:
-    """:return: a head without its last empty line."""
+    """Return a head without its last empty line."""
     first = [f"POST {path} HTTP/1.1", "Host: localhost", f"Authorization: {BASIC}"]
     if origin is not None:
         first.append(f"Origin: {origin}")
@@ -35,7 +35,7 @@ async def ask(server: Serving, data: bytes) -> Answer:
 
 
 def check(answer: Answer, status: int, code: str) -> None:
-    """The one shape, with what an event route's handler adds."""
+    """Check the usual shape, and the headers that a handler of events adds."""
     assert (answer.status, answer.json["status"]) == (status, status)
     assert (answer.json["success"], answer.json["code"]) == (False, code)
     assert answer.json["requestId"] == answer.headers["x-request-id"]
@@ -47,7 +47,7 @@ def check(answer: Answer, status: int, code: str) -> None:
     assert answer.headers["vary"] == "Origin"
 
 
-async def test_arguments_of_the_query(tmp_path: Path) -> None:
+async def test_a_query_of_too_many_arguments_is_refused(tmp_path: Path) -> None:
     async with serving(tmp_path) as server:
         for query in (arguments(1000), "&" * 999):
             answer = await ask(server, head(f"/v1/t?{query}") + b"\r\n" + BODY)
@@ -62,17 +62,17 @@ async def test_arguments_of_the_query(tmp_path: Path) -> None:
     "lines", [["X-Long: " + "a" * 70_000], ["X: y"] * 101], ids=["long", "many"]
 )
 @pytest.mark.parametrize("path", ["/v1/t?x=y", "//v1/t"])
-async def test_large_heads(tmp_path: Path, path: str, lines: list[str]) -> None:
+async def test_a_large_head_is_answered(tmp_path: Path, path: str, lines: list[str]) -> None:
     async with serving(tmp_path) as server:
         check(await ask(server, head(path, *lines) + b"\r\n"), 431, "headers_too_large")
 
 
-async def test_a_slow_head(tmp_path: Path) -> None:
+async def test_a_slow_head_is_answered(tmp_path: Path) -> None:
     async with serving(tmp_path, server="request_timeout = 0.3") as server:
         check(await ask(server, head()), 408, "request_timeout")
 
 
-async def test_too_many_connections(tmp_path: Path) -> None:
+async def test_a_connection_too_many_is_answered(tmp_path: Path) -> None:
     async with (
         serving(tmp_path, server="max_connections = 1") as server,
         await server.connect() as busy,
@@ -89,7 +89,9 @@ async def test_too_many_connections(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("path", "allowed"), [("/healthz", "*"), ("/nowhere", "*"), ("http://a/v1/b?x", ORIGIN)]
 )
-async def test_each_route_as_its_handler(tmp_path: Path, path: str, allowed: str) -> None:
+async def test_each_route_is_answered_like_its_handler(
+    tmp_path: Path, path: str, allowed: str
+) -> None:
     async with serving(tmp_path) as server:
         answer = await ask(server, head(path, *["X: y"] * 101) + b"\r\n")
         assert answer.headers["access-control-allow-origin"] == allowed
@@ -97,7 +99,7 @@ async def test_each_route_as_its_handler(tmp_path: Path, path: str, allowed: str
         assert credentials == ("true" if allowed == ORIGIN else None)
 
 
-async def test_origins_that_are_not_in_the_list(tmp_path: Path) -> None:
+async def test_an_origin_that_is_not_listed_is_not_echoed(tmp_path: Path) -> None:
     config = f'[cors]\norigins = ["{ORIGIN}"]\n'
     async with serving(tmp_path, config_extra=config) as server:
         many = ["X: y"] * 101
@@ -109,7 +111,7 @@ async def test_origins_that_are_not_in_the_list(tmp_path: Path) -> None:
             assert answer.headers["vary"] == "Origin"
 
 
-async def test_what_is_not_http_is_told_nothing(tmp_path: Path) -> None:
+async def test_bytes_that_are_not_http_get_a_bare_answer(tmp_path: Path) -> None:
     async with serving(tmp_path) as server:
         answer = await ask(server, head("/v1/t", "X : y") + b"\r\n" + BODY)
         assert (answer.status, answer.body) == (400, b"")

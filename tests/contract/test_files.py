@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What browsers fetch before they send: script, description, page, and the settings of the SDKs."""
+"""Files for browsers: the script, the API description, its page, and the settings of SDKs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from support.server_process import KEY
 
 FILES = ("/engage.js", "/openapi.json", "/docs")
 ORIGINS = '[cors]\norigins = ["https://shop.example.com"]\n'
-#: A key may have any character; in a path each is escaped.
+#: A write key may have any character; in a path each is escaped.
 ODD = "odd/key+=_-%25&<>?#"
 ODD_KEY = f'[[workspaces.write_keys]]\nid = "odd"\nkey = "{ODD}"\n'
 OLD_KEY = '[[workspaces.write_keys]]\nid = "old"\nkey = "old-key"\ndisabled = true\n'
@@ -22,7 +22,7 @@ OLD_KEY = '[[workspaces.write_keys]]\nid = "old"\nkey = "old-key"\ndisabled = tr
 
 @pytest.mark.parametrize("origins", ["", ORIGINS], ids=["any origin", "a list of origins"])
 @pytest.mark.parametrize("path", FILES)
-async def test_who_has_it_is_not_sent_it_again(tmp_path: Path, path: str, origins: str) -> None:
+async def test_a_file_is_not_sent_again(tmp_path: Path, path: str, origins: str) -> None:
     async with serving(tmp_path, config_extra=origins) as server, await server.connect() as client:
         plain = await server.send(path, method="GET", key=None, client=client)
         assert plain.status == 200
@@ -51,7 +51,7 @@ async def test_who_has_it_is_not_sent_it_again(tmp_path: Path, path: str, origin
 
 
 @pytest.mark.parametrize("accept", ["", "gzip;q=0", "*;q=0.0", "br", "identity"])
-async def test_who_cannot_read_gzip_gets_none(tmp_path: Path, accept: str) -> None:
+async def test_a_client_without_gzip_gets_the_plain_file(tmp_path: Path, accept: str) -> None:
     async with serving(tmp_path) as server:
         answer = await server.send(
             "/engage.js", method="GET", key=None, headers={"Accept-Encoding": accept}
@@ -60,8 +60,8 @@ async def test_who_cannot_read_gzip_gets_none(tmp_path: Path, accept: str) -> No
 
 
 @pytest.mark.parametrize("path", [*FILES, f"/v1/projects/{KEY}/settings", "/sourceConfig"])
-async def test_head(tmp_path: Path, path: str) -> None:
-    """As GET, without the body."""
+async def test_head_has_the_headers_of_get(tmp_path: Path, path: str) -> None:
+    """The body is missing."""
     async with serving(tmp_path) as server, await server.connect() as client:
         got = await server.send(path, method="GET", client=client)
         head = await server.send(path, method="HEAD", client=client)
@@ -72,8 +72,8 @@ async def test_head(tmp_path: Path, path: str) -> None:
         }
 
 
-async def test_settings_by_key(tmp_path: Path) -> None:
-    """Of known keys only, and however they are escaped."""
+async def test_settings_are_found_by_write_key(tmp_path: Path) -> None:
+    """Only of known write keys, and in any escaping."""
     public = 'public_url = "https://events.example.com/in/"'
     async with (
         serving(tmp_path, server=public, config_extra=ODD_KEY + OLD_KEY) as server,
@@ -96,8 +96,8 @@ async def test_settings_by_key(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("origins", ["", ORIGINS], ids=["any origin", "a list of origins"])
-async def test_source_config(tmp_path: Path, origins: str) -> None:
-    """By header or query; a cache must not give one key's to another."""
+async def test_the_source_config_is_found_by_write_key(tmp_path: Path, origins: str) -> None:
+    """The key is in a header or in the query; a cache must not mix up keys."""
     async with (
         serving(tmp_path, config_extra=ODD_KEY + OLD_KEY + origins) as server,
         await server.connect() as client,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Everything of an answer but its success: paths, methods, CORS, ids, health, limits, the end."""
+"""HTTP apart from events: paths, methods, CORS, request ids, health, limits, shutdown."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ ROUTES = [(path, operation) for operation in OPERATIONS for path in operation.pa
 
 
 def concrete(path: str) -> str:
-    """:return: a path of the table with something in its braces."""
+    """Return a path of the table with a value in place of its braces."""
     return re.sub(r"\{.*?\}", "stripe", path)
 
 
@@ -56,8 +56,8 @@ def concrete(path: str) -> str:
         "/x" * 1000,
     ],
 )
-async def test_unknown_paths(tmp_path: Path, path: str) -> None:
-    """404 in the error shape, whatever the method, with a body or without."""
+async def test_an_unknown_path_is_404(tmp_path: Path, path: str) -> None:
+    """With any method, with a body or without."""
     async with serving(tmp_path) as server, await server.connect() as client:
         for method in ("GET", "POST", "PUT", "DELETE", "PATCH", "BREW", "PROPFIND", "OPTIONS"):
             body = BODY if method in ("POST", "PUT") else None
@@ -67,8 +67,8 @@ async def test_unknown_paths(tmp_path: Path, path: str) -> None:
         assert (answer.status, answer.body) == (404, b"")
 
 
-async def test_wrong_methods(tmp_path: Path) -> None:
-    """405 with ``Allow`` on every route, for methods that HTTP knows and others."""
+async def test_a_wrong_method_is_405(tmp_path: Path) -> None:
+    """With ``Allow``, on every route, for methods of HTTP and others."""
     async with serving(tmp_path) as server, await server.connect() as client:
         for pattern, operation in ROUTES:
             for method in ("GET", "POST", "PUT", "DELETE", "PATCH", "TRACE", "BREW", "M-SEARCH"):
@@ -81,8 +81,8 @@ async def test_wrong_methods(tmp_path: Path) -> None:
                 assert answer.headers["allow"] == ", ".join(operation.allowed)
 
 
-async def test_options_everywhere(tmp_path: Path) -> None:
-    """Every route, and the server as a whole."""
+async def test_options_is_answered_everywhere(tmp_path: Path) -> None:
+    """On every route, and for the server as a whole."""
     async with serving(tmp_path) as server, await server.connect() as client:
         for pattern, operation in ROUTES:
             path = concrete(pattern)
@@ -96,8 +96,8 @@ async def test_options_everywhere(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", ["/healthz", "/readyz"])
-async def test_head(tmp_path: Path, path: str) -> None:
-    """As GET, without the body."""
+async def test_head_has_the_headers_of_get(tmp_path: Path, path: str) -> None:
+    """The body is missing."""
     async with serving(tmp_path) as server, await server.connect() as client:
         got = await server.send(path, method="GET", key=None, client=client)
         head = await server.send(path, method="HEAD", key=None, client=client)
@@ -108,8 +108,8 @@ async def test_head(tmp_path: Path, path: str) -> None:
 
 
 # ------------------------------------------------------------------------------------------ CORS
-async def test_preflights(tmp_path: Path) -> None:
-    """Event routes echo origin and headers and allow credentials; others allow reading."""
+async def test_a_preflight_is_answered(tmp_path: Path) -> None:
+    """Routes of events echo origin and headers and allow credentials; others allow reading."""
     asked = "authorization, content-type, anonymousid, x-retry-count, rsa-retry-attempt"
     headers = {
         **ORIGIN,
@@ -138,8 +138,8 @@ async def test_preflights(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "asked", ["a" * 1025, "a b", "a,,b", "*, é", "x\ty", "authorization;q=1", ","]
 )
-async def test_preflights_that_ask_for_nonsense(tmp_path: Path, asked: str) -> None:
-    """What is not a short list of names is not echoed."""
+async def test_a_preflight_with_odd_headers_echoes_nothing(tmp_path: Path, asked: str) -> None:
+    """Only a short list of header names is echoed."""
     headers = {**ORIGIN, "Access-Control-Request-Headers": asked}
     async with serving(tmp_path) as server:
         answer = await server.send(TRACK, method="OPTIONS", key=None, headers=headers)
@@ -147,8 +147,8 @@ async def test_preflights_that_ask_for_nonsense(tmp_path: Path, asked: str) -> N
         assert answer.headers["access-control-allow-headers"] == "authorization, content-type"
 
 
-async def test_cors_on_answers(tmp_path: Path) -> None:
-    """On successes and on every error alike."""
+async def test_every_answer_has_cors_headers(tmp_path: Path) -> None:
+    """Successes and errors."""
     async with serving(tmp_path) as server, await server.connect() as client:
 
         async def ask(path: str, body: Any, **arguments: Any) -> Any:
@@ -178,16 +178,16 @@ async def test_cors_on_answers(tmp_path: Path) -> None:
             assert "access-control-allow-credentials" not in answer.headers
 
 
-async def test_a_preflight_of_an_unknown_path(tmp_path: Path) -> None:
-    """It passes, so that the page's script gets to see the 404."""
+async def test_a_preflight_of_an_unknown_path_passes(tmp_path: Path) -> None:
+    """Otherwise the script of a web page could not see the 404."""
     headers = {**ORIGIN, "Access-Control-Request-Method": "POST"}
     async with serving(tmp_path) as server:
         answer = await server.send("/v2/track", method="OPTIONS", key=None, headers=headers)
         assert (answer.status, answer.headers["access-control-allow-origin"]) == (204, "*")
 
 
-async def test_a_list_of_origins(tmp_path: Path) -> None:
-    """Only those are echoed, on event routes and elsewhere; caches are told."""
+async def test_only_listed_origins_are_echoed(tmp_path: Path) -> None:
+    """On routes of events and others, with ``Vary`` for caches."""
     cors = '[cors]\norigins = ["https://shop.example.com"]\n'
     async with serving(tmp_path, config_extra=cors) as server:
         for path, credentials in ((TRACK, True), (SUBSCRIPTIONS, False)):
@@ -208,8 +208,7 @@ async def test_a_list_of_origins(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("origin", ["https://a, https://b", "x" * 600, "https://\xe9.example"])
-async def test_origins_that_are_none(tmp_path: Path, origin: str) -> None:
-    """Not echoed, and no crash."""
+async def test_an_origin_that_is_not_one_is_not_echoed(tmp_path: Path, origin: str) -> None:
     async with serving(tmp_path) as server:
         answer = await server.send(TRACK, BODY, headers={"Origin": origin})
         assert answer.status == 200
@@ -217,8 +216,8 @@ async def test_origins_that_are_none(tmp_path: Path, origin: str) -> None:
 
 
 # ----------------------------------------------------------------------------------- request ids
-async def test_request_ids(tmp_path: Path) -> None:
-    """The client's own if it is one that can do no harm, else a fresh one; on everything."""
+async def test_every_answer_has_a_request_id(tmp_path: Path) -> None:
+    """The client's if it is harmless, otherwise a new one."""
     async with serving(tmp_path) as server, await server.connect() as client:
 
         async def identity(given: str | None, path: str = TRACK) -> str:
@@ -241,9 +240,9 @@ async def test_request_ids(tmp_path: Path) -> None:
         assert answer.headers["x-request-id"] != "abcdefgh"
 
 
-# ------------------------------------------------------------------------------ trouble, crashes
-async def test_the_storage_is_down(tmp_path: Path) -> None:
-    """503 with a random ``Retry-After``; nothing acknowledged; then it works again."""
+# -------------------------------------------------------------------------------------- failures
+async def test_a_storage_that_is_down_is_503(tmp_path: Path) -> None:
+    """With a random ``Retry-After``; nothing is acknowledged, and later the server works again."""
     valve = Valve("write")
     async with serving(tmp_path, meddle=valve) as server:
         valve.error = StorageUnavailable("gone: /secret/path")
@@ -260,10 +259,10 @@ async def test_the_storage_is_down(tmp_path: Path) -> None:
         assert [event.message_id for event in await server.events()] == ["m0"]
 
 
-async def test_a_crash(
+async def test_an_exception_is_500(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """500 in the same shape; the text of the exception is in the log, with the request's id."""
+    """The answer has the usual shape; the log has the exception and the request id."""
 
     async def crash(*_: object, **__: object) -> None:
         raise ZeroDivisionError("secret inside")
@@ -282,8 +281,8 @@ async def test_a_crash(
     assert KEY not in caplog.text
 
 
-async def test_too_much_in_flight(tmp_path: Path) -> None:
-    """Bodies held in memory are bounded: 503 ``overloaded`` with a short ``Retry-After``."""
+async def test_bodies_in_memory_are_bounded(tmp_path: Path) -> None:
+    """Beyond the bound the answer is 503 ``overloaded`` with a short ``Retry-After``."""
     valve = Valve("write")
     limits = "[limits]\ninflight_bytes = 100000\nbody_bytes = 90000\n"
     async with serving(tmp_path, config_extra=limits, meddle=valve) as server:
@@ -302,8 +301,8 @@ async def test_too_much_in_flight(tmp_path: Path) -> None:
         assert listener.shared.inflight == 0
 
 
-async def test_too_many_connections(tmp_path: Path) -> None:
-    """The idle go first; who is busy stays, who comes then is told."""
+async def test_idle_connections_make_room(tmp_path: Path) -> None:
+    """Busy connections stay; when all are busy, a new one gets 503."""
     async with serving(tmp_path, server="max_connections = 2\n") as server:
         clients = [await server.connect() for _ in range(2)]
         for client in clients:
@@ -322,8 +321,8 @@ async def test_too_many_connections(tmp_path: Path) -> None:
             await client.__aexit__()
 
 
-async def test_an_idle_connection(tmp_path: Path) -> None:
-    """Closed after ``server.idle_timeout``."""
+async def test_an_idle_connection_is_closed(tmp_path: Path) -> None:
+    """After ``server.idle_timeout``."""
     async with (
         serving(tmp_path, server="idle_timeout = 1\n") as server,
         await server.connect() as client,
@@ -333,8 +332,10 @@ async def test_an_idle_connection(tmp_path: Path) -> None:
 
 
 # ---------------------------------------------------------------------------- health and the end
-async def test_readiness(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No after ten seconds without a sign of life; alive it is all the time."""
+async def test_the_server_is_ready_while_the_storage_answers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is not ready after ten seconds without an answer; it is always alive."""
     valve = Valve("check")
     async with serving(tmp_path, meddle=valve) as server:
         now = 1000.0
@@ -353,7 +354,7 @@ async def test_readiness(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         assert await ready() == 200
         now += 9.0
         assert await ready() == 200
-        # Something was stored: that is a sign of life.
+        # A stored event proves that the storage works.
         assert (await server.track()).status == 200
         now += 9.0
         assert await ready() == 200
@@ -363,8 +364,8 @@ async def test_readiness(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         assert await ready() == 200
 
 
-async def test_shutting_down(tmp_path: Path) -> None:
-    """``/readyz`` says so, answers close, what arrives is still taken; then nobody is."""
+async def test_the_server_shuts_down_in_steps(tmp_path: Path) -> None:
+    """``/readyz`` is 503, answers close connections, requests are accepted; then none are."""
     async with serving(tmp_path) as server, await server.connect() as client:
         assert (await server.track(client, messageId="1")).status == 200
         server.app.start_draining()
@@ -382,8 +383,8 @@ async def test_shutting_down(tmp_path: Path) -> None:
         assert len(await server.events()) == 2
 
 
-async def test_a_request_in_flight_is_answered(tmp_path: Path) -> None:
-    """Drained, not cut off."""
+async def test_a_request_in_flight_is_answered_at_the_end(tmp_path: Path) -> None:
+    """The server drains; it does not cut the connection."""
     valve = Valve("write")
     async with serving(tmp_path, meddle=valve) as server:
         valve.gate.clear()
@@ -400,9 +401,9 @@ async def test_a_request_in_flight_is_answered(tmp_path: Path) -> None:
         assert await draining
 
 
-# ---------------------------------------------------------------------------- what is said of it
+# ------------------------------------------------------------------------------- log and metrics
 class Counting(Metrics):
-    """Remembers the requests."""
+    """Metrics that keep the requests."""
 
     def __init__(self) -> None:
         self.requests: list[tuple[str, int]] = []
@@ -413,8 +414,10 @@ class Counting(Metrics):
         self.requests.append((route, status))
 
 
-async def test_the_log_and_the_metrics(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """One line and one count for each request: names from closed sets, no key, no payload."""
+async def test_each_request_is_one_log_line_and_one_count(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Names are from closed sets; keys and payloads do not appear."""
     caplog.set_level(logging.INFO, ACCESS)
     metrics = Counting()
     async with serving(tmp_path, metrics=metrics) as server:
@@ -460,8 +463,8 @@ async def test_the_log_and_the_metrics(tmp_path: Path, caplog: pytest.LogCapture
         assert "payload-inside" not in text
 
 
-async def test_subscriptions(tmp_path: Path) -> None:
-    """Through HTTP: the vector's hash, no write key, the same 401 for whatever is wrong."""
+async def test_a_subscription_change_is_applied(tmp_path: Path) -> None:
+    """With the hash of a test vector and no write key; every wrong credential gets the same 401."""
     from engage.pipeline.subscriptions import subscription_hash
     from support.server_process import SECRET
 
@@ -511,8 +514,8 @@ type = "opt_in"
         assert answer.status in (200, 400)
 
 
-async def test_hangs_up_after_the_body(tmp_path: Path) -> None:
-    """The event is stored all the same."""
+async def test_the_event_of_a_client_that_hangs_up_is_stored(tmp_path: Path) -> None:
+    """The client closes the connection after the body."""
     async with serving(tmp_path) as server:
         async with await server.connect() as client:
             await client.send(await _bytes(server))

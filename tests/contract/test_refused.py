@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bodies that are refused: status, code and shape; nothing stored, connection and server alive."""
+"""Bodies that are refused: status, code and shape. Nothing is stored, and the server goes on."""
 
 from __future__ import annotations
 
@@ -63,11 +63,11 @@ NOT_JSON: dict[str, bytes] = {
 
 
 @pytest.mark.parametrize("name", NOT_JSON)
-async def test_not_json(tmp_path: Path, name: str) -> None:
+async def test_a_body_that_is_not_json_is_refused(tmp_path: Path, name: str) -> None:
     async with serving(tmp_path) as server:
         for path in (TRACK, BATCH):
             answer = await refused(server, path, NOT_JSON[name], 400, "invalid_json")
-            # What somebody sent is not repeated at length.
+            # The message does not repeat the body.
             assert "999999999999999999999999999999" not in answer.json["message"]
 
 
@@ -123,11 +123,11 @@ NOT_AN_EVENT: dict[str, bytes] = {
 
 
 @pytest.mark.parametrize("name", NOT_AN_EVENT)
-async def test_not_an_event(tmp_path: Path, name: str) -> None:
+async def test_a_body_that_is_not_an_event_is_refused(tmp_path: Path, name: str) -> None:
     async with serving(tmp_path) as server:
         answer = await refused(server, TRACK, NOT_AN_EVENT[name], 400, "invalid_payload")
         assert answer.json["errors"]
-        # It is kept as a dead letter: an authenticated request.
+        # The request was authenticated, so the body is kept as a dead letter.
         assert [letter.reason for letter in await server.dead_letters()] == ["invalid_payload"]
 
 
@@ -144,8 +144,8 @@ BAD_IDS = {
 
 
 @pytest.mark.parametrize("name", BAD_IDS)
-async def test_bad_ids(tmp_path: Path, name: str) -> None:
-    """Every field that is an id."""
+async def test_a_bad_id_is_refused(tmp_path: Path, name: str) -> None:
+    """In every field that is an id."""
     bodies = {
         "userId": ("track", {"userId": "?", "event": "E"}),
         "anonymousId": ("track", {"anonymousId": "?", "userId": "u", "event": "E"}),
@@ -155,10 +155,10 @@ async def test_bad_ids(tmp_path: Path, name: str) -> None:
     async with serving(tmp_path) as server:
         for field, (operation, body) in bodies.items():
             if (field, name) == ("anonymousId", "empty"):
-                continue  # as absent, like an empty userId: SDKs send it; the other id is there
+                continue  # SDKs send it; it counts as absent
             raw = json.dumps(body).replace('"?"', BAD_IDS[name]).encode()
             answer = await refused(server, f"/v1/{operation}", raw, 400, "invalid_payload")
-            # An empty id may as well be said to be none at all.
+            # For an empty id, the message may also be that there is none.
             assert answer.json["errors"][0]["pointer"] in (f"/{field}", "")
 
 
@@ -177,7 +177,9 @@ async def test_bad_ids(tmp_path: Path, name: str) -> None:
         ("screen", {"userId": "u", "category": []}),
     ],
 )
-async def test_what_an_operation_needs(tmp_path: Path, operation: str, body: Any) -> None:
+async def test_a_missing_required_field_is_refused(
+    tmp_path: Path, operation: str, body: Any
+) -> None:
     async with serving(tmp_path) as server:
         await refused(server, f"/v1/{operation}", body, 400, "invalid_payload")
 
@@ -194,14 +196,14 @@ NOT_A_BATCH: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("name", NOT_A_BATCH)
-async def test_not_a_batch(tmp_path: Path, name: str) -> None:
+async def test_a_body_that_is_not_a_batch_is_refused(tmp_path: Path, name: str) -> None:
     async with serving(tmp_path) as server:
         await refused(server, BATCH, NOT_A_BATCH[name], 400, "invalid_payload")
 
 
 @pytest.mark.parametrize("item", [5, None, "x", [], {}, {"type": 5}, {"type": "Track"}])
-async def test_a_bad_item(tmp_path: Path, item: Any) -> None:
-    """It costs only itself; alone, it is the whole batch."""
+async def test_a_bad_item_is_rejected_alone(tmp_path: Path, item: Any) -> None:
+    """Its neighbours are stored; without neighbours the whole batch is refused."""
     good = {"type": "track", "userId": "u", "event": "E", "messageId": "m"}
     async with serving(tmp_path) as server:
         answer = await refused(server, BATCH, {"batch": [item]}, 400, "invalid_payload")
@@ -213,8 +215,8 @@ async def test_a_bad_item(tmp_path: Path, item: Any) -> None:
         assert rejected["message"]
 
 
-async def test_many_bad_items(tmp_path: Path) -> None:
-    """At most 20 errors in an answer; the rest have code and message only."""
+async def test_an_answer_details_at_most_20_bad_items(tmp_path: Path) -> None:
+    """The others have only code and message."""
     items = [{"type": "track", "userId": "u", "messageId": f"m{i}"} for i in range(50)]
     good = {"type": "track", "userId": "u", "event": "E", "messageId": "m"}
     async with serving(tmp_path) as server:
@@ -228,22 +230,22 @@ async def test_many_bad_items(tmp_path: Path) -> None:
         assert len(answer.json["errors"]) == 20
 
 
-async def test_too_many_items(tmp_path: Path) -> None:
+async def test_too_many_items_are_refused(tmp_path: Path) -> None:
     item = {"type": "track", "userId": "u", "event": "E"}
     async with serving(tmp_path) as server:
         answer = await refused(server, BATCH, {"batch": [item] * 2501}, 413, "batch_too_large")
         assert "limits.batch_events" in answer.json["message"]
 
 
-async def test_too_many_values(tmp_path: Path) -> None:
+async def test_too_many_values_are_refused(tmp_path: Path) -> None:
     async with serving(tmp_path) as server:
         body = event("properties", "[" + ",".join(["1"] * 250_001) + "]")
         answer = await refused(server, TRACK, body, 413, "body_too_large")
         assert "limits.json_values" in answer.json["message"]
 
 
-async def test_events_too_large(tmp_path: Path) -> None:
-    """By itself, and only through the envelope's context."""
+async def test_an_event_that_is_too_large_is_refused(tmp_path: Path) -> None:
+    """Alone, and only with the context of the envelope."""
     large = {"type": "track", "userId": "u", "event": "E", "properties": {"x": "y" * 65_536}}
     async with serving(tmp_path) as server:
         await refused(server, TRACK, large, 413, "event_too_large")
@@ -259,8 +261,8 @@ async def test_events_too_large(tmp_path: Path) -> None:
         )
 
 
-async def test_a_batch_too_large_as_stored(tmp_path: Path) -> None:
-    """Measured with the envelope merged in: a small body must not become a large write."""
+async def test_a_batch_that_is_too_large_when_stored_is_refused(tmp_path: Path) -> None:
+    """It is measured with the envelope merged in: a small body must not become a large write."""
     item = {"type": "track", "userId": "u", "event": "E"}
     limits = "[limits]\ndecompressed_bytes = 1000000\n"
     async with serving(tmp_path, config_extra=limits) as server:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Requests that are refused for their length, encoding, key or pace: status, code and shape."""
+"""Requests that are refused for their length, encoding, key or speed: status, code and shape."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from support.server_process import KEY
 
 
 # --------------------------------------------------------------------------- length and encoding
-async def test_a_byte_too_many(tmp_path: Path) -> None:
-    """5 MiB are taken, one byte more is not; declared or in chunks."""
+async def test_one_byte_too_many_is_refused(tmp_path: Path) -> None:
+    """5 MiB are accepted, one byte more is not, whether it is declared or in chunks."""
     limit = 5 * 1024 * 1024
     small = event("userId", '"u"')
     async with serving(tmp_path) as server:
@@ -61,23 +61,23 @@ BODY = event("userId", '"u"')
         ("deflate", b""),
     ],
 )
-async def test_bad_compression(tmp_path: Path, encoding: str, body: bytes) -> None:
+async def test_damaged_compression_is_refused(tmp_path: Path, encoding: str, body: bytes) -> None:
     async with serving(tmp_path) as server:
         headers = {"Content-Encoding": encoding}
         await refused(server, TRACK, body, 400, "invalid_encoding", headers=headers)
 
 
 def bomb(size: int) -> bytes:
-    """:return: the beginning of a gzip member of so many spaces, made without holding them."""
+    """Return the beginning of a gzip member of that many spaces, made piece by piece."""
     compressor = zlib.compressobj(9, wbits=-zlib.MAX_WBITS)
     mebibyte = 1024 * 1024
-    # After a full flush nothing refers to what was before: the same bytes again are the same again.
+    # After a full flush no data refers to earlier data, so the same bytes can be repeated.
     block = compressor.compress(b" " * mebibyte) + compressor.flush(zlib.Z_FULL_FLUSH)
     return b"\x1f\x8b\x08\0\0\0\0\0\0\x03" + block * (size // mebibyte)
 
 
-async def test_a_bomb(tmp_path: Path) -> None:
-    """1 GiB in 1 MiB: refused once 20 MiB of it are there."""
+async def test_a_decompression_bomb_is_refused(tmp_path: Path) -> None:
+    """1 GiB in 1 MiB is refused after 20 MiB."""
     async with serving(tmp_path) as server:
         body = bomb(1024 * 1024 * 1024)
         inflating = zlib.decompressobj(wbits=16 + zlib.MAX_WBITS)
@@ -91,13 +91,13 @@ async def test_a_bomb(tmp_path: Path) -> None:
     "encoding",
     ["br", "zstd", "gzip, gzip", "gzip,deflate", "compress", "gzip;q=1", "*", "identity, br"],
 )
-async def test_unsupported_encodings(tmp_path: Path, encoding: str) -> None:
+async def test_an_unsupported_encoding_is_refused(tmp_path: Path, encoding: str) -> None:
     async with serving(tmp_path) as server:
         headers = {"Content-Encoding": encoding}
         await refused(server, TRACK, BODY, 415, "unsupported_encoding", headers=headers)
 
 
-async def test_no_length(tmp_path: Path) -> None:
+async def test_a_body_without_a_length_is_refused(tmp_path: Path) -> None:
     async with serving(tmp_path) as server:
         for path, method in ((TRACK, "POST"), (BATCH, "POST")):
             await refused(server, path, None, 411, "length_required", method=method)
@@ -105,7 +105,7 @@ async def test_no_length(tmp_path: Path) -> None:
 
 # ------------------------------------------------------------------------------------------ keys
 def basic(text: str) -> str:
-    """:return: the header for these credentials."""
+    """Return the header for these credentials."""
     return "Basic " + base64.b64encode(text.encode()).decode()
 
 
@@ -130,11 +130,11 @@ def basic(text: str) -> str:
         (f"{BASIC}, {BASIC}", "invalid_write_key"),
     ],
 )
-async def test_bad_keys(tmp_path: Path, key: str | None, code: str) -> None:
+async def test_a_wrong_key_is_refused(tmp_path: Path, key: str | None, code: str) -> None:
     async with serving(tmp_path) as server:
         answer = await refused(server, TRACK, BODY, 401, code, key=key)
         assert answer.headers["www-authenticate"].startswith("Basic ")
-        # Nobody's request: nothing is kept of it.
+        # The request is not authenticated, so nothing of it is kept.
         assert await server.dead_letters() == []
         for header in ("Origin", "Sec-Fetch-Mode"):
             answer = await refused(
@@ -143,14 +143,14 @@ async def test_bad_keys(tmp_path: Path, key: str | None, code: str) -> None:
             assert "www-authenticate" not in answer.headers
 
 
-async def test_two_authorization_headers(tmp_path: Path) -> None:
+async def test_two_authorization_headers_are_refused(tmp_path: Path) -> None:
     async with serving(tmp_path) as server:
         headers = {"Authorization": BASIC, "authorization": BASIC}
         await refused(server, TRACK, BODY, 401, "invalid_write_key", key=None, headers=headers)
 
 
 @pytest.mark.parametrize("place", ["header", "query", "body"])
-async def test_a_disabled_key(tmp_path: Path, place: str) -> None:
+async def test_a_disabled_key_is_refused(tmp_path: Path, place: str) -> None:
     keys = '[[workspaces.write_keys]]\nid = "old"\nkey = "old-key"\ndisabled = true\n'
     async with serving(tmp_path, config_extra=keys) as server:
         path, key, body = TRACK, None, json.loads(BODY)
@@ -164,7 +164,7 @@ async def test_a_disabled_key(tmp_path: Path, place: str) -> None:
 
 
 @pytest.mark.parametrize("value", ["unknown", 5, None, "", [KEY], {"a": KEY}, True])
-async def test_bad_keys_in_a_body(tmp_path: Path, value: Any) -> None:
+async def test_a_wrong_key_in_a_body_is_refused(tmp_path: Path, value: Any) -> None:
     code = "missing_write_key" if value in (None, "") else "invalid_write_key"
     async with serving(tmp_path) as server:
         body = {**json.loads(BODY), "writeKey": value}
@@ -173,8 +173,8 @@ async def test_bad_keys_in_a_body(tmp_path: Path, value: Any) -> None:
         await refused(server, BATCH, batch, 401, code, key=None)
 
 
-async def test_a_key_of_another_workspace(tmp_path: Path) -> None:
-    """It writes to its own, whatever the body says; neither sees the other's."""
+async def test_a_key_writes_to_its_workspace_only(tmp_path: Path) -> None:
+    """The body cannot name another workspace."""
     other = '[[workspaces]]\nid = "other"\nname = "Other"\n'
     other += '[[workspaces.write_keys]]\nid = "website"\nkey = "other-key"\n'
     async with serving(tmp_path, config_extra=other) as server:
@@ -186,14 +186,14 @@ async def test_a_key_of_another_workspace(tmp_path: Path) -> None:
         assert len(await server.events()) == 2
 
 
-async def test_two_keys_in_the_query(tmp_path: Path) -> None:
+async def test_two_keys_in_the_query_are_refused(tmp_path: Path) -> None:
     async with serving(tmp_path) as server:
         path = f"{TRACK}?writeKey={KEY}&writeKey=other"
         await refused(server, path, BODY, 401, "invalid_write_key", key=None)
 
 
-async def test_a_keyless_body_is_smaller(tmp_path: Path) -> None:
-    """1 MiB, whether it is declared, comes in chunks, or is compressed."""
+async def test_a_body_without_a_key_in_front_is_limited_to_1_mib(tmp_path: Path) -> None:
+    """Declared, in chunks, and compressed."""
     body = {**json.loads(BODY), "writeKey": KEY}
     raw = json.dumps(body).encode()
     small, large = (raw + b" " * (size - len(raw)) for size in (2**20, 2**20 + 1))
@@ -218,12 +218,12 @@ async def test_a_keyless_body_is_smaller(tmp_path: Path) -> None:
             await client.send(b"%x\r\n%b\r\n0\r\n\r\n" % (len(large), large))
             check_error(await client.answer(), 413, "body_too_large")
         assert await server.events() == []
-        # With a key it is just a body.
+        # With a key it is an ordinary body.
         assert (await server.send(TRACK, large)).status == 200
 
 
 # ------------------------------------------------------------------------------------ precedence
-async def test_precedence(tmp_path: Path) -> None:
+async def test_checks_are_made_in_order(tmp_path: Path) -> None:
     """404, 405, 415, declared length, key, size, decompression, JSON, key in the body, schema."""
     bad_key = basic("unknown:")
     too_long = {"Content-Length": str(2**40)}
@@ -242,7 +242,7 @@ async def test_precedence(tmp_path: Path) -> None:
         assert await status(TRACK, None, key=bad_key) == (411, "length_required")
         assert await status(TRACK, b"not json", key=bad_key) == (401, "invalid_write_key")
         assert await status(TRACK, b"not gzip", headers=GZIP) == (400, "invalid_encoding")
-        # Without a key: the body has to be read first.
+        # Without a key in front, the body has to be read first.
         assert await status(TRACK, b"not gzip", key=None, headers=GZIP) == (400, "invalid_encoding")
         assert await status(TRACK, b"not json", key=None) == (400, "invalid_json")
         assert await status(TRACK, b"[]", key=None) == (401, "missing_write_key")
@@ -250,7 +250,7 @@ async def test_precedence(tmp_path: Path) -> None:
 
 
 async def test_a_refusal_does_not_wait_for_the_body(tmp_path: Path) -> None:
-    """The key is wrong: the answer is there before the body is."""
+    """The key is wrong: the answer comes before the body."""
     async with serving(tmp_path) as server, await server.connect() as client:
         head = f"POST {TRACK} HTTP/1.1\r\nHost: a\r\nAuthorization: Basic x\r\n"
         await client.send(head.encode() + b"Content-Length: 100\r\n\r\n")
@@ -260,7 +260,7 @@ async def test_a_refusal_does_not_wait_for_the_body(tmp_path: Path) -> None:
 
 
 # ---------------------------------------------------------------------------------- slow and cut
-async def test_a_body_shorter_than_its_length(tmp_path: Path) -> None:
+async def test_a_body_shorter_than_its_length_is_not_stored(tmp_path: Path) -> None:
     async with serving(tmp_path) as server:
         async with await server.connect() as client:
             head = f"POST {TRACK} HTTP/1.1\r\nHost: a\r\nAuthorization: {BASIC}\r\n"
@@ -271,8 +271,8 @@ async def test_a_body_shorter_than_its_length(tmp_path: Path) -> None:
         assert await server.events() == []
 
 
-async def test_a_sender_of_one_byte_at_a_time(tmp_path: Path) -> None:
-    """408, in the head and in the body; with CORS where the route is known."""
+async def test_a_slow_sender_is_refused(tmp_path: Path) -> None:
+    """With 408, in the head and in the body; with CORS headers where the route is known."""
     head = f"POST {TRACK} HTTP/1.1\r\nHost: a\r\nAuthorization: {BASIC}\r\n"
     head += "Origin: https://example.com\r\nContent-Length: 1000\r\n"
     async with serving(tmp_path, server="request_timeout = 1\n") as server:
@@ -305,7 +305,7 @@ async def test_a_sender_of_one_byte_at_a_time(tmp_path: Path) -> None:
         f"POST {TRACK} HTTP/1.1\r\nHost: a\r\n" + "X: y\r\n" * 20_000 + "\r\n",
     ],
 )
-async def test_heads_of_100_kib(tmp_path: Path, head: str) -> None:
+async def test_a_head_of_100_kib_is_refused(tmp_path: Path, head: str) -> None:
     async with serving(tmp_path) as server, await server.connect() as client:
         await client.send(head.encode())
         check_error(await client.answer(), 431, "headers_too_large")
@@ -333,8 +333,8 @@ LENGTH = b"Content-Length: %d\r\n" % len(BODY)
         HEAD + b"X: y\r\n folded\r\n" + LENGTH + b"\r\n" + BODY,
     ],
 )
-async def test_what_could_be_read_in_two_ways(tmp_path: Path, data: bytes) -> None:
-    """400 and close; what follows on the connection is not read."""
+async def test_an_ambiguous_request_is_refused(tmp_path: Path, data: bytes) -> None:
+    """With 400; the connection closes, and the rest is not read."""
     async with serving(tmp_path) as server, await server.connect() as client:
         await client.send(data + HEAD + LENGTH + b"\r\n" + BODY)
         answer = await client.answer()

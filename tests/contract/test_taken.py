@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is taken, and stored exactly; each through HTTP on a running server."""
+"""Events that are accepted, and what is stored of them; over HTTP on a running server."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ BATCH = "/api/public/apps/batch"
 
 
 def nested(depth: int) -> Any:
-    """:return: objects and lists nested ``depth`` deep."""
+    """Return objects and lists nested ``depth`` deep."""
     value: Any = {}
     for level in range(depth - 1):
         value = [value] if level % 2 else {"deeper": value}
     return value
 
 
-#: Values of one property, as JSON and as what must come out.
+#: Values of one property: the JSON that is sent, and the value that must be stored.
 VALUES: dict[str, tuple[str, Any]] = {
     "nul": (r'"a\u0000b"', "a\0b"),
     "only-nul": (r'"\u0000"', "\0"),
@@ -55,7 +55,7 @@ VALUES: dict[str, tuple[str, Any]] = {
 
 
 @pytest.mark.parametrize("name", VALUES)
-async def test_values(tmp_path: Path, name: str) -> None:
+async def test_a_value_is_stored_exactly(tmp_path: Path, name: str) -> None:
     text, value = VALUES[name]
     body = f'{{"userId":"u","event":"E","messageId":"m","properties":{{"x":{text}}}}}'
     async with serving(tmp_path) as server:
@@ -64,7 +64,7 @@ async def test_values(tmp_path: Path, name: str) -> None:
         assert (await server.stored("m"))["properties"] == {"x": value}
 
 
-async def test_negative_zero(tmp_path: Path) -> None:
+async def test_negative_zero_is_stored(tmp_path: Path) -> None:
     async with serving(tmp_path) as server:
         body = b'{"userId":"u","event":"E","messageId":"m","properties":{"x":-0.0}}'
         assert (await server.send(TRACK, body)).status == 200
@@ -73,8 +73,8 @@ async def test_negative_zero(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("depth", [63, 64])
-async def test_nesting(tmp_path: Path, depth: int) -> None:
-    """The body is 1, its ``properties`` 2."""
+async def test_the_deepest_nesting_is_stored(tmp_path: Path, depth: int) -> None:
+    """The body is level 1, its ``properties`` level 2."""
     properties = {"deeper": nested(depth - 2)}
     async with serving(tmp_path) as server:
         answer = await server.track(messageId="m", properties=properties)
@@ -82,7 +82,7 @@ async def test_nesting(tmp_path: Path, depth: int) -> None:
         assert (await server.stored("m"))["properties"] == properties
 
 
-async def test_a_byte_order_mark(tmp_path: Path) -> None:
+async def test_a_byte_order_mark_is_ignored(tmp_path: Path) -> None:
     async with serving(tmp_path) as server:
         body = b'\xef\xbb\xbf{"userId":"u","event":"E","messageId":"m"}'
         assert (await server.send(TRACK, body)).status == 200
@@ -101,7 +101,7 @@ async def test_a_byte_order_mark(tmp_path: Path) -> None:
         ("\U0001f600", "\U0001f600"),
     ],
 )
-async def test_ids(tmp_path: Path, field: str, given: str, kept: str) -> None:
+async def test_an_id_is_stored_exactly(tmp_path: Path, field: str, given: str, kept: str) -> None:
     async with serving(tmp_path) as server:
         fields: dict[str, Any] = {"userId": "u", "messageId": "m", field: given}
         answer = await server.track(**fields)
@@ -112,8 +112,10 @@ async def test_ids(tmp_path: Path, field: str, given: str, kept: str) -> None:
 
 @pytest.mark.parametrize("length", [1, 512])
 @pytest.mark.parametrize("character", ["x", "\U0001f600"])
-async def test_lengths_of_ids(tmp_path: Path, length: int, character: str) -> None:
-    """Characters, not bytes."""
+async def test_ids_of_the_greatest_length_are_stored(
+    tmp_path: Path, length: int, character: str
+) -> None:
+    """The limit counts characters, not bytes."""
     async with serving(tmp_path) as server:
         for field in ("userId", "anonymousId"):
             body = {field: character * length, "event": "E", "messageId": field}
@@ -135,8 +137,8 @@ async def test_integer_ids_become_strings(tmp_path: Path, number: int) -> None:
         assert (await server.stored("t"))["anonymousId"] == str(number)
 
 
-async def test_null_is_absent(tmp_path: Path) -> None:
-    """For every optional field."""
+async def test_null_counts_as_absent(tmp_path: Path) -> None:
+    """In every optional field."""
     nothing = {
         "userId": None,
         "messageId": None,
@@ -174,7 +176,7 @@ MEMBERS = {
 
 
 @pytest.mark.parametrize("name", MEMBERS)
-async def test_gzip(tmp_path: Path, name: str) -> None:
+async def test_a_gzip_body_is_stored(tmp_path: Path, name: str) -> None:
     body = json.dumps({"userId": "u", "event": "E", "messageId": "m"}).encode()
     async with serving(tmp_path) as server:
         for encoding in ("gzip", "GZip"):
@@ -186,8 +188,8 @@ async def test_gzip(tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("wbits", [zlib.MAX_WBITS, -zlib.MAX_WBITS])
-async def test_deflate(tmp_path: Path, wbits: int) -> None:
-    """With zlib's frame, and raw."""
+async def test_a_deflate_body_is_stored(tmp_path: Path, wbits: int) -> None:
+    """With the frame of zlib, and raw."""
     compressor = zlib.compressobj(wbits=wbits)
     body = json.dumps({"userId": "u", "event": "E", "messageId": "m"}).encode()
     compressed = compressor.compress(body) + compressor.flush()
@@ -197,8 +199,8 @@ async def test_deflate(tmp_path: Path, wbits: int) -> None:
         assert (await server.stored("m"))["userId"] == "u"
 
 
-async def test_a_form_that_is_none(tmp_path: Path) -> None:
-    """One SDK sends gzipped JSON under a form's content type; beacons send text."""
+async def test_json_under_another_content_type_is_stored(tmp_path: Path) -> None:
+    """One SDK sends gzipped JSON with the content type of a form; beacons send text."""
     async with serving(tmp_path) as server:
         for number, content_type in enumerate(
             [
@@ -232,16 +234,16 @@ async def test_a_form_that_is_none(tmp_path: Path) -> None:
         ("1970-01-01T00:00:00Z", "1970-01-01T00:00:00.000Z"),
     ],
 )
-async def test_times(tmp_path: Path, text: str, time: str) -> None:
-    """The original is kept as it was sent."""
+async def test_a_time_is_stored_in_utc(tmp_path: Path, text: str, time: str) -> None:
+    """``originalTimestamp`` is stored as it was sent."""
     async with serving(tmp_path) as server:
         assert (await server.track(messageId="m", timestamp=text)).status == 200
         stored = await server.stored("m")
         assert (stored["timestamp"], stored["originalTimestamp"]) == (time, text)
 
 
-async def test_sent_before_it_happened(tmp_path: Path) -> None:
-    """``sentAt`` before ``originalTimestamp``: the result would be later than now, and is not."""
+async def test_an_event_sent_before_it_happened_is_not_in_the_future(tmp_path: Path) -> None:
+    """``sentAt`` is before ``originalTimestamp``: the corrected time would be later than now."""
     async with serving(tmp_path) as server:
         answer = await server.track(
             messageId="m",
@@ -253,14 +255,14 @@ async def test_sent_before_it_happened(tmp_path: Path) -> None:
         assert stored["timestamp"] == stored["receivedAt"]
 
 
-async def test_an_empty_batch(tmp_path: Path) -> None:
+async def test_an_empty_batch_is_accepted(tmp_path: Path) -> None:
     async with serving(tmp_path) as server:
         answer = await server.send(BATCH, {"batch": []})
         assert answer.status == 200
         assert answer.json == {"success": True, "accepted": 0, "duplicates": 0, "rejected": []}
 
 
-async def test_a_full_batch(tmp_path: Path) -> None:
+async def test_a_full_batch_is_stored(tmp_path: Path) -> None:
     async with serving(tmp_path) as server:
         items = [
             {"type": "track", "event": "E", "userId": "u", "messageId": f"m{index}"}
@@ -271,8 +273,8 @@ async def test_a_full_batch(tmp_path: Path) -> None:
         assert [e.message_id for e in await server.events()] == [f"m{i}" for i in range(2500)]
 
 
-async def test_the_largest_event(tmp_path: Path) -> None:
-    """64 KiB as stored, and one byte less; one byte more is refused."""
+async def test_the_largest_event_is_stored(tmp_path: Path) -> None:
+    """64 KiB when stored, and one byte less; one byte more is refused."""
     async with serving(tmp_path) as server:
 
         async def send(message_id: str, filler: int) -> Any:
@@ -290,8 +292,7 @@ async def test_the_largest_event(tmp_path: Path) -> None:
         assert sizes[1:] == [64 * 1024 - 1, 64 * 1024]
 
 
-async def test_one_id_twice_in_a_batch(tmp_path: Path) -> None:
-    """The earlier wins."""
+async def test_of_two_items_with_one_id_the_earlier_is_stored(tmp_path: Path) -> None:
     async with serving(tmp_path) as server:
         items = [
             {"type": "track", "event": event, "userId": "u", "messageId": "m"}
@@ -300,11 +301,11 @@ async def test_one_id_twice_in_a_batch(tmp_path: Path) -> None:
         answer = await server.send(BATCH, {"batch": items})
         assert (answer.json["accepted"], answer.json["duplicates"]) == (1, 1)
         assert (await server.stored("m"))["event"] == "first"
-        # It says something else under the same id: kept, so that nobody can be silenced.
+        # It differs under the same id: it is kept, so that one client cannot silence another.
         assert [letter.reason for letter in await server.dead_letters()] == ["message_id_conflict"]
 
 
-async def test_one_id_twice_in_parallel(tmp_path: Path) -> None:
+async def test_one_id_in_parallel_requests_is_stored_once(tmp_path: Path) -> None:
     async with serving(tmp_path) as server:
         answers = await asyncio.gather(*(server.track(messageId="m") for _ in range(40)))
         assert {answer.status for answer in answers} == {200}
@@ -312,8 +313,8 @@ async def test_one_id_twice_in_parallel(tmp_path: Path) -> None:
         assert await server.dead_letters() == []
 
 
-async def test_one_id_on_two_processes(tmp_path: Path) -> None:
-    """Two servers on one file, asked at the same time."""
+async def test_one_id_on_two_servers_is_stored_once(tmp_path: Path) -> None:
+    """Two servers use one file and get requests at the same time."""
     one, other = tmp_path / "one", tmp_path / "other"
     one.mkdir()
     other.mkdir()
@@ -341,7 +342,7 @@ async def test_one_id_on_two_processes(tmp_path: Path) -> None:
             )
 
 
-#: A key whose base64 needs padding and both characters that the URL-safe alphabet changes.
+#: A key whose base64 needs padding and has both characters that the URL-safe alphabet changes.
 ODD = "k~~?>?key>>>?"
 
 
@@ -357,8 +358,8 @@ ODD = "k~~?>?key>>>?"
         ODD,
     ],
 )
-async def test_spellings_of_the_key(tmp_path: Path, credential: str) -> None:
-    """Unpadded, URL-safe, without a colon, verbatim; the scheme in any case."""
+async def test_the_key_may_be_written_in_several_ways(tmp_path: Path, credential: str) -> None:
+    """Unpadded, URL-safe, without a colon, verbatim; the scheme in upper or lower case."""
     keys = f'[[workspaces.write_keys]]\nid = "odd"\nkey = "{ODD}"\n'
     assert "-" in base64.urlsafe_b64encode(f"{ODD}:".encode()).decode()
     async with serving(tmp_path, config_extra=keys) as server:
@@ -373,8 +374,8 @@ async def test_spellings_of_the_key(tmp_path: Path, credential: str) -> None:
 
 
 @pytest.mark.parametrize("place", ["query", "body", "item body"])
-async def test_the_key_elsewhere(tmp_path: Path, place: str) -> None:
-    """In the query (beacons) or in the body; it is never stored."""
+async def test_the_key_may_be_in_the_query_or_in_the_body(tmp_path: Path, place: str) -> None:
+    """Beacons have it in the query. It is never stored."""
     event = {"type": "track", "userId": "u", "event": "E", "messageId": "m"}
     async with serving(tmp_path) as server:
         if place == "query":
@@ -389,8 +390,8 @@ async def test_the_key_elsewhere(tmp_path: Path, place: str) -> None:
         assert KEY not in json.dumps(await server.stored("m"))
 
 
-async def test_the_header_wins(tmp_path: Path) -> None:
-    """First found wins: header, query, body."""
+async def test_the_first_key_that_is_found_counts(tmp_path: Path) -> None:
+    """The order is header, query, body."""
     keys = '[[workspaces.write_keys]]\nid = "second"\nkey = "second-key"\n'
     body = {"userId": "u", "event": "E", "writeKey": "unknown"}
     async with serving(tmp_path, config_extra=keys) as server:
@@ -413,8 +414,8 @@ OPERATIONS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("operation", OPERATIONS)
-async def test_every_path(tmp_path: Path, operation: str) -> None:
-    """The canonical one and the aliases of unmodified SDKs."""
+async def test_every_path_of_an_event_is_accepted(tmp_path: Path, operation: str) -> None:
+    """The main path, and the aliases that unmodified SDKs use."""
     async with serving(tmp_path) as server:
         paths = [f"/api/public/apps/{operation}", f"/v1/{operation}", f"/v1/{operation[0]}"]
         for number, path in enumerate(paths):
@@ -424,8 +425,7 @@ async def test_every_path(tmp_path: Path, operation: str) -> None:
             assert (await server.stored(f"m{number}"))["type"] == operation
 
 
-async def test_every_path_of_batch(tmp_path: Path) -> None:
-    """Every type goes in."""
+async def test_every_path_of_batches_accepts_every_type(tmp_path: Path) -> None:
     items = [
         {"type": operation, "userId": "u", "messageId": operation, **fields}
         for operation, fields in OPERATIONS.items()
@@ -440,15 +440,15 @@ async def test_every_path_of_batch(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", ["//api/public/apps/track", "///v1/track?writeKey=x"])
-async def test_a_host_setting_that_ends_with_a_slash(tmp_path: Path, path: str) -> None:
-    """Some SDKs put their path, which begins with one, behind it as it is."""
+async def test_a_path_that_begins_with_two_slashes_is_accepted(tmp_path: Path, path: str) -> None:
+    """Some SDKs append their path to a host setting that ends with a slash."""
     async with serving(tmp_path) as server:
         assert (await server.send(path, {"userId": "u", "event": "E"})).status == 200
         assert (await server.send("//v1//track", {"userId": "u", "event": "E"})).status == 404
 
 
-async def test_message_ids(tmp_path: Path) -> None:
-    """The server's own, or from ``Idempotency-Key``: the same again for the same key."""
+async def test_the_server_sets_a_missing_message_id(tmp_path: Path) -> None:
+    """A new one, or one made of ``Idempotency-Key``: the same for the same key."""
     async with serving(tmp_path) as server:
         body = {"userId": "u", "event": "E"}
         first = (await server.send(TRACK, {**body, "messageId": ""})).json["messageId"]
@@ -462,8 +462,8 @@ async def test_message_ids(tmp_path: Path) -> None:
         assert len(await server.events()) == 4
 
 
-async def test_strict_mode(tmp_path: Path) -> None:
-    """One invalid item, and nothing is written, dead letters neither."""
+async def test_strict_mode_stores_all_or_nothing(tmp_path: Path) -> None:
+    """With one invalid item nothing is stored, not even a dead letter."""
     good = {"type": "track", "userId": "u", "event": "E", "messageId": "m"}
     bad = {**good, "event": 5, "messageId": "n"}
     async with serving(tmp_path) as server:
@@ -478,8 +478,8 @@ async def test_strict_mode(tmp_path: Path) -> None:
         assert [letter.message_id for letter in await server.dead_letters()] == ["n"]
 
 
-async def test_the_envelope(tmp_path: Path) -> None:
-    """Its context and integrations lie under each item's; its bad ``sentAt`` is ignored."""
+async def test_the_envelope_applies_to_each_item(tmp_path: Path) -> None:
+    """Its context and integrations are defaults for each item; a bad ``sentAt`` is ignored."""
     item = {"type": "track", "userId": "u", "event": "E", "messageId": "m", "context": {"b": 2}}
     async with serving(tmp_path) as server:
         answer = await server.send(
@@ -497,7 +497,7 @@ async def test_the_envelope(tmp_path: Path) -> None:
         assert stored["integrations"] == {"All": False}
 
 
-async def test_what_the_server_sets_is_the_servers(tmp_path: Path) -> None:
+async def test_a_client_cannot_set_fields_of_the_server(tmp_path: Path) -> None:
     async with serving(tmp_path) as server:
         forged: dict[str, Any] = {
             "workspaceId": "other",
@@ -512,8 +512,8 @@ async def test_what_the_server_sets_is_the_servers(tmp_path: Path) -> None:
         assert stored["receivedAt"] > "2020"
 
 
-async def test_chunked_expect_pipelined_kept(tmp_path: Path) -> None:
-    """On one connection, one after the other."""
+async def test_requests_of_several_kinds_share_a_connection(tmp_path: Path) -> None:
+    """Chunked, with ``Expect: 100-continue``, and pipelined."""
     event = json.dumps({"userId": "u", "event": "E", "messageId": "m"}).encode()
     head = f"POST {TRACK} HTTP/1.1\r\nHost: a\r\nAuthorization: {BASIC}\r\n".encode()
     async with serving(tmp_path) as server, await server.connect() as client:
@@ -535,7 +535,7 @@ async def test_chunked_expect_pipelined_kept(tmp_path: Path) -> None:
 
 
 async def test_a_repeat_is_a_success(tmp_path: Path) -> None:
-    """Exactly like the first time."""
+    """The answer is the same as the first time."""
     async with serving(tmp_path) as server:
         answers = [await server.track(messageId="m") for _ in range(3)]
         assert {answer.status for answer in answers} == {200}
