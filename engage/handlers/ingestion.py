@@ -149,5 +149,5 @@ class IngestionHandler(Handler):
         if failure is Failure.TOO_LARGE:
             return body_too_large(self.body_limit)
         if failure is Failure.OVERLOADED:
-            return overloaded("too many bytes are being received; send the same again later")
+            return overloaded("too much data is being received; send the same request again later")
         return ApiError("invalid_request", "the body ended before its declared length")

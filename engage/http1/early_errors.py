@@ -84,4 +84,4 @@ def request_timeout(seconds: float) -> ApiError:
 
 def crowded() -> ApiError:
     """Return the 503 for a connection beyond ``server.max_connections``."""
-    return overloaded("there are too many connections; send the same again later")
+    return overloaded("there are too many connections; send the same request again later")
