@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Makes dead letters: the records of refused items and of conflicts.
 
-A conflict is an event whose message id another, different event has already. Pure functions: an
-item and the reason go in, a :class:`~engage.api.DeadLetter` comes out.
+An event is a conflict if another event is stored with its message id. Pure functions: an item and
+the reason go in, a :class:`~engage.api.DeadLetter` comes out.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Turns the bytes of a body into a JSON value; safe for hostile input.
 
-No value is silently changed: a number that neither a double nor a signed 64-bit integer can hold is
-refused. Limits apply *before* the cost arises: the decompressed size is checked while
+No value is silently changed: integers outside the signed 64-bit range and numbers outside the range
+of a double are refused. Limits apply *before* the cost arises: the decompressed size is checked while
 decompressing, the number of values before parsing, and the depth without recursion.
 """
 
