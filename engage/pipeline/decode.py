@@ -2,8 +2,8 @@
 """Turns the bytes of a body into a JSON value; safe for hostile input.
 
 No value is silently changed: integers outside the signed 64-bit range and numbers outside the range
-of a double are refused. Limits apply *before* the cost arises: the decompressed size is checked while
-decompressing, the number of values before parsing, and the depth without recursion.
+of a double are refused. Limits apply *before* the cost arises: the decompressed size is checked
+while decompressing, the number of values before parsing, and the depth without recursion.
 """
 
 from __future__ import annotations
