@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An example of a storage: events only, each a row of one table."""
+"""An example of a storage: it keeps events only, each as a row of one table."""
 
 import asyncio
 import contextlib
@@ -23,19 +23,19 @@ EXPIRE = """DELETE FROM events WHERE number IN (SELECT number FROM events WHERE 
 class LedgerStore(api.EventStore):
     def __init__(self, options, context):
         self.path, self.timeout = context.base_dir / options["path"], context.write_timeout
-        self.mode = "closed"  # which SQLite does not know: every call fails until `open`
+        self.mode = "closed"  # not a mode of SQLite: every call fails until `open`
 
     async def open(self, *, create):
         if not create and not self.path.exists():
-            raise api.StorageMissing(f"there is no {self.path}")
-        self.mode = "rw"  # a file that has gone must not come back empty
+            raise api.StorageMissing(f"{self.path} does not exist")
+        self.mode = "rw"  # a file that disappears must not be created again
         await self.run(lambda db: db.execute(TABLE), create=create)
 
     async def close(self):
         self.mode = "closed"
 
     async def check(self):
-        await self.run(lambda db: None)  # it could be locked for writing: see `transaction`
+        await self.run(lambda db: None)  # `transaction` takes the lock for writing
 
     async def write(self, events):
         return await self.run(lambda db: [store(db, event) for event in events])
@@ -65,13 +65,13 @@ class LedgerStore(api.EventStore):
             opened = sqlite3.connect(uri, self.timeout, isolation_level=None, uri=True)
             with contextlib.closing(opened) as db, db:
                 db.execute("BEGIN IMMEDIATE")
-                return work(db)  # committed next: durable when the caller has it
+                return work(db)  # the commit follows: the caller gets what is durable
         except (OSError, sqlite3.Error) as error:
             raise api.StorageUnavailable(f"{self.path}: {error}") from error
 
 
 def select(db, query, *values):
-    with contextlib.suppress(UnicodeEncodeError):  # what is not text was never stored
+    with contextlib.suppress(UnicodeEncodeError):  # such an id was never stored
         rows = db.execute(query, values)
         return [(number, api.Event(**dict(zip(FIELDS, row, strict=True)))) for number, *row in rows]
     return []
@@ -81,7 +81,7 @@ def store(db, event):
     try:
         if db.execute(INSERT, dataclasses.astuple(event)).rowcount:
             return api.Outcome(api.Status.STORED)
-    except UnicodeEncodeError:  # refused alone: its neighbours are stored
+    except UnicodeEncodeError:  # refused alone: the others are stored
         return api.Outcome(api.Status.REFUSED, "an id is not Unicode text")
     (_, stored), *_ = select(db, FIND, *event.identity)
     return api.Outcome(api.Status.DUPLICATE, stored=stored.body)
