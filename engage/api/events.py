@@ -31,7 +31,7 @@ API_ORIGIN: Final = "api"
 EVENT_TYPES: Final = ("identify", "track", "page", "screen", "group", "alias")
 
 #: Ids that clients send by mistake for no user: such events are stored and change no profile.
-NOBODY: Final = frozenset({"undefined", "null", "none", "nan", "[object object]"})
+PLACEHOLDER_IDS: Final = frozenset({"undefined", "null", "none", "nan", "[object object]"})
 
 #: Prefixes of anonymous ids made from a webhook's recipient. They are never linked to a user.
 RECIPIENT_PREFIXES: Final = ("email:", "phone:")
@@ -144,7 +144,7 @@ def changes_of(event: Event) -> tuple[Change, ...]:
     if not event.may_change_profiles:
         return ()
     user = event.user_id
-    if user is None or user.strip().lower() in NOBODY:
+    if user is None or user.strip().lower() in PLACEHOLDER_IDS:
         user = None
     changes: list[Change] = []
     document: dict[str, Any] | None = None
@@ -158,7 +158,7 @@ def changes_of(event: Event) -> tuple[Change, ...]:
                 changes.append(UserTraits(user, traits))
         elif event.type == "group":
             group = document["groupId"]
-            if group.strip().lower() not in NOBODY:
+            if group.strip().lower() not in PLACEHOLDER_IDS:
                 changes.append(GroupTraits(group, document.get("traits") or {}))
                 if user is not None:
                     changes.append(Membership(user, group, document.get("assigned") is not False))
@@ -174,7 +174,7 @@ def _link(changes: list[Change], user_id: str, anonymous_id: str | None) -> None
         anonymous_id is None
         or anonymous_id == user_id
         or anonymous_id.startswith(RECIPIENT_PREFIXES)
-        or anonymous_id.strip().lower() in NOBODY
+        or anonymous_id.strip().lower() in PLACEHOLDER_IDS
     ):
         return
     changes.append(Link(user_id, anonymous_id))

@@ -110,8 +110,8 @@ class Translation:
     ignored: int = 0
     #: Elements that were not understood; if there are any, the delivery becomes a dead letter too.
     rejected: Sequence[Rejected] = ()
-    #: A call that the delivery asks for, such as SNS's to confirm a subscription. If it fails, the
-    #: answer is 503.
+    #: A call that the delivery requires, such as the one that confirms a subscription of SNS. If it
+    #: fails, the answer is 503.
     call: Fetch | None = None
 
 

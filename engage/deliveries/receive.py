@@ -240,7 +240,7 @@ class Deliveries:
         )
 
     async def _call(self, destination: Destination, call: Fetch) -> None:
-        """Make the call that a delivery asks for.
+        """Make the outgoing call that a delivery needs.
 
         :raises ApiError: 503 if it fails; the provider sends the delivery again.
         """

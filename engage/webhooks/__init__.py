@@ -15,8 +15,8 @@ checking a signature                   :func:`check_hmac` :func:`check_secret`
 options                                :func:`secrets` :func:`standard_webhook_key`
                                        :func:`public_url` :func:`signed_url`
                                        :func:`options_schema`
-base classes                           :class:`SecretProvider` signs with a secret
-                                       :class:`StaticCredentialProvider` only sends a secret
+base classes                           :class:`SecretProvider` (signs with a secret)
+                                       :class:`StaticCredentialProvider` (sends a secret)
 making events                          :func:`track` :func:`message_id` :func:`event_id`
                                        :func:`content_id` :func:`unix_time` :func:`iso_time`
                                        :func:`at` :func:`merged` :func:`spread` :func:`text`
