@@ -44,7 +44,7 @@ make_client: Any = AsyncIOMotorClient
 DUPLICATE: Final = 11000
 #: The codes for a document that is too large: BSONObjectTooLarge, and the two for what an update or
 #: an upsert would make of one. If one of them fails a whole command, it concerns one document of
-#: the command and says nothing about the others.
+#: the command, and the others may be stored.
 BSON_OBJECT_TOO_LARGE: Final = 10334
 TOO_LARGE: Final = frozenset({BSON_OBJECT_TOO_LARGE, 17419, 17420})
 #: The codes for a document that the server can never take, as it publishes them: BadValue,
@@ -150,7 +150,7 @@ class Connection:
         if client is None:
             return
         # The client ends its sessions with the server, which may not answer. Motor's waits for that
-        # in the thread that calls it: never in that of the event loop, which would stand still.
+        # in the thread that calls it: this must not be that of the event loop.
         with pymongo.timeout(_CLOSE_SECONDS):
             if inspect.iscoroutinefunction(client.close):
                 await client.close()

@@ -16,7 +16,7 @@ from .documents import decode_value, escape_key, scoped_id
 from .paging import id_after
 from .schema import META, USERS
 
-#: Users that are returned for one value at most, as the interface says.
+#: Maximum number of users that are returned for one value; the interface defines it.
 _MAX_USERS: Final = 100
 #: Users whose registers are completed at once.
 _STEP: Final = 200

@@ -28,7 +28,7 @@ from .schema import GROUPS, LINKS, MEMBERSHIPS, USERS
 
 _log = logging.getLogger("engage.storage.mongo")
 
-#: How many durable links are remembered, so that not each event of a visitor looks for its link.
+#: How many durable links are remembered: most events of a visitor then need no look-up of the link.
 _MAX_KNOWN_LINKS: Final = 100_000
 #: Users whose links and memberships are read at once.
 _STEP: Final = 200

@@ -56,6 +56,7 @@ class Subscriptions:
                 db[HISTORY].find_one({"_id": change_key}), self._document(key)
             )
             if known is not None:
+                # It is written again, because it may not be durable yet.
                 await self._connection.insert(HISTORY, [bson.encode(known)])
             for _ in range(_MAX_ATTEMPTS):
                 if document is not None and (pending := document.get("pending")) is not None:

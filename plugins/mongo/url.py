@@ -42,7 +42,7 @@ class ConnectionString:
     def weaknesses(self) -> list[str]:
         """Return the options that allow acknowledged events to be lost, explained in a line each.
 
-        :raises ConfigError: if the write concern is no acknowledgement at all.
+        :raises ConfigError: if the write concern requests no acknowledgement.
         """
         found = []
         w = self.options.get("w", "majority")

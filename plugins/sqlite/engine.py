@@ -46,7 +46,7 @@ LOCK_PAUSE: Final = 0.0005
 CHECKPOINT_BYTES: Final = 80 * 1024 * 1024
 #: Size of the WAL in bytes from which the writer waits for readers, so that it can be restarted.
 FORCED_CHECKPOINT_BYTES: Final = 256 * 1024 * 1024
-#: Size to which the file of the WAL is cut when it is restarted; so much is kept for reuse.
+#: Size in bytes to which SQLite cuts the file of the WAL when it is restarted. It reuses the rest.
 KEPT_WAL_BYTES: Final = 64 * 1024 * 1024
 #: Seconds that a forced checkpoint waits for readers; writers wait meanwhile.
 FORCED_CHECKPOINT_WAIT: Final = 1.0

@@ -2,7 +2,7 @@
 """Users by the value of an identifier trait, such as an e-mail address.
 
 The table ``identifiers`` holds the current values of the declared traits in the form in which they
-are looked up; ``indexed`` says for which traits it is complete.
+are looked up; ``indexed`` names the traits for which it is complete.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from engage.api import identifier_value
 from .connection import is_text
 from .schema import USER
 
-#: Users that are returned for one value at most, as the interface says.
+#: Maximum number of users that are returned for one value; the interface defines it.
 _MAX_USERS: Final = 100
 
 #: Workspace id → the traits by which its users are looked up.
@@ -72,7 +72,7 @@ def store(db: sqlite3.Connection, profile: int, workspace: str, trait: str, enco
     """Store the current value of a declared trait, so that the user is found by it.
 
     :param profile: the number of the user.
-    :param encoded: the value as JSON; one that nobody can be looked up by removes the entry.
+    :param encoded: the value as JSON; one that is not an identifier removes the entry.
     """
     value = identifier_value(trait, orjson.loads(encoded))
     if value is None:

@@ -24,7 +24,7 @@ from .connection import insert, is_text, look_up
 from .paging import Window
 from .schema import GROUP, USER
 
-#: How many stored links are remembered, so that not each event of a visitor looks for its link.
+#: How many stored links are remembered: most events of a visitor then need no look-up of the link.
 _MAX_KNOWN_LINKS: Final = 100_000
 
 

@@ -118,7 +118,7 @@ class _Call:
             result, error = self.function(*self.arguments), None
         except Exception as raised:
             result, error = None, raised
-        # The loop may have been closed meanwhile: then there is no caller any more.
+        # The loop may have been closed meanwhile; then the result is not needed.
         with contextlib.suppress(RuntimeError):
             self.loop.call_soon_threadsafe(self._settle, result, error)
 

@@ -22,13 +22,14 @@ Result = TypeVar("Result")
 #: Writes in one second from which a separate process pays. Measured: it takes a quarter of the work
 #: of single events off the worker, and half of the work of batches.
 BUSY_WRITES: Final = 50
-#: The same for large writes: so many events in one second, in at least so many writes.
+#: The same for large writes: this number of events in one second, in at least this number of
+#: writes.
 BUSY_EVENTS: Final = 2000
 BUSY_EVENTS_MIN_WRITES: Final = 10
 #: Seconds until a process that ended is started again: the first pause, which is doubled each time,
 #: and the longest.
 _BACK_OFF: Final = (1.0, 60.0)
-#: How many threads that hang are left running; while there are so many, no more are started.
+#: Maximum number of threads that hang; when it is reached, no more threads are started.
 _MAX_ABANDONED: Final = 4
 
 _log = logging.getLogger("engage.storage.sqlite")
@@ -54,7 +55,7 @@ class Writer:
         self._pause = _BACK_OFF[0]
         self._not_before = 0.0
         self._had_store = had_store
-        #: Threads that were told to stop, and may hang.
+        #: Threads that are to end, and may hang.
         self._abandoned: list[WorkerThread] = []
 
     async def open(self, create: bool) -> None:
