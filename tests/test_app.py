@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The composition; what it serves is tested in ``contract/``."""
+"""The composition of the server; ``contract/`` tests what it serves."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from support.waiting import eventually
 
 
 def configured(folder: Path, **arguments: Any) -> Config:
-    """:return: the config of ``start_server``."""
+    """Return the config of ``start_server``."""
     path = folder / "engage.toml"
     path.write_text(config_text(**arguments))
     return load(path)
 
 
 class Plugged(Meddling):
-    """The installed plugins, an observer and a transform."""
+    """The installed plugins with an observer and a transform."""
 
     def __init__(self) -> None:
         super().__init__(lambda store: None)
@@ -45,8 +45,8 @@ class Plugged(Meddling):
         return [("dropper", lambda event: DROP if event["event"] == "secret" else event)]
 
 
-async def test_open_serve_close(tmp_path: Path) -> None:
-    """On as many sockets as are given; closed twice, or never opened: no matter."""
+async def test_an_app_opens_serves_and_closes(tmp_path: Path) -> None:
+    """On several sockets. It may be closed twice, or without being opened."""
     app = build(configured(tmp_path), registry())
     await app.close()
     app = build(configured(tmp_path), registry())
@@ -67,8 +67,8 @@ async def test_open_serve_close(tmp_path: Path) -> None:
             await Serving(app, port).connect()
 
 
-async def test_transforms_and_observers(tmp_path: Path) -> None:
-    """They are wired: one drops, the other is told of what is durable, and only once."""
+async def test_transforms_and_observers_are_called(tmp_path: Path) -> None:
+    """A transform drops an event, and the observer gets each stored event once."""
     plugins = Plugged()
     app = build(configured(tmp_path), plugins)  # type: ignore[arg-type]
     await app.open()
@@ -85,8 +85,8 @@ async def test_transforms_and_observers(tmp_path: Path) -> None:
     assert plugins.told == ["a"]
 
 
-async def test_a_storage_that_is_not_there_yet(tmp_path: Path) -> None:
-    """The server starts, is not ready, refuses with 503, and recovers by itself."""
+async def test_a_server_starts_without_its_storage(tmp_path: Path) -> None:
+    """It is not ready, refuses with 503, and recovers."""
     down: list[Exception] = [StorageUnavailable("not yet")]
 
     def meddle(store: Any) -> None:
@@ -109,8 +109,8 @@ async def test_a_storage_that_is_not_there_yet(tmp_path: Path) -> None:
         assert (await server.send("/readyz", method="GET")).status == 200
 
 
-def test_what_the_storage_cannot_do(tmp_path: Path) -> None:
-    """Said when the server is built, not by a failing request."""
+def test_a_feature_that_the_storage_lacks_is_an_error_at_the_start(tmp_path: Path) -> None:
+    """The error comes when the server is built, not with a request."""
     config = configured(tmp_path, storage='[storage]\nbackend = "nothing-like-it"\n')
     with pytest.raises(ConfigError, match="nothing-like-it"):
         build(config, registry())

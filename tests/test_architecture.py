@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The house: who may import whom, what is packaged, what is declared."""
+"""The architecture: which module may import which, what is packaged, what is declared."""
 
 from __future__ import annotations
 
@@ -36,17 +36,17 @@ LAYERS = (
 )
 LEVEL = {name: level for level, line in enumerate(LAYERS) for name in line.split()}
 
-#: All of ours that a plugin may import.
+#: The packages of engage that a plugin may import.
 PUBLIC = ("engage.api", "engage.webhooks", "engage.testing")
 
 
 def sources(folder: Path) -> list[Path]:
-    """:return: the Python files under a folder."""
+    """Return the Python files under a folder."""
     return sorted(folder.rglob("*.py"))
 
 
 def for_type_checkers(node: ast.AST) -> bool:
-    """Whether this is ``if TYPE_CHECKING:``."""
+    """Return whether this is ``if TYPE_CHECKING:``."""
     return (
         isinstance(node, ast.If)
         and isinstance(node.test, ast.Name)
@@ -55,7 +55,7 @@ def for_type_checkers(node: ast.AST) -> bool:
 
 
 def executed(tree: ast.AST) -> Iterator[ast.AST]:
-    """:return: every node but those that only a type checker reads: two may know each other."""
+    """Yield every node except those that only a type checker reads."""
     for node in ast.iter_child_nodes(tree):
         if not for_type_checkers(node):
             yield node
@@ -71,7 +71,7 @@ def absolute(path: Path, node: ast.ImportFrom) -> str:
 
 
 def imports(path: Path) -> Iterator[str]:
-    """:return: every module that a file imports when it runs."""
+    """Yield every module that a file imports when it runs."""
     for node in executed(ast.parse(path.read_text("utf-8"))):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -84,12 +84,12 @@ def imports(path: Path) -> Iterator[str]:
 
 
 def part(path: Path) -> str:
-    """:return: the name in :data:`LEVEL` that a file of ``engage/`` belongs to."""
+    """Return the name in :data:`LEVEL` that a file of ``engage/`` belongs to."""
     name = path.relative_to(ENGAGE).parts[0].removesuffix(".py")
     return "cli" if name == "__main__" else name
 
 
-def test_every_module_has_its_place() -> None:
+def test_every_module_has_a_layer() -> None:
     here = {part(path) for path in sources(ENGAGE)} - {"__init__"}
     assert here == set(LEVEL)
 
@@ -127,7 +127,7 @@ def test_no_modules_import_each_other_in_a_circle() -> None:
 def test_the_core_names_no_plugin() -> None:
     for path in sources(ENGAGE):
         if part(path) == "testing":
-            continue  # it has examples in its docstrings
+            continue  # its docstrings have examples
         assert "engage_plugins" not in path.read_text("utf-8"), path
 
 
@@ -142,7 +142,7 @@ def test_a_plugin_imports_only_what_is_public(path: Path) -> None:
 
 
 def project() -> dict[str, Any]:
-    """:return: pyproject.toml."""
+    """Return the contents of pyproject.toml."""
     return tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
 
 
@@ -158,7 +158,7 @@ def test_every_plugin_file_has_an_entry_point() -> None:
         assert module == "engage_plugins." + name.replace("-", "_")
 
 
-def test_installed_entry_points_are_those_declared() -> None:
+def test_the_declared_entry_points_are_installed() -> None:
     distribution = metadata.distribution("engage-server")
     installed = {
         point.name: point.value for point in distribution.entry_points if point.group == "engage"
@@ -172,7 +172,7 @@ def test_every_package_is_packaged() -> None:
     names = {"engage": "engage", "plugins": "engage_plugins", "schemas": "engage_schemas"}
     folders = set()
     for folder, name in names.items():
-        # A folder of data is a package to setuptools, too.
+        # For setuptools a folder of data is a package, too.
         files = [
             file
             for kind in ("py", "json", "js", "html")
@@ -186,7 +186,7 @@ def test_every_package_is_packaged() -> None:
     assert set(settings["packages"]) == folders
 
 
-def test_all_that_is_no_code_is_packaged() -> None:
+def test_every_data_file_is_packaged() -> None:
     patterns = project()["tool"]["setuptools"]["package-data"]["*"]
     for folder in ("engage", "plugins", "schemas"):
         packaged = {path for pattern in patterns for path in (ROOT / folder).rglob(pattern)}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""benchmarks/: what ``make bench`` runs still runs, and what it measures was really answered."""
+"""The benchmarks of ``make bench`` run, and the requests that they measure are answered."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_the_benchmark_prints_a_table() -> None:
         timeout=170,
         check=False,
     )
-    # Not 0: a request failed.
+    # Another status: a request failed.
     assert done.returncode == 0, done.stdout + done.stderr
     rows = re.findall(r"(?m)^\| (Tornado 204|engage) \| (\d+) \| (\d+) \| ([\d,]+) ", done.stdout)
     assert [row[:3] for row in rows] == [

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Dockerfile and compose.yaml: read, as there may be no engine; their commands are those of CI."""
+"""Dockerfile and compose.yaml are only read here, because there may be no container engine."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def instructions() -> list[tuple[str, str]]:
-    """:return: (instruction, arguments) of the Dockerfile."""
+    """Return (instruction, arguments) of the Dockerfile."""
     text = (ROOT / "Dockerfile").read_text("utf-8").replace("\\\n", " ")
     lines = [line for line in text.splitlines() if line.strip() and not line.startswith("#")]
     return [(line.split(maxsplit=1)[0], line.split(maxsplit=1)[1]) for line in lines]
 
 
 def compose() -> Any:
-    """:return: compose.yaml."""
+    """Return the contents of compose.yaml."""
     return yaml.safe_load((ROOT / "compose.yaml").read_text("utf-8"))
 
 
-def test_the_dockerfile_reads() -> None:
+def test_the_dockerfile_has_known_instructions() -> None:
     known = {"FROM", "COPY", "RUN", "USER", "WORKDIR", "VOLUME", "ENV", "EXPOSE", "HEALTHCHECK"}
     assert {name for name, _ in instructions()} == known | {"CMD"}
     for name, arguments in instructions():
@@ -44,8 +44,8 @@ def test_the_dockerfile_reads() -> None:
             assert shlex.split(arguments)
 
 
-def test_the_image_has_what_the_wheel_is_made_of() -> None:
-    """What the build needs is let through, and what is let through is there."""
+def test_the_image_has_the_files_that_the_wheel_needs() -> None:
+    """.dockerignore lets them through, and every file that it lets through exists."""
     lines = (ROOT / ".dockerignore").read_text("utf-8").split()
     allowed = {line[1:] for line in lines if line.startswith("!")}
     assert lines[0] == "*"
@@ -53,7 +53,7 @@ def test_the_image_has_what_the_wheel_is_made_of() -> None:
     assert all((ROOT / name).exists() for name in allowed)
 
 
-def test_the_image_is_of_a_python_that_we_promise() -> None:
+def test_the_image_has_a_supported_python() -> None:
     project = (ROOT / "pyproject.toml").read_text("utf-8")
     versions = {re.match(r"python:(3\.\d+)-slim", image)[1] for image in froms()}  # type: ignore[index]
     for version in versions:
@@ -61,7 +61,7 @@ def test_the_image_is_of_a_python_that_we_promise() -> None:
 
 
 def froms() -> list[str]:
-    """:return: the images that the Dockerfile starts from."""
+    """Return the images that the Dockerfile starts from."""
     return [arguments for name, arguments in instructions() if name == "FROM"]
 
 
@@ -73,12 +73,12 @@ def test_the_commands_are_commands_of_engage() -> None:
     for command in commands:
         assert command[:2] == ["engage", "serve"]
         result = CliRunner().invoke(main, [*command[1:], "--config", "/nowhere/engage.toml"])
-        # Wrong usage would be 2: only the config is not there.
+        # Wrong usage would be 2: only the config is missing.
         assert result.exit_code == 1
         assert "does not exist" in result.stderr
 
 
-def test_compose_fits_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_parts_of_compose_fit_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     document = compose()
     services = document["services"]
     assert services["engage"]["depends_on"].keys() <= services.keys()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What errors look like."""
+"""The body and the headers of error answers."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SCHEMA = json.loads(resources.files("engage_schemas").joinpath("error.json").rea
 
 @pytest.mark.parametrize("code", sorted(STATUS))
 @pytest.mark.parametrize("request_id", ["4b7e1c2a9d", None])
-def test_every_error_is_as_the_schema_says(code: str, request_id: str | None) -> None:
+def test_every_error_matches_the_schema(code: str, request_id: str | None) -> None:
     for errors in ((), [Problem("/userId", "is required")] * 100):
         body = orjson.loads(error_body(ApiError(code, "why", errors=errors), request_id))
         jsonschema.validate(body, SCHEMA)
@@ -39,12 +39,12 @@ def test_every_error_is_as_the_schema_says(code: str, request_id: str | None) ->
         assert body.get("requestId") == request_id
 
 
-def test_only_a_key_that_lacks_or_fails_is_asked_for() -> None:
+def test_only_a_missing_or_wrong_key_is_requested() -> None:
     asking = {code for code in STATUS if "WWW-Authenticate" in ApiError(code, "").headers}
     assert asking == {"missing_write_key", "invalid_write_key"}
 
 
-def test_message_is_the_first_problem() -> None:
+def test_the_message_is_that_of_the_first_problem() -> None:
     error = from_problems(
         [
             Problem("/userId", "is too long (513 characters; the limit is 512)"),
@@ -62,14 +62,14 @@ def test_message_is_the_first_problem() -> None:
     ("make", "least", "most"),
     [(storage_unavailable, 5, 30), (overloaded, 1, 5), (shutting_down, 1, 5)],
 )
-def test_retry_after_is_spread(make: type, least: int, most: int) -> None:
-    """Integers, and not the same for everybody."""
+def test_retry_after_is_random(make: type, least: int, most: int) -> None:
+    """Integers, so that clients do not all retry at once."""
     seen = {make().headers["Retry-After"] for _ in range(500)}
     assert seen == {str(seconds) for seconds in range(least, most + 1)}
     assert make().status == 503
 
 
-def test_exceptions_never_show_their_text() -> None:
+def test_an_error_never_shows_the_text_of_an_exception() -> None:
     for secret in (ValueError("secret"), KeyError("secret"), StorageUnavailable("secret")):
         error = from_exception(secret)
         assert "secret" not in error.message
@@ -78,6 +78,6 @@ def test_exceptions_never_show_their_text() -> None:
     assert from_exception(error) is error
 
 
-def test_values_are_cut() -> None:
+def test_long_values_are_cut() -> None:
     assert quote("x" * 80) == "x" * 80
     assert quote("x" * 81) == "x" * 79 + "…"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""engage.logs: one JSON line per request, and nothing secret in any line."""
+"""engage.logs writes one JSON line per request, and no secret in any line."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class _Terminal(io.StringIO):
 
 @pytest.fixture
 def configure() -> Iterator[Configure]:
-    """Call it as ``logs.configure``; it returns what gets the lines."""
+    """Return a function like ``logs.configure`` that returns the stream with the lines."""
     root, access = logging.getLogger(), logging.getLogger(logs.ACCESS)
     before = root.level, list(root.handlers), list(access.handlers), access.propagate
 
@@ -76,7 +76,7 @@ def test_a_terminal_gets_lines_for_people(configure: Configure) -> None:
     assert not line.startswith("{")
 
 
-def test_auto_elsewhere_is_json(configure: Configure) -> None:
+def test_auto_is_json_elsewhere(configure: Configure) -> None:
     stream = configure(style="auto")
     logging.getLogger("engage.x").warning("careful", extra={"disk": 5})
     line = json.loads(stream.getvalue())
@@ -90,7 +90,7 @@ def test_requests_are_not_logged_above_info(configure: Configure) -> None:
     assert stream.getvalue() == ""
 
 
-async def test_requests_lines_are_gathered_and_stay_before_later_lines(
+async def test_lines_of_requests_are_gathered_and_stay_before_later_lines(
     configure: Configure,
 ) -> None:
     stream = configure()
@@ -120,13 +120,13 @@ def test_secrets_are_masked_in_messages_extras_and_exceptions(
     assert "ValueError" in text
 
 
-def test_values_that_json_does_not_know_do_no_harm(configure: Configure) -> None:
+def test_values_that_json_lacks_are_logged_as_text(configure: Configure) -> None:
     stream = configure()
     logging.getLogger("engage.x").info("odd", extra={"a": {1: object()}, "b": b"\xff"})
     assert json.loads(stream.getvalue())["message"] == "odd"
 
 
-def test_a_reader_that_went_away_fails_no_request(configure: Configure) -> None:
+def test_a_reader_that_went_away_does_not_fail_requests(configure: Configure) -> None:
     stream = configure()
     stream.close()
     _request()
@@ -134,7 +134,7 @@ def test_a_reader_that_went_away_fails_no_request(configure: Configure) -> None:
 
 
 def _read(descriptor: int) -> list[dict[str, Any]]:
-    """Read until the server has nothing left to say."""
+    """Read until the server has written everything."""
     text = b""
     while True:
         try:
@@ -145,10 +145,10 @@ def _read(descriptor: int) -> list[dict[str, Any]]:
                 return [json.loads(line) for line in text.splitlines()]
 
 
-def test_a_reader_that_does_not_read_holds_nothing_up(
+def test_a_reader_that_does_not_read_delays_nothing(
     configure: Configure, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As of a service manager that hangs, or a pipe that somebody forgot."""
+    """For example a service manager that hangs, or a pipe without a reader."""
     monkeypatch.setattr(logs, "BACKLOG_SIZE", 100_000)
     reading, writing = os.pipe()
     os.set_blocking(reading, False)
@@ -172,7 +172,7 @@ def test_a_reader_that_does_not_read_holds_nothing_up(
         assert [line["requestId"] for line in _read(reading)] == ["r-after"]
 
 
-async def test_a_reader_that_is_slow_gets_everything(configure: Configure) -> None:
+async def test_a_slow_reader_gets_everything(configure: Configure) -> None:
     reading, writing = os.pipe()
     with os.fdopen(reading, "rb") as reader, os.fdopen(writing, "w") as stream:
         configure(stream=stream)
@@ -183,14 +183,14 @@ async def test_a_reader_that_is_slow_gets_everything(configure: Configure) -> No
     assert [json.loads(line)["requestId"] for line in lines] == [f"r-{n:08}" for n in range(2000)]
 
 
-def test_configuring_again_replaces(configure: Configure) -> None:
+def test_configuring_again_replaces_the_handlers(configure: Configure) -> None:
     first, second = configure(), configure()
     logging.getLogger("engage.x").info("once")
     assert first.getvalue() == ""
     assert second.getvalue().count("once") == 1
 
 
-def test_unconfigured_it_is_an_ordinary_log_record(
+def test_a_request_is_an_ordinary_log_record_without_configuration(
     configure: Configure, caplog: pytest.LogCaptureFixture
 ) -> None:
     access = logging.getLogger(logs.ACCESS)
@@ -202,7 +202,7 @@ def test_unconfigured_it_is_an_ordinary_log_record(
 
 
 class _Pipe(io.RawIOBase):
-    """Remembers each piece that was written."""
+    """A pipe that keeps each piece that was written."""
 
     def __init__(self) -> None:
         self.pieces: list[bytes] = []
@@ -216,7 +216,7 @@ class _Pipe(io.RawIOBase):
 
 
 async def test_lines_of_several_workers_are_not_mixed(configure: Configure) -> None:
-    """A pipe keeps a piece together only up to ``PIPE_BUF``; so no line may lie on a border."""
+    """A pipe keeps a piece together only up to ``PIPE_BUF``, so no line may cross this size."""
     pipe = _Pipe()
     stream = io.TextIOWrapper(io.BufferedWriter(pipe), line_buffering=True)
     configure(stream=stream)
@@ -226,5 +226,5 @@ async def test_lines_of_several_workers_are_not_mixed(configure: Configure) -> N
     assert all(len(piece) <= select.PIPE_BUF and piece.endswith(b"\n") for piece in pipe.pieces)
     found = [json.loads(line)["requestId"] for line in b"".join(pipe.pieces).splitlines()]
     assert found == [f"r-{number:05}" for number in range(450)]
-    # And yet many lines are one write.
+    # Many lines are still one write.
     assert len(pipe.pieces) < 450

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""engage.metrics: what is counted turns up where Prometheus looks."""
+"""engage.metrics: everything that is counted is in the answer to Prometheus."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def _lines(metrics: PrometheusMetrics) -> list[str]:
     return generate_latest(metrics.registry).decode().splitlines()
 
 
-def test_everything_is_counted() -> None:
+def test_every_metric_is_exposed() -> None:
     metrics = PrometheusMetrics()
     for _ in range(2):
         metrics.request("track", 200, 0.003)
@@ -51,7 +51,7 @@ def test_everything_is_counted() -> None:
         assert line in lines
 
 
-def test_a_type_of_the_clients_own_becomes_no_label() -> None:
+def test_an_unknown_type_of_event_does_not_become_a_label() -> None:
     metrics = PrometheusMetrics()
     for number in range(100):
         metrics.event(f"invented-{number}", "invalid_payload")
@@ -61,7 +61,7 @@ def test_a_type_of_the_clients_own_becomes_no_label() -> None:
     assert len(metrics._by_event) == 0
 
 
-def test_two_servers_in_one_process_do_not_meet() -> None:
+def test_two_servers_in_one_process_count_separately() -> None:
     first, second = PrometheusMetrics(), PrometheusMetrics(CollectorRegistry())
     first.storage_error()
     assert "engage_storage_errors_total 0.0" in _lines(second)

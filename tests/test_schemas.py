@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The schema files: well made, exemplified, and each of their rules refuses something."""
+"""The schema files are valid, have examples, and each of their rules refuses something."""
 
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ ANNOTATIONS = {
     "title",
     "x-messages",
 }
-#: Beside those above, in what a person writes into the config; answers have none of them.
+#: In addition, in schemas of config files; answers use none of these.
 OF_SETTINGS = {"default", "exclusiveMinimum", "propertyNames", "oneOf", "uniqueItems", "writeOnly"}
 
 
 def files(folder: Any = None, path: str = "") -> Iterator[tuple[str, Any]]:
-    """:return: every schema file, by its path."""
+    """Return every schema file by its path."""
     folder = resources.files("engage_schemas") if folder is None else folder
     for entry in folder.iterdir():
         if entry.is_dir() and entry.name != "__pycache__":
@@ -72,7 +72,7 @@ SETTINGS = {path: ALL[path] for path in ALL if path.startswith(("config", "plugi
 
 
 def subschemas(schema: Any) -> Iterator[dict[str, Any]]:
-    """:return: a schema and all that stand in it."""
+    """Yield a schema and all schemas in it."""
     if not isinstance(schema, dict):
         return
     yield schema
@@ -85,7 +85,7 @@ def subschemas(schema: Any) -> Iterator[dict[str, Any]]:
                 yield from subschemas(child)
         elif name in ("items", "additionalProperties", "if", "then", "else"):
             yield from subschemas(value)
-        # "not" is one rule: what stands in it never fails by itself
+        # "not" is one rule: the schema in it never fails by itself
 
 
 def validator(schema: Any) -> jsonschema.Draft202012Validator:
@@ -93,32 +93,32 @@ def validator(schema: Any) -> jsonschema.Draft202012Validator:
 
 
 @pytest.mark.parametrize("path", sorted(ALL))
-def test_every_schema_is_one_and_says_what_it_is(path: str) -> None:
+def test_every_schema_is_valid_and_described(path: str) -> None:
     schema = ALL[path]
     jsonschema.Draft202012Validator.check_schema(schema)
     for field in ("$id", "title", "description"):
         assert schema[field].strip(), field
     assert schema["$id"].endswith("/" + path)
-    # A file of definitions describes nothing by itself.
+    # A file of definitions describes no document.
     assert schema.get("examples") or not {"type", "$ref", "properties"} & schema.keys()
     for example in schema.get("examples", ()):
         validator(schema).validate(example)
 
 
 @pytest.mark.parametrize("path", sorted(ALL))
-def test_what_the_two_libraries_read_differently_is_not_used(path: str) -> None:
+def test_no_schema_uses_what_the_two_libraries_read_differently(path: str) -> None:
     for schema in subschemas(ALL[path]):
         assert not {"format", "multipleOf"} & schema.keys()
         for pattern in (schema.get("pattern", ""), *schema.get("patternProperties", {})):
             rest = pattern.replace("[\\s\\S]", "")
             for token in ("\\d", "\\D", "\\w", "\\W", "\\s", "\\S", "\\b"):
                 assert token not in rest
-            # As an anchor it would let a final newline through.
+            # As an anchor, it would accept a final newline.
             assert "$" not in re.sub(r"\[[^]]*\]", "", rest)
 
 
 @pytest.mark.parametrize("path", sorted(OURS))
-def test_every_string_has_a_length(path: str) -> None:
+def test_every_string_has_a_greatest_length(path: str) -> None:
     for schema in subschemas(OURS[path]):
         types = schema.get("type", ())
         if "string" in ([types] if isinstance(types, str) else types):
@@ -126,8 +126,8 @@ def test_every_string_has_a_length(path: str) -> None:
 
 
 @pytest.mark.parametrize("path", sorted(ALL))
-def test_every_keyword_is_known_here(path: str) -> None:
-    """A misspelt keyword is silently no rule."""
+def test_every_keyword_is_known(path: str) -> None:
+    """A misspelt keyword would be ignored."""
     known = ASSERTIONS | ANNOTATIONS if path in OURS else ASSERTIONS | ANNOTATIONS | OF_SETTINGS
     for schema in subschemas(ALL[path]):
         assert not schema.keys() - known
@@ -172,7 +172,7 @@ COUNTER_EXAMPLES: list[tuple[str, Any]] = [
     *all_of("payloads/common.json", *({"userId": value} for value in ODD_IDS)),
     *[("payloads/common.json", {"anonymousId": value}) for value in ("\u00a0", "\ufeff\u2003")],
     ("payloads/common.json", {"userId": "u" * 513}),
-    # On every type of event, whether it has a use for them or not.
+    # On every type of event, even if the type does not use them.
     *[
         (f"payloads/{kind}.json", {**TRACK, field: value})
         for kind in ("common", "identify", "track", "page", "screen")
@@ -308,7 +308,7 @@ COUNTER_EXAMPLES: list[tuple[str, Any]] = [
 
 
 def broken(errors: Any) -> Iterator[tuple[str, str]]:
-    """:return: the rules that were broken: their schema and keyword."""
+    """Return the rules that were broken, each as schema and keyword."""
     for error in errors:
         yield json.dumps(error.schema, sort_keys=True), error.validator
         yield from broken(error.context)
@@ -325,14 +325,14 @@ def test_every_rule_refuses_something() -> None:
         for document in OURS.values()
         for schema in subschemas(document)
         for keyword in ASSERTIONS & schema.keys()
-        # a schema under additionalProperties is a rule by itself
+        # a schema under additionalProperties is a separate rule
         if not (keyword == "additionalProperties" and schema[keyword] is not False)
     }
     assert not {(schema[:200], keyword) for schema, keyword in rules - refused}
 
 
 @pytest.mark.parametrize(("path", "value"), COUNTER_EXAMPLES)
-def test_the_fast_library_refuses_it_too_and_the_report_says_why(path: str, value: Any) -> None:
+def test_the_fast_library_refuses_the_same_with_a_reason(path: str, value: Any) -> None:
     kind = path.removeprefix("payloads/").removesuffix(".json")
     if kind == "error":
         return
@@ -403,7 +403,7 @@ def test_both_libraries_agree(kind: str, value: Any) -> None:
 
 
 @pytest.mark.parametrize("path", sorted(SETTINGS))
-def test_settings_say_in_words_what_a_pattern_means(path: str) -> None:
+def test_every_pattern_of_a_setting_has_a_message(path: str) -> None:
     for schema in subschemas(SETTINGS[path]):
         assert {name for name in schema if name.startswith("x-")} <= {"x-messages"}
         assert "pattern" not in schema or "pattern" in schema.get("x-messages", {}), schema

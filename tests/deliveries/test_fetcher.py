@@ -1,4 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
+"""The fetcher of certificates: which URLs it calls, what it keeps, how often it calls."""
+
 from __future__ import annotations
 
 import asyncio
@@ -37,7 +39,7 @@ URL = "https://docs.example.com/a.pem"
 
 
 class Client:
-    """Answers from a table; counts the calls."""
+    """An HTTP client that answers from a table and counts the calls."""
 
     def __init__(self) -> None:
         self.urls: list[str] = []
@@ -123,14 +125,14 @@ async def test_a_document_is_kept_for_a_day() -> None:
     assert client.urls == [URL, URL]
 
 
-async def test_what_must_not_be_kept_is_called_each_time() -> None:
+async def test_a_call_that_is_not_cacheable_is_made_each_time() -> None:
     fetcher, client, _ = made()
     for _ in range(3):
         await fetcher.get(Fetch(URL, cacheable=False), HOSTS)
     assert len(client.urls) == 3
 
 
-async def test_the_sixteen_used_last_are_kept() -> None:
+async def test_the_sixteen_documents_used_last_are_kept() -> None:
     fetcher, client, clock = made()
     urls = [f"{URL}?{n}" for n in range(MAX_KEPT + 1)]
     for url in urls:
@@ -156,7 +158,7 @@ async def test_a_failure_is_remembered_for_five_minutes(status: int) -> None:
     assert await fetcher.get(Fetch(URL), HOSTS) == b"document"
 
 
-async def test_a_document_that_is_not_the_one_expected_is_a_failure() -> None:
+async def test_an_unexpected_document_is_a_failure() -> None:
     fetcher, client, clock = made()
     fetch = Fetch(URL, check=lambda document: document.index(b"BEGIN"))
     for _ in range(3):
@@ -184,7 +186,7 @@ async def test_there_is_one_call_at_a_time() -> None:
     await asyncio.sleep(0)
     with pytest.raises(FetchError, match="under way"):
         await fetcher.get(Fetch(URL + "?2"), HOSTS)
-    same[0].cancel()  # the first to ask goes away: the others wait on
+    same[0].cancel()  # the first caller is cancelled; the others go on waiting
     client.gate.set()
     assert await asyncio.gather(*same[1:]) == [b"document"] * 4
     assert client.urls == [URL]
@@ -215,7 +217,7 @@ async def test_closing_ends_a_call() -> None:
 # ---- with a real HTTPS server
 @pytest.fixture
 def tls(tmp_path: Path) -> Tls:
-    """A certificate for the allowed host: (server's context, file that clients trust)."""
+    """Return a server's context with a certificate for the allowed host, and the file to trust."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "docs.example.com")])
     now = datetime.datetime.now(datetime.UTC)
@@ -250,7 +252,7 @@ def tls(tmp_path: Path) -> Tls:
         (b"", None),
     ],
 )
-async def test_over_tls(
+async def test_a_call_is_made_over_tls(
     tls: Tls, answer: bytes, expected: bytes | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     context, trusted = tls

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What becomes of a delivery that verifies: users, writes, dead letters, answers."""
+"""What the server does with a verified delivery: users, writes, dead letters, answers."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ SEGMENT: dict[str, Any] = {"workspace": hooks(segment={"secret": SECRET, "allow_
 
 
 def mandrill(*items: Any, key: str = KEY, query: str = "") -> WebhookRequest:
-    """A delivery of Mandrill events."""
+    """Return a delivery of Mandrill events."""
     url = f"{PUBLIC_URL}/api/public/webhooks/mailchimp{query}"
     value = json.dumps(items)
     signed = hmac.new(key.encode(), f"{url}mandrill_events{value}".encode(), "sha1").digest()
@@ -91,12 +91,12 @@ async def identify(server: Serving, user: str, **traits: Any) -> None:
 
 
 async def documents(server: Serving) -> list[dict[str, Any]]:
-    """What was stored of deliveries."""
+    """Return the stored events of deliveries."""
     return [event.document() for event in await server.events() if event.origin != "api"]
 
 
-# ---- whose event it is
-async def test_a_recipient_nobody_has_is_an_anonymous_id(tmp_path: Path) -> None:
+# ---- users
+async def test_an_unknown_recipient_becomes_an_anonymous_id(tmp_path: Path) -> None:
     async with serving(tmp_path, **MANDRILL) as server:
         assert (await deliver(server, mandrill(item(1, email=" A@Example.COM ")))).status == 200
         [document] = await documents(server)
@@ -104,7 +104,7 @@ async def test_a_recipient_nobody_has_is_an_anonymous_id(tmp_path: Path) -> None
         assert "userId" not in document
 
 
-async def test_the_one_user_with_that_address_has_the_event(tmp_path: Path) -> None:
+async def test_an_event_belongs_to_the_only_user_with_the_address(tmp_path: Path) -> None:
     async with serving(tmp_path, **MANDRILL) as server:
         await identify(server, "u1", email="A@example.com")
         await identify(server, "u2", email="two@example.com")
@@ -124,12 +124,12 @@ async def test_the_one_user_with_that_address_has_the_event(tmp_path: Path) -> N
         assert third["userId"] == "u9"
 
 
-async def test_a_user_who_is_identified_later_has_what_comes_then(tmp_path: Path) -> None:
+async def test_a_user_who_is_identified_later_gets_later_events(tmp_path: Path) -> None:
     async with serving(tmp_path, **MANDRILL) as server:
         await deliver(server, mandrill(item(1)))
         await identify(server, "u1", email="a@example.com")
         await deliver(server, mandrill(item(2)))
-        # The first one again: it is no other event for being known now.
+        # The first one again: it is a duplicate although the user is known now.
         again = await deliver(server, mandrill(item(1)))
         assert again.json == {"success": True, "accepted": 0, "ignored": 0}
         before, after = await documents(server)
@@ -139,7 +139,7 @@ async def test_a_user_who_is_identified_later_has_what_comes_then(tmp_path: Path
 
 
 @pytest.mark.slow
-def test_a_user_who_is_identified_by_another_process(tmp_path: Path) -> None:
+def test_a_user_whom_another_process_identified_is_found(tmp_path: Path) -> None:
     store = f'[storage]\nbackend = "sqlite"\n[storage.sqlite]\npath = "{tmp_path / "both.db"}"\n'
     folders = [tmp_path / "one", tmp_path / "two"]
     for folder in folders:
@@ -185,7 +185,7 @@ async def test_a_phone_number_finds_its_user(tmp_path: Path) -> None:
         assert (document["event"], document["userId"]) == ("SMS Failed", "u1")
 
 
-async def test_recipients_are_looked_up_once_for_a_delivery(
+async def test_all_recipients_of_a_delivery_are_looked_up_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with serving(tmp_path, **MANDRILL) as server:
@@ -203,7 +203,7 @@ async def test_recipients_are_looked_up_once_for_a_delivery(
         assert calls == [("acme", "email", ["0@example.com", "1@example.com"])]
 
 
-async def test_a_storage_that_does_not_find_users_is_503(
+async def test_a_storage_that_cannot_look_up_users_is_503(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with serving(tmp_path, **MANDRILL) as server:
@@ -218,13 +218,13 @@ async def test_a_storage_that_does_not_find_users_is_503(
         assert not await documents(server)
 
 
-# ---- what is kept
-async def test_a_delivery_that_makes_no_sense_is_kept_whole(tmp_path: Path) -> None:
+# ---- dead letters
+async def test_a_delivery_that_cannot_be_translated_is_a_dead_letter(tmp_path: Path) -> None:
     async with serving(tmp_path, **SEGMENT) as server:
         delivery = segment(
             b'{"type": \xff}', headers=[("Authorization", "Bearer abc"), ("X-Trace", "t1")]
         )
-        for _ in range(2):  # again: the same letter
+        for _ in range(2):  # the second one is the same letter
             answer = await deliver(server, delivery)
             assert answer.json == {"success": True, "accepted": 0, "ignored": 0}
         [letter] = await server.dead_letters()
@@ -239,7 +239,7 @@ async def test_a_delivery_that_makes_no_sense_is_kept_whole(tmp_path: Path) -> N
         assert not await server.events()
 
 
-async def test_a_bad_element_costs_only_itself(tmp_path: Path) -> None:
+async def test_a_bad_element_does_not_affect_others(tmp_path: Path) -> None:
     async with serving(tmp_path, **SEGMENT) as server:
         good = {"type": "track", "event": "E", "userId": "u", "messageId": "m1"}
         long = {"type": "track", "event": "E", "userId": "u" * 513, "messageId": "m2"}
@@ -279,7 +279,7 @@ async def test_a_letter_can_be_translated_again(
         assert await server.app.store.remove("acme", [letter.id]) == 1
 
 
-async def test_a_letter_of_a_delivery_that_was_compressed(tmp_path: Path) -> None:
+async def test_the_dead_letter_of_a_compressed_delivery_can_be_translated(tmp_path: Path) -> None:
     async with serving(tmp_path, **SEGMENT) as server:
         raw = b'{"type":"track","event":1,"userId":"u"}'
         plain = segment(raw)
@@ -297,7 +297,7 @@ async def test_a_letter_of_a_delivery_that_was_compressed(tmp_path: Path) -> Non
         assert (await server.app.deliveries.retry(letter)).rejected == 1
 
 
-async def test_events_without_a_time_keep_that_of_their_letter(
+async def test_events_without_a_time_get_that_of_their_dead_letter(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with serving(tmp_path, **SEGMENT) as server:
@@ -312,7 +312,7 @@ async def test_events_without_a_time_keep_that_of_their_letter(
         assert event.timestamp == letter.received_at < event.received_at
 
 
-async def test_a_retry_neither_dates_anew_nor_conflicts(tmp_path: Path) -> None:
+async def test_a_retry_neither_changes_times_nor_conflicts(tmp_path: Path) -> None:
     async with serving(tmp_path, **SEGMENT) as server:
         undated = {"type": "track", "event": "E", "userId": "u", "messageId": "m1"}
         dated = {**undated, "messageId": "m2", "originalTimestamp": "2020-01-01T00:00:00.000Z"}
@@ -344,7 +344,7 @@ def test_headers_that_may_be_secret_are_redacted() -> None:
 
 
 # ---- batches
-async def test_many_events_are_several_writes(
+async def test_many_events_are_written_in_several_writes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with serving(tmp_path, **SEGMENT) as server:
@@ -368,7 +368,7 @@ async def test_many_events_are_several_writes(
         assert stored == [f"m{n}" for n in range(3000)]
 
 
-async def test_a_delivery_is_503_when_a_later_write_fails_and_whole_when_it_comes_again(
+async def test_a_delivery_is_503_when_a_later_write_fails_and_complete_when_repeated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with serving(tmp_path, **SEGMENT) as server:
@@ -391,7 +391,7 @@ async def test_a_delivery_is_503_when_a_later_write_fails_and_whole_when_it_come
         assert len(await documents(server)) == 1200
 
 
-async def test_the_time_of_a_provider_is_not_corrected(tmp_path: Path) -> None:
+async def test_the_clock_of_a_provider_is_not_corrected(tmp_path: Path) -> None:
     async with serving(tmp_path, **SEGMENT) as server:
         event = {
             "type": "track",
@@ -408,7 +408,7 @@ async def test_the_time_of_a_provider_is_not_corrected(tmp_path: Path) -> None:
         assert document["originalTimestamp"] == "2024-01-01T00:00:00.000Z"
 
 
-async def test_the_ids_of_deliveries_are_their_own(tmp_path: Path) -> None:
+async def test_ids_of_deliveries_and_of_clients_do_not_collide(tmp_path: Path) -> None:
     async with serving(tmp_path, **SEGMENT) as server:
         event = {"type": "track", "event": "E", "userId": "u", "messageId": "m"}
         assert (await server.send("/v1/track", event)).status == 200
@@ -428,7 +428,7 @@ async def test_head_and_probe_answer_200(tmp_path: Path) -> None:
         assert not await server.dead_letters()
 
 
-async def test_unknown_names_and_methods(tmp_path: Path) -> None:
+async def test_unknown_providers_and_methods_are_refused(tmp_path: Path) -> None:
     async with serving(tmp_path, **SEGMENT) as server:
         for path, method, status, code in (
             ("/api/public/webhooks/nobody", "POST", 404, "unknown_provider"),
@@ -449,7 +449,7 @@ async def test_unknown_names_and_methods(tmp_path: Path) -> None:
         assert encoded.status == 415
 
 
-async def test_a_provider_that_stumbles_never_makes_a_500(
+async def test_an_exception_of_a_provider_never_causes_a_500(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with serving(tmp_path, **SEGMENT) as server:
@@ -469,10 +469,10 @@ async def test_a_provider_that_stumbles_never_makes_a_500(
             monkeypatch.setattr(provider, method, stumble)
             assert (await deliver(server, delivery)).status == status, method
             monkeypatch.undo()
-        assert len(await server.dead_letters()) == 1  # of translate
+        assert len(await server.dead_letters()) == 1  # of ``translate``
 
 
-async def test_what_no_json_can_say_is_a_dead_letter(
+async def test_an_event_with_values_that_json_lacks_is_a_dead_letter(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with serving(tmp_path, **SEGMENT) as server:
@@ -514,7 +514,7 @@ async def test_deliveries_are_counted(tmp_path: Path) -> None:
     ]
 
 
-async def test_the_log_says_whether_a_dead_letter_was_kept(
+async def test_the_log_has_whether_a_dead_letter_was_kept(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with serving(tmp_path, **SEGMENT) as server:
@@ -523,14 +523,14 @@ async def test_the_log_says_whether_a_dead_letter_was_kept(
         [letter] = await server.dead_letters()
         assert f"webhook segment: kept as dead letter {letter.id}: " in caplog.text
         caplog.clear()
-        # As on a storage that keeps events only.
+        # Like a storage that stores only events.
         monkeypatch.setattr("engage.pipeline.ingest.DeadLetterStore", type("Nobody", (), {}))
         assert (await deliver(server, bad)).status == 200
     assert "webhook segment: lost, because the storage keeps no dead letters: " in caplog.text
     assert "kept" not in caplog.text
 
 
-async def test_the_log_says_that_no_workspace_has_the_provider(
+async def test_the_log_has_that_no_workspace_uses_the_provider(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with serving(tmp_path, **SEGMENT) as server:
@@ -538,7 +538,7 @@ async def test_the_log_says_that_no_workspace_has_the_provider(
     assert "webhook resend refused: it names no workspace, and 0 have this provider" in caplog.text
 
 
-async def test_what_is_refused_is_logged_without_its_values(
+async def test_a_refused_delivery_is_logged_without_its_values(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with serving(tmp_path, **SEGMENT) as server:
@@ -585,7 +585,7 @@ def test_a_workspace_may_use_a_secret_twice() -> None:
 
 
 @pytest.mark.parametrize("provider", ["mailchimp", "twilio"])
-def test_who_signs_the_url_needs_to_know_it(tmp_path: Path, provider: str) -> None:
+def test_a_provider_that_signs_the_url_needs_a_public_url(tmp_path: Path, provider: str) -> None:
     option = {"mailchimp": "webhook_key", "twilio": "auth_token"}[provider]
     with pytest.raises(ConfigError, match=r"server\.public_url"):
         build(config(tmp_path, workspace("one", {provider: {option: "x"}})), registry())

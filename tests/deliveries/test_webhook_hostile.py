@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Forged, damaged and absurd deliveries to a whole server: never a 5xx, never an event.
+"""Forged, damaged and absurd deliveries to a whole server cause no 5xx and store no event.
 
-One server each, with all providers in two workspaces; every delivery goes over its socket.
+Each test has one server with all providers in two workspaces, and sends deliveries over HTTP.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from support.server_inprocess import Serving, serving
 PROVIDERS = sorted(SENDERS)
 SIGNED = [name for name in PROVIDERS if SENDERS[name].proof is not None]
 
-#: Payloads that no provider sends, whoever signed them.
+#: Payloads that no provider sends, even with a valid signature.
 JUNK = {
     "empty": b"",
     "not JSON": b"{not json",
@@ -45,7 +45,7 @@ JUNK = {
 
 @contextlib.asynccontextmanager
 async def both_workspaces(folder: Path) -> AsyncIterator[Door]:
-    """A server whose workspaces acme and other have all providers."""
+    """Serve two workspaces, ``acme`` and ``other``, with all providers each."""
     other = '[[workspaces]]\nid = "other"\nname = "Other"\n' + webhooks_table("other")
     public_url = f'public_url = "{PUBLIC_URL}"\n'
     extra = webhooks_table() + other
@@ -62,7 +62,7 @@ class Door:
     async def knock(
         self, provider: str, headers: Sequence[Header], body: bytes, *, target: str | None = None
     ) -> Answer:
-        """:return: the answer to a delivery with exactly these headers."""
+        """Return the answer to a delivery with exactly these headers."""
         target = target or self.target(provider)
         head = [f"POST {target} HTTP/1.1".encode(), b"Host: evil.example"]
         head += [name.encode() + b": " + value for name, value in headers]
@@ -80,14 +80,14 @@ class Door:
     async def refused(
         self, provider: str, headers: Sequence[Header], body: bytes, **options: Any
     ) -> None:
-        """Knock, and check that nobody opens."""
+        """Check that a delivery is refused."""
         answer = await self.knock(provider, headers, body, **options)
         assert answer.status == 401, (provider, headers, body[:200], answer)
         assert answer.json["code"] == "invalid_signature"
         assert "www-authenticate" not in answer.headers
 
     async def empty(self) -> None:
-        """Check that nothing at all is stored."""
+        """Check that nothing is stored, not even a dead letter."""
         assert await self.server.events() == []
         assert await self.server.dead_letters() == []
 
@@ -98,7 +98,7 @@ def without(headers: Sequence[Header], name: str) -> list[Header]:
 
 @pytest.mark.parametrize("provider", PROVIDERS)
 async def test_a_genuine_delivery_is_stored(provider: str, tmp_path: Path) -> None:
-    # Else everything below would pass with a server that refuses all.
+    # Otherwise the tests below would pass on a server that refuses everything.
     sender = SENDERS[provider]
     async with both_workspaces(tmp_path) as door:
         headers, body = sender.deliver(door.target(provider), time.time())
@@ -111,7 +111,7 @@ async def test_a_genuine_delivery_is_stored(provider: str, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("provider", SIGNED)
-async def test_forged_proofs(provider: str, tmp_path: Path) -> None:
+async def test_a_forged_proof_is_refused(provider: str, tmp_path: Path) -> None:
     sender = SENDERS[provider]
     async with both_workspaces(tmp_path) as door:
         target, now, proof_name = door.target(provider), time.time(), sender.proof
@@ -146,7 +146,7 @@ async def test_forged_proofs(provider: str, tmp_path: Path) -> None:
             await door.refused(provider, headers, b"")
         headers, body = sender.deliver(target, now, options=sender.other)
         await door.refused(provider, headers, body)
-        # A workspace that does not exist is no hint.
+        # The answer does not show whether a workspace exists.
         for workspace in ("other", "nobody", ""):
             elsewhere = door.target(provider, workspace)
             headers, body = sender.deliver(elsewhere, now)
@@ -155,15 +155,18 @@ async def test_forged_proofs(provider: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("provider", [name for name in SIGNED if SENDERS[name].timed])
-async def test_odd_times(provider: str, tmp_path: Path) -> None:
+async def test_an_odd_timestamp_is_refused(provider: str, tmp_path: Path) -> None:
     sender = SENDERS[provider]
     async with both_workspaces(tmp_path) as door:
         now = int(time.time())
         odd = ["", "1e9", "1_000", "+1", "-1", "1.0", "0x1", "nan", "1" * 20, "١٢٣", f"{now}.0"]
         odd += [f"{now},{now}", f"+{now}", f"{now}x", "0", "1"]
-        if provider != "customerio":  # it documents no tolerance
+        if provider != "customerio":  # the provider documents no tolerance
             odd += [str(now - 26 * 3600)]
-        if provider not in ("customerio", "stripe"):  # Stripe's own library allows the future
+        if provider not in (
+            "customerio",
+            "stripe",
+        ):  # Stripe's library accepts timestamps in the future
             odd += [str(now + 3600)]
         for timestamp in odd:
             if provider == "customerio" and timestamp in ("0", "1"):
@@ -174,7 +177,7 @@ async def test_odd_times(provider: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("provider", PROVIDERS)
-async def test_genuine_junk(provider: str, tmp_path: Path) -> None:
+async def test_a_signed_delivery_of_junk_stores_no_event(provider: str, tmp_path: Path) -> None:
     sender = SENDERS[provider]
     sent = set()
     async with both_workspaces(tmp_path) as door:
@@ -183,7 +186,7 @@ async def test_genuine_junk(provider: str, tmp_path: Path) -> None:
             headers, body = sender.deliver(target, time.time(), payload=payload)
             sent.add(body)
             answer = await door.knock(provider, headers, body)
-            # What is no form cannot be signed as one; what is no array has no first element.
+            # Mailchimp and Twilio cannot sign what is not a form, nor Segment what is not an array.
             assert answer.status in (200, 400, 401, 413), (kind, answer)
         assert await door.server.events() == []
         letters = await door.server.dead_letters()
@@ -196,7 +199,7 @@ async def test_genuine_junk(provider: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("provider", PROVIDERS)
-async def test_a_delivery_to_another_provider(provider: str, tmp_path: Path) -> None:
+async def test_a_delivery_to_another_provider_is_refused(provider: str, tmp_path: Path) -> None:
     sender = SENDERS[provider]
     async with both_workspaces(tmp_path) as door:
         for other in PROVIDERS:
@@ -206,7 +209,7 @@ async def test_a_delivery_to_another_provider(provider: str, tmp_path: Path) -> 
         await door.empty()
 
 
-async def test_no_provider_and_no_workspace(tmp_path: Path) -> None:
+async def test_a_delivery_without_a_provider_or_a_workspace_is_refused(tmp_path: Path) -> None:
     async with both_workspaces(tmp_path) as door:
         for provider in ("nobody", "mongo", "..", "sendgrid/", "%00", "SENDGRID"):
             answer = await door.knock(provider, [], b"{}")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a message of SNS can make a whole server call: only SNS, and only for an allowed topic."""
+"""A message of SNS makes the server call only SNS, and only for an allowed topic."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ URL = "/api/public/webhooks/amazon-ses"
 
 
 class Internet:
-    """Stands for everything outside: remembers what was called, answers with what it is told."""
+    """An HTTP client that records the calls and answers what a test wants."""
 
     def __init__(self) -> None:
         self.calls: list[str] = []
@@ -56,7 +56,7 @@ class Internet:
 
 @pytest.fixture
 def clock() -> Clock:
-    """The clock of the calls."""
+    """Return the clock of the fetcher."""
     return {"is": 0.0}
 
 
@@ -70,7 +70,7 @@ def internet(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> Internet:
 
 @contextlib.asynccontextmanager
 async def ses(folder: Path, **options: Any) -> AsyncIterator[Serving]:
-    """A server with amazon-ses and nothing pinned."""
+    """Serve a workspace with amazon-ses and without a pinned certificate."""
     given = {"allowed_topic_arns": [TOPIC], **options}
     lines = [f"{name} = {json.dumps(value)}" for name, value in given.items()]
     extra = "\n".join(["[workspaces.webhooks.amazon-ses]", *lines, ""])
@@ -179,7 +179,7 @@ async def test_with_a_pinned_certificate_nothing_is_called(
 
 
 @pytest.mark.parametrize("status", [301, 302, 307, 308, 404, 500, 599])
-async def test_an_answer_that_is_no_certificate_is_not_followed(
+async def test_a_redirect_or_an_error_is_not_followed(
     tmp_path: Path, internet: Internet, status: int
 ) -> None:
     internet.status = status
@@ -194,7 +194,7 @@ async def test_an_answer_that_is_no_certificate_is_not_followed(
         await nothing_stored(server)
 
 
-async def test_another_certificate_does_not_verify(tmp_path: Path, internet: Internet) -> None:
+async def test_another_certificate_verifies_nothing(tmp_path: Path, internet: Internet) -> None:
     internet.body = sns.certificate(sns.OTHER_KEY)
     async with ses(tmp_path) as server:
         await refused(server, sns.signed(sns.notification(OPEN)))
@@ -202,7 +202,7 @@ async def test_another_certificate_does_not_verify(tmp_path: Path, internet: Int
 
 
 @pytest.mark.parametrize("body", [b"", b"<html>", sns.certificate(sns.ELLIPTIC_KEY)], ids=len)
-async def test_what_is_no_certificate_is_a_failed_call(
+async def test_a_document_that_is_not_a_certificate_is_a_failed_call(
     tmp_path: Path, internet: Internet, clock: Clock, body: bytes
 ) -> None:
     certificate, internet.body = internet.body, body
@@ -218,14 +218,14 @@ async def test_what_is_no_certificate_is_a_failed_call(
         assert (await deliver(server, sns.signed(sns.notification(OPEN)))).status == 200
 
 
-async def test_a_document_too_long_is_not_kept(tmp_path: Path, internet: Internet) -> None:
+async def test_a_document_that_is_too_long_is_not_kept(tmp_path: Path, internet: Internet) -> None:
     internet.body = sns.certificate() + b"\n" * 65536
     async with ses(tmp_path) as server:
         assert (await deliver(server, sns.signed(sns.notification(OPEN)))).status == 503
         await nothing_stored(server)
 
 
-async def test_forgers_cannot_make_it_call_without_end(tmp_path: Path, internet: Internet) -> None:
+async def test_forgers_cannot_cause_endless_calls(tmp_path: Path, internet: Internet) -> None:
     async with ses(tmp_path) as server:
         for number in range(30):
             url = f"{HOST}/SimpleNotificationService-{number:032x}.pem"

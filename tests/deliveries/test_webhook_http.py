@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Genuine and recorded deliveries of every provider over HTTP, into a store."""
+"""Genuine and recorded deliveries of every provider, sent over HTTP to a server with a store."""
 
 from __future__ import annotations
 
@@ -19,30 +19,30 @@ from support.provider_http import PUBLIC_URL, deliver, public, workspace
 from support.providers import MAPPINGS, NOW, VECTORS, assert_matches, delivery_of, request_of
 from support.server_inprocess import Serving, serving
 
-#: One case for each provider.
+#: Provider → its first case.
 PROVIDERS = {
     case.plugin.rpartition(".")[2].replace("_", "-"): case
-    for case in reversed(CASES.values())  # the first of them
+    for case in reversed(CASES.values())  # The first of a provider is the last that is set.
 }
 
 
 @pytest.fixture(autouse=True)
 def clock(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
-    """Deliveries are as old as the test says."""
+    """Return the clock that the server compares timestamps with."""
     now = {"is": NOW}
     monkeypatch.setattr("engage.deliveries.receive.time.time", lambda: now["is"])
     return now
 
 
 class Case:
-    """A conformance class, with the URL and the options that a server wants."""
+    """A conformance case, with the URL and the options of a server."""
 
     def __init__(self, case: type[ProviderConformance]) -> None:
-        # A class of this one delivery: it gets another URL, and perhaps other headers.
+        # A new class, because it gets another URL and perhaps other headers.
         self.suite: Any = type(case.__name__, (case,), {})()
         self.name = case.plugin.rpartition(".")[2].replace("_", "-")
         self.options, self.others = dict(case.options), dict(case.other_options)
-        if self.name == "amazon-ses":  # nothing is to be fetched here
+        if self.name == "amazon-ses":  # so that nothing is fetched
             self.options["signing_cert_pem"] = self.others["signing_cert_pem"] = (
                 SES_CERTIFICATE.decode()
             )
@@ -74,7 +74,7 @@ class Case:
         return made
 
     def here(self, request: WebhookRequest) -> WebhookRequest:
-        """The delivery, sent to this case's URL."""
+        """Return the delivery with the URL of this case."""
         return changed(request, url=self.suite.url)
 
 
@@ -110,14 +110,14 @@ async def test_a_genuine_delivery_is_stored_once(case: Case, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("vector", VECTORS, ids=lambda vector: vector["id"])
-async def test_recorded_deliveries(
+async def test_a_recorded_delivery_is_answered_as_recorded(
     vector: dict[str, Any], tmp_path: Path, clock: dict[str, float]
 ) -> None:
     clock["is"] = vector["now"]
     parts = urlsplit(vector["url"])
     options = dict(vector["config"])
     path = f"/api/public/webhooks/{vector['provider']}"
-    if parts.path != path:  # the example of the provider's own page
+    if parts.path != path:  # an example from the provider's documentation
         options["public_url"] = vector["url"]
     request = request_of(vector)
     async with serving(
@@ -142,13 +142,15 @@ async def test_recorded_deliveries(
 @pytest.mark.parametrize(
     "mapping", MAPPINGS, ids=lambda mapping: f"{mapping['provider']}: {mapping['description']}"
 )
-async def test_recorded_translations(mapping: dict[str, Any], tmp_path: Path) -> None:
+async def test_a_recorded_payload_becomes_the_recorded_events(
+    mapping: dict[str, Any], tmp_path: Path
+) -> None:
     case = Case(PROVIDERS[mapping["provider"]])
     if mapping["provider"] == "segment":
         case = Case(CASES["segment-SegmentBatch"])
     unsigned = delivery_of(mapping["provider"], mapping["input"])
     body = unsigned.body
-    if mapping["provider"] == "amazon-ses":  # the case wraps it
+    if mapping["provider"] == "amazon-ses":  # the case wraps the message
         body = json.loads(body)["Message"].encode()
     if unsigned.query:
         case.suite.url = f"{case.suite.url.partition('?')[0]}?{unsigned.query}".replace(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The provider of docs/write-a-provider.md, installed with pip as a distribution of its own."""
+"""The provider of docs/write-a-provider.md, installed with pip as a separate distribution."""
 
 from __future__ import annotations
 
@@ -54,13 +54,13 @@ def run(folder: Path, *arguments: str, path: Path | None = None) -> str:
 
 
 @pytest.mark.slow
-def test_it_passes_the_conformance_suite(installed: Path, tmp_path: Path) -> None:
+def test_the_example_passes_the_conformance_suite(installed: Path, tmp_path: Path) -> None:
     shutil.copy(SOURCE / "test_acme_mail.py", tmp_path)
     pytest_ = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
     assert " passed" in run(tmp_path, *pytest_, "test_acme_mail.py", path=installed)
 
 
-def test_the_server_takes_its_deliveries(installed: Path, tmp_path: Path) -> None:
+def test_the_server_accepts_deliveries_of_the_example(installed: Path, tmp_path: Path) -> None:
     config = config_text(workspace=f'[workspaces.webhooks.acme-mail]\nsecret = "{SECRET}"\n')
     body = json.dumps(
         {"events": [{"id": "e1", "kind": "bounced", "email": "A@example.com", "permanent": True}]}

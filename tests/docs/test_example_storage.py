@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The storage of docs/write-a-plugin.md, installed with pip as a distribution of its own."""
+"""The storage of docs/write-a-plugin.md, installed with pip as a separate distribution."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def engage(installed: Path, folder: Path, *arguments: str) -> str:
 
 
 @pytest.mark.slow
-def test_it_passes_the_conformance_suite(installed: Path, tmp_path: Path) -> None:
+def test_the_example_passes_the_conformance_suite(installed: Path, tmp_path: Path) -> None:
     shutil.copy(SOURCE / "test_ledger.py", tmp_path)
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_ledger.py"],
@@ -71,8 +71,8 @@ def test_it_passes_the_conformance_suite(installed: Path, tmp_path: Path) -> Non
     assert " passed" in done.stdout
 
 
-def test_the_server_runs_on_it(installed: Path, tmp_path: Path) -> None:
-    # No subscriptions: this storage keeps events only.
+def test_the_server_runs_on_the_example(installed: Path, tmp_path: Path) -> None:
+    # No subscriptions: this storage stores only events.
     config = f"""
         [server]
         port = 0

@@ -44,7 +44,7 @@ def test_the_tables_are_those_of_the_schema() -> None:
     assert config_page.page(text) == text, "run: python tests/support/config_page.py"
 
 
-def test_the_example_config_loads_and_its_plugins_take_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_example_config_loads_with_its_plugins(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ENGAGE_SUBSCRIPTION_SECRET", "s")
     monkeypatch.setenv("SENDGRID_VERIFICATION_KEY", "MFkw")
     config = load(EXAMPLE)
@@ -110,7 +110,7 @@ def registered(hook: str) -> tuple[str, Any, Any]:
     return name, factory, schema
 
 
-def test_hook_engage_register_transform() -> None:
+def test_the_example_of_engage_register_transform_works() -> None:
     from engage.api import DROP
 
     name, factory, _ = registered("engage_register_transform")
@@ -120,13 +120,15 @@ def test_hook_engage_register_transform() -> None:
     assert transform({"event": "Other"}) == {"event": "Other"}
 
 
-async def test_hook_engage_register_observer(capsys: pytest.CaptureFixture[str]) -> None:
+async def test_the_example_of_engage_register_observer_works(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     _, factory, _ = registered("engage_register_observer")
     await factory({"greeting": "hi"})([1, 2])
     assert capsys.readouterr().out == "hi 2\n"
 
 
-def test_hook_engage_register_commands() -> None:
+def test_the_example_of_engage_register_commands_works() -> None:
     group = click.Group("engage")
     example("engage_register_commands")(cli=group)
     assert list(group.commands) == ["hello"]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""CORS headers. Through HTTP they are tested in ``contract/test_http.py``."""
+"""CORS headers, without HTTP; ``contract/test_http.py`` tests them over HTTP."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ ANY = CorsPolicy(Cors())
 LIST = CorsPolicy(Cors(origins=("https://a.example", "null"), max_age=60))
 
 
-def test_credentials_only_where_beacons_go() -> None:
-    """And then never ``*``, which a browser refuses."""
+def test_credentials_are_allowed_only_for_beacons() -> None:
+    """The origin is then echoed: browsers refuse credentials with ``*``."""
     with_credentials = ANY.headers("https://x.example", credentials=True)
     assert with_credentials["Access-Control-Allow-Origin"] == "https://x.example"
     assert with_credentials["Access-Control-Allow-Credentials"] == "true"
@@ -25,21 +25,20 @@ def test_credentials_only_where_beacons_go() -> None:
 
 
 @pytest.mark.parametrize("origin", ["https://a.example", "HTTPS://A.example", "null"])
-def test_listed(origin: str) -> None:
-    """Echoed as it was sent."""
+def test_a_listed_origin_is_echoed(origin: str) -> None:
     assert LIST.headers(origin, credentials=True)["Access-Control-Allow-Origin"] == origin
     assert LIST.headers(origin, credentials=False)["Access-Control-Allow-Origin"] == origin
 
 
 @pytest.mark.parametrize("origin", [None, "", "https://b.example", "https://a.example.b", "*"])
-def test_not_listed(origin: str | None) -> None:
-    """Nothing but the word to caches that the answer depends on it."""
+def test_an_origin_that_is_not_listed_gets_only_vary(origin: str | None) -> None:
+    """Caches must know that the answer depends on the origin."""
     for credentials in (True, False):
         assert LIST.headers(origin, credentials=credentials) == {"Vary": "Origin"}
 
 
-def test_preflight() -> None:
-    """What is asked for is allowed, for a while."""
+def test_a_preflight_allows_what_it_requests() -> None:
+    """For a limited time."""
     got = LIST.preflight(
         "https://a.example", " authorization,x-a ", ("POST", "OPTIONS"), credentials=True
     )
@@ -51,8 +50,8 @@ def test_preflight() -> None:
 
 
 @given(st.text(), st.text(), st.booleans())
-def test_nothing_escapes_into_the_headers(origin: str, asked: str, credentials: bool) -> None:
-    """Whatever is sent, the answer's headers are printable ASCII on one line, and short."""
+def test_odd_values_cannot_break_the_headers(origin: str, asked: str, credentials: bool) -> None:
+    """For any request, the headers of the answer are short lines of printable ASCII."""
     for policy in (ANY, LIST):
         for headers in (
             policy.headers(origin, credentials=credentials),

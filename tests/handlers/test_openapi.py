@@ -28,11 +28,11 @@ def document() -> dict[str, Any]:
     return describe()
 
 
-def test_it_is_openapi(document: dict[str, Any]) -> None:
+def test_the_description_is_valid_openapi(document: dict[str, Any]) -> None:
     validate(document)
 
 
-def test_every_schema_is_in_it(document: dict[str, Any]) -> None:
+def test_the_description_has_every_schema(document: dict[str, Any]) -> None:
     packaged = {
         str(path.relative_to(SCHEMAS).with_suffix("")).replace("/", "-")
         for folder in ("payloads", "answers")
@@ -45,11 +45,11 @@ def test_every_schema_is_in_it(document: dict[str, Any]) -> None:
 
 
 def test_every_schema_is_used() -> None:
-    """A payload's or an answer's schema that no operation names would describe nothing."""
+    """No operation would need a schema of a payload or an answer that none refers to."""
     used = {f"payloads-{o.request}" for o in OPERATIONS} | {
         f"answers-{o.success}" for o in OPERATIONS
     }
-    # ``common`` is what the others refer to; ``item`` says which of them an item of a batch is.
+    # The others refer to ``common``; ``item`` chooses the schema for an item of a batch.
     unused = set(load_schemas()) - used - {"error", "payloads-common", "payloads-item"}
     assert unused == set()
 
@@ -61,9 +61,9 @@ def test_every_reference_leads_somewhere(document: dict[str, Any]) -> None:
             node = node[part.replace("~1", "/").replace("~0", "~")]
 
 
-def test_client_generators_understand_it(document: dict[str, Any]) -> None:
-    """References lead to whole components, nothing but words stands beside one, and what needs no
-    key says so: openapi-typescript and linters know no more of JSON Schema."""
+def test_client_generators_understand_the_description(document: dict[str, Any]) -> None:
+    """A reference names a whole component and has only a description beside it, and an operation
+    without a key says so: openapi-typescript and linters support no more of JSON Schema."""
 
     def nodes(node: Any) -> Iterator[dict[str, Any]]:
         if isinstance(node, dict):
@@ -76,14 +76,14 @@ def test_client_generators_understand_it(document: dict[str, Any]) -> None:
         if isinstance(node.get("$ref"), str):
             assert node["$ref"].count("/") == 3
             assert set(node) <= {"$ref", "title", "description"}
-    # Without it a generated type takes no member at all.
+    # Without it a generated type has no members.
     assert document["components"]["schemas"]["payloads-common-object"]["additionalProperties"]
     for operations in document["paths"].values():
         assert all("security" in operation for operation in operations.values())
 
 
 def test_every_code_is_described(document: dict[str, Any]) -> None:
-    """An error that a client can get is somewhere in the document."""
+    """The description has every error code that a client can get."""
     codes = {
         code
         for operations in document["paths"].values()
@@ -97,7 +97,7 @@ def test_every_code_is_described(document: dict[str, Any]) -> None:
     assert set(STATUS) - codes == {"rate_limited", "method_not_allowed", "invalid_request"}
 
 
-def test_examples_are_valid(document: dict[str, Any]) -> None:
+def test_every_example_is_valid(document: dict[str, Any]) -> None:
     count = 0
     for operations in document["paths"].values():
         for operation in operations.values():
@@ -111,13 +111,13 @@ def test_examples_are_valid(document: dict[str, Any]) -> None:
     assert count > 100
 
 
-def test_the_public_url_is_the_server(document: dict[str, Any]) -> None:
+def test_the_server_of_the_description_is_the_public_url(document: dict[str, Any]) -> None:
     assert document["servers"] == [{"url": "/"}]
     assert describe(public_url="https://x.test/")["servers"] == [{"url": "https://x.test"}]
 
 
 def test_the_page_is_self_contained() -> None:
-    """No script, nothing fetched from elsewhere, every operation on it, everything escaped."""
+    """It has every operation, everything is escaped, and it needs no script and no other file."""
     text = files.page('https://x.test/"><script>alert(1)</script>').content.decode()
     assert "<script" not in text
     assert not re.search(r"""(src|href)\s*=\s*["']?(https?:)?//""", text)

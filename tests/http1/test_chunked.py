@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Chunked bodies; what happens to a request with a bad one is in ``test_http1_refused.py``."""
+"""Decoding of chunked bodies; ``test_connection_refused.py`` has requests with bad ones."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ HEAD = b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n"
 
 
 class _Reference:
-    """llhttp's idea of a body."""
+    """A body as llhttp decodes it."""
 
     def __init__(self) -> None:
         self.body = b""
@@ -29,7 +29,7 @@ class _Reference:
 
 
 def _decode(data: bytes, cuts: list[int]) -> tuple[bytes, bool, bytes] | None:
-    """:return: what was decoded, whether it was complete, what remains; ``None``: refused."""
+    """Return the decoded body, whether it is complete, and the rest; ``None`` if it is refused."""
     chunks, buffer, into = ChunkedBody(), bytearray(), bytearray()
     complete = False
     edges = [0, *sorted(cut for cut in cuts if cut < len(data)), len(data)]
@@ -49,8 +49,10 @@ def _decode(data: bytes, cuts: list[int]) -> tuple[bytes, bool, bytes] | None:
     st.lists(st.integers(0, 400), max_size=10),
     st.booleans(),
 )
-def test_chunks_survive(parts: list[bytes], rest: bytes, cuts: list[int], upper: bool) -> None:
-    """Whatever was sent in chunks comes out, wherever it was cut; what follows is untouched."""
+def test_any_chunks_are_decoded(
+    parts: list[bytes], rest: bytes, cuts: list[int], upper: bool
+) -> None:
+    """Wherever the bytes are cut; the bytes after the body stay."""
     data = b"".join(
         (b"%X;ext=1\r\n%b\r\n" if upper else b"%x\r\n%b\r\n") % (len(part), part) for part in parts
     )
@@ -82,8 +84,8 @@ def test_chunks_survive(parts: list[bytes], rest: bytes, cuts: list[int], upper:
     ),
     st.lists(st.integers(0, 40), max_size=4),
 )
-def test_no_laxer_than_the_parser(pieces: list[bytes], cuts: list[int]) -> None:
-    """What we take as a complete body, llhttp takes too, and as the same bytes."""
+def test_the_decoder_is_as_strict_as_llhttp(pieces: list[bytes], cuts: list[int]) -> None:
+    """A body that we accept as complete is complete for llhttp, and the same."""
     data = b"".join(pieces)
     ours = _decode(data, cuts)
     assert ours == _decode(data, [])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The HTTP connection under a small Tornado application, with raw sockets: what is taken."""
+"""The HTTP connection with a small application, over raw sockets: requests that are accepted."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from support.http_echo import BOUNDS, Echo, on_uvloop, running
 from support.waiting import eventually
 
 
-async def test_answers_and_keeps_the_connection() -> None:
-    """Three requests, one connection."""
+async def test_a_connection_is_kept_open() -> None:
+    """For three requests."""
     async with running() as server, await RawClient.connect(server.port) as client:
         for body in (b"a", b"b" * 90_000, b"c"):
             await client.send(request(body))
@@ -33,8 +33,7 @@ async def test_answers_and_keeps_the_connection() -> None:
             assert "date" in answer.headers
 
 
-async def test_one_byte_at_a_time() -> None:
-    """However the bytes are cut."""
+async def test_a_request_may_arrive_in_any_pieces() -> None:
     async with running() as server, await RawClient.connect(server.port) as client:
         chunked = b"3\r\nabc\r\n0\r\n\r\n"
         data = request(b"xyz") + request(
@@ -48,7 +47,7 @@ async def test_one_byte_at_a_time() -> None:
 
 
 async def test_pipelined_requests_are_answered_in_order() -> None:
-    """200 requests in one piece, chunked and with a length."""
+    """200 requests in one piece, some chunked and some with a length."""
     async with running() as server, await RawClient.connect(server.port) as client:
         data = b""
         for index in range(100):
@@ -65,7 +64,7 @@ async def test_pipelined_requests_are_answered_in_order() -> None:
 
 
 async def test_a_pipeline_waits_for_a_slow_handler_within_bounds() -> None:
-    """While a handler is busy, the client is not read for ever."""
+    """While a handler is busy, the server reads only a bounded part of what follows."""
     async with running() as server, await RawClient.connect(server.port) as client:
         gate = server.settings["gate"] = asyncio.Event()
         await client.send(request(b"first"))
@@ -80,8 +79,8 @@ async def test_a_pipeline_waits_for_a_slow_handler_within_bounds() -> None:
         await sending
 
 
-async def test_expect_100_continue() -> None:
-    """The client is told to send; refused by the head, it is not."""
+async def test_a_client_that_waits_for_100_continue_gets_it() -> None:
+    """A request that the handler refuses by its head gets no ``100 Continue``."""
     async with running() as server:
         expect = {"Expect": "100-continue", "Content-Length": "3"}
         async with await RawClient.connect(server.port) as client:
@@ -89,7 +88,7 @@ async def test_expect_100_continue() -> None:
             assert (await client.answer()).status == 100
             await client.send(b"abc")
             assert (await client.answer()).body == b"abc"
-            # Who does not wait is not told.
+            # A client that does not wait gets no ``100 Continue``.
             await client.send(request(b"abc", headers={"Expect": "100-continue"}))
             assert (await client.answer()).status == 200
         async with await RawClient.connect(server.port) as client:
@@ -109,8 +108,9 @@ async def test_expect_100_continue() -> None:
         ("1.0", "Keep-Alive", "keep-alive"),
     ],
 )
-async def test_keep_alive(version: str, connection: str, kept: str | None) -> None:
-    """As the version and the header say."""
+async def test_version_and_header_decide_whether_a_connection_stays(
+    version: str, connection: str, kept: str | None
+) -> None:
     async with running() as server, await RawClient.connect(server.port) as client:
         header = f"Connection: {connection}\r\n" if connection else ""
         await client.send(f"GET /echo HTTP/{version}\r\nHost: a\r\n{header}\r\n".encode())
@@ -123,8 +123,8 @@ async def test_keep_alive(version: str, connection: str, kept: str | None) -> No
             assert (await client.answer()).body == b"again"
 
 
-async def test_head_and_answers_without_a_length() -> None:
-    """HEAD has no body; what has no length comes in chunks, or ends with the connection."""
+async def test_answers_without_a_length_are_sent() -> None:
+    """In chunks, or until the connection closes; the answer to HEAD has no body."""
     async with running() as server, await RawClient.connect(server.port) as client:
         await client.send(request(None, method="HEAD"))
         answer = await client.answer(method="HEAD")
@@ -148,8 +148,8 @@ async def test_head_and_answers_without_a_length() -> None:
         ("*", b"*"),
     ],
 )
-async def test_forms_of_the_target(target: str, uri: bytes) -> None:
-    """Also the absolute form, which a proxy gets."""
+async def test_a_target_may_have_any_form(target: str, uri: bytes) -> None:
+    """For example the absolute form, which clients send to proxies."""
     async with running() as server:
         answer = await server.ask(request(None, method="OPTIONS", target=target))
         assert (answer.status, answer.body) == (200, uri)
@@ -157,7 +157,7 @@ async def test_forms_of_the_target(target: str, uri: bytes) -> None:
 
 @pytest.mark.parametrize("method", ["BREW", "PROPFIND", "get", "M-SEARCH", "CONNECT"])
 async def test_other_methods_reach_the_application(method: str) -> None:
-    """Known to the parser or not, with a body or without."""
+    """Methods that the parser knows and others, with a body and without."""
     async with running() as server, await RawClient.connect(server.port) as client:
         await client.send(request(b"body", method=method))
         assert (await client.answer()).status == 405
@@ -166,23 +166,23 @@ async def test_other_methods_reach_the_application(method: str) -> None:
 
 
 async def test_an_upgrade_is_not_followed() -> None:
-    """``curl --http2`` asks for one, with a body."""
+    """``curl --http2`` requests one, with a body."""
     headers = {"Connection": "Upgrade, HTTP2-Settings", "Upgrade": "h2c", "HTTP2-Settings": "AAMA"}
     async with running() as server:
         answer = await server.ask(request(b"body", headers=headers))
         assert (answer.status, answer.body) == (200, b"body")
 
 
-async def test_empty_lines_between_requests() -> None:
-    """Some clients end a body with one."""
+async def test_empty_lines_between_requests_are_ignored() -> None:
+    """Some clients send one after a body."""
     async with running() as server, await RawClient.connect(server.port) as client:
         await client.send(b"\r\n\r\n" + request(b"one") + b"\r\n" + request(b"two"))
         assert (await client.answer()).body == b"one"
         assert (await client.answer()).body == b"two"
 
 
-async def test_a_client_that_says_no_more_is_answered() -> None:
-    """``printf … | nc -N``: all that it sent."""
+async def test_a_client_that_closes_its_side_is_answered() -> None:
+    """All requests of ``printf … | nc -N`` are answered."""
     async with running() as server, await RawClient.connect(server.port) as client:
         server.settings["gate"] = gate = asyncio.Event()
         await client.send(request(b"one") + request(b"two"))
@@ -194,8 +194,8 @@ async def test_a_client_that_says_no_more_is_answered() -> None:
         assert await client.closed()
 
 
-async def test_who_hangs_up_does_not_cancel() -> None:
-    """The body was complete: the handler finishes its work."""
+async def test_a_client_that_hangs_up_does_not_cancel_its_request() -> None:
+    """The body was complete, so the handler finishes."""
     async with running() as server:
         gate = server.settings["gate"] = asyncio.Event()
         async with await RawClient.connect(server.port) as client:
@@ -209,20 +209,20 @@ async def test_who_hangs_up_does_not_cancel() -> None:
 @pytest.mark.parametrize(
     "test",
     [
-        test_answers_and_keeps_the_connection,
+        test_a_connection_is_kept_open,
         test_a_pipeline_waits_for_a_slow_handler_within_bounds,
-        test_expect_100_continue,
-        test_a_client_that_says_no_more_is_answered,
-        test_who_hangs_up_does_not_cancel,
+        test_a_client_that_waits_for_100_continue_gets_it,
+        test_a_client_that_closes_its_side_is_answered,
+        test_a_client_that_hangs_up_does_not_cancel_its_request,
     ],
 )
-def test_with_uvloop(test: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    """The same."""
+def test_the_connection_works_with_uvloop(test: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    """Some of the tests above, on the other event loop."""
     on_uvloop(test())
 
 
 class _Wire(asyncio.Transport):
-    """A transport that only remembers."""
+    """A transport that keeps what was written."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -273,13 +273,13 @@ _PIECES = [
     st.booleans(),
 )
 @settings(max_examples=150, deadline=None)
-def test_whatever_comes(
+def test_any_bytes_are_answered_without_an_exception(
     pieces: list[bytes],
     changes: list[tuple[int, int, bytes]],
     cuts: list[int],
     hangs_up: bool,
 ) -> None:
-    """Requests, some broken, cut anywhere: no exception, only answers, and all is let go."""
+    """Requests, some of them broken, cut anywhere; afterwards no memory is held."""
     data = b"".join(pieces)
     for at, cut, noise in changes:
         data = data[:at] + noise + data[at + cut :]
@@ -313,6 +313,6 @@ def test_whatever_comes(
         assert separator
         assert head.startswith(b"HTTP/1.1 ")
         length = re.search(rb"content-length: (\d+)", head, re.IGNORECASE)
-        # The answer to a HEAD has a length and no body; what follows it begins another answer.
+        # The answer to HEAD has a length and no body; the next bytes begin another answer.
         if length is not None and not sent.startswith(b"HTTP/1.1 "):
             sent = sent[int(length[1]) :]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The HTTP connection under a small Tornado application, with raw sockets: what is refused."""
+"""The HTTP connection with a small application, over raw sockets: requests that are refused."""
 
 from __future__ import annotations
 
@@ -69,8 +69,8 @@ POST = b"POST /echo HTTP/1.1\r\n" + HOST
         b"\nGET /echo HTTP/1.1\r\n" + HOST + b"\r\n",
     ],
 )
-async def test_what_is_not_http(data: bytes) -> None:
-    """A bare 400 and a close; no handler hears of it, and nothing that follows is read."""
+async def test_bytes_that_are_not_http_are_refused(data: bytes) -> None:
+    """With a bare 400, and the connection closes; no handler runs, and the rest is not read."""
     async with running() as server, await RawClient.connect(server.port) as client:
         await client.send(data + request(b"smuggled"))
         answer = await client.answer()
@@ -103,8 +103,8 @@ async def test_what_is_not_http(data: bytes) -> None:
         b"1;" + b"e" * 1000 + b"\r\na\r\n" + (b"1;" + b"e" * 1000 + b"\r\na\r\n") * 100,
     ],
 )
-async def test_bad_chunks(body: bytes) -> None:
-    """A bare 400 and a close, and no handler goes on."""
+async def test_bad_chunks_are_refused(body: bytes) -> None:
+    """With a bare 400, and the connection closes; no handler continues."""
     async with running() as server, await RawClient.connect(server.port) as client:
         await client.send(POST + b"Transfer-Encoding: chunked\r\n\r\n" + body)
         answer = await client.answer()
@@ -122,8 +122,8 @@ async def test_bad_chunks(body: bytes) -> None:
         b"GET /echo HTTP/1.1\r\nHost: a\r\n" + b"a:\r\n" * 101 + b"\r\n",
     ],
 )
-async def test_large_heads(head: bytes) -> None:
-    """431 in the error shape, whether the head ends or not."""
+async def test_a_large_head_is_refused(head: bytes) -> None:
+    """With 431 in the error shape, whether the head is complete or not."""
     async with running() as server, await RawClient.connect(server.port) as client:
         await client.send(head)
         answer = await client.answer()
@@ -132,8 +132,8 @@ async def test_large_heads(head: bytes) -> None:
         assert await client.closed()
 
 
-async def test_slow_head() -> None:
-    """408, however often another byte comes."""
+async def test_a_slow_head_is_refused() -> None:
+    """With 408, even if more bytes arrive."""
     async with (
         running(request_timeout=0.4) as server,
         await RawClient.connect(server.port) as client,
@@ -150,8 +150,8 @@ async def test_slow_head() -> None:
 
 
 @pytest.mark.parametrize("framing", ["Content-Length: 50", "Transfer-Encoding: chunked"])
-async def test_slow_body(framing: str) -> None:
-    """The handler says why it has no body, and the connection closes."""
+async def test_a_slow_body_is_refused(framing: str) -> None:
+    """The handler answers with the reason, and the connection closes."""
     async with running(request_timeout=0.4) as server:
         async with await RawClient.connect(server.port) as client:
             await client.send(POST + framing.encode() + b"\r\n\r\n" + b"a\r\n12345")
@@ -163,7 +163,7 @@ async def test_slow_body(framing: str) -> None:
 
 
 async def test_idle_connections_are_closed() -> None:
-    """In silence: there was no question."""
+    """Without an answer, because there was no request."""
     async with running(idle_timeout=0.3) as server:
         async with await RawClient.connect(server.port) as client:
             assert await client.closed()
@@ -173,8 +173,8 @@ async def test_idle_connections_are_closed() -> None:
             assert await client.closed()
 
 
-async def test_a_body_shorter_than_its_length() -> None:
-    """The handler says so to a client that still listens."""
+async def test_a_body_shorter_than_its_length_is_refused() -> None:
+    """A client that still reads gets the answer of the handler."""
     async with running() as server:
         for framing in (b"Content-Length: 50", b"Transfer-Encoding: chunked"):
             async with await RawClient.connect(server.port) as client:
@@ -187,8 +187,8 @@ async def test_a_body_shorter_than_its_length() -> None:
 
 
 @pytest.mark.parametrize("size", [100_001, 3_000_000, 60_000_000])
-async def test_a_body_too_long(size: int) -> None:
-    """Declared or not: the client gets its answer, though it goes on sending for a while."""
+async def test_a_body_that_is_too_long_is_refused(size: int) -> None:
+    """Declared or not; the client gets the answer although it goes on sending for a while."""
     async with running() as server:
         for chunked in (False, True):
             async with await RawClient.connect(server.port) as client:
@@ -201,14 +201,14 @@ async def test_a_body_too_long(size: int) -> None:
                 assert (answer.status, answer.body) == (418, b"too large")
                 assert answer.headers["connection"] == "close"
                 await sending
-                # What is thrown away is bounded; up to there nobody is reset.
+                # The server discards a bounded part of the rest before it resets the connection.
                 assert await client.closed(reset=size > 20 * 2**20)
         assert server.seen == []
         assert server.listener.shared.inflight == 0
 
 
 async def test_a_refused_body_is_skipped() -> None:
-    """Refused by its head: the rest is thrown away, the connection goes on."""
+    """It was refused by its head; the body is discarded, and the connection stays."""
     async with running() as server, await RawClient.connect(server.port) as client:
         headers = {"X-Refuse": "1"}
         await client.send(request(None, headers={**headers, "Content-Length": "90000"}))
@@ -220,7 +220,7 @@ async def test_a_refused_body_is_skipped() -> None:
         assert (await client.answer()).status == 403
         await client.send(b"cde\r\n0\r\n\r\n" + request(b"last"))
         assert (await client.answer()).body == b"last"
-        # What is no chunk ends it; it has been answered.
+        # Bytes that are not a chunk close the connection; the request was answered before.
         await client.send(request(b"5\r\nab", headers=chunked, length=False))
         assert (await client.answer()).status == 403
         await client.send(b"cdeXX" + request(b"smuggled"))
@@ -228,8 +228,8 @@ async def test_a_refused_body_is_skipped() -> None:
         assert server.seen == [b"next", b"last"]
 
 
-async def test_a_client_that_never_reads() -> None:
-    """It is not answered without end, and in the end it is cut off."""
+async def test_a_client_that_never_reads_is_cut_off() -> None:
+    """The server stops answering it, and closes the connection in the end."""
     async with (
         running(request_timeout=0.5) as server,
         await RawClient.connect(server.port) as client,
@@ -245,17 +245,17 @@ async def test_a_client_that_never_reads() -> None:
 @pytest.mark.parametrize(
     "test",
     [
-        test_a_body_shorter_than_its_length,
+        test_a_body_shorter_than_its_length_is_refused,
         test_a_refused_body_is_skipped,
-        test_a_client_that_never_reads,
+        test_a_client_that_never_reads_is_cut_off,
     ],
 )
-def test_with_uvloop(test: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    """The same."""
+def test_the_refusals_work_with_uvloop(test: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    """Some of the tests above, on the other event loop."""
     on_uvloop(test())
 
 
 @pytest.mark.parametrize("size", [100_001, 3_000_000])
-def test_a_body_too_long_with_uvloop(size: int) -> None:
-    """Likewise."""
-    on_uvloop(test_a_body_too_long(size))
+def test_a_body_that_is_too_long_is_refused_with_uvloop(size: int) -> None:
+    """The same on the other event loop."""
+    on_uvloop(test_a_body_that_is_too_long_is_refused(size))

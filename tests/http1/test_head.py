@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Heads of requests. What is refused, and how, is in ``test_http1_refused.py``."""
+"""Heads of requests; ``test_connection_refused.py`` has the answers to bad ones."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ PLAIN = (
 )
 
 
-def test_what_is_in_it() -> None:
-    """Names in any case, values without the white space around them."""
+def test_a_head_is_parsed() -> None:
+    """Names of headers in any case, values without the white space around them."""
     head = Head(PLAIN.replace(b"X-One: 1", b"X-One:\t 1 \t"))
     assert (head.method, head.target, head.version) == ("POST", "/v1/track?a=b", "HTTP/1.1")
     assert head.headers.get_list("X-One") == ["1", "2"]
@@ -32,15 +32,15 @@ def test_what_is_in_it() -> None:
 @pytest.mark.parametrize(
     ("value", "expects"), [("100-continue", True), ("100-Continue", True), ("x", False)]
 )
-def test_expectations(value: str, expects: bool) -> None:
-    """Only one is known; HTTP/1.0 has none."""
+def test_only_100_continue_is_a_known_expectation(value: str, expects: bool) -> None:
+    """HTTP/1.0 has no expectations."""
     raw = PLAIN.replace(b"X-One: 1", f"Expect: {value}".encode())
     assert Head(raw).expects_continue is expects
     assert not Head(raw.replace(b"HTTP/1.1", b"HTTP/1.0")).expects_continue
 
 
-def test_the_number_of_headers() -> None:
-    """Whatever the method is."""
+def test_the_number_of_headers_is_limited() -> None:
+    """For every method."""
     for method in (b"POST", b"BREW"):
         for count in (MAX_HEADERS, MAX_HEADERS + 1):
             raw = method + b" / HTTP/1.1\r\n" + b"a: b\r\n" * count + b"\r\n"
@@ -54,8 +54,8 @@ def test_the_number_of_headers() -> None:
 @given(st.binary(max_size=200), st.integers(0, len(PLAIN)), st.integers(0, 20))
 @example(b"", 0, 0)
 @example(b"\n", 0, 0)
-def test_whatever_it_is(noise: bytes, at: int, cut: int) -> None:
-    """A head, or one of two refusals; and a head is never two."""
+def test_any_bytes_are_a_head_or_refused(noise: bytes, at: int, cut: int) -> None:
+    """With one of two errors; no bytes are two heads."""
     raw = PLAIN[:at] + noise + PLAIN[at + cut :]
     end = raw.find(b"\r\n\r\n")
     if end < 0:
@@ -73,8 +73,8 @@ def test_whatever_it_is(noise: bytes, at: int, cut: int) -> None:
 
 
 @given(st.lists(st.sampled_from([b"GET ", b"/", b"\r\n", b"\r", b"\n", b"a: b", b"\0"])))
-def test_a_beginning_that_is_cut_anywhere(pieces: list[bytes]) -> None:
-    """What is checked in parts is refused exactly when the whole is."""
+def test_a_head_may_be_checked_in_pieces(pieces: list[bytes]) -> None:
+    """The pieces are refused exactly when the whole head is."""
     buffer, searched, refused = bytearray(), 0, False
     for piece in pieces:
         buffer += piece

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""All connections together: how many there may be, how much they hold, how they end."""
+"""All connections of a listener: their number, the memory that they hold, the drain."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from support.waiting import eventually
 
 
 async def test_bodies_in_memory_are_bounded() -> None:
-    """Past ``inflight_bytes`` a request fails; once others are answered, there is room again."""
+    """Beyond ``inflight_bytes`` a request fails, until others have been answered."""
     async with running(inflight_bytes=150_000) as server:
         gate = server.settings["gate"] = asyncio.Event()
         async with await RawClient.connect(server.port) as first:
@@ -31,8 +31,8 @@ async def test_bodies_in_memory_are_bounded() -> None:
             assert server.listener.shared.inflight == 0
 
 
-async def test_too_many_connections() -> None:
-    """An idle one makes room; if all are busy, the newcomer is told."""
+async def test_an_idle_connection_makes_room_for_a_new_one() -> None:
+    """If all connections are busy, the new one gets an answer and is closed."""
     async with running(max_connections=2) as server, contextlib.AsyncExitStack() as stack:
         gate = server.settings["gate"] = asyncio.Event()
 
@@ -57,8 +57,8 @@ async def test_too_many_connections() -> None:
         assert (await also_busy.answer()).body == b"2"
 
 
-async def test_draining() -> None:
-    """Answers say so, what is in flight is answered, idle connections close."""
+async def test_a_drain_answers_requests_and_closes_idle_connections() -> None:
+    """Answers announce that the connection closes."""
     async with running() as server, contextlib.AsyncExitStack() as stack:
         gate = server.settings["gate"] = asyncio.Event()
         idle = await stack.enter_async_context(await RawClient.connect(server.port))
@@ -82,8 +82,8 @@ async def test_draining() -> None:
         assert await draining
 
 
-async def test_draining_and_a_pipeline() -> None:
-    """What was not begun is not answered, but the answer before it arrives, and no reset."""
+async def test_a_drain_cuts_a_pipeline_between_requests() -> None:
+    """Requests that have not begun are not answered; the answer before arrives without a reset."""
     async with running() as server, await RawClient.connect(server.port) as client:
         gate = server.settings["gate"] = asyncio.Event()
         await client.send(request(b"one") + request(b"two" * 20_000) * 20)
@@ -96,8 +96,8 @@ async def test_draining_and_a_pipeline() -> None:
         assert server.seen == [b"one"]
 
 
-async def test_draining_has_an_end() -> None:
-    """What takes too long is cut off, and that is said."""
+async def test_a_drain_ends_after_its_time() -> None:
+    """Requests that take too long are cut off and reported."""
     async with running() as server, await RawClient.connect(server.port) as client:
         server.settings["gate"] = asyncio.Event()
         await client.send(request(b"x"))
@@ -110,11 +110,11 @@ async def test_draining_has_an_end() -> None:
     "test",
     [
         test_bodies_in_memory_are_bounded,
-        test_too_many_connections,
-        test_draining,
-        test_draining_has_an_end,
+        test_an_idle_connection_makes_room_for_a_new_one,
+        test_a_drain_answers_requests_and_closes_idle_connections,
+        test_a_drain_ends_after_its_time,
     ],
 )
-def test_with_uvloop(test: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    """The same."""
+def test_the_listener_works_with_uvloop(test: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    """Some of the tests above, on the other event loop."""
     on_uvloop(test())

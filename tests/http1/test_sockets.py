@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""engage.http1.sockets: the socket, and an error that says what to change."""
+"""engage.http1.sockets opens the listening socket; its errors say what to change."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from engage.api import EngageError
 from engage.http1.sockets import listen, url_of
 
 
-def test_port_0_takes_a_free_one() -> None:
+def test_port_0_is_a_free_port() -> None:
     with listen("127.0.0.1", 0) as sock:
         port = sock.getsockname()[1]
         assert url_of(sock) == f"http://127.0.0.1:{port}"
         socket.create_connection(("127.0.0.1", port)).close()
 
 
-def test_a_name_is_looked_up_and_ipv4_is_taken_first() -> None:
+def test_a_name_is_looked_up_and_ipv4_is_preferred() -> None:
     with listen("localhost", 0) as sock:
         assert url_of(sock).startswith("http://127.0.0.1:")
 
@@ -49,7 +49,7 @@ def test_a_taken_port_is_one_clear_line() -> None:
     )
 
 
-def test_a_host_that_is_not_ours() -> None:
+def test_a_host_of_another_machine_is_an_error() -> None:
     with pytest.raises(EngageError, match=r"^server\.host, server\.port: 'no\.such\.invalid'"):
         listen("no.such.invalid", 0)
     with pytest.raises(EngageError, match=r"cannot listen on 192\.0\.2\.1:"):

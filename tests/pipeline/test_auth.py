@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where a write key may stand, and what is said of one that is wrong."""
+"""Where a write key may be, and the errors for a wrong one."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from support.pipeline import ACME, OTHER
 
 
 def encoded(text: str) -> str:
-    """:return: the header of HTTP clients."""
+    """Return the header that HTTP clients send."""
     return "Basic " + base64.b64encode(text.encode()).decode()
 
 
@@ -40,14 +40,14 @@ def authenticator() -> Authenticator:
         encoded("key-1:é"),
     ],
 )
-def test_header_names_the_workspace(authenticator: Authenticator, header: str) -> None:
+def test_a_key_in_the_header_names_the_workspace(authenticator: Authenticator, header: str) -> None:
     principal = authenticator.header_or_query([header], [])
     assert principal is not None
     assert (principal.workspace.id, principal.write_key.id) == ("acme", "website")
 
 
-def test_url_safe_alphabet() -> None:
-    """A key whose base64 has characters that differ in the two alphabets."""
+def test_the_header_may_use_the_url_safe_alphabet() -> None:
+    """The base64 of the key has characters that differ in the two alphabets."""
     key = "k>?k>?"
     workspace = Workspace(id="w", name="W", write_keys=(WriteKey(id="k", key=key),))
     header = "Basic " + base64.urlsafe_b64encode(f"{key}:".encode()).decode()
@@ -58,8 +58,8 @@ def test_url_safe_alphabet() -> None:
 
 
 @pytest.mark.parametrize("sent", ["verbatim", "encoded", "encoded with colon"])
-def test_a_key_that_is_base64_itself(sent: str) -> None:
-    """Dittofeed's keys are the base64 of ``id:secret``."""
+def test_a_key_may_be_base64(sent: str) -> None:
+    """Keys of Dittofeed are the base64 of ``id:secret``."""
     key = base64.b64encode(b"c4609eb3:294f0b92").decode()
     workspace = Workspace(id="w", name="W", write_keys=(WriteKey(id="k", key=key),))
     header = {
@@ -73,7 +73,7 @@ def test_a_key_that_is_base64_itself(sent: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["id:secret", "id:secret:"])
-def test_a_key_with_a_colon(text: str) -> None:
+def test_a_key_may_have_a_colon(text: str) -> None:
     workspace = Workspace(id="w", name="W", write_keys=(WriteKey(id="k", key="id:secret"),))
     assert Authenticator([workspace]).header_or_query([encoded(text)], []) is not None
 
@@ -94,8 +94,10 @@ def test_a_key_with_a_colon(text: str) -> None:
         [encoded("key-1:"), encoded("key-1:")],
     ],
 )
-def test_wrong_header_is_final(authenticator: Authenticator, headers: list[str]) -> None:
-    """Not even a right key in the query helps: first found wins."""
+def test_a_wrong_key_in_the_header_is_final(
+    authenticator: Authenticator, headers: list[str]
+) -> None:
+    """Even with a right key in the query: the first key that is found counts."""
     with pytest.raises(ApiError) as caught:
         authenticator.header_or_query(headers, ["key-1"])
     assert (caught.value.status, caught.value.code) == (401, "invalid_write_key")
@@ -104,7 +106,7 @@ def test_wrong_header_is_final(authenticator: Authenticator, headers: list[str])
 
 
 @pytest.mark.parametrize("header", [encoded("key-0:"), "Basic key-0"])
-def test_disabled_key(authenticator: Authenticator, header: str) -> None:
+def test_a_disabled_key_is_refused(authenticator: Authenticator, header: str) -> None:
     attempts: tuple[Callable[[], object], ...] = (
         lambda: authenticator.header_or_query([header], []),
         lambda: authenticator.header_or_query([], ["key-0"]),
@@ -117,7 +119,7 @@ def test_disabled_key(authenticator: Authenticator, header: str) -> None:
         assert "WWW-Authenticate" not in caught.value.headers
 
 
-def test_query(authenticator: Authenticator) -> None:
+def test_a_key_may_be_in_the_query(authenticator: Authenticator) -> None:
     principal = authenticator.header_or_query([], ["key-2"])
     assert principal is not None
     assert principal.workspace.id == "other"
@@ -129,11 +131,13 @@ def test_query(authenticator: Authenticator) -> None:
 
 
 @pytest.mark.parametrize("keys", [[], [""]])
-def test_nothing_there_leaves_it_to_the_body(authenticator: Authenticator, keys: list[str]) -> None:
+def test_without_a_key_in_front_the_body_decides(
+    authenticator: Authenticator, keys: list[str]
+) -> None:
     assert authenticator.header_or_query([], keys) is None
 
 
-def test_body(authenticator: Authenticator) -> None:
+def test_a_key_may_be_in_the_body(authenticator: Authenticator) -> None:
     assert authenticator.body("key-1").workspace is ACME
 
 
@@ -149,7 +153,9 @@ def test_body(authenticator: Authenticator) -> None:
         (False, "invalid_write_key"),
     ],
 )
-def test_wrong_body(authenticator: Authenticator, value: object, code: str) -> None:
+def test_a_wrong_key_in_the_body_is_refused(
+    authenticator: Authenticator, value: object, code: str
+) -> None:
     with pytest.raises(ApiError) as caught:
         authenticator.body(value)
     assert (caught.value.status, caught.value.code) == (401, code)

@@ -26,7 +26,7 @@ def arrival(workspace: str = "acme", origin: str = "api", now: int = NOW) -> Arr
     )
 
 
-def test_what_is_kept() -> None:
+def test_a_dead_letter_has_the_refused_event() -> None:
     item = {"userId": 7, "anonymousId": "a", "messageId": "m", "writeKey": "key-1", "x": [1]}
     letter = letter_of(item, ERROR, arrival())
     assert orjson.loads(letter.item) == {
@@ -47,7 +47,7 @@ def test_what_is_kept() -> None:
 @pytest.mark.parametrize(
     "item", [5, None, [], "x", {"userId": [], "anonymousId": True, "messageId": {}}, {"userId": ""}]
 )
-def test_what_is_no_event_has_no_ids(item: Any) -> None:
+def test_an_item_that_is_not_an_event_has_no_ids(item: Any) -> None:
     letter = letter_of(item, ERROR, arrival())
     assert letter.user_id is letter.anonymous_id is letter.message_id is None
     assert orjson.loads(letter.item) == item
@@ -67,19 +67,19 @@ def test_a_retry_is_the_same_letter() -> None:
     assert len({letter.id, *(other.id for other in others)}) == 5
 
 
-def test_ids_are_over_length_prefixed_parts() -> None:
+def test_the_id_of_a_letter_is_a_hash_of_length_prefixed_parts() -> None:
     assert letter_id("ab", "c", b"d") != letter_id("a", "bc", b"d")
     assert letter_id("a", "b", b"cd") != letter_id("a", "bc", b"d")
 
 
-def test_a_long_item_is_cut_within_no_character() -> None:
+def test_a_long_item_is_cut_between_characters() -> None:
     item = {"a": "é" * MAX_ITEM}
     letter = letter_of(item, ERROR, arrival())
     assert letter.truncated
     assert MAX_ITEM - 3 < len(letter.item) <= MAX_ITEM
     letter.item.decode()
     letter_of({"ab": "é" * MAX_ITEM}, ERROR, arrival()).item.decode()
-    # … and two that differ only after the cut are two
+    # two that differ only after the cut are two letters
     assert letter_of({"a": "é" * MAX_ITEM + "x"}, ERROR, arrival()).id != letter.id
     whole = letter_of(item, ERROR, arrival(), max_item=None)
     assert not whole.truncated
@@ -95,7 +95,7 @@ def test_long_ids_are_cut() -> None:
     assert letter.message_id == "m" * 256
 
 
-def test_what_is_not_json_is_kept_somehow() -> None:
+def test_an_item_that_is_not_json_is_kept_as_text() -> None:
     assert b"object" in letter_of({"a": object()}, ERROR, arrival()).item
 
 
@@ -126,7 +126,7 @@ def compare(new: dict[str, Any], old: dict[str, Any] = STORED) -> list[str]:
         {"traits": None},
     ],
 )
-def test_the_same_event_again(changed: dict[str, Any]) -> None:
+def test_the_same_event_again_is_a_duplicate(changed: dict[str, Any]) -> None:
     assert compare({**STORED, **changed}) == []
 
 
@@ -146,7 +146,9 @@ def test_the_same_event_again(changed: dict[str, Any]) -> None:
         ({"originalTimestamp": "2026-11-21T09:30:01Z"}, ["originalTimestamp"]),
     ],
 )
-def test_another_event_under_the_same_id(changed: dict[str, Any], fields: list[str]) -> None:
+def test_another_event_under_the_same_id_is_a_conflict(
+    changed: dict[str, Any], fields: list[str]
+) -> None:
     assert compare({**STORED, **changed}) == fields
     assert compare(STORED, {**STORED, **changed}) == fields
     conflict = Conflict(fields)

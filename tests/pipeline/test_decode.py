@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bytes that are JSON, and bytes that are not."""
+"""Decoding of bodies: compression, and JSON within the limits."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ TEXT = b'{"userId": "u-1"}' * 100
 
 
 def raw_deflate(data: bytes) -> bytes:
-    """:return: deflate without the zlib wrapper."""
+    """Return deflate without the zlib wrapper."""
     packer = zlib.compressobj(wbits=-zlib.MAX_WBITS)
     return packer.compress(data) + packer.flush()
 
 
 def refused(data: bytes, **limits: int) -> ApiError:
-    """:return: what ``data`` is refused with."""
+    """Return the error for ``data``."""
     with pytest.raises(ApiError) as caught:
         decode_json(data, dataclasses.replace(DEFAULT_LIMITS, **limits))
     return caught.value
@@ -54,12 +54,12 @@ def refused(data: bytes, **limits: int) -> ApiError:
         ("deflate", "deflate"),
     ],
 )
-def test_known_encodings(header: Any, encoding: str) -> None:
+def test_known_encodings_are_accepted(header: Any, encoding: str) -> None:
     assert check_encoding(header) == encoding
 
 
 @pytest.mark.parametrize("header", ["br", "gzip, gzip", "zstd", "gzip,identity", ["gzip", "gzip"]])
-def test_unknown_encodings(header: Any) -> None:
+def test_unknown_encodings_are_refused(header: Any) -> None:
     with pytest.raises(ApiError) as caught:
         check_encoding(header)
     assert (caught.value.status, caught.value.code) == (415, "unsupported_encoding")
@@ -83,7 +83,7 @@ def test_unknown_encodings(header: Any) -> None:
         ("deflate", raw_deflate(TEXT)),
     ],
 )
-def test_decompress(encoding: Any, body: bytes) -> None:
+def test_a_body_is_decompressed_up_to_the_limit(encoding: Any, body: bytes) -> None:
     assert decompress(body, encoding, limit(len(TEXT))) == TEXT
     with pytest.raises(ApiError) as caught:
         decompress(body, encoding, limit(len(TEXT) - 1))
@@ -91,8 +91,8 @@ def test_decompress(encoding: Any, body: bytes) -> None:
     assert "limits.event_bytes" in caught.value.message
 
 
-def test_raw_deflate_that_looks_like_zlib() -> None:
-    """A stored block of the right length begins with what could be a zlib header."""
+def test_raw_deflate_that_looks_like_zlib_is_decompressed() -> None:
+    """A stored block of the right length begins like a zlib header."""
     data = b"x" * 30
     for size in range(1, 400):
         block = b"\x78" + struct.pack("<HH", size, size ^ 0xFFFF)
@@ -106,7 +106,7 @@ def test_raw_deflate_that_looks_like_zlib() -> None:
 
 
 @given(st.binary(max_size=300_000), st.sampled_from(["gzip", "zlib", "raw"]), st.integers(1, 4))
-def test_what_was_packed_comes_out(data: bytes, packing: str, members: int) -> None:
+def test_any_body_is_decompressed(data: bytes, packing: str, members: int) -> None:
     if packing == "gzip":
         step = max(len(data) // members, 1)
         parts = [data[i : i + step] for i in range(0, max(len(data), 1), step)]
@@ -137,14 +137,14 @@ def test_what_was_packed_comes_out(data: bytes, packing: str, members: int) -> N
         ("deflate", raw_deflate(TEXT) + b"\0"),
     ],
 )
-def test_not_compressed_right(encoding: Any, body: bytes) -> None:
+def test_damaged_compression_is_refused(encoding: Any, body: bytes) -> None:
     with pytest.raises(ApiError) as caught:
         decompress(body, encoding, limit(10_000_000))
     assert (caught.value.status, caught.value.code) == (400, "invalid_encoding")
 
 
 @given(st.data())
-def test_no_damage_is_a_crash(data: st.DataObject) -> None:
+def test_no_damage_raises_another_exception(data: st.DataObject) -> None:
     body = bytearray(gzip.compress(TEXT, mtime=0))
     for _ in range(data.draw(st.integers(1, 5))):
         body[data.draw(st.integers(0, len(body) - 1))] = data.draw(st.integers(0, 255))
@@ -152,8 +152,8 @@ def test_no_damage_is_a_crash(data: st.DataObject) -> None:
         decompress(bytes(body), "gzip", limit(100_000))
 
 
-def test_bomb() -> None:
-    """A gigabyte of zeros in a megabyte costs what the limit allows, not a gigabyte."""
+def test_a_bomb_costs_no_more_memory_than_the_limit() -> None:
+    """A gigabyte of zeros, compressed to a megabyte."""
     packer = zlib.compressobj(wbits=31)
     megabyte = b"\0" * 2**20
     bomb = b"".join([packer.compress(megabyte) for _ in range(1024)] + [packer.flush()])
@@ -184,13 +184,13 @@ def test_bomb() -> None:
         (b"null", None),
     ],
 )
-def test_taken_exactly(data: bytes, value: Any) -> None:
+def test_a_value_is_decoded_exactly(data: bytes, value: Any) -> None:
     decoded = decode_json(data, DEFAULT_LIMITS)
     assert decoded == value
     assert type(decoded) is type(value)
 
 
-def test_minus_zero() -> None:
+def test_minus_zero_is_decoded() -> None:
     assert math.copysign(1, decode_json(b"-0.0", DEFAULT_LIMITS)) == -1
 
 
@@ -236,7 +236,7 @@ def test_minus_zero() -> None:
         b'"\\x41"',
     ],
 )
-def test_refused(data: bytes) -> None:
+def test_bytes_that_are_not_json_are_refused(data: bytes) -> None:
     error = refused(data)
     assert (error.status, error.code) == (400, "invalid_json")
     assert len(error.message) < 200
@@ -253,15 +253,15 @@ def test_refused(data: bytes) -> None:
         (b"{", "line 1"),
     ],
 )
-def test_messages_name_the_rule(data: bytes, words: str) -> None:
+def test_the_message_names_the_rule(data: bytes, words: str) -> None:
     assert words in refused(data).message
 
 
 @pytest.mark.parametrize(
     ("opening", "closing"), [(b"[", b"]"), (b'{"a":', b"}"), (b'[{"]":', b"}]"), (b'["]",', b"]")]
 )
-def test_depth(opening: bytes, closing: bytes) -> None:
-    """64 levels and no more, whatever brackets stand in strings."""
+def test_nesting_of_more_than_64_levels_is_refused(opening: bytes, closing: bytes) -> None:
+    """Brackets in strings do not count."""
     per = len(closing)
     for levels in (63, 64):
         times = levels // per
@@ -272,10 +272,10 @@ def test_depth(opening: bytes, closing: bytes) -> None:
         assert "json_depth" in error.message
 
 
-def test_depth_65() -> None:
+def test_nesting_of_65_levels_is_refused() -> None:
     decode_json(b"[" * 64 + b"]" * 64, DEFAULT_LIMITS)
     assert refused(b"[" * 65 + b"]" * 65).code == "invalid_json"
-    # many brackets, but side by side
+    # many brackets side by side are not deep
     decode_json(b"[" + b",".join([b"[[]]"] * 1000) + b"]", DEFAULT_LIMITS)
 
 
@@ -287,7 +287,7 @@ nested = st.recursive(
 
 
 @given(nested, st.integers(1, 6))
-def test_too_deep_is_the_depth(value: Any, limit: int) -> None:
+def test_too_deep_agrees_with_the_depth(value: Any, limit: int) -> None:
     def depth(value: Any) -> int:
         if isinstance(value, dict):
             return 1 + max(map(depth, value.values()), default=0)
@@ -299,24 +299,24 @@ def test_too_deep_is_the_depth(value: Any, limit: int) -> None:
 
 
 @given(nested)
-def test_what_others_write_is_read_the_same(value: Any) -> None:
+def test_json_of_other_libraries_is_decoded_the_same(value: Any) -> None:
     assert decode_json(json.dumps(value).encode(), DEFAULT_LIMITS) == value
     assert decode_json(orjson.dumps(value), DEFAULT_LIMITS) == value
 
 
-def test_count_of_values() -> None:
+def test_the_number_of_values_is_limited() -> None:
     most = DEFAULT_LIMITS.json_values
     decode_json(b"[" + b"1," * (most - 1) + b"1]", DEFAULT_LIMITS)
     error = refused(b"[" + b"1," * most + b"1]")
     assert (error.status, error.code) == (413, "body_too_large")
     assert "limits.json_values" in error.message
-    # Before anything is parsed: this is not even JSON.
+    # They are counted before the body is parsed: this is not JSON.
     assert refused(b"[]," * most).status == 413
     assert refused(b"{" * (most + 1)).status == 413
 
 
-def test_long_numbers_are_looked_at_exactly() -> None:
-    """At every place, and beside text that looks like them."""
+def test_long_numbers_are_checked_exactly() -> None:
+    """Everywhere, and beside text that looks like a number."""
     random.seed(7)
     for _ in range(200):
         number = random.choice([2**63 - 1, -(2**63), 10**18, -(10**18)])

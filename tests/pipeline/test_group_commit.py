@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Group commit: who shares a call, who waits, and what a failure costs whom."""
+"""Group commit: which requests share a call, which wait, and which fail with a failure."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from support.pipeline import turns
 
 
 class StoppedClock:
-    """An event loop whose time goes on only when a test says so."""
+    """An event loop whose clock only a test advances."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.now = 0.0
@@ -38,7 +38,7 @@ class Target:
 
     def __init__(self, **options: Any) -> None:
         self.calls: list[list[Any]] = []
-        #: Called before a call returns; may raise, or return something to wait for.
+        #: Called before a call returns. It may raise, or return something to wait for.
         self.before: Callable[[Sequence[Any]], Any] = lambda items: None
         self.done: list[int] = []
         self.failed = 0
@@ -69,7 +69,7 @@ class Target:
         return asyncio.ensure_future(self.group_commit.submit(items, size))
 
     def hold_each(self, calls: int) -> list[asyncio.Event]:
-        """:return: one for each of the next calls; set it to let that call go on."""
+        """Return an event for each of the next calls; set it to let that call continue."""
         gates = [asyncio.Event() for _ in range(calls)]
         waiting = iter(gates)
         self.before = lambda items: next(waiting).wait()
@@ -82,20 +82,20 @@ class Target:
         return clock
 
     def hold(self) -> asyncio.Event:
-        """:return: set it to let the calls go on."""
+        """Return an event; set it to let the calls continue."""
         gate = asyncio.Event()
         self.before = lambda items: gate.wait()
         return gate
 
 
-async def test_alone_waits_for_nobody() -> None:
+async def test_a_single_request_does_not_wait() -> None:
     target = Target()
     assert await target.submit("a", "b") == ["<a>", "<b>"]
     assert target.calls == [["a", "b"]]
     assert target.group_commit.items == 0
 
 
-async def test_what_arrives_together_is_one_call() -> None:
+async def test_requests_that_arrive_together_are_one_call() -> None:
     target = Target()
     results = await asyncio.gather(target.submit("a"), target.submit("b", "c"), target.submit())
     assert list(results) == [["<a>"], ["<b>", "<c>"], []]
@@ -103,7 +103,7 @@ async def test_what_arrives_together_is_one_call() -> None:
     assert target.done == [3]
 
 
-async def test_what_arrives_meanwhile_shares_the_next() -> None:
+async def test_requests_that_arrive_during_a_call_share_the_next() -> None:
     target = Target()
     gate = target.hold()
     first = target.submit("a")
@@ -117,7 +117,7 @@ async def test_what_arrives_meanwhile_shares_the_next() -> None:
     assert target.calls == [["a"], ["b", "c", "d"]]
 
 
-async def test_nobody_is_answered_before_the_call_returned() -> None:
+async def test_a_request_is_answered_after_its_call_returned() -> None:
     target = Target()
     gate = target.hold()
     request = target.submit("a")
@@ -136,14 +136,14 @@ async def test_one_call_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         target.submit("c", "d"),
         target.submit("e", size=30),
         target.submit("f", size=30),
-        target.submit("g", "h", "i", "j", size=100),  # alone it may be larger
+        target.submit("g", "h", "i", "j", size=100),  # a single request may be larger
     ]
     await asyncio.gather(*requests)
     assert target.calls == [["a", "b"], ["c", "d", "e"], ["f"], ["g", "h", "i", "j"]]
 
 
 @pytest.mark.parametrize(("items", "size"), [(3, 1), (1, 500)])
-async def test_overloaded(items: int, size: int) -> None:
+async def test_a_full_queue_refuses_requests(items: int, size: int) -> None:
     target = Target(max_items=10, max_bytes=1000)
     gate = target.hold()
     first = target.submit(*range(8), size=600)
@@ -158,12 +158,12 @@ async def test_overloaded(items: int, size: int) -> None:
     await target.submit(*range(10), size=1000)
 
 
-async def test_larger_than_the_queue_is_taken_when_it_is_empty() -> None:
+async def test_an_empty_queue_accepts_a_request_larger_than_its_bounds() -> None:
     target = Target(max_items=1, max_bytes=1)
     assert len(await target.submit("a", "b", size=10)) == 2
 
 
-async def test_a_caller_that_gives_up_cancels_nothing() -> None:
+async def test_a_cancelled_caller_does_not_cancel_the_call() -> None:
     target = Target()
     gate = target.hold()
     first = target.submit("a")
@@ -180,7 +180,7 @@ async def test_a_caller_that_gives_up_cancels_nothing() -> None:
     assert await target.submit("d") == ["<d>"]
 
 
-async def test_poison_fails_alone() -> None:
+async def test_an_item_that_cannot_be_written_fails_alone() -> None:
     target = Target()
 
     def poisoned(items: Sequence[Any]) -> None:
@@ -197,7 +197,7 @@ async def test_poison_fails_alone() -> None:
     assert await target.submit("d") == ["<d>"]
 
 
-async def test_wrong_number_of_results_is_a_failure() -> None:
+async def test_a_wrong_number_of_results_is_a_failure() -> None:
     target = Target()
     call = target.call
 
@@ -209,8 +209,8 @@ async def test_wrong_number_of_results_is_a_failure() -> None:
         await target.submit("a", "b")
 
 
-async def test_one_that_makes_the_storage_unavailable_fails_alone() -> None:
-    """Some storages cannot tell poison from trouble."""
+async def test_an_item_that_makes_the_storage_unavailable_fails_alone() -> None:
+    """Some storages report a bad item as unavailability."""
     target = Target()
 
     def poisoned(items: Sequence[Any]) -> None:
@@ -225,14 +225,14 @@ async def test_one_that_makes_the_storage_unavailable_fails_alone() -> None:
     assert [type(result) for result in results] == [StorageUnavailable, list, list]
 
 
-async def test_unavailable_is_not_tried_for_everybody() -> None:
+async def test_unavailability_is_not_tried_for_every_request() -> None:
     target = Target()
 
     def down(items: Sequence[Any]) -> None:
         raise StorageUnavailable("no connection")
 
     target.before = down
-    target.stop_the_clock()  # it fails quickly
+    target.stop_the_clock()  # the call fails quickly
     requests = [target.submit(number) for number in range(50)]
     results = await asyncio.gather(*requests, return_exceptions=True)
     assert {type(result) for result in results} == {StorageUnavailable}
@@ -242,7 +242,7 @@ async def test_unavailable_is_not_tried_for_everybody() -> None:
     assert await target.submit("a") == ["<a>"]
 
 
-async def test_too_late_is_unavailable_for_all_and_the_store_opened_anew() -> None:
+async def test_a_call_that_takes_too_long_is_unavailable_and_reopens_the_store() -> None:
     target = Target(timeout=0.2)
     clock = target.stop_the_clock()
     later: list[asyncio.Task[Sequence[str]]] = []
@@ -265,8 +265,8 @@ async def test_too_late_is_unavailable_for_all_and_the_store_opened_anew() -> No
     assert await target.submit("d") == ["<d>"]
 
 
-async def test_each_is_answered_in_its_own_time() -> None:
-    """A slow store is not a dead one: what came later still gets its result."""
+async def test_each_request_is_answered_within_its_time() -> None:
+    """A slow store still answers requests that came later."""
     target = Target(timeout=30)
     clock = target.stop_the_clock()
     gates = target.hold_each(2)
@@ -289,7 +289,7 @@ async def test_each_is_answered_in_its_own_time() -> None:
     assert target.recovered == 0
 
 
-async def test_what_waited_too_long_is_no_reason_to_open_the_store_anew() -> None:
+async def test_a_request_that_waited_too_long_does_not_reopen_the_store() -> None:
     target = Target(timeout=30)
     clock = target.stop_the_clock()
     gates = target.hold_each(2)
@@ -308,7 +308,7 @@ async def test_what_waited_too_long_is_no_reason_to_open_the_store_anew() -> Non
     assert await target.submit("c") == ["<c>"]
 
 
-async def test_nothing_is_tried_for_whom_it_is_too_late() -> None:
+async def test_nothing_is_tried_for_requests_whose_time_is_over() -> None:
     target = Target(timeout=30)
     clock = target.stop_the_clock()
     gates = target.hold_each(1)
@@ -324,7 +324,7 @@ async def test_nothing_is_tried_for_whom_it_is_too_late() -> None:
     assert target.calls == [["a"]]
 
 
-async def test_a_call_that_does_not_heed_its_cancellation() -> None:
+async def test_a_call_that_ignores_its_cancellation_is_abandoned() -> None:
     target = Target(timeout=0.2)
     gate = asyncio.Event()
 
@@ -357,8 +357,8 @@ async def test_a_storage_that_cancels_itself_is_unavailable() -> None:
         await target.submit("a")
 
 
-async def test_poison_while_the_storage_hangs() -> None:
-    """Isolation keeps to the time of the requests too."""
+async def test_isolating_a_bad_item_ends_in_time_while_the_storage_hangs() -> None:
+    """The requests are answered within their time limit."""
     target = Target(timeout=0.2)
     clock = target.stop_the_clock()
 
@@ -377,7 +377,7 @@ async def test_poison_while_the_storage_hangs() -> None:
     assert target.group_commit.items == 0
 
 
-async def test_close_finishes_what_is_there() -> None:
+async def test_close_finishes_waiting_requests() -> None:
     target = Target()
     gate = target.hold()
     requests = [target.submit("a")]
@@ -395,11 +395,11 @@ async def test_close_finishes_what_is_there() -> None:
     assert [request.result() for request in requests] == [["<a>"], ["<b>"]]
 
 
-async def test_drain_of_nothing() -> None:
+async def test_an_idle_group_commit_drains_at_once() -> None:
     await Target().group_commit.drain()
 
 
-async def test_the_order_is_kept() -> None:
+async def test_requests_keep_their_order() -> None:
     target = Target()
     for _ in range(20):
         await asyncio.gather(*[target.submit(number) for number in range(10)])

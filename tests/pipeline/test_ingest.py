@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Events and dead letters on their way to the storage."""
+"""Ingest writes events and dead letters, and opens a store again that does not answer."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def make(
     )
 
 
-async def test_write_and_repeat() -> None:
+async def test_a_repeated_event_is_a_duplicate() -> None:
     store, metrics = MemoryStore(), CountingMetrics()
     ingest = make(store, metrics)
     outcomes = await ingest.write([make_event("a"), make_event("b"), make_event("a")])
@@ -44,7 +44,7 @@ async def test_write_and_repeat() -> None:
     assert metrics.writes == [3, 1]
 
 
-async def test_the_same_event_twice_at_once() -> None:
+async def test_the_same_event_twice_at_once_is_stored_once() -> None:
     store = MemoryStore()
     ingest = make(store, CountingMetrics())
     first, second = await asyncio.gather(
@@ -54,7 +54,7 @@ async def test_the_same_event_twice_at_once() -> None:
     assert store.writes == [["a", "a"]]
 
 
-async def test_one_refused_event_costs_its_neighbours_nothing() -> None:
+async def test_a_refused_event_does_not_affect_others() -> None:
     store = MemoryStore()
     store.refuse["b"] = "too strange"
     ingest = make(store, CountingMetrics())
@@ -66,7 +66,7 @@ async def test_one_refused_event_costs_its_neighbours_nothing() -> None:
     ]
 
 
-async def test_observers_hear_of_what_is_newly_stored() -> None:
+async def test_observers_get_newly_stored_events() -> None:
     store, heard = MemoryStore(), list[str]()
     store.refuse["c"] = "no"
 
@@ -86,7 +86,7 @@ async def test_observers_hear_of_what_is_newly_stored() -> None:
     assert heard == ["a", "b"]
 
 
-async def test_queue_is_bounded_by_events_and_bytes() -> None:
+async def test_the_queue_is_bounded_by_events_and_bytes() -> None:
     store = MemoryStore()
     gate = asyncio.Event()
     store.before = lambda events: gate.wait()
@@ -102,7 +102,7 @@ async def test_queue_is_bounded_by_events_and_bytes() -> None:
     await first
 
 
-async def test_a_store_that_does_not_answer_is_opened_anew() -> None:
+async def test_a_store_that_does_not_answer_is_opened_again() -> None:
     store, metrics = MemoryStore(), CountingMetrics()
     store.before = lambda events: asyncio.Event().wait()
     ingest = make(store, metrics, timeout=0.2)
@@ -117,7 +117,7 @@ async def test_a_store_that_does_not_answer_is_opened_anew() -> None:
 
 
 class Broken(MemoryStore):
-    """Once closed it cannot be opened until it is told that it can."""
+    """A store that, once closed, cannot be opened until ``usable`` is set."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -139,10 +139,10 @@ def _not_open(events: Sequence[Event]) -> None:
     raise StorageUnavailable("it is not open")
 
 
-async def test_a_store_that_cannot_be_opened_is_tried_until_it_can(
+async def test_opening_a_store_is_tried_until_it_succeeds(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Also when nobody sends anything: a load balancer sends nothing to who is not ready."""
+    """Without any request, too: a load balancer sends none to a server that is not ready."""
     monkeypatch.setattr(ingest_module, "_REOPEN_PAUSE", 0.01)
     store = Broken()
     store.before = lambda events: asyncio.Event().wait()
@@ -150,7 +150,7 @@ async def test_a_store_that_cannot_be_opened_is_tried_until_it_can(
     with pytest.raises(StorageUnavailable):
         await ingest.write([make_event("a")])
     ingest._events._timeout = 30
-    # Nobody waits for it meanwhile.
+    # No request waits for it meanwhile.
     with pytest.raises(StorageUnavailable):
         await ingest.write([make_event("a")])
     await eventually(lambda: store.opened > 3)
@@ -168,7 +168,7 @@ async def test_a_store_that_cannot_be_opened_is_tried_until_it_can(
     ]
 
 
-async def test_closing_ends_the_tries_to_open(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_closing_ends_the_attempts_to_open(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ingest_module, "_REOPEN_PAUSE", 0.01)
     store = Broken()
     store.before = lambda events: asyncio.Event().wait()
@@ -182,7 +182,7 @@ async def test_closing_ends_the_tries_to_open(monkeypatch: pytest.MonkeyPatch) -
     assert store.opened == opened
 
 
-async def test_who_comes_while_the_store_is_opened_waits_no_longer_than_anybody() -> None:
+async def test_a_request_while_the_store_is_opened_fails_in_time() -> None:
     class Slow(MemoryStore):
         opening = asyncio.Event()
 
@@ -203,7 +203,7 @@ async def test_who_comes_while_the_store_is_opened_waits_no_longer_than_anybody(
     assert store.writes == [["a"]]
 
 
-async def test_dead_letters() -> None:
+async def test_a_dead_letter_is_put_once_and_counted() -> None:
     store, metrics = MemoryStore(), CountingMetrics()
     ingest = make(store, metrics)
     await ingest.put_dead_letters([])
@@ -225,7 +225,7 @@ async def test_a_dead_letter_that_cannot_be_kept_is_an_error() -> None:
         await make(store, CountingMetrics()).put_dead_letters([letter("1")])
 
 
-async def test_budgets_and_storages_without_dead_letters_are_counted() -> None:
+async def test_dead_letters_that_are_dropped_are_counted() -> None:
     class Full(MemoryStore):
         async def put(self, letters: Sequence[DeadLetter]) -> int:
             return len(letters)
@@ -236,7 +236,7 @@ async def test_budgets_and_storages_without_dead_letters_are_counted() -> None:
     assert metrics.lost["dead_letter"] == 3
 
 
-async def test_close_takes_nothing_more_and_leaves_the_store_open() -> None:
+async def test_close_refuses_requests_and_leaves_the_store_open() -> None:
     store = MemoryStore()
     ingest = make(store, CountingMetrics())
     request = asyncio.ensure_future(ingest.write([make_event("a")]))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a payload means."""
+"""Normalising: the event that is stored of a valid payload."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def arrival(**fields: Any) -> Arrival:
 
 
 def make(kind: str, item: dict[str, Any], index: int = 0, **fields: Any) -> Event:
-    """:return: the event of a valid item."""
+    """Return the event of a valid item."""
     assert SCHEMAS.problems(kind, item) == []
     before = orjson.dumps(item)
     event = normalise(item, kind, arrival(**fields), index)
@@ -54,7 +54,7 @@ def track(**fields: Any) -> Event:
 
 
 # ------------------------------------------------------------------------------------------ fields
-def test_what_is_stored() -> None:
+def test_an_event_is_stored_with_the_fields_of_the_server() -> None:
     event = track(messageId="m", properties={"a": [1, None]}, extra={"x": 1}, writeKey="key-1")
     assert event.document() == {
         "type": "track",
@@ -75,7 +75,7 @@ def test_what_is_stored() -> None:
     assert b"key-1" not in event.body
 
 
-def test_server_names_are_the_servers() -> None:
+def test_a_client_cannot_set_fields_of_the_server() -> None:
     event = track(
         workspaceId="other", writeKeyId="x", receivedAt="x", source="webhook:x", type=None
     )
@@ -87,7 +87,7 @@ def test_server_names_are_the_servers() -> None:
     assert document["type"] == "track"
 
 
-def test_a_delivery_has_no_key() -> None:
+def test_an_event_of_a_delivery_has_no_write_key() -> None:
     event = make(
         "track",
         {"userId": "u", "event": "e", "writeKeyId": "forged"},
@@ -100,7 +100,7 @@ def test_a_delivery_has_no_key() -> None:
     assert event.origin == "stripe"
 
 
-def test_null_is_absent() -> None:
+def test_null_counts_as_absent() -> None:
     fields = (
         "anonymousId",
         "context",
@@ -136,7 +136,7 @@ def test_integer_ids_become_strings(number: int) -> None:
 
 @pytest.mark.parametrize("field", ["userId", "anonymousId", "groupId", "previousId"])
 def test_float_ids_are_refused(field: str) -> None:
-    """JSON Schema takes 1.0 for an integer."""
+    """JSON Schema accepts 1.0 as an integer."""
     own = {"groupId": "group", "previousId": "alias"}.get(field, "track")
     item = {"userId": "u", "anonymousId": "a", "event": "e", field: 1.0}
     for kind in (own, "track"):
@@ -147,14 +147,14 @@ def test_float_ids_are_refused(field: str) -> None:
         assert caught.value.errors[0].pointer == f"/{field}"
 
 
-def test_empty_id_is_absent() -> None:
-    """RudderStack's browser SDK sends it for "nobody"."""
+def test_an_empty_id_counts_as_absent() -> None:
+    """RudderStack's browser SDK sends it for an unknown user."""
     event = make("track", {"userId": "", "anonymousId": "a", "event": "e"})
     assert event.user_id is None
     assert "userId" not in event.document()
 
 
-def test_name() -> None:
+def test_the_name_is_that_of_the_type() -> None:
     assert make("page", {"userId": "u", "name": "Home", "event": "x"}).name == "Home"
     assert make("screen", {"userId": "u"}).name is None
     assert make("identify", {"userId": "u", "name": "Ada", "event": "x"}).name is None
@@ -178,12 +178,12 @@ def test_identify_takes_traits_from_the_context() -> None:
     assert make("identify", item).document()["traits"] == {"a": 1}
 
 
-def test_the_traits_of_a_groups_context_are_the_users() -> None:
+def test_traits_in_the_context_of_a_group_belong_to_the_user() -> None:
     item = {"userId": "u", "groupId": "g", "context": {"traits": {"email": "a@b.c"}}}
     assert "traits" not in make("group", item).document()
 
 
-def test_envelope_goes_under_each_item() -> None:
+def test_the_envelope_has_defaults_for_each_item() -> None:
     envelope = Envelope(
         context={"locale": "de", "page": {"a": 1}, "traits": {"plan": "x"}},
         integrations={"All": False},
@@ -203,7 +203,7 @@ def test_envelope_goes_under_each_item() -> None:
 
 
 # --------------------------------------------------------------------------------------- size, ids
-def test_size_is_that_of_the_stored_event() -> None:
+def test_the_limit_is_on_the_size_when_stored() -> None:
     size = len(track(messageId="m", p="").body)
     item = {"userId": "u", "event": "e", "messageId": "m", "p": "x" * 100}
     assert len(normalise(item, "track", arrival(event_limit=limit(size + 100))).body) == size + 100
@@ -211,7 +211,7 @@ def test_size_is_that_of_the_stored_event() -> None:
         normalise(item, "track", arrival(event_limit=limit(size + 99)))
     assert (caught.value.status, caught.value.code) == (413, "event_too_large")
     assert "limits.event_bytes" in caught.value.message
-    # a context of the envelope counts
+    # the context of the envelope counts
     with pytest.raises(ApiError):
         normalise(
             item,
@@ -220,7 +220,7 @@ def test_size_is_that_of_the_stored_event() -> None:
         )
 
 
-def test_what_json_cannot_say_is_refused() -> None:
+def test_values_that_json_lacks_are_refused() -> None:
     for value in (2**64, object(), {1: 2}):
         with pytest.raises(ApiError) as caught:
             normalise({"userId": "u", "event": "e", "x": value}, "track", arrival())
@@ -228,7 +228,7 @@ def test_what_json_cannot_say_is_refused() -> None:
 
 
 @pytest.mark.parametrize("message_id", [None, ""])
-def test_message_ids_of_the_server(message_id: str | None) -> None:
+def test_the_server_sets_a_missing_message_id(message_id: str | None) -> None:
     first, second = (track(messageId=message_id).message_id for _ in range(2))
     assert first != second
     for text in (first, second):
@@ -239,13 +239,13 @@ def test_message_ids_of_the_server(message_id: str | None) -> None:
 
 
 @given(st.integers(0, 2**48 - 1))
-def test_uuid7(milliseconds: int) -> None:
+def test_a_uuid7_has_the_time(milliseconds: int) -> None:
     parsed = uuid.UUID(uuid7(milliseconds))
     assert (parsed.version, parsed.variant) == (7, uuid.RFC_4122)
     assert parsed.int >> 80 == milliseconds
 
 
-def test_idempotency_key() -> None:
+def test_an_idempotency_key_makes_message_ids() -> None:
     def message_id(key: str | None, index: int = 0, workspace: str = "acme") -> str:
         item = {"userId": "u", "event": "e"}
         fields = {"idempotency_key": key, "workspace_id": workspace}
@@ -270,7 +270,7 @@ def test_idempotency_key() -> None:
 
 # ------------------------------------------------------------------------------------------- times
 def stamped(**fields: Any) -> str:
-    """:return: the corrected time."""
+    """Return the corrected time."""
     event = track(**fields)
     text: str = event.document()["timestamp"]
     assert render_time(event.timestamp) == text
@@ -296,12 +296,12 @@ def stamped(**fields: Any) -> str:
             "2026-11-21T09:29:54.750Z",
             "2025-11-21T09:29:50Z",
         ),
-        (  # … a year early
+        (  # the client's clock is a year early
             {"timestamp": "2027-11-21T09:29:50Z", "sentAt": "2027-11-21T09:29:55Z"},
             "2026-11-21T09:29:55.000Z",
             "2027-11-21T09:29:50Z",
         ),
-        (  # both: it happened at the earlier, and what was sent is kept as sent
+        (  # both times are given: the earlier counts, and what was sent is kept
             {
                 "timestamp": "2020-01-01T00:00:00Z",
                 "originalTimestamp": "2026-11-21T09:29:50Z",
@@ -319,7 +319,7 @@ def stamped(**fields: Any) -> str:
             "2026-11-21T09:29:40.000Z",
             "2026-11-21T09:29:40Z",
         ),
-        # sent before it happened: never later than now
+        # sent before it happened: the result is never later than now
         (
             {"timestamp": "2026-11-21T09:29:50Z", "sentAt": "2026-11-21T09:29:40Z"},
             RECEIVED,
@@ -331,7 +331,7 @@ def stamped(**fields: Any) -> str:
             "1970-01-01T00:00:00.000Z",
             "1970-01-01T00:00:00Z",
         ),
-        # a result outside 1970 to 9999 falls back to the original
+        # if the result is outside 1970 to 9999, the original counts
         (
             {"timestamp": "1980-01-01T00:00:00Z", "sentAt": "2060-01-01T00:00:00Z"},
             "1980-01-01T00:00:00.000Z",
@@ -342,27 +342,29 @@ def stamped(**fields: Any) -> str:
             "2000-01-01T00:00:00.000Z",
             "2000-01-01T00:00:00Z",
         ),
-        # … and where that is outside too, to the server's clock
+        # if that is outside, too, the server's clock counts
         ({"timestamp": "1969-12-31T23:59:59Z"}, RECEIVED, "1969-12-31T23:59:59Z"),
         ({"timestamp": "0001-01-01T00:00:00Z"}, RECEIVED, "0001-01-01T00:00:00Z"),
     ],
 )
-def test_correction(fields: dict[str, str], timestamp: str, original: str | None) -> None:
+def test_the_time_of_a_client_is_corrected(
+    fields: dict[str, str], timestamp: str, original: str | None
+) -> None:
     assert stamped(**fields) == timestamp
     assert track(**fields).document().get("originalTimestamp") == original
 
 
-def test_sent_at_of_the_envelope() -> None:
+def test_sent_at_of_the_envelope_is_used() -> None:
     envelope = Envelope(sent_at="2025-11-21T09:30:00Z")
     item = {"userId": "u", "event": "e", "timestamp": "2025-11-21T09:29:59Z"}
     event = make("track", item, envelope=envelope)
     assert event.document()["timestamp"] == "2026-11-21T09:29:59.000Z"
-    item["sentAt"] = "2025-11-21T09:29:59Z"  # its own comes first
+    item["sentAt"] = "2025-11-21T09:29:59Z"  # that of the item comes first
     event = make("track", item, envelope=envelope)
     assert event.document()["timestamp"] == RECEIVED
 
 
-def test_a_providers_clock_is_not_corrected() -> None:
+def test_the_clock_of_a_provider_is_not_corrected() -> None:
     item = {
         "userId": "u",
         "event": "e",
@@ -385,7 +387,7 @@ def test_a_providers_clock_is_not_corrected() -> None:
         "0001-01-01T00:00:00+00:01",
     ],
 )
-def test_a_time_that_does_not_exist(field: str, text: str) -> None:
+def test_a_time_that_does_not_exist_is_refused(field: str, text: str) -> None:
     item = {"userId": "u", "event": "e", field: text}
     assert SCHEMAS.is_valid("track", item)
     with pytest.raises(ApiError) as caught:
@@ -416,7 +418,7 @@ def test_a_time_that_does_not_exist(field: str, text: str) -> None:
         ("0001-01-01T00:00:00Z", "0001-01-01T00:00:00.000Z"),
     ],
 )
-def test_times(text: str, same: str) -> None:
+def test_a_time_may_be_written_in_several_ways(text: str, same: str) -> None:
     assert SCHEMAS.is_valid("track", {"userId": "u", "event": "e", "timestamp": text})
     milliseconds = parse_time(text)
     assert milliseconds is not None
@@ -424,10 +426,10 @@ def test_times(text: str, same: str) -> None:
 
 
 @given(st.datetimes(timezones=st.timezones()))
-def test_parse_time_is_the_calendar(moment: datetime) -> None:
+def test_parse_time_agrees_with_datetime(moment: datetime) -> None:
     offset = moment.utcoffset() or timedelta()
     if offset % timedelta(minutes=1):
-        return  # local mean time of long ago: RFC 3339 cannot say it
+        return  # RFC 3339 cannot express the local mean times of long ago
     milliseconds = parse_time(moment.isoformat())
     try:
         utc = moment.astimezone(UTC)
@@ -442,13 +444,13 @@ def test_parse_time_is_the_calendar(moment: datetime) -> None:
 
 @given(st.text(max_size=40) | st.from_regex(r"[0-9Tt:.Zz+-]{5,40}"))
 def test_parse_time_never_raises(text: str) -> None:
-    """Even of what the schema refuses."""
+    """Even for values that the schema refuses."""
     result = parse_time(text)
     if result is not None:
         assert re.fullmatch(r"[0-9]{4}-.*Z", render_time(result))
 
 
-def test_clock_never_goes_back() -> None:
+def test_the_clock_never_goes_back() -> None:
     times = iter([5_000_000, 3_000_000, 6_999_999])
     clock = Clock(lambda: next(times))
     assert [clock(), clock(), clock()] == [5, 5, 6]
@@ -456,7 +458,7 @@ def test_clock_never_goes_back() -> None:
 
 
 # -------------------------------------------------------------------------------- apply_transformed
-def test_a_transform_keeps_what_the_server_decided() -> None:
+def test_a_transform_cannot_change_fields_of_the_server() -> None:
     event = track(messageId="m", timestamp="2026-11-21T09:00:00Z")
     document = {
         "type": "page",
@@ -508,7 +510,7 @@ def test_a_transform_may_change_the_time() -> None:
         max_size=6,
     )
 )
-def test_every_field_is_stored_as_it_came(fields: dict[str, Any]) -> None:
+def test_every_other_field_is_stored_unchanged(fields: dict[str, Any]) -> None:
     item = {**fields, "userId": "u", "event": "e"}
     if not SCHEMAS.is_valid("track", item):
         return

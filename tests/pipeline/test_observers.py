@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Observers are told, and never get in the way."""
+"""Observers get stored events and never delay or fail a request."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from engage.pipeline.observers import QUEUE, Observers
 from support.pipeline import CountingMetrics, make_event, turns
 
 
-async def test_each_is_told_everything_in_order() -> None:
+async def test_each_observer_gets_all_events_in_order() -> None:
     heard: dict[str, list[str]] = {"a": [], "b": []}
 
     def observer(name: str) -> object:
@@ -32,7 +32,9 @@ async def test_each_is_told_everything_in_order() -> None:
     assert heard == {"a": ["1", "2", "3"], "b": ["1", "2", "3"]}
 
 
-async def test_a_failing_one_is_named_and_goes_on(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_failing_observer_is_logged_and_gets_later_events(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     heard: list[str] = []
 
     async def observe(events: Sequence[Event]) -> None:
@@ -50,7 +52,7 @@ async def test_a_failing_one_is_named_and_goes_on(caplog: pytest.LogCaptureFixtu
     await observers.close()
 
 
-async def test_a_slow_one_loses_batches_and_nothing_else() -> None:
+async def test_a_slow_observer_loses_batches_and_delays_nothing() -> None:
     gate = asyncio.Event()
     heard: list[int] = []
 
@@ -67,7 +69,7 @@ async def test_a_slow_one_loses_batches_and_nothing_else() -> None:
     observers = Observers({"slow": slow, "fast": fast}, metrics)
     batch = [make_event("1")]
     observers.publish(batch)
-    await turns()  # one is taken out of the queue
+    await turns()  # one has left the queue
     for _ in range(QUEUE + 7):
         observers.publish(batch)
         await turns(2)
@@ -78,7 +80,9 @@ async def test_a_slow_one_loses_batches_and_nothing_else() -> None:
     assert len(heard) == QUEUE + 1
 
 
-async def test_one_that_never_returns_is_given_up(caplog: pytest.LogCaptureFixture) -> None:
+async def test_an_observer_that_never_returns_is_cancelled(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     heard: list[str] = []
 
     async def stuck(events: Sequence[Event]) -> None:
@@ -95,7 +99,7 @@ async def test_one_that_never_returns_is_given_up(caplog: pytest.LogCaptureFixtu
     await observers.close()
 
 
-async def test_closing_does_not_wait_for_ever() -> None:
+async def test_closing_does_not_wait_indefinitely() -> None:
     metrics = CountingMetrics()
 
     async def stuck(events: Sequence[Event]) -> None:
@@ -109,7 +113,7 @@ async def test_closing_does_not_wait_for_ever() -> None:
     assert metrics.lost["observer_batch"] == 2
 
 
-async def test_nobody() -> None:
+async def test_there_may_be_no_observers() -> None:
     observers = Observers({}, CountingMetrics())
     assert not observers
     observers.publish([make_event("1")])

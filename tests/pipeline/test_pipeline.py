@@ -30,7 +30,7 @@ from support.pipeline import (
 
 
 # ------------------------------------------------------------------------------------- one event
-async def test_event() -> None:
+async def test_an_event_is_stored() -> None:
     core = make_core()
     result = await send_event(core, {"userId": 7, "event": "e", "messageId": "m"})
     assert orjson.loads(result.body()) == {"success": True, "messageId": "m"}
@@ -39,7 +39,7 @@ async def test_event() -> None:
     assert core.metrics.events == {("track", "stored"): 1}
 
 
-async def test_a_store_that_hangs_holds_no_repeat_for_ever() -> None:
+async def test_a_repeat_fails_in_time_while_the_store_hangs() -> None:
     class HangsFinding(MemoryStore):
         async def find(self, workspace_id: str, origin: str, message_id: str) -> Event | None:
             return await asyncio.Event().wait() and None
@@ -78,7 +78,7 @@ async def test_another_event_under_a_known_id_is_kept(with_stored: bool) -> None
 @pytest.mark.parametrize(
     ("encoding", "pack"), [("gzip", gzip.compress), ("deflate", zlib.compress)]
 )
-async def test_compressed(encoding: Any, pack: Any) -> None:
+async def test_a_compressed_event_is_stored(encoding: Any, pack: Any) -> None:
     core = make_core()
     raw = pack(orjson.dumps(GOOD))
     await core.pipeline.event("track", raw, encoding, core.principal)
@@ -87,7 +87,7 @@ async def test_compressed(encoding: Any, pack: Any) -> None:
     assert error.code == "invalid_encoding"
 
 
-async def test_what_is_as_deep_as_can_be_configured_is_stored() -> None:
+async def test_an_event_of_the_greatest_configurable_depth_is_stored() -> None:
     deepest = config_schema()["properties"]["limits"]["properties"]["json_depth"]["maximum"]
     core = make_core(json_depth=deepest)
     value: Any = 1
@@ -122,7 +122,7 @@ async def test_an_invalid_event_is_reported_and_kept(item: Any, pointer: str) ->
     assert (letter.reason, letter.write_key_id) == ("invalid_payload", "website")
     assert orjson.loads(letter.item) == item
     assert core.metrics.events == {("track", "invalid_payload"): 1}
-    # a retry makes no second letter, strict mode none at all
+    # a retry makes no second letter, and strict mode makes none
     await error_of(send_event(core, item))
     assert len(core.letters) == 1
     strict = make_core()
@@ -130,14 +130,14 @@ async def test_an_invalid_event_is_reported_and_kept(item: Any, pointer: str) ->
     assert strict.letters == []
 
 
-async def test_not_json_is_no_event() -> None:
+async def test_a_body_that_is_not_json_is_refused() -> None:
     core = make_core()
     error = await error_of(core.pipeline.event("track", b"{", principal=core.principal))
     assert error.code == "invalid_json"
     assert core.letters == []
 
 
-async def test_too_large() -> None:
+async def test_an_event_that_is_too_large_is_refused() -> None:
     core = make_core()
     error = await error_of(send_event(core, {**GOOD, "x": "y" * 65536}))
     assert (error.status, error.code) == (413, "event_too_large")
@@ -145,7 +145,7 @@ async def test_too_large() -> None:
     assert letter.truncated
 
 
-async def test_refused_by_the_storage() -> None:
+async def test_an_event_that_the_storage_refuses_is_refused() -> None:
     core = make_core()
     core.store.refuse["m"] = "a key is too long"
     error = await error_of(send_event(core, {**GOOD, "messageId": "m"}))
@@ -153,7 +153,7 @@ async def test_refused_by_the_storage() -> None:
     assert core.letters[0].reason == "event_refused"
 
 
-async def test_unavailable() -> None:
+async def test_a_storage_that_is_unavailable_acknowledges_nothing() -> None:
     core = make_core()
 
     def down(*_: Any) -> None:
@@ -162,13 +162,13 @@ async def test_unavailable() -> None:
     core.store.before = down
     with pytest.raises(StorageUnavailable):
         await send_event(core, GOOD)
-    # a dead letter that cannot be kept is no answer either
+    # a dead letter that cannot be kept is not acknowledged either
     core.store.before_put = down
     with pytest.raises(StorageUnavailable):
         await send_event(core, BAD)
 
 
-async def test_key_in_the_body() -> None:
+async def test_the_key_may_be_in_the_body() -> None:
     core = make_core()
     await send_event(core, {**GOOD, "writeKey": "key-2"}, principal=None)
     (document,) = core.documents
@@ -179,7 +179,7 @@ async def test_key_in_the_body() -> None:
         ([], "missing_write_key"),
         ({**GOOD, "writeKey": "x"}, "invalid_write_key"),
         ({**GOOD, "writeKey": "key-0"}, "write_key_disabled"),
-        ({"writeKey": "x"}, "invalid_write_key"),  # the key comes before the schema
+        ({"writeKey": "x"}, "invalid_write_key"),  # the key is checked before the schema
     ):
         assert (await error_of(send_event(core, item, principal=None))).code == code
     assert core.letters == []
@@ -226,7 +226,7 @@ async def test_without_a_key_in_front_a_body_must_be_small(encoding: Any) -> Non
             assert (await error_of(call)).code == "body_too_large"
 
 
-async def test_idempotency_key() -> None:
+async def test_an_idempotency_key_makes_the_message_id() -> None:
     core = make_core()
     first = await send_event(core, GOOD, idempotency_key="k")
     second = await send_event(core, GOOD, idempotency_key="k")
@@ -235,7 +235,7 @@ async def test_idempotency_key() -> None:
 
 
 # -------------------------------------------------------------------------------------- transforms
-async def test_transforms() -> None:
+async def test_transforms_change_and_drop_events() -> None:
     def step(document: dict[str, Any]) -> Any:
         if document["event"] == "drop":
             return DROP
@@ -256,7 +256,7 @@ async def test_transforms() -> None:
     )
     assert (result.accepted, len(result.rejected)) == (4, 1)
     assert core.metrics.events["track", "dropped"] == 3
-    # a repeat is compared with what was stored, transformed like it
+    # a repeat is transformed before it is compared with the stored event
     await send_event(core, {**GOOD, "messageId": "m"})
     assert core.metrics.events["track", "conflict"] == 0
 
@@ -266,7 +266,7 @@ async def deliver(core: Core, documents: Sequence[Any]) -> Any:
     return await core.pipeline.deliver("acme", "stripe", documents)
 
 
-async def test_delivery() -> None:
+async def test_a_delivery_is_stored() -> None:
     core = make_core()
     time = "2020-01-01T00:00:00Z"
     documents = [
@@ -288,7 +288,7 @@ async def test_delivery() -> None:
     assert document["timestamp"] == "2020-01-01T00:00:00.000Z"
     assert "writeKeyId" not in document
     assert stored[0].received_at == NOW
-    # The delivery is kept as a whole, by whoever has it.
+    # The caller keeps the delivery as a whole.
     assert core.letters == []
 
 
@@ -305,7 +305,7 @@ async def test_a_strict_event_keeps_no_dead_letter_when_a_transform_fails() -> N
     assert [letter.reason for letter in core.letters] == ["transform_failed"]
 
 
-async def test_a_transform_that_makes_a_delivered_event_too_large() -> None:
+async def test_a_delivered_event_that_a_transform_makes_too_large_is_rejected() -> None:
     core = make_core(
         transforms=[("swell", lambda event: {**event, "x": "y" * 2000})], webhook_event_bytes=1000
     )
@@ -314,7 +314,7 @@ async def test_a_transform_that_makes_a_delivered_event_too_large() -> None:
     assert "limits.webhook_event_bytes" in refused.error.message
 
 
-async def test_a_large_delivery_is_several_writes() -> None:
+async def test_a_large_delivery_is_written_in_several_writes() -> None:
     core = make_core(webhook_event_bytes=1000, decompressed_bytes=10_000)
     documents: list[Any] = [{**GOOD, "messageId": str(n)} for n in range(1200)]
     documents[1100]["x"] = "y" * 1000
@@ -325,7 +325,7 @@ async def test_a_large_delivery_is_several_writes() -> None:
     assert core.letters == []
 
 
-async def test_a_conflict_of_a_delivery_is_kept_in_any_case() -> None:
+async def test_a_conflict_of_a_delivery_is_always_kept() -> None:
     core = make_core()
     documents = [
         {**GOOD, "messageId": "a", "properties": {"n": n, "x": "y" * 50_000}} for n in (1, 2)
@@ -338,14 +338,14 @@ async def test_a_conflict_of_a_delivery_is_kept_in_any_case() -> None:
     assert len(letter.item) > 50_000
 
 
-async def test_a_public_key_cannot_take_the_ids_of_deliveries() -> None:
+async def test_a_client_cannot_occupy_the_ids_of_deliveries() -> None:
     core = make_core()
     await send_event(core, {**GOOD, "messageId": "a", "source": "webhook:stripe"})
     result = await deliver(core, [{**GOOD, "messageId": "a"}])
     assert result.accepted == 1
 
 
-async def test_delivery_without_storage() -> None:
+async def test_a_delivery_fails_while_the_storage_is_down() -> None:
     store = MemoryStore()
 
     def down(events: Any) -> None:

@@ -15,7 +15,7 @@ from engage.pipeline.pipeline import ENVELOPE_BYTES
 from support.pipeline import BAD, GOOD, error_of, make_core, send_batch, send_event
 
 
-async def test_batch() -> None:
+async def test_a_batch_is_stored() -> None:
     core = make_core()
     items = [
         {**GOOD, "messageId": "a"},
@@ -72,7 +72,7 @@ async def test_batch() -> None:
 TYPES = "must be one of identify, track, page, screen, group, alias"
 
 
-async def test_empty_batch() -> None:
+async def test_an_empty_batch_is_accepted() -> None:
     core = make_core()
     result = await send_batch(core, [])
     assert orjson.loads(result.body()) == {
@@ -84,7 +84,7 @@ async def test_empty_batch() -> None:
     assert core.store.writes == []
 
 
-async def test_of_two_with_one_id_the_earlier_wins() -> None:
+async def test_of_two_items_with_one_id_the_earlier_is_stored() -> None:
     core = make_core()
     items = [{**GOOD, "messageId": "a", "properties": {"n": n}} for n in range(3)]
     result = await send_batch(core, items)
@@ -102,7 +102,7 @@ async def test_of_two_with_one_id_the_earlier_wins() -> None:
         ([{**GOOD, "messageId": "no"}, BAD], "invalid_payload"),
     ],
 )
-async def test_all_items_invalid(items: list[Any], code: str) -> None:
+async def test_a_batch_of_invalid_items_is_refused(items: list[Any], code: str) -> None:
     core = make_core()
     core.store.refuse["no"] = "never"
     error = await error_of(send_batch(core, items))
@@ -124,7 +124,7 @@ async def test_an_answer_has_at_most_20_details() -> None:
     assert len(orjson.loads(error_body(error, None))["errors"]) == 20
 
 
-async def test_others_get_their_turn_while_a_bad_batch_is_reported() -> None:
+async def test_other_tasks_run_while_a_bad_batch_is_reported() -> None:
     core = make_core()
     turns = 0
 
@@ -142,7 +142,7 @@ async def test_others_get_their_turn_while_a_bad_batch_is_reported() -> None:
     assert before_write[0] >= 20
 
 
-async def test_strict() -> None:
+async def test_strict_mode_stores_all_or_nothing() -> None:
     core = make_core()
     error = await error_of(send_batch(core, [GOOD, BAD, {**GOOD, "x": "y" * 70_000}], strict=True))
     assert (error.status, error.code) == (400, "invalid_payload")
@@ -177,21 +177,21 @@ async def test_a_strict_batch_keeps_no_dead_letter_when_a_transform_fails() -> N
         ({"batch": [], "context": "x"}, "/context"),
     ],
 )
-async def test_wrong_envelope(more: Any, pointer: str) -> None:
+async def test_a_wrong_envelope_is_refused(more: Any, pointer: str) -> None:
     core = make_core()
     error = await error_of(send_batch(core, [], more))
     assert (error.status, error.code) == (400, "invalid_payload")
     assert error.errors[0].pointer == pointer
 
 
-async def test_batch_missing_or_no_object() -> None:
+async def test_a_missing_batch_or_another_type_is_refused() -> None:
     core = make_core()
     for raw, pointer in ((b"{}", "/batch"), (b"[]", ""), (b"null", "")):
         error = await error_of(core.pipeline.batch(raw, principal=core.principal))
         assert (error.code, error.errors[0].pointer) == ("invalid_payload", pointer)
 
 
-async def test_number_of_items() -> None:
+async def test_the_number_of_items_is_limited() -> None:
     core = make_core(batch_events=3)
     assert (await send_batch(core, [GOOD] * 3)).accepted == 3
     error = await error_of(send_batch(core, [GOOD] * 4))
@@ -200,13 +200,13 @@ async def test_number_of_items() -> None:
     assert make_core().pipeline._limits.batch_events == 2500
 
 
-async def test_2500_items() -> None:
+async def test_2500_items_are_accepted() -> None:
     core = make_core()
     assert (await send_batch(core, [GOOD] * 2500)).accepted == 2500
     assert (await error_of(send_batch(core, [GOOD] * 2501))).code == "batch_too_large"
 
 
-async def test_envelope() -> None:
+async def test_the_envelope_applies_to_each_item() -> None:
     core = make_core()
     await send_batch(
         core,
@@ -235,7 +235,7 @@ async def test_an_unparsable_time_of_the_envelope_is_ignored(sent_at: Any) -> No
     assert "sentAt" not in document
 
 
-async def test_size_of_the_envelope() -> None:
+async def test_the_size_of_the_envelope_is_limited() -> None:
     core = make_core()
     room = ENVELOPE_BYTES - len(b'{"x":""}') - len(b"{}")
     await send_batch(core, [GOOD], {"context": {"x": "y" * room}})
@@ -265,17 +265,17 @@ async def test_the_whole_batch_is_measured_as_stored() -> None:
     assert len(core.documents) == 4
 
 
-async def test_key_in_the_envelope() -> None:
+async def test_the_key_may_be_in_the_envelope() -> None:
     core = make_core()
     await send_batch(core, [GOOD], {"writeKey": "key-2"}, principal=None)
     assert core.documents[0]["workspaceId"] == "other"
-    # an item's own counts for nothing
+    # a key in an item does not count
     error = await error_of(send_batch(core, [{**GOOD, "writeKey": "key-1"}], principal=None))
     assert error.code == "missing_write_key"
     assert (await error_of(core.pipeline.batch(b"[]"))).code == "missing_write_key"
 
 
-async def test_idempotency_key_and_places() -> None:
+async def test_an_idempotency_key_makes_an_id_for_each_place() -> None:
     core = make_core()
     first = await send_batch(core, [GOOD, BAD, GOOD], idempotency_key="k")
     assert (first.accepted, first.duplicates) == (2, 0)

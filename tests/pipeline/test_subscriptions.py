@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Subscription changes: who may, and what becomes of them."""
+"""Subscription changes: the credentials that they need, and what they change."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from support.pipeline import ACME, NOW, SECRET, make_core
 W = "11111111-1111-4111-8111-111111111111"
 
 
-def test_hash_is_dittofeeds() -> None:
+def test_the_hash_is_that_of_dittofeed() -> None:
     key = "00112233aabbccdd"
     assert (
         subscription_hash(
@@ -42,7 +42,7 @@ def body(
     secret: str = SECRET,
     **fields: Any,
 ) -> dict[str, Any]:
-    """:return: a change that is rightly signed."""
+    """Return a change with a valid hash."""
     values: dict[str, Any] = {
         "workspaceId": "acme",
         "identifier": "Ada@Example.com",
@@ -81,7 +81,7 @@ async def refused(store: MemoryStore, value: Any) -> ApiError:
     return caught.value
 
 
-async def test_change_and_what_all_groups_are_afterwards() -> None:
+async def test_a_change_answers_with_all_groups() -> None:
     store = store_with_users()
     assert await put(store, body({})) == {"news": True, "offers": False}
     assert store.changes == []
@@ -99,13 +99,13 @@ async def test_every_secret_verifies() -> None:
     assert len(store.changes) == 1
 
 
-async def test_the_user_is_the_one_whose_hash_it_is() -> None:
+async def test_the_hash_chooses_among_several_users() -> None:
     store = store_with_users("u-0", "u-1", "u-2")
     await put(store, body(user="u-1"))
     assert [change.user_id for change in store.changes] == ["u-1"]
 
 
-async def test_at_most_so_many_candidates() -> None:
+async def test_a_limited_number_of_users_is_tried() -> None:
     users = [f"u-{number}" for number in range(101)]
     store = store_with_users(*users)
     await put(store, body(user="u-99"))
@@ -114,7 +114,7 @@ async def test_at_most_so_many_candidates() -> None:
     assert (await refused(store, body(user="u-100"))).code == "invalid_user_hash"
 
 
-async def test_by_id_nobody_is_looked_up() -> None:
+async def test_a_user_named_by_id_is_not_looked_up() -> None:
     store = MemoryStore()
     await put(store, body(user="u-1", identifierKey="id", identifier="u-1"))
     await put(store, body(user="u-2", userId="u-2"))
@@ -130,7 +130,7 @@ async def test_by_id_nobody_is_looked_up() -> None:
         {"hash": "0" * 64},
         {"hash": "é"},
         {"workspaceId": "nope"},
-        {"workspaceId": "other"},  # it has no secret
+        {"workspaceId": "other"},  # that workspace has no secret
         {"identifierKey": "name"},
         {"identifier": "bob@example.com"},
         {"identifier": "   "},
@@ -138,7 +138,7 @@ async def test_by_id_nobody_is_looked_up() -> None:
         {"hash": "0" * 64, "changes": {"nope": True}},
     ],
 )
-async def test_one_answer_for_every_wrong_credential(
+async def test_every_wrong_credential_has_the_same_answer(
     wrong: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     digests = 0
@@ -158,7 +158,7 @@ async def test_one_answer_for_every_wrong_credential(
     assert digests >= 1
 
 
-async def test_an_identifier_that_is_not_declared_is_not_even_looked_up() -> None:
+async def test_an_undeclared_identifier_is_not_looked_up() -> None:
     store = MemoryStore()
     store.users["acme", "name", "Ada"] = ["u-1"]
     with_user: list[dict[str, Any]] = [{}, {"userId": "u-1"}]
@@ -169,20 +169,20 @@ async def test_an_identifier_that_is_not_declared_is_not_even_looked_up() -> Non
 
 
 @pytest.mark.parametrize("user_id", [1.0, 1.5, True, " ", [], {}])
-async def test_what_is_no_id_is_no_credential_either(user_id: Any) -> None:
+async def test_a_value_that_is_not_an_id_is_invalid(user_id: Any) -> None:
     error = await refused(store_with_users(), body(userId=user_id))
     assert (error.status, error.code) == (400, "invalid_payload")
     assert [problem.pointer for problem in error.errors] == ["/userId"]
 
 
-async def test_an_upper_case_hash_is_none() -> None:
+async def test_an_upper_case_hash_is_refused() -> None:
     value = body()
     value["hash"] = value["hash"].upper()
     assert (await refused(store_with_users(), value)).status == 401
 
 
-async def test_the_empty_hash_of_nobody_is_refused() -> None:
-    """What is computed when there is no user, or no secret, must not verify."""
+async def test_the_hash_of_an_unknown_user_is_refused() -> None:
+    """The hash that is computed without a user or a secret must not verify."""
     for secret, workspace in ((SECRET, "acme"), ("-", "other"), ("-", "nope")):
         value = body(user="", secret=secret, workspaceId=workspace, identifier="nobody@b.c")
         assert (await refused(store_with_users(), value)).status == 401
@@ -195,12 +195,12 @@ async def test_unknown_groups_are_named_and_nothing_changes() -> None:
 
 
 @pytest.mark.parametrize("changed", [{"changes": {"news": "true"}}, {"hash": None}])
-async def test_what_the_schema_refuses(changed: dict[str, Any]) -> None:
+async def test_a_change_against_the_schema_is_refused(changed: dict[str, Any]) -> None:
     error = await refused(store_with_users(), {**body(), **changed})
     assert (error.status, error.code) == (400, "invalid_payload")
 
 
-async def test_not_json() -> None:
+async def test_a_body_that_is_not_json_is_refused() -> None:
     with pytest.raises(ApiError) as caught:
         await make_core().pipeline.subscriptions(b"a=b")
     assert caught.value.code == "invalid_json"
@@ -212,21 +212,21 @@ async def test_a_repeat_changes_nothing() -> None:
     await put(store, body({"news": True}, messageId="n"))
     assert (await put(store, body({"news": False}, messageId="m")))["news"] is True
     assert len(store.changes) == 2
-    # Another user's, or other choices, under the same id are not silenced.
+    # Changes of another user or to other groups under the same id are applied.
     await put(store, body({"news": False}, messageId="m", user="u-2"))
     await put(store, body({"offers": True}, messageId="m"))
     assert len(store.changes) == 4
 
 
 @pytest.mark.parametrize("message_id", [None, ""])
-async def test_without_a_message_id_every_change_is_one(message_id: str | None) -> None:
+async def test_changes_without_a_message_id_are_all_applied(message_id: str | None) -> None:
     store = store_with_users()
     for _ in range(2):
         await put(store, body(messageId=message_id))
     assert len({change.id for change in store.changes}) == 2
 
 
-async def test_storage_that_does_not_answer() -> None:
+async def test_a_storage_that_does_not_answer_is_unavailable() -> None:
     class Slow(MemoryStore):
         async def find_users(self, *arguments: Any) -> Any:
             await asyncio.Event().wait()
@@ -241,7 +241,7 @@ async def test_storage_that_does_not_answer() -> None:
         await put(SlowToApply(), body(userId="u-1"), write_timeout=0.05)
 
 
-async def test_a_storage_without_profiles_knows_nobody_by_a_trait() -> None:
+async def test_a_storage_without_profiles_finds_users_only_by_id() -> None:
     class WithoutProfiles(MemoryEvents, MemorySubscriptions): ...
 
     service = Subscriptions([ACME], WithoutProfiles(), clock=lambda: NOW, timeout=5)

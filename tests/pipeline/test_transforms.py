@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What transforms may do, and what becomes of one that fails."""
+"""What transforms may change, and what happens when one fails."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def adding(**fields: Any) -> Transform:
     return lambda document: {**document, **fields}
 
 
-def test_each_gets_what_the_one_before_returned() -> None:
+def test_each_transform_gets_the_result_of_the_one_before() -> None:
     seen: list[Any] = []
 
     def second(document: dict[str, Any]) -> dict[str, Any]:
@@ -37,14 +37,14 @@ def test_each_gets_what_the_one_before_returned() -> None:
     assert {"a": 1, "b": 2}.items() <= result.document().items()
 
 
-def test_drop_ends_it() -> None:
+def test_drop_ends_the_chain() -> None:
     def never(document: dict[str, Any]) -> dict[str, Any]:
         raise AssertionError
 
     assert apply(lambda document: DROP, never) is None
 
 
-def test_what_is_stored_elsewhere_is_not_changed_in_place() -> None:
+def test_a_transform_gets_a_copy() -> None:
     before = make_event("m")
     body = before.body
 
@@ -59,7 +59,7 @@ def test_what_is_stored_elsewhere_is_not_changed_in_place() -> None:
     assert (after.user_id, after.name) == ("v", "f")
 
 
-def test_identity_workspace_arrival_and_source_stay() -> None:
+def test_a_transform_cannot_change_fields_of_the_server() -> None:
     fields = ("messageId", "workspaceId", "receivedAt", "source")
     after = apply(adding(**dict.fromkeys(fields, "forged"), writeKey="k"))
     assert after is not None
@@ -88,14 +88,14 @@ def test_identity_workspace_arrival_and_source_stay() -> None:
         lambda document: {},
     ],
 )
-def test_failure_refuses_the_event(transform: Transform) -> None:
+def test_a_failing_transform_refuses_the_event(transform: Transform) -> None:
     with pytest.raises(ApiError) as caught:
         apply(adding(a=1), transform)
     assert (caught.value.status, caught.value.code) == (400, "transform_failed")
     assert "step-1" in caught.value.message
 
 
-def test_nested_too_deep() -> None:
+def test_a_result_that_is_nested_too_deeply_is_refused() -> None:
     value: Any = 1
     for _ in range(64):
         value = [value]
@@ -104,7 +104,7 @@ def test_nested_too_deep() -> None:
     assert caught.value.code == "transform_failed"
 
 
-def test_result_is_measured_again() -> None:
+def test_the_size_of_the_result_is_checked() -> None:
     after = apply(adding(x=""))
     assert after is not None
     size = len(after.body)
@@ -114,7 +114,7 @@ def test_result_is_measured_again() -> None:
     assert caught.value.code == "event_too_large"
 
 
-def test_the_log_names_the_transform_and_the_place_but_no_value(
+def test_the_log_has_the_transform_and_the_place_but_no_value(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     def failing(document: dict[str, Any]) -> dict[str, Any]:
@@ -132,6 +132,6 @@ def test_the_log_names_the_transform_and_the_place_but_no_value(
     assert "secret" not in caplog.text
 
 
-def test_truth() -> None:
+def test_transforms_are_true_if_there_are_any() -> None:
     assert not Transforms([], SCHEMAS)
     assert Transforms([("a", adding())], SCHEMAS)

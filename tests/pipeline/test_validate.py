@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the client is told about an invalid payload."""
+"""Problems of invalid payloads, as clients get them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from support.pipeline import SCHEMAS
 
 
 def only(kind: str, value: Any) -> tuple[str, str]:
-    """:return: the only problem."""
+    """Return the pointer and the words of the only problem."""
     problems = SCHEMAS.problems(kind, value)
     assert len(problems) == 1, problems
     return problems[0].pointer, problems[0].message
@@ -74,7 +74,9 @@ def only(kind: str, value: Any) -> tuple[str, str]:
         ),
     ],
 )
-def test_problem(kind: str, value: Any, pointer: str, message: str | None) -> None:
+def test_a_problem_has_a_place_and_words(
+    kind: str, value: Any, pointer: str, message: str | None
+) -> None:
     found, words = only(kind, value)
     assert found == pointer
     assert message in (None, words)
@@ -108,29 +110,29 @@ def test_long_values_and_names_are_cut() -> None:
     assert len(pointer) < 120
 
 
-def test_what_is_too_long_is_not_searched() -> None:
-    """20 MiB of blanks would take seconds."""
+def test_a_value_that_is_too_long_is_not_searched() -> None:
+    """Searching 20 MiB of blanks would take seconds."""
     pointer, message = only("track", {"userId": " " * 20_000_000, "event": "e"})
     assert (pointer, message) == ("/userId", "is too long (20000000 characters; the limit is 512)")
     assert "blank" in only("track", {"userId": " " * 512, "event": "e"})[1]
 
 
-def test_at_most_so_many() -> None:
+def test_the_number_of_problems_is_limited() -> None:
     changes = dict.fromkeys(map(str, range(1000)), 5)
     value = {"workspaceId": "w", "identifier": "i", "identifierKey": "k", "hash": "h"}
     assert len(SCHEMAS.problems("subscriptions", {**value, "changes": changes})) == MAX_ERRORS
 
 
-def test_valid_has_no_problems() -> None:
+def test_a_valid_event_has_no_problems() -> None:
     assert SCHEMAS.problems("identify", {"userId": 5, "traits": None, "x": [1]}) == []
 
 
 def test_integers_beyond_64_bits_are_described() -> None:
-    """A transform can make one."""
+    """A transform can make such an integer."""
     assert isinstance(SCHEMAS.problems("track", {"userId": "u", "event": 2**70})[0], Problem)
 
 
-def test_every_rule_without_words_of_its_own_has_a_default() -> None:
+def test_every_rule_without_a_message_has_a_default() -> None:
     said = {"required", "maxLength", "maxProperties", "not"}
 
     def walk(schema: Any) -> None:
@@ -154,7 +156,7 @@ def test_every_rule_without_words_of_its_own_has_a_default() -> None:
         walk(schema)
 
 
-def test_kinds() -> None:
+def test_every_type_of_event_has_a_schema() -> None:
     assert set(SCHEMAS.documents) == {*EVENT_TYPES, "common", "item", "batch", "subscriptions"}
     for kind in EVENT_TYPES:
         assert SCHEMAS.documents[kind]["properties"]["type"]["enum"] == [kind, None]

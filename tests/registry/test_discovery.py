@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finding plugins; whatever is wrong with one is one line with plugin, distribution and cure."""
+"""Discovery of plugins: an error is one line with the plugin, the distribution and the remedy."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ STORAGE = """
 
 @pytest.fixture
 def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
-    """Install a distribution; the module names of each test are its own, so that none is cached."""
+    """Return a function that installs a distribution whose modules have new names."""
 
     def _install(name: str, modules: dict[str, str]) -> None:
         unique = {f"{key} = engage_test_{next(_numbers)}": value for key, value in modules.items()}
@@ -38,7 +38,7 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
 
 
 def found() -> Discovered:
-    """:return: what is found beside what engage itself brings."""
+    """Return what is discovered besides the built-in plugins."""
     ours = metadata.distribution("engage-server").name
     points = [
         point
@@ -49,7 +49,7 @@ def found() -> Discovered:
 
 
 def broken(plugin: str, distribution: str) -> str:
-    """:return: what is said of a plugin that is broken."""
+    """Return the error about a broken plugin."""
     with pytest.raises(PluginError) as caught:
         found()
     line = str(caught.value)
@@ -62,7 +62,7 @@ def broken(plugin: str, distribution: str) -> str:
     return match[1]
 
 
-def test_finds_what_is_installed(install: Install) -> None:
+def test_installed_plugins_are_discovered(install: Install) -> None:
     install("one", {"b": STORAGE.format(name="bee"), "a": STORAGE.format(name="ay")})
     install("two", {"c": STORAGE.format(name="cee")})
     everything = found()
@@ -75,13 +75,13 @@ def test_finds_what_is_installed(install: Install) -> None:
     assert storages["cee"].schema == {"type": "object"}
 
 
-def test_the_built_in_plugins_come_through_the_same_door() -> None:
+def test_the_built_in_plugins_are_discovered_like_others() -> None:
     storages = discover().tables["storage"]
     assert {"mongo", "sqlite"} <= storages.keys()
     assert storages["sqlite"].distribution.startswith("engage-server ")
 
 
-def test_every_hook(install: Install) -> None:
+def test_every_hook_is_called(install: Install) -> None:
     install(
         "all",
         {
@@ -124,7 +124,7 @@ def test_every_hook(install: Install) -> None:
     assert everything.command_plugins["hello"].distribution == "all 1.0"
 
 
-def test_two_plugins_of_one_name(install: Install) -> None:
+def test_two_plugins_of_one_name_are_an_error(install: Install) -> None:
     install("one", {"same": STORAGE.format(name="x")})
     install("two", {"same": STORAGE.format(name="y")})
     with pytest.raises(PluginError) as caught:
@@ -139,7 +139,7 @@ def test_two_plugins_of_one_name(install: Install) -> None:
     assert "two 1.0" in said
 
 
-def test_two_storages_of_one_name(install: Install) -> None:
+def test_two_storages_of_one_name_are_an_error(install: Install) -> None:
     install("one", {"first": STORAGE.format(name="same")})
     install("two", {"second": STORAGE.format(name="same")})
     with pytest.raises(PluginError, match=r"the storage 'same' is already registered") as caught:
@@ -148,7 +148,7 @@ def test_two_storages_of_one_name(install: Install) -> None:
         assert part in str(caught.value)
 
 
-def test_an_import_error(install: Install) -> None:
+def test_an_import_error_names_the_plugin(install: Install) -> None:
     install("bad", {"p": "import a_module_that_is_not_there"})
     assert broken("p", "bad 1.0") == (
         "cannot be imported: ModuleNotFoundError: No module named 'a_module_that_is_not_there';"
@@ -156,12 +156,12 @@ def test_an_import_error(install: Install) -> None:
     )
 
 
-def test_a_syntax_error_is_one_line_too(install: Install) -> None:
+def test_a_syntax_error_is_one_line(install: Install) -> None:
     install("bad", {"p": "def"})
     assert broken("p", "bad 1.0").startswith("cannot be imported: SyntaxError: ")
 
 
-def test_a_misspelt_hook(install: Install) -> None:
+def test_a_misspelt_hook_is_an_error(install: Install) -> None:
     install(
         "bad",
         {
@@ -179,7 +179,7 @@ def test_a_misspelt_hook(install: Install) -> None:
     )
 
 
-def test_a_wrong_argument(install: Install) -> None:
+def test_a_wrong_argument_of_a_hook_is_an_error(install: Install) -> None:
     install(
         "bad",
         {
@@ -197,14 +197,14 @@ def test_a_wrong_argument(install: Install) -> None:
     )
 
 
-def test_a_hook_without_its_mark(install: Install) -> None:
+def test_a_hook_without_hookimpl_is_an_error(install: Install) -> None:
     install("bad", {"p": "def engage_register_storage(register): pass"})
     assert broken("p", "bad 1.0") == (
         "engage_register_storage is not marked as a hook; decorate it with @engage.api.hookimpl"
     )
 
 
-def test_no_hook_at_all(install: Install) -> None:
+def test_a_plugin_without_hooks_is_an_error(install: Install) -> None:
     install("bad", {"p": "import json"})
     assert broken("p", "bad 1.0").startswith(
         "it does not implement a hook; the hooks are engage_register_"
@@ -233,7 +233,7 @@ def test_no_hook_at_all(install: Install) -> None:
         ),
     ],
 )
-def test_a_registration_that_is_wrong(install: Install, call: str, said: str) -> None:
+def test_a_wrong_registration_is_an_error(install: Install, call: str, said: str) -> None:
     install(
         "bad",
         {
@@ -250,7 +250,7 @@ def test_a_registration_that_is_wrong(install: Install, call: str, said: str) ->
 
 
 @pytest.mark.parametrize("name", ["serve", "hello"])
-def test_a_command_that_is_there_already(install: Install, name: str) -> None:
+def test_a_command_that_exists_is_an_error(install: Install, name: str) -> None:
     source = """
         import click
         from engage.api import hookimpl

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a config makes of the installed plugins."""
+"""The registry makes storages, providers, transforms and observers from a config."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ OPTIONS = {
 
 
 class Events(MemoryEvents):
-    """A storage of events that remembers what it was made of."""
+    """A storage of events that keeps its options and its context."""
 
     def __init__(self, options: Mapping[str, Any], context: StorageContext) -> None:
         super().__init__()
@@ -41,7 +41,7 @@ class Whole(Events, MemoryProfiles, MemorySubscriptions):
 
 
 def registry(**tables: Mapping[str, Any]) -> Registry:
-    """:return: a registry with these factories, their options as :data:`OPTIONS`."""
+    """Return a registry with these factories, whose options are :data:`OPTIONS`."""
     kinds = {
         kind: {
             name: Registered(
@@ -57,7 +57,7 @@ def registry(**tables: Mapping[str, Any]) -> Registry:
 
 @pytest.fixture
 def config(tmp_path: Path) -> Callable[..., Config]:
-    """Load a config of these lines and one workspace."""
+    """Return a function that loads a config of these lines and one workspace."""
 
     def _config(text: str = "", workspace: str = "") -> Config:
         path = tmp_path / "engage.toml"
@@ -67,7 +67,7 @@ def config(tmp_path: Path) -> Callable[..., Config]:
     return _config
 
 
-def test_makes_the_storage(config: Any, tmp_path: Path) -> None:
+def test_the_storage_is_made_from_the_config(config: Any, tmp_path: Path) -> None:
     text = """
         [storage]
         backend = "whole"
@@ -114,7 +114,7 @@ def test_makes_the_storage(config: Any, tmp_path: Path) -> None:
         ),
     ],
 )
-def test_an_unknown_backend(config: Any, backend: str, said: str) -> None:
+def test_an_unknown_backend_is_an_error(config: Any, backend: str, said: str) -> None:
     chosen = config(f'[storage]\nbackend = "{backend}"')
     installed = registry(storage={"mongo": Events, "sqlite": Events})
     for call in (installed.check, installed.make_storage):
@@ -123,7 +123,7 @@ def test_an_unknown_backend(config: Any, backend: str, said: str) -> None:
         assert str(caught.value) == f"{chosen.path}: storage.backend: {said}"
 
 
-def test_nothing_is_installed(config: Any) -> None:
+def test_a_registry_without_plugins_is_an_error(config: Any) -> None:
     with pytest.raises(SettingsError, match=r"no plugin is installed at all.*pip install -e \."):
         registry().check(config())
 
@@ -180,7 +180,7 @@ def test_a_factory_gets_only_valid_options(config: Any) -> None:
     assert made == []
 
 
-def test_transforms_come_in_the_order_of_the_config(config: Any) -> None:
+def test_transforms_keep_the_order_of_the_config(config: Any) -> None:
     installed = registry(
         transform={"a": lambda options: ("A", options), "b": lambda options: ("B", options)},
         observer={"o": lambda options: ("O", options)},
@@ -200,7 +200,7 @@ def _raises(error: Exception) -> Callable[..., Any]:
     return factory
 
 
-def test_what_a_factory_raises(config: Any) -> None:
+def test_an_error_of_a_factory_names_the_place(config: Any) -> None:
     chosen = config('[storage]\nbackend = "s"')
     with pytest.raises(ConfigError) as caught:
         registry(storage={"s": _raises(ConfigError("url: no host"))}).make_storage(chosen)
@@ -240,7 +240,7 @@ GROUP = '[[workspaces.subscription_groups]]\nid = "n"\nchannel = "c"\ntype = "op
         ),
     ],
 )
-def test_a_storage_that_cannot_do_what_is_configured(
+def test_a_storage_that_lacks_a_configured_feature_is_an_error(
     config: Any, workspace: str, said: str
 ) -> None:
     chosen = config('[storage]\nbackend = "sink"', workspace)
@@ -250,7 +250,7 @@ def test_a_storage_that_cannot_do_what_is_configured(
     registry(storage={"whole": Whole}).make_storage(whole)
 
 
-def test_makes_each_provider_for_each_workspace(config: Any) -> None:
+def test_each_workspace_gets_its_providers(config: Any) -> None:
     class Made(tuple[Any, ...]):
         def credentials(self) -> list[bytes]:
             return [self[0].encode()]
@@ -274,7 +274,7 @@ def test_makes_each_provider_for_each_workspace(config: Any) -> None:
     }
 
 
-def test_one_secret_in_two_workspaces(config: Any) -> None:
+def test_one_secret_in_two_workspaces_is_an_error(config: Any) -> None:
     installed = registry(
         storage={"mongo": Events}, webhook={"w": _raises(ConfigError("no")), "v": dict}
     )

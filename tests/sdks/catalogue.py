@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The server SDKs under test: how each is started and what is known of it."""
+"""The server SDKs under test: how each is started, and how it behaves."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Sdk:
     #: The option that turns gzip on or off, if it has one.
     gzip: str | None = None
     calls: Sequence[str] = EVERY_CALL
-    #: Whether it sends again after 503 or a lost answer.
+    #: Whether it sends again after a 503 or a lost answer.
     retries: bool = True
     #: Name and version that it puts in ``context.library``; ``None``: it sends no context.
     library: tuple[str, str] | None = None

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every call of every server SDK, unmodified: what is stored is what the call meant."""
+"""Every call of every server SDK, unmodified, stores what the call means."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ PROPERTIES = {
 
 
 def calls(sdk: Sdk) -> list[dict[str, Any]]:
-    """One of each call that the SDK has, and some variants."""
+    """Return each call that the SDK has, and some variants."""
     every: list[dict[str, Any]] = [
         {"call": "identify", "userId": "u-1", "traits": TRAITS},
         {"call": "track", "userId": "u-1", "event": "Order Completed", "properties": PROPERTIES},
@@ -74,7 +74,7 @@ def without_none(value: Mapping[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("sdk", "options"), VARIANTS)
-def test_what_is_stored_is_what_was_meant(engage: Any, sdk: Sdk, options: dict[str, Any]) -> None:
+def test_each_call_is_stored_as_meant(engage: Any, sdk: Sdk, options: dict[str, Any]) -> None:
     """Field by field: type, ids, name, traits, properties, times, library."""
     made = calls(sdk)
     before = datetime.now(UTC) - timedelta(seconds=2)
@@ -136,8 +136,8 @@ def _is(event: Mapping[str, Any], call: Mapping[str, Any]) -> bool:
 
 
 @pytest.mark.parametrize("sdk", SDKS, ids=str)
-def test_profiles_follow(engage: Any, sdk: Sdk) -> None:
-    """Traits, memberships, group traits and links are those of the calls."""
+def test_profiles_have_what_the_calls_set(engage: Any, sdk: Sdk) -> None:
+    """Traits, memberships, traits of groups, and links."""
     assert sdk.run(engage.url, engage.key, calls(sdk)) == []
     [user] = engage.export("users")
     assert user["userId"] == "u-1"
@@ -153,7 +153,7 @@ def test_profiles_follow(engage: Any, sdk: Sdk) -> None:
 
 @pytest.mark.parametrize("sdk", [sdk for sdk in SDKS if sdk.language == "python"], ids=str)
 def test_numeric_ids_become_strings(engage: Any, sdk: Sdk) -> None:
-    """An application whose user ids are integers needs no change."""
+    """An application with integers as user ids needs no change."""
     assert sdk.run(engage.url, engage.key, [{"call": "track", "userId": 42, "event": "E"}]) == []
     [event] = engage.export("events")
     assert event["userId"] == "42"
@@ -161,7 +161,7 @@ def test_numeric_ids_become_strings(engage: Any, sdk: Sdk) -> None:
 
 @pytest.mark.parametrize("sdk", SDKS, ids=str)
 def test_many_events_arrive_once_and_in_order(engage: Any, sdk: Sdk) -> None:
-    """More than fit into one batch of the SDK; each stored once, in the order of the calls."""
+    """More than fit into one batch of the SDK."""
     made = [
         {"call": "track", "userId": "u", "event": "E", "properties": {"n": n}} for n in range(250)
     ]
@@ -169,5 +169,5 @@ def test_many_events_arrive_once_and_in_order(engage: Any, sdk: Sdk) -> None:
     numbers = [event["properties"]["n"] for event in engage.export("events")]
     assert sorted(numbers) == list(range(250))
     if sdk.language == "python":
-        # The Python SDKs have one sender; the others may have several requests under way.
+        # The Python SDKs have one sender; the others may have several open requests.
         assert all(first < second for first, second in itertools.pairwise(numbers))

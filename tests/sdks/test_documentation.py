@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The lines of docs/clients.md are run as they stand."""
+"""The examples of docs/clients.md are run unchanged."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ NODE_END = {
 
 
 @pytest.mark.parametrize("sdk", SDKS, ids=str)
-def test_the_example_works(engage: Any, sdk: Sdk) -> None:
+def test_the_example_of_an_sdk_works(engage: Any, sdk: Sdk) -> None:
     if sdk.language == "python":
         code = example(sdk.name, engage) + PYTHON_END
         command = [str(venv(HERE / f"python/{sdk.name}.txt")), "-c", code]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The bad days of every server SDK: a wrong key, a full disk, a bad event, a lost answer."""
+"""Every server SDK with a wrong key, a locked storage, a bad event, a lost answer."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def tracks(count: int) -> list[dict[str, Any]]:
 
 @contextlib.contextmanager
 def locked(database: Any) -> Iterator[None]:
-    """Hold SQLite's write lock, as a backup tool that hangs would."""
+    """Hold SQLite's write lock, like a backup tool that hangs."""
     connection = sqlite3.connect(database, isolation_level=None)
     connection.execute("BEGIN IMMEDIATE")
     try:
@@ -40,7 +40,7 @@ def locked(database: Any) -> Iterator[None]:
 
 @pytest.mark.parametrize("sdk", SDKS, ids=str)
 def test_a_wrong_key_is_final(engage: Any, sdk: Sdk) -> None:
-    """One request, an error for the application, nothing stored."""
+    """The SDK sends one request, reports an error, and nothing is stored."""
     with reverse_proxy(engage.url) as proxy:
         errors = sdk.run(proxy.url, "not-a-key", tracks(1))
         statuses = [status for *_, status in proxy.requests]
@@ -50,8 +50,8 @@ def test_a_wrong_key_is_final(engage: Any, sdk: Sdk) -> None:
 
 
 @pytest.mark.parametrize("sdk", RETRYING, ids=str)
-def test_two_bad_seconds_lose_nothing(engage: Any, sdk: Sdk) -> None:
-    """The storage is locked (503, Retry-After); the SDK comes back; no event is stored twice."""
+def test_a_locked_storage_loses_no_event(engage: Any, sdk: Sdk) -> None:
+    """The answer is 503 with ``Retry-After``; the SDK retries, and no event is stored twice."""
     with reverse_proxy(engage.url) as proxy:
         with locked(engage.database):
             process = sdk.start(proxy.url, engage.key, tracks(5))
@@ -67,8 +67,8 @@ def test_two_bad_seconds_lose_nothing(engage: Any, sdk: Sdk) -> None:
     assert sorted(e["properties"]["n"] for e in engage.export("events")) == list(range(5))
 
 
-def test_dittofeed_drops_on_503(engage: Any) -> None:
-    """The Dittofeed SDK never sends again (docs/clients.md says so); its flush tells of it."""
+def test_dittofeed_drops_events_on_503(engage: Any) -> None:
+    """The Dittofeed SDK never retries (see docs/clients.md); its flush reports the error."""
     [sdk] = [sdk for sdk in SDKS if not sdk.retries]
     with reverse_proxy(engage.url) as proxy:
         with locked(engage.database):
@@ -79,8 +79,8 @@ def test_dittofeed_drops_on_503(engage: Any) -> None:
 
 
 @pytest.mark.parametrize("sdk", SDKS, ids=str)
-def test_one_bad_event_costs_only_itself(engage: Any, sdk: Sdk) -> None:
-    """A user id of 513 characters among good events: its neighbours are stored, it is kept."""
+def test_a_bad_event_does_not_affect_others(engage: Any, sdk: Sdk) -> None:
+    """An event with a user id of 513 characters becomes a dead letter; the others are stored."""
     made = tracks(4)
     made[2]["userId"] = "x" * 513
     with reverse_proxy(engage.url) as proxy:
@@ -92,8 +92,8 @@ def test_one_bad_event_costs_only_itself(engage: Any, sdk: Sdk) -> None:
 
 
 @pytest.mark.parametrize("sdk", SDKS, ids=str)
-def test_killed_between_commit_and_answer(engage: Any, sdk: Sdk) -> None:
-    """The server dies with the answer unsent: the retry is a duplicate, never a second event."""
+def test_a_lost_answer_stores_no_event_twice(engage: Any, sdk: Sdk) -> None:
+    """The server is killed before it sends the answer; the retry is a duplicate."""
     lost = threading.Event()
     restarted = threading.Event()
 
@@ -115,7 +115,7 @@ def test_killed_between_commit_and_answer(engage: Any, sdk: Sdk) -> None:
         restarted.set()
         sdk.finish(process)
         statuses = [status for *_, status in proxy.requests]
-    # Two of the Node SDKs send the first event by itself, and the others beside it.
+    # Two of the Node SDKs send the first event alone, and the others in parallel.
     lost_answers = statuses.count(None)
     assert statuses == [None] * lost_answers + [200] * (len(statuses) - lost_answers)
     assert sdk.retries or len(statuses) == 1

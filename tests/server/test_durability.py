@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What was acknowledged is there, once, whenever the server is killed.
+"""Acknowledged events are stored once, whenever the server is killed.
 
 ``pytest tests/server/test_durability.py --rounds 100`` kills it a hundred times.
 """
@@ -23,7 +23,7 @@ from support.traffic import Sender, Traffic, expected_groups, expected_users, se
 @pytest.mark.parametrize(
     ("workers", "writer"), [(1, "thread"), (1, "process"), (2, "auto")], ids=str
 )
-def test_nothing_acknowledged_is_lost_and_nothing_is_there_twice(
+def test_acknowledged_events_survive_kills_and_are_stored_once(
     tmp_path: Path, pytestconfig: pytest.Config, workers: int, writer: str
 ) -> None:
     rounds: int = pytestconfig.getoption("--rounds")
@@ -64,7 +64,7 @@ def _ids(requests: list[Any]) -> set[str]:
 
 
 def _check(server: Server, sent: set[str]) -> Counter[str]:
-    """The store has what was sent, once, and the profiles are its merge."""
+    """Check that the store has each sent event once, and that the profiles are their merge."""
     events = server.export()
     stored = Counter(event["messageId"] for event in events)
     assert stored == Counter(sent)

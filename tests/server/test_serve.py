@@ -75,11 +75,11 @@ def _said(server: Server, message: str) -> None:
 
 # ------------------------------------------------------------------------------------------- drain
 @pytest.mark.parametrize("workers", [1, 2])
-def test_a_drain_answers_what_is_in_flight_and_exits_0(tmp_path: Path, workers: int) -> None:
+def test_a_drain_answers_requests_in_flight_and_exits_with_0(tmp_path: Path, workers: int) -> None:
     with start_server(tmp_path, workers=workers) as server, _connected(server) as slow:
         slow.sendall(HEAD + EVENT[:10])
         assert server.track("quick").status_code == 200
-        # Without this the request might still lie unread in the kernel when the drain begins.
+        # Otherwise the request could still be unread in the kernel when the drain begins.
         with _connected(server) as other:
             other.sendall(READY)
             assert _answer(other)[0] == 200
@@ -95,13 +95,13 @@ def test_a_drain_answers_what_is_in_flight_and_exits_0(tmp_path: Path, workers: 
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_during_the_delay_everybody_is_answered_and_sent_elsewhere(
+def test_requests_are_answered_and_connections_closed_during_the_delay(
     tmp_path: Path, workers: int
 ) -> None:
     lines = "shutdown_delay = 1000\nshutdown_grace = 2000"
     with start_server(tmp_path, workers=workers, server=lines) as server:
         server.signal(signal.SIGTERM)
-        # Of two workers each takes up the drain in its own time.
+        # Two workers begin the drain at different moments.
         wait_for(
             lambda: (
                 sum(line["message"] == "draining" for line in server.lines())
@@ -122,17 +122,17 @@ def test_during_the_delay_everybody_is_answered_and_sent_elsewhere(
             status, head, _ = _answer(sock)
             assert status == 200
             assert "\r\nconnection: close" in head
-        # The second signal: at once, although the delay has only begun.
+        # The second signal ends the server at once, although the delay has only begun.
         workers_there = children(server.process.pid) if server.process else set()
         server.signal(signal.SIGTERM)
         assert server.wait() == 1
         wait_for(lambda: not any(map(alive, workers_there)), what="the workers to end")
-        # What was acknowledged before is there nevertheless.
+        # Acknowledged events are stored in any case.
         assert [event["messageId"] for event in server.export()] == ["slow"]
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_control_c_goes_to_all_processes_and_is_one_drain(tmp_path: Path, workers: int) -> None:
+def test_control_c_to_all_processes_is_one_drain(tmp_path: Path, workers: int) -> None:
     with start_server(tmp_path, workers=workers) as server:
         assert server.process is not None
         os.killpg(server.process.pid, signal.SIGINT)
@@ -141,14 +141,14 @@ def test_control_c_goes_to_all_processes_and_is_one_drain(tmp_path: Path, worker
 
 
 def test_sigterm_to_all_processes_is_one_drain(tmp_path: Path) -> None:
-    """systemd does that."""
+    """As systemd sends it."""
     with start_server(tmp_path, workers=2) as server:
         assert server.process is not None
         os.killpg(server.process.pid, signal.SIGTERM)
         assert server.wait() == 0
 
 
-def test_who_waits_to_be_accepted_when_the_drain_begins_is_answered(tmp_path: Path) -> None:
+def test_a_connection_waiting_to_be_accepted_is_answered_in_a_drain(tmp_path: Path) -> None:
     with start_server(tmp_path) as server:
         server.signal(signal.SIGSTOP)
         with contextlib.ExitStack() as stack:
@@ -162,7 +162,7 @@ def test_who_waits_to_be_accepted_when_the_drain_begins_is_answered(tmp_path: Pa
         assert server.wait() == 0
 
 
-def test_a_request_that_never_ends_does_not_outlive_the_grace(tmp_path: Path) -> None:
+def test_an_endless_request_ends_with_the_grace_period(tmp_path: Path) -> None:
     with start_server(tmp_path, server="shutdown_grace = 3") as server, _connected(server) as slow:
         slow.sendall(HEAD + EVENT[:10])
         with _connected(server) as other:
@@ -175,7 +175,7 @@ def test_a_request_that_never_ends_does_not_outlive_the_grace(tmp_path: Path) ->
 
 # ---------------------------------------------------------------------------------------- start-up
 def _cannot_start(server: Server) -> str:
-    """Start in vain; return the one line that says why."""
+    """Start a server that fails, and return the one line of its error."""
     server.launch()
     assert server.wait() == 1
     lines = server.log().splitlines()
@@ -185,7 +185,7 @@ def _cannot_start(server: Server) -> str:
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_a_port_that_is_taken(tmp_path: Path, workers: int) -> None:
+def test_a_port_in_use_is_one_line(tmp_path: Path, workers: int) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         config = config_text(workers=workers).replace("port = 0", f"port = {port}")
@@ -194,7 +194,7 @@ def test_a_port_that_is_taken(tmp_path: Path, workers: int) -> None:
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_a_store_that_cannot_be_opened(tmp_path: Path, workers: int) -> None:
+def test_a_store_that_cannot_be_opened_is_one_line(tmp_path: Path, workers: int) -> None:
     (tmp_path / "engage.db").mkdir()
     message = _cannot_start(Server(tmp_path, config_text(workers=workers)))
     assert message.startswith("cannot start: ")
@@ -202,7 +202,7 @@ def test_a_store_that_cannot_be_opened(tmp_path: Path, workers: int) -> None:
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_a_metrics_port_that_is_taken(tmp_path: Path, workers: int) -> None:
+def test_a_metrics_port_in_use_is_one_line(tmp_path: Path, workers: int) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         config = config_text(workers=workers, server=f"metrics_port = {port}")
@@ -211,7 +211,7 @@ def test_a_metrics_port_that_is_taken(tmp_path: Path, workers: int) -> None:
     assert "server.metrics_port" in message
 
 
-def test_all_secrets_of_the_config_are_known_to_the_log() -> None:
+def test_the_log_masks_all_secrets_of_the_config() -> None:
     schema = {
         "properties": {"token": {"writeOnly": True}, "url": {"writeOnly": True}, "region": {}}
     }
@@ -249,9 +249,7 @@ def test_all_secrets_of_the_config_are_known_to_the_log() -> None:
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_connections_are_not_bounded_by_the_usual_limit_of_open_files(
-    tmp_path: Path, workers: int
-) -> None:
+def test_connections_may_exceed_the_usual_limit_of_open_files(tmp_path: Path, workers: int) -> None:
     def few_files() -> None:
         hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
         resource.setrlimit(resource.RLIMIT_NOFILE, (128, hard))
@@ -260,7 +258,7 @@ def test_connections_are_not_bounded_by_the_usual_limit_of_open_files(
         start_server(tmp_path, workers=workers, preexec=few_files) as server,
         contextlib.ExitStack() as stack,
     ):
-        # Of two workers at least one has more than 128 of them.
+        # At least one of two workers has more than 128 of them.
         for _ in range(150 * workers):
             stack.enter_context(_connected(server)).sendall(b"POST /v1/track HTTP/1.1\r\n")
         assert server.track("one more").status_code == 200
@@ -276,7 +274,7 @@ def test_a_system_that_allows_too_few_files_is_named(tmp_path: Path) -> None:
 
 
 # ----------------------------------------------------------------------------------------- workers
-def test_a_worker_that_dies_is_replaced_and_nobody_notices(tmp_path: Path) -> None:
+def test_a_worker_that_dies_is_replaced(tmp_path: Path) -> None:
     with start_server(tmp_path, workers=2) as server:
         assert server.process is not None
         parent = server.process.pid
@@ -295,8 +293,8 @@ def test_a_worker_that_dies_is_replaced_and_nobody_notices(tmp_path: Path) -> No
         assert server.stop() == 0
 
 
-def test_a_worker_that_starts_while_the_store_is_away_waits_for_it(tmp_path: Path) -> None:
-    """It makes no other store, and does not die of it until the server gives up."""
+def test_a_new_worker_waits_for_a_store_that_is_away(tmp_path: Path) -> None:
+    """It does not create another store, and it does not end until the server would give up."""
     path, away = tmp_path / "engage.db", tmp_path / "away.db"
     with start_server(tmp_path, workers=2) as server:
         assert server.process is not None
@@ -339,7 +337,7 @@ def test_ten_deaths_in_a_minute_end_the_server(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_no_orphan_keeps_the_port_or_the_file(tmp_path: Path, workers: int) -> None:
+def test_a_killed_server_leaves_no_process(tmp_path: Path, workers: int) -> None:
     storage = f'{SQLITE}writer = "process"\n'
     with start_server(tmp_path, workers=workers, storage=storage) as server:
         assert server.process is not None
@@ -347,14 +345,14 @@ def test_no_orphan_keeps_the_port_or_the_file(tmp_path: Path, workers: int) -> N
         if workers > 1:
             wait_for(lambda: len(children(parent)) == workers, what="all workers")
         assert server.track("before").status_code == 200
-        # Of one worker too: a storage may have processes of its own.
+        # With one worker, too: a storage may have separate processes.
         family = descendants(parent)
         assert len(family) > (0 if workers == 1 else workers)
         port = server.port
         server.signal(signal.SIGKILL)
         assert server.wait() == -signal.SIGKILL
         wait_for(lambda: not any(map(alive, family)), what="the orphans to end")
-        # A process of several threads is a zombie before the last of them lets go of its files.
+        # A process with several threads is a zombie before the last of them closes its files.
         wait_for(lambda: _is_free(port), what="the port")
         server.start()
         assert server.track("after").status_code == 200
@@ -370,7 +368,7 @@ def _value(text: str, start: str) -> float:
 def test_metrics_are_the_sum_of_all_workers(tmp_path: Path, workers: int) -> None:
     with start_server(tmp_path, workers=workers, server="metrics_port = 0") as server:
         for number in range(30):
-            # A connection each, so that several workers have a part in it.
+            # A connection for each request, so that several workers get some.
             assert httpx.post(
                 f"{server.url}/v1/track?writeKey={KEY}",
                 json={"userId": "u", "event": "E", "messageId": f"m{number % 20}"},
@@ -401,7 +399,7 @@ def test_metrics_are_the_sum_of_all_workers(tmp_path: Path, workers: int) -> Non
         assert KEY not in text
 
 
-def test_a_dead_workers_counts_stay_and_a_restart_begins_at_zero(tmp_path: Path) -> None:
+def test_counts_of_a_dead_worker_stay_and_a_restart_begins_at_zero(tmp_path: Path) -> None:
     with start_server(tmp_path, workers=2, server="metrics_port = 0") as server:
         assert server.process is not None
         assert server.track("m").status_code == 200
@@ -425,7 +423,7 @@ def test_without_a_port_there_are_no_metrics(tmp_path: Path) -> None:
 
 # -------------------------------------------------------------------------------------------- logs
 @pytest.mark.parametrize("workers", [1, 2])
-def test_a_line_per_request_and_never_a_key_or_a_payload(tmp_path: Path, workers: int) -> None:
+def test_each_request_is_one_line_without_key_or_payload(tmp_path: Path, workers: int) -> None:
     with start_server(tmp_path, workers=workers) as server:
         secret = "payload-of-somebody"
         event = {"userId": secret, "event": secret, "properties": {secret: secret}}
@@ -458,7 +456,7 @@ def test_a_line_per_request_and_never_a_key_or_a_payload(tmp_path: Path, workers
     assert all(line["requestId"] for line in requests)
 
 
-def test_on_a_terminal_the_lines_are_for_people(tmp_path: Path) -> None:
+def test_lines_on_a_terminal_are_for_people(tmp_path: Path) -> None:
     config = config_text().replace('format = "json"', 'format = "text"')
     server = Server(tmp_path, config)
     with server:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""engage.server.worker in this process: what it does beside answering requests."""
+"""engage.server.worker in the process of the test: what it does besides answering requests."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ DAY = 24 * 60 * 60 * 1000
 
 @pytest.fixture(autouse=True)
 def thaw() -> Iterator[None]:
-    """A worker freezes what it finds in memory; the tests after this one need not."""
+    """Undo that a worker freezes objects in memory, for the tests after this one."""
     yield
     gc.unfreeze()
 
@@ -54,7 +54,7 @@ async def _ids(store: EventStore) -> list[str]:
 
 
 @pytest.mark.parametrize("number", [0, 1])
-async def test_the_first_worker_expires_what_is_old_and_the_others_leave_it_to_him(
+async def test_only_the_first_worker_expires_old_events(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
     path = tmp_path / "engage.toml"
@@ -96,7 +96,7 @@ async def test_the_first_worker_expires_what_is_old_and_the_others_leave_it_to_h
     await store.close()
 
 
-async def test_who_is_told_to_stop_while_starting_stops(tmp_path: Path) -> None:
+async def test_a_worker_can_be_stopped_while_it_starts(tmp_path: Path) -> None:
     path = tmp_path / "engage.toml"
     path.write_text(config_text())
     one = worker.Worker(load(path), load_plugins(), listen("127.0.0.1", 0), number=0)
@@ -116,7 +116,7 @@ async def test_nothing_is_expired_while_the_store_closes(
     close = SqliteStorage.close
 
     async def expire(self: EventStore, before: int, *, limit: int, force: bool = False) -> int:
-        """There is always more to do."""
+        """There is always more to expire."""
         task = asyncio.current_task()
         assert task is not None
         expiring[:] = [task]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From one store to another."""
+"""Copying a store into another one."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ async def two(tmp_path: Path) -> AsyncIterator[tuple[Any, Any]]:
 
 
 def change(name: str, at: int, user: str = "ann", how: str = "api", **choices: bool) -> Any:
-    """:return: a subscription change."""
+    """Return a subscription change."""
     return SubscriptionChange(
         id=name, workspace_id="acme", user_id=user, choices=choices, at=TIME + at, how=how
     )
 
 
 async def fill(store: Any) -> None:
-    """Put a bit of everything into a store."""
+    """Put records of every kind into a store."""
     await store.write([event(f"m{n}", user_id=f"u{n % 7}", at=n) for n in range(450)])
     await store.write(
         [
@@ -52,7 +52,7 @@ async def fill(store: Any) -> None:
 
 
 async def everything(store: EventStore) -> dict[str, list[bytes]]:
-    """:return: all that a store exports, in a comparable order."""
+    """Return everything that a store exports, in a comparable order."""
     return {
         kind: sorted([record.json async for record in export(store, kind, Selection())])
         for kind in KINDS
@@ -60,16 +60,16 @@ async def everything(store: EventStore) -> dict[str, list[bytes]]:
 
 
 async def run(source: EventStore, target: EventStore) -> dict[str, tuple[int, int, int, int]]:
-    """:return: (copied, duplicate, conflicting, refused) of each kind."""
+    """Return (copied, duplicate, conflicting, refused) of each kind."""
     return {counts.kind: numbers(counts) async for counts in copy_all(source, target)}
 
 
 def numbers(counts: Counts) -> tuple[int, int, int, int]:
-    """:return: (copied, duplicate, conflicting, refused)."""
+    """Return (copied, duplicate, conflicting, refused)."""
     return (counts.copied, counts.duplicate, counts.conflicting, counts.refused)
 
 
-async def test_copies_all_of_it_and_can_be_run_again(tmp_path: Path) -> None:
+async def test_everything_is_copied_and_a_copy_can_be_repeated(tmp_path: Path) -> None:
     async with two(tmp_path) as (source, target):
         await fill(source)
         before = await everything(source)
@@ -100,12 +100,12 @@ async def test_copies_all_of_it_and_can_be_run_again(tmp_path: Path) -> None:
 
 
 async def audit(store: Any) -> list[Any]:
-    """:return: all audit records."""
+    """Return all audit records."""
     page = await store.history(None, None, after=None, limit=1000)
     return sorted(page.items, key=lambda record: (record.at, record.group_id))
 
 
-async def test_in_order_of_arrival(tmp_path: Path) -> None:
+async def test_events_are_copied_in_order_of_arrival(tmp_path: Path) -> None:
     async with two(tmp_path) as (source, target):
         await fill(source)
         await run(source, target)
@@ -123,7 +123,7 @@ async def test_another_event_under_the_same_id_is_a_conflict(tmp_path: Path) -> 
         assert (await run(source, target))["events"] == (0, 1, 1, 0)
 
 
-async def test_what_was_cut_off_is_completed(tmp_path: Path) -> None:
+async def test_an_interrupted_copy_can_be_completed(tmp_path: Path) -> None:
     async with two(tmp_path) as (source, target):
         await fill(source)
         write, calls = target.write, 0
@@ -144,7 +144,7 @@ async def test_what_was_cut_off_is_completed(tmp_path: Path) -> None:
         assert await everything(target) == await everything(source)
 
 
-async def test_a_store_that_cannot_take_it_all() -> None:
+async def test_refused_events_are_counted_with_their_reason() -> None:
     source, target = MemoryEvents(), MemoryEvents()
     await source.write([event("ok"), event("bad1"), event("bad2")])
     target.refuse = {"bad1": "it is bad", "bad2": "it is bad"}
@@ -157,7 +157,7 @@ async def test_a_store_that_cannot_take_it_all() -> None:
     assert told == [3]
 
 
-async def test_a_target_without_profiles_subscriptions_or_dead_letters(tmp_path: Path) -> None:
+async def test_a_target_that_stores_only_events_refuses_the_rest(tmp_path: Path) -> None:
     async with open_store(config_file(tmp_path)) as source:
         await fill(source)
         assert await run(source, MemoryEvents()) == {
@@ -168,7 +168,7 @@ async def test_a_target_without_profiles_subscriptions_or_dead_letters(tmp_path:
         }
 
 
-async def test_a_newer_choice_there_stands(tmp_path: Path) -> None:
+async def test_a_newer_choice_in_the_target_stays(tmp_path: Path) -> None:
     async with two(tmp_path) as (source, target):
         await source.apply(change("c1", 1, news=True, sms=True))
         await target.apply(change("x", 9, news=False))
@@ -176,7 +176,7 @@ async def test_a_newer_choice_there_stands(tmp_path: Path) -> None:
         assert await target.state("acme", "ann") == {"news": False, "sms": True}
 
 
-async def test_choices_made_there_after_a_copy_stand(tmp_path: Path) -> None:
+async def test_choices_made_in_the_target_after_a_copy_stay(tmp_path: Path) -> None:
     async with two(tmp_path) as (source, target):
         await source.apply(change("c1", 1, news=True))
         await run(source, target)
@@ -208,14 +208,14 @@ async def test_a_profile_that_no_event_explains_is_reported(tmp_path: Path) -> N
         ]
 
 
-async def test_a_profile_may_have_more_there(tmp_path: Path) -> None:
+async def test_a_profile_may_have_more_in_the_target(tmp_path: Path) -> None:
     async with two(tmp_path) as (source, target):
         await source.write([identify("i", "ann", 1, traits={"a": 1})])
         await target.write([identify("j", "ann", 2, traits={"a": 2, "b": 1})])
         assert (await run(source, target))["profiles"] == (1, 0, 0, 0)
 
 
-async def test_a_full_budget(tmp_path: Path) -> None:
+async def test_dead_letters_beyond_the_budget_are_refused(tmp_path: Path) -> None:
     path = config_file(tmp_path, "b")
     path.write_text("[limits]\ndead_letter_count = 2\n" + path.read_text())
     async with (

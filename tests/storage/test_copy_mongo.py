@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Between SQLite and MongoDB, both ways, and on the command line."""
+"""Copying between SQLite and MongoDB in both directions, and on the command line."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from support.sqlite import config_file, open_store
 pytestmark = [pytest.mark.mongo, pytest.mark.slow]
 
 KINDS = ("events", "users", "groups", "subscriptions", "dead-letters")
-#: Arrays in arrays: not every server stores them, and then that event is refused.
+#: Arrays in arrays: some servers cannot store them, and refuse the event.
 STORABLE = {name: value for name, value in VALUES.items() if name != "list in a list"}
 
 
 def mongo_config(folder: Path, name: str, server: mongo.MongoServer) -> Path:
-    """Write a config with a database of its own on a server."""
+    """Write a config with a new database on a server."""
     path = config_file(folder, name)
     before, _, rest = path.read_text().partition("[storage]")
     tables = rest[rest.index("[[workspaces]]") :]
@@ -35,7 +35,7 @@ def mongo_config(folder: Path, name: str, server: mongo.MongoServer) -> Path:
 
 
 def fill(path: Path) -> None:
-    """Put a bit of everything, and all that is awkward, into a store."""
+    """Put records of every kind, and awkward ones, into a store."""
 
     group = event("g1", type="group", user_id="ann", groupId="a.b$", traits=STORABLE, received=600)
 
@@ -68,7 +68,7 @@ def fill(path: Path) -> None:
 
 
 def exported(path: Path) -> dict[str, list[str]]:
-    """:return: what ``engage export`` writes, kind by kind; what has no order is sorted."""
+    """Return what ``engage export`` writes for each kind; kinds without an order are sorted."""
     found = {}
     for kind in KINDS:
         result = CliRunner().invoke(main, ["export", kind, "--config", str(path)])
@@ -79,17 +79,14 @@ def exported(path: Path) -> dict[str, list[str]]:
 
 
 def copied(source: Path, target: Path) -> dict[str, str]:
-    """Copy, and see that all of it arrived.
-
-    :return: the counts of each kind.
-    """
+    """Copy, check that everything arrived, and return the counts of each kind."""
     result = CliRunner().invoke(main, ["copy", "--from", str(source), "--to", str(target)])
     assert (result.exit_code, result.stderr) == (0, "")
     return dict(line.split("\t", 1) for line in result.stdout.splitlines())
 
 
 @pytest.mark.parametrize("kind", mongo.kinds())
-def test_there_and_back(tmp_path: Path, kind: str) -> None:
+def test_a_copy_there_and_back_is_exact(tmp_path: Path, kind: str) -> None:
     server = mongo.shared(kind)
     source = config_file(tmp_path, "source")
     middle = mongo_config(tmp_path, "middle", server)

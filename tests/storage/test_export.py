@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a store holds, as documents."""
+"""Exporting the records of a store as documents."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from support.sqlite import config_file, open_store
 
 
 async def lines(store: EventStore, kind: Kind, **selection: Any) -> list[dict[str, Any]]:
-    """:return: the exported documents."""
+    """Return the exported documents."""
     return [json.loads(record.json) async for record in export(store, kind, Selection(**selection))]
 
 
 @contextlib.asynccontextmanager
 async def filled(path: Path) -> AsyncIterator[EventStore]:
-    """Open a store with a bit of everything."""
+    """Open a store with records of every kind."""
     async with open_store(path) as store:
         await store.write(
             [
@@ -60,7 +60,7 @@ async def filled(path: Path) -> AsyncIterator[EventStore]:
         yield store
 
 
-async def test_events(tmp_path: Path) -> None:
+async def test_events_are_exported(tmp_path: Path) -> None:
     async with filled(config_file(tmp_path)) as store:
         everything = await lines(store, "events")
         assert [line["messageId"] for line in everything] == ["m1", "m2", "m3", "m4", "m5", "m6"]
@@ -75,7 +75,7 @@ async def test_events(tmp_path: Path) -> None:
         assert await chosen(user="bob") == ["m6"]
 
 
-async def test_the_order_of_keys_does_not_tell_the_storage() -> None:
+async def test_keys_are_sorted_whatever_the_storage() -> None:
     store = MemoryEvents()
     await store.write([event("m", user_id="u", properties={"b": 1, "a": {"d": 1, "c": 2}})])
     (line,) = [record.json async for record in export(store, "events", Selection())]
@@ -85,7 +85,7 @@ async def test_the_order_of_keys_does_not_tell_the_storage() -> None:
     )
 
 
-async def test_a_record_is_one_line_to_everybody() -> None:
+async def test_a_record_is_one_line_to_any_reader() -> None:
     text = "a\x85b\u2028c\u2029d\n\r\x0b\x0c\x1c\x1d\x1e"
     store = MemoryEvents()
     await store.write([event("m", user_id=text)])
@@ -94,7 +94,7 @@ async def test_a_record_is_one_line_to_everybody() -> None:
     assert json.loads(record.json)["userId"] == text
 
 
-async def test_users(tmp_path: Path) -> None:
+async def test_users_are_exported(tmp_path: Path) -> None:
     async with filled(config_file(tmp_path)) as store:
         ann = {
             "workspaceId": "acme",
@@ -115,7 +115,7 @@ async def test_users(tmp_path: Path) -> None:
         assert [line["userId"] for line in await lines(store, "users", since=TIME + 6)] == ["bob"]
 
 
-async def test_groups(tmp_path: Path) -> None:
+async def test_groups_are_exported(tmp_path: Path) -> None:
     async with filled(config_file(tmp_path)) as store:
         everything = await lines(store, "groups")
         assert sorted(everything, key=lambda line: line["groupId"]) == [
@@ -125,7 +125,7 @@ async def test_groups(tmp_path: Path) -> None:
         assert await lines(store, "groups", workspace="other") == []
 
 
-async def test_subscriptions(tmp_path: Path) -> None:
+async def test_subscriptions_are_exported(tmp_path: Path) -> None:
     async with filled(config_file(tmp_path)) as store:
         line = {
             "workspaceId": "acme",
@@ -140,7 +140,7 @@ async def test_subscriptions(tmp_path: Path) -> None:
             assert await lines(store, "subscriptions", **other) == []
 
 
-async def test_dead_letters(tmp_path: Path) -> None:
+async def test_dead_letters_are_exported(tmp_path: Path) -> None:
     async with filled(config_file(tmp_path)) as store:
         first, second = await lines(store, "dead-letters")
         assert first == {
@@ -169,12 +169,12 @@ async def test_dead_letters(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", sorted(set(KINDS) - {"events"}))
-async def test_a_storage_that_keeps_no_such_thing(kind: Kind) -> None:
+async def test_a_kind_that_the_storage_lacks_is_an_error(kind: Kind) -> None:
     with pytest.raises(EngageError, match="the configured storage does not store "):
         await lines(MemoryEvents(), kind)
 
 
-async def test_follows_all_pages() -> None:
+async def test_all_pages_are_read() -> None:
     pages = {None: Page([1, 2], "a"), "a": Page([], "b"), "b": Page([3], "c"), "c": Page([], None)}
 
     async def read(after: str | None) -> Page[int]:

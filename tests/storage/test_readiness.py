@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""When ``/readyz`` says yes."""
+"""When ``/readyz`` answers 200."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from engage.storage.readiness import FRESH, PATIENCE, Readiness
 
 
 class Storage:
-    """Counts questions; answers as it is told."""
+    """A storage that counts the checks; they wait or fail as a test wants."""
 
     def __init__(self) -> None:
         self.questions = 0
@@ -30,8 +30,8 @@ class Storage:
             raise StorageUnavailable("no")
 
 
-async def test_asks_at_most_once_a_second() -> None:
-    """However many ask."""
+async def test_the_storage_is_checked_at_most_once_a_second() -> None:
+    """However many requests there are."""
     storage = Storage()
     ready = Readiness(storage.check, clock=lambda: storage.now)
     assert await ready.ready()
@@ -42,8 +42,8 @@ async def test_asks_at_most_once_a_second() -> None:
     assert storage.questions == 2
 
 
-async def test_no_patience_before_the_first_sign_of_life() -> None:
-    """A server that never reached its storage is not ready."""
+async def test_a_server_is_not_ready_before_the_storage_answered() -> None:
+    """Failures are tolerated only after a first success."""
     storage = Storage()
     storage.works = False
     ready = Readiness(storage.check, clock=lambda: storage.now)
@@ -52,8 +52,10 @@ async def test_no_patience_before_the_first_sign_of_life() -> None:
     assert await ready.ready()
 
 
-async def test_patience_afterwards(caplog: pytest.LogCaptureFixture) -> None:
-    """Only ten seconds of failure are a no; said once in the log."""
+async def test_a_server_stays_ready_for_ten_seconds_of_failures(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Then it is not ready, which is logged once."""
     storage = Storage()
     ready = Readiness(storage.check, clock=lambda: storage.now)
     assert await ready.ready()
@@ -72,10 +74,10 @@ async def test_patience_afterwards(caplog: pytest.LogCaptureFixture) -> None:
     assert "answers again" in caplog.text
 
 
-async def test_a_question_that_is_never_answered_is_asked_again(
+async def test_a_check_that_never_ends_is_repeated(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """One call that hangs must not take the server out for ever."""
+    """One call that hangs must not make the server unready indefinitely."""
     monkeypatch.setattr(readiness, "WAIT", 30.0)
     storage = Storage()
     storage.gate.clear()
@@ -86,8 +88,10 @@ async def test_a_question_that_is_never_answered_is_asked_again(
     assert storage.questions == 2
 
 
-async def test_a_storage_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody waits for it for long; when it answers, that counts."""
+async def test_a_storage_that_hangs_does_not_delay_the_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The answer of the storage counts when it comes."""
     monkeypatch.setattr(readiness, "WAIT", 0.05)
     storage = Storage()
     ready = Readiness(storage.check, clock=lambda: storage.now)

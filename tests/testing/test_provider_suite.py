@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The conformance suite on a scheme whose signature stands in the body, as the docs describe it."""
+"""The conformance suite on a scheme whose signature is in the body, as the docs describe it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Part = tuple[bytes, Callable[[bytes], api.WebhookRequest]]
 
 
 class Mailer(api.Provider):
-    """Signs a timestamp and a token, and nothing of what it sends."""
+    """A provider that signs a timestamp and a token, and nothing else."""
 
     signing = api.Signing(past=300, future=300)
 
@@ -58,7 +58,7 @@ class Mailer(api.Provider):
 
 
 class Lax(Mailer):
-    """Takes a signature in several spellings."""
+    """A provider that accepts a signature in several spellings."""
 
     def decoded(self, signature: str) -> bytes:
         return webhooks.decode_hex(signature.strip())
@@ -128,11 +128,11 @@ class _Unnamed(TestMailer):
     secret_option = "secret"
 
 
-def test_another_spelling_of_a_signature_in_the_body_is_found() -> None:
+def test_the_suite_finds_another_spelling_of_a_signature_in_the_body() -> None:
     with pytest.raises(pytest.fail.Exception, match="DID NOT RAISE"):
         _OfLax().test_a_signature_has_one_spelling_and_is_complete()
 
 
-def test_says_that_the_option_with_the_secret_has_another_name() -> None:
+def test_the_suite_reports_a_wrong_name_of_the_secret_option() -> None:
     with pytest.raises(AssertionError, match="secret_option: name the option with the secret"):
         _Unnamed().test_both_secrets_are_accepted_during_a_rotation()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The conformance suite notices: each storage here breaks one promise, and fails the test of it."""
+"""The conformance suite finds flaws: each storage here breaks one promise and fails its test."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from support.memory_store import MemoryEvents
 
 
 class Acknowledges(SqliteStorage):
-    """Says that it is stored, whatever became of it."""
+    """Reports every event as stored."""
 
     async def write(self, events: Sequence[Event]) -> Sequence[Outcome]:
         try:
@@ -42,7 +42,7 @@ class Acknowledges(SqliteStorage):
 
 
 class LastWins(SqliteStorage):
-    """Shows the newcomer where the stored event should be."""
+    """Returns the new event in place of the stored one."""
 
     async def write(self, events: Sequence[Event]) -> Sequence[Outcome]:
         outcomes = await super().write(events)
@@ -53,7 +53,7 @@ class LastWins(SqliteStorage):
 
 
 class AllOrNothing(SqliteStorage):
-    """One that cannot be stored takes its neighbours along."""
+    """One event that cannot be stored fails its neighbours."""
 
     async def write(self, events: Sequence[Event]) -> Sequence[Outcome]:
         try:
@@ -65,7 +65,7 @@ class AllOrNothing(SqliteStorage):
 
 
 class StopsAtNul(SqliteStorage):
-    """A key that ends at the first NUL, as a C string does."""
+    """Ends a key at the first NUL, like a string in C."""
 
     async def write(self, events: Sequence[Event]) -> Sequence[Outcome]:
         cut = [dataclasses.replace(one, message_id=one.message_id.split("\0")[0]) for one in events]
@@ -73,7 +73,7 @@ class StopsAtNul(SqliteStorage):
 
 
 class ForgetsTheCursor(SqliteStorage):
-    """Skips what stood right behind the cursor."""
+    """Skips the event right after the cursor."""
 
     async def scan(self, wanted: Any, *, after: str | None, limit: int) -> Page[Event]:
         after = after if after is None else str(int(after) + 1)
@@ -81,7 +81,7 @@ class ForgetsTheCursor(SqliteStorage):
 
 
 class ByArrival(SqliteStorage):
-    """Whoever arrives last wins: a register without a clock."""
+    """The last write that arrives wins, whatever its time."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -107,7 +107,7 @@ class TiesTheOtherWay(SqliteStorage):
 
 
 class AppliesTwice(SqliteStorage):
-    """The changes of a duplicate are applied, too."""
+    """Applies the changes of a duplicate, too."""
 
     async def write(self, events: Sequence[Event]) -> Sequence[Outcome]:
         outcomes = await super().write(events)
@@ -121,7 +121,7 @@ class AppliesTwice(SqliteStorage):
 
 
 class ForgetsIds(SqliteStorage):
-    """Every change of a subscription is a new one."""
+    """Treats every change of a subscription as new."""
 
     _count = 0
 
@@ -131,14 +131,14 @@ class ForgetsIds(SqliteStorage):
 
 
 class OneBudget(SqliteStorage):
-    """Letters of the API and deliveries displace each other."""
+    """Dead letters of the API and of deliveries displace each other."""
 
     async def put(self, letters: Sequence[DeadLetter]) -> int:
         return await super().put([dataclasses.replace(one, origin="api") for one in letters])
 
 
 class YoungestFirst(SqliteStorage):
-    """Users in the wrong order."""
+    """Returns users in the wrong order."""
 
     async def find_users(
         self, workspace_id: str, trait: str, values: Sequence[str]
@@ -148,7 +148,7 @@ class YoungestFirst(SqliteStorage):
 
 
 class LosesNull(SqliteStorage):
-    """A trait that is null is as good as none."""
+    """Loses a trait that is null."""
 
     async def profile(self, workspace_id: str, user_id: str) -> UserProfile | None:
         found = await super().profile(workspace_id, user_id)
@@ -159,7 +159,7 @@ class LosesNull(SqliteStorage):
 
 
 class SaysSomethingElse(SqliteStorage):
-    """Lets an error of its own through."""
+    """Raises an error of a library."""
 
     async def check(self) -> None:
         try:
@@ -169,7 +169,7 @@ class SaysSomethingElse(SqliteStorage):
 
 
 def suite(storage: type[SqliteStorage], monkeypatch: pytest.MonkeyPatch) -> StorageConformance:
-    """:return: the suite, about this storage."""
+    """Return the suite for this storage."""
 
     def register(register: Callable[..., None]) -> None:
         def make(options: Mapping[str, Any], context: Any) -> EventStore:
@@ -234,7 +234,7 @@ def _no_shrinking() -> Iterator[None]:
 
 @pytest.mark.usefixtures("_no_shrinking")
 @pytest.mark.parametrize(("storage", "name"), FLAWS)
-def test_a_flaw_is_noticed(
+def test_the_suite_finds_a_flaw(
     storage: type[SqliteStorage], name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     test = getattr(suite(storage, monkeypatch), name)
@@ -243,13 +243,15 @@ def test_a_flaw_is_noticed(
 
 
 @pytest.mark.parametrize("name", sorted({name for _, name in FLAWS}))
-def test_the_same_tests_pass_without_a_flaw(
+def test_the_suite_passes_without_a_flaw(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     getattr(suite(SqliteStorage, monkeypatch), name)(tmp_path)
 
 
-def test_what_a_storage_is_not_is_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_suite_skips_interfaces_that_a_storage_lacks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with harness.Bench(suite(SqliteStorage, monkeypatch), tmp_path) as one:
         monkeypatch.setattr(one, "new", lambda **context: MemoryEvents())
         from engage.api import DeadLetterStore, ProfileStore, SubscriptionStore
@@ -259,7 +261,7 @@ def test_what_a_storage_is_not_is_skipped(tmp_path: Path, monkeypatch: pytest.Mo
                 one.run(one.open_as(interface))
 
 
-def test_what_a_server_cannot_do_is_skipped(
+def test_the_suite_skips_features_that_a_server_lacks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one = suite(SqliteStorage, monkeypatch)
@@ -272,7 +274,7 @@ def test_what_a_server_cannot_do_is_skipped(
             getattr(one, name)(tmp_path)
 
 
-def test_eventually() -> None:
+def test_eventually_repeats_until_success() -> None:
     attempts = []
 
     async def third_time() -> str:

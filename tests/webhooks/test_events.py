@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the kit makes of the times that providers write."""
+"""Times as providers write them, read by the webhook kit."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from engage.webhooks import iso_time
         (" 2024-01-01T00:00:00Z ", "2024-01-01T00:00:00.000Z"),
     ],
 )
-def test_times_are_read_as_they_are_written(written: str, read: str) -> None:
+def test_a_time_is_read(written: str, read: str) -> None:
     assert iso_time(written) == read
 
 
@@ -46,5 +46,5 @@ def test_times_are_read_as_they_are_written(written: str, read: str) -> None:
         None,
     ],
 )
-def test_what_is_no_time_is_none(written: Any) -> None:
+def test_a_value_that_is_not_a_time_is_none(written: Any) -> None:
     assert iso_time(written) is None

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Options of providers: their schemas, and the keys that secrets stand for."""
+"""Options of providers: their schemas, and the keys that secrets contain."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
+"""Reading the bodies of deliveries: JSON, and elements that cannot be stored."""
+
 from __future__ import annotations
 
 import json
@@ -10,12 +12,12 @@ from engage.api import PayloadInvalid
 from engage.webhooks import parse_json, parse_object
 from support.providers import make, request, signature_vectors
 
-#: Values that JSON has and that cannot be kept as they are.
+#: Values that are JSON and cannot be stored.
 UNKEEPABLE = ['"\\ud800"', "1" * 20, "-" + "9" * 5000, "1e999", '{"x":[{"\\udfff":1}]}']
 
 
 @pytest.mark.parametrize("value", UNKEEPABLE, ids=len)
-def test_an_element_that_cannot_be_kept_costs_only_itself(value: str) -> None:
+def test_an_element_that_cannot_be_stored_is_rejected_alone(value: str) -> None:
     whole = f'[{{"a":1.5,"b":"é"}},{{"a":{value}}},9223372036854775807,{value}]'
     assert parse_json(whole) == [{"a": 1.5, "b": "é"}, None, 9223372036854775807, None]
     assert parse_json(whole.encode()) == parse_json(b"\xef\xbb\xbf" + whole.encode())
@@ -37,7 +39,9 @@ def test_an_element_that_cannot_be_kept_costs_only_itself(value: str) -> None:
         ('{{"x":{{"y":{}}}}}', "x.y.z"),
     ],
 )
-def test_anywhere_else_it_costs_the_whole(value: str, body: str, elements: str | None) -> None:
+def test_such_a_value_elsewhere_makes_the_body_invalid(
+    value: str, body: str, elements: str | None
+) -> None:
     with pytest.raises(PayloadInvalid):
         parse_json(body.format(value), elements=elements)
 
@@ -57,7 +61,7 @@ def test_anywhere_else_it_costs_the_whole(value: str, body: str, elements: str |
     ],
     ids=range(9),
 )
-def test_what_is_no_json_has_no_elements(body: bytes) -> None:
+def test_a_body_that_is_not_json_is_invalid(body: bytes) -> None:
     with pytest.raises(PayloadInvalid):
         parse_json(body)
 
@@ -81,7 +85,7 @@ BATCHES = {
 
 
 @pytest.mark.parametrize("case", BATCHES)
-def test_a_broken_character_costs_one_event_of_a_batch(case: str) -> None:
+def test_a_broken_character_rejects_one_event_of_a_batch(case: str) -> None:
     name = case.partition(" ")[0]
     provider = make(name, signature_vectors(name)[0]["config"])
     delivery = request(BATCHES[case])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Answers of a MongoDB server that are rare: small limits, not understood, not durable."""
+"""Rare answers of a MongoDB server: small limits, unexpected or not durable answers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.mongo
 
 
 def store(tmp_path: Path, proxy: Proxy, database: str) -> MongoStorage:
-    """A process of its own, as far as the store can tell."""
+    """Make a store with new connections, like that of another process."""
     url = proxy.url(database, "retryWrites=false")
     context = StorageContext(base_dir=tmp_path, identifiers={WORKSPACE: ("email",)})
     return MongoStorage.from_options({"url": url}, context)
@@ -47,8 +47,8 @@ async def opened(
             await made.close()
 
 
-# ------------------------------------------------------------------------------- what it announces
-async def test_what_the_server_announces_is_kept_to(tmp_path: Path) -> None:
+# -------------------------------------------------------------------------------- announced limits
+async def test_the_limits_of_the_server_are_respected(tmp_path: Path) -> None:
     small = {"maxBsonObjectSize": 40_000, "maxMessageSizeBytes": 1_000_000, "maxWriteBatchSize": 7}
     async with opened(tmp_path, small) as (made, proxy, _):
         counts: list[int] = []
@@ -60,7 +60,7 @@ async def test_what_the_server_announces_is_kept_to(tmp_path: Path) -> None:
                 sizes.append(len(bson.encode(command)))
 
         proxy.rule = look
-        # Ids as long as may be: those of all users together do not fit into one command.
+        # The longest ids: those of all users together do not fit into one command.
         users = [f"{n:03}" + "\N{GRINNING FACE}" * 500 for n in range(60)]
         many = [identify(f"i{n}", user, n, traits={"n": n}) for n, user in enumerate(users)]
         large = event("large", properties={"text": "x" * 50_000})
@@ -76,7 +76,7 @@ async def test_what_the_server_announces_is_kept_to(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("code", [10334, 17419, 17420])
-async def test_a_command_that_is_refused_for_one_large_document(tmp_path: Path, code: int) -> None:
+async def test_a_document_that_is_too_large_is_refused_alone(tmp_path: Path, code: int) -> None:
     async with opened(tmp_path) as (made, proxy, _):
         proxy.rule = lambda name, command: (
             {"ok": 0.0, "code": code, "errmsg": "BSONObj size is invalid"}
@@ -87,7 +87,7 @@ async def test_a_command_that_is_refused_for_one_large_document(tmp_path: Path, 
         assert [one.status.name for one in outcomes] == ["STORED", "STORED", "REFUSED", "STORED"]
 
 
-# --------------------------------------------------------------------------- what is not understood
+# ------------------------------------------------------------------------------- unexpected answers
 @pytest.mark.parametrize(
     "reply",
     [
@@ -97,7 +97,9 @@ async def test_a_command_that_is_refused_for_one_large_document(tmp_path: Path, 
         {"ok": 1, "n": 0, "writeErrors": [{"index": 99, "code": 2, "errmsg": "x"}]},
     ],
 )
-async def test_an_answer_that_is_not_understood(tmp_path: Path, reply: dict[str, Any]) -> None:
+async def test_an_unexpected_answer_is_unavailability(
+    tmp_path: Path, reply: dict[str, Any]
+) -> None:
     async with opened(tmp_path) as (made, proxy, _):
         proxy.rule = lambda name, _: reply if name not in ("isMaster", "ismaster") else None
         change = SubscriptionChange(
@@ -117,12 +119,12 @@ async def test_an_answer_that_is_not_understood(tmp_path: Path, reply: dict[str,
             await made.write([identify("a", "u", 1, traits={"n": 1})])
 
 
-# ----------------------------------------------------------------- what a failover would take back
+# ------------------------------------------------------------------- writes that a failover undoes
 NOT_DURABLE = {"code": 64, "errmsg": "waiting for replication timed out"}
 
 
 def without_majority(collection: str) -> Any:
-    """Writes to a collection change nothing more, and no majority has what is there in time."""
+    """Make writes to a collection change nothing, and their write concern time out."""
 
     def rule(name: str, command: Mapping[str, Any]) -> Mapping[str, Any] | None:
         if name in ("insert", "update") and command[name] == collection:
@@ -197,7 +199,7 @@ async def test_changes_of_profiles_that_were_only_read_are_written(tmp_path: Pat
             await other.close()
 
 
-async def test_an_index_of_the_operator_costs_no_other_index(tmp_path: Path) -> None:
+async def test_an_index_of_the_operator_does_not_prevent_others(tmp_path: Path) -> None:
     with Proxy(mongo.shared(mongo.proxied_kind()).address) as proxy:
         database = f"engage_test_{os.urandom(6).hex()}"
         refused = "workspaceId_1_userId_1_timestamp_1"
@@ -221,13 +223,13 @@ async def test_an_index_of_the_operator_costs_no_other_index(tmp_path: Path) -> 
 
 
 async def test_closing_does_not_stop_the_loop_when_the_server_is_silent(tmp_path: Path) -> None:
-    """A server with sessions is told when they end; those of the tests have none of their own."""
+    """A driver ends the sessions of a server that has them; the servers of the tests have none."""
     sessions = {"logicalSessionTimeoutMinutes": 30}
     async with opened(tmp_path, sessions) as (made, proxy, _):
         await made.write([event("a")])
         proxy.rule = lambda name, _: SILENCE if name == "endSessions" else None
         closing = asyncio.ensure_future(made.close())
-        # Ends the test where the loop is blocked.
+        # This ends the test if the loop is blocked.
         late = threading.Timer(20, proxy.cut)
         late.start()
         turns = 0

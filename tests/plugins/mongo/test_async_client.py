@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The day motor ends: the same with the driver's own asynchronous client."""
+"""The MongoDB storage works with the driver's asynchronous client, which will replace motor."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ pytestmark = [pytest.mark.mongo, pytest.mark.slow]
 
 
 class TestAsyncMongoClient(Conformance):
-    """``pymongo.AsyncMongoClient`` in motor's place."""
+    """The conformance suite with ``pymongo.AsyncMongoClient`` in place of motor."""
 
     plugin = "support.mongo_async"
     kind = mongo.kinds()[-1]

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The MongoDB storage keeps the promises of every storage: on MongoDB, else on FerretDB, which is
-killed and restarted."""
+"""The MongoDB storage passes the conformance suite: on MongoDB, or on FerretDB, which is killed
+and restarted."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ pytestmark = [pytest.mark.mongo, pytest.mark.slow]
 if mongo.kinds()[0] == "ferretdb":
 
     class TestFerretDB(Conformance):
-        """Durable, and killed."""
+        """On FerretDB, which is durable and is killed."""
 
         kind = "ferretdb"
 
 else:
 
     class TestMongo(Conformance):
-        """MongoDB itself."""
+        """On MongoDB."""
 
         kind = mongo.kinds()[0]

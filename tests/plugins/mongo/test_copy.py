@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``engage copy`` from SQLite to MongoDB and back: everything arrives, as it was."""
+"""``engage copy`` from SQLite to MongoDB and back copies everything exactly."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def everything(path: Path) -> dict[str, list[bytes]]:
     return asyncio.run(read())
 
 
-def test_from_sqlite_to_mongodb_and_back(tmp_path: Path) -> None:
+def test_a_copy_to_mongodb_and_back_is_exact(tmp_path: Path) -> None:
     url = mongo.shared(mongo.kinds()[-1]).url()
     there = f'[storage]\nbackend = "mongo"\n[storage.mongo]\nurl = "{url}"\n'
     first = config(tmp_path, "first", SQLITE)
@@ -94,7 +94,7 @@ def test_from_sqlite_to_mongodb_and_back(tmp_path: Path) -> None:
     before = everything(first)
     assert "copied=303" in run_copy(first, middle)
     assert everything(middle) == before
-    # Again: nothing is copied twice.
+    # Nothing is copied twice.
     again = run_copy(first, middle)
     assert "copied=0\tduplicate=303" in again
     assert everything(middle) == before

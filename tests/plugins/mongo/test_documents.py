@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Events as documents: any JSON object comes back as it was, from the codec and from a server."""
+"""Events as documents: any JSON object comes back unchanged, from the codec and from a server."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ objects = st.dictionaries(text, values, max_size=6)
 
 
 def make_event(fields: dict[str, Any], message_id: str = "m", user_id: str | None = "u") -> Event:
-    """An event as the normaliser makes it: times and ids stand in the document."""
+    """Make an event as the normaliser does: times and ids are in the document."""
     at = 1_700_000_000_123
     document = {
         **fields,
@@ -75,7 +75,7 @@ def make_event(fields: dict[str, Any], message_id: str = "m", user_id: str | Non
     )
 
 
-#: Fields of which the server knows better.
+#: Fields that the server sets.
 OWN = {"type", "messageId", "event", "workspaceId", "timestamp", "receivedAt", "source", "userId"}
 
 
@@ -87,7 +87,7 @@ def encode(event: Event, mark: str | None = None) -> dict[str, Any]:
 
 
 def exactly(value: Any) -> Any:
-    """A form in which only the very same value is equal: ``-0.0``, ``1`` and ``1.0`` differ."""
+    """Return a form in which only identical values are equal (``1`` and ``1.0`` differ)."""
     if isinstance(value, dict):
         return {key: exactly(inner) for key, inner in value.items()}
     if isinstance(value, list):
@@ -116,13 +116,13 @@ def test_keys_are_escaped_reversibly(key: str) -> None:
 
 
 @given(st.lists(st.tuples(text, text, text), min_size=2, max_size=2, unique=True))
-def test_ids_never_collide(identities: list[tuple[str, str, str]]) -> None:
+def test_ids_of_documents_never_collide(identities: list[tuple[str, str, str]]) -> None:
     first, second = identities
     assert documents.event_id(*first) != documents.event_id(*second)
     assert documents.pair_id(*first) != documents.pair_id(*second)
 
 
-def test_the_document_is_made_to_be_queried() -> None:
+def test_a_document_has_fields_for_queries() -> None:
     document = encode(make_event({"properties": {"price": 9.5, "a.b": {"$c": 1}}}), "mark")
     assert document["_id"] == f"{WORKSPACE}:api:m"
     assert document["_name"] == "Clicked"
@@ -133,7 +133,7 @@ def test_the_document_is_made_to_be_queried() -> None:
     assert "_raw" not in document
 
 
-def test_a_field_cannot_take_the_place_of_ours() -> None:
+def test_a_field_cannot_replace_a_field_of_the_storage() -> None:
     event = make_event({"_id": "x", "_seq": 1, "_mark": 2, "_raw": 3, "_name": 4, "%5Fid": 5})
     document = encode(event)
     assert document["_id"] == f"{WORKSPACE}:api:m"
@@ -141,8 +141,8 @@ def test_a_field_cannot_take_the_place_of_ours() -> None:
     assert documents.decode_event(document) == event
 
 
-def test_what_the_event_says_rules_the_indexes() -> None:
-    """A body that disagrees with the event comes back as it was; the fields follow the event."""
+def test_indexed_fields_come_from_the_event() -> None:
+    """A body that disagrees with the event still comes back unchanged."""
     event = dataclasses.replace(make_event({}), user_id=None, name=None)
     document = encode(event)
     assert "userId" not in document
@@ -156,12 +156,12 @@ def test_an_integer_beyond_64_bits_is_refused(value: int) -> None:
         encode(event)
 
 
-def test_more_than_16_mib_is_refused() -> None:
+def test_an_event_of_more_than_16_mib_is_refused() -> None:
     with pytest.raises(documents.UnstorableError, match="16 MiB"):
         encode(make_event({"text": "x" * (16 * 1024 * 1024)}))
 
 
-def test_the_order_of_arrival_grows_whatever_the_clock_says() -> None:
+def test_the_order_of_arrival_grows_with_any_clock() -> None:
     sequence, other = documents.Sequencer(), documents.Sequencer()
     given_ = [sequence() for _ in range(1000)]
     assert given_ == sorted(set(given_))
@@ -170,7 +170,7 @@ def test_the_order_of_arrival_grows_whatever_the_clock_says() -> None:
 
 
 @pytest.mark.parametrize("cursor", ["", "x", "1", "1.x", "1.6", "x.656e67616765656e67616765"])
-def test_a_wrong_cursor(cursor: str) -> None:
+def test_a_wrong_cursor_is_an_error(cursor: str) -> None:
     with pytest.raises(ValueError, match="cursor"):
         paging.parse_cursor(cursor)
 
@@ -200,7 +200,7 @@ def test_any_object_comes_back_from_a_server(kind: str, tmp_path: Any) -> None:
             nonlocal count
             count += 1
             rest = {name: value for name, value in fields.items() if name not in OWN}
-            # As properties and as traits: there each value is a register of its own.
+            # As properties and as traits: each trait is stored separately.
             traits = make_event({"traits": rest, "properties": rest}, f"m{count}", f"u{count}")
             event = dataclasses.replace(
                 traits, type="identify", name=None, body=traits.body.replace(b"track", b"identify")

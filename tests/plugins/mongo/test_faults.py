@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A whole engage on MongoDB while the server, the network or engage itself fails.
+"""A whole server on MongoDB while the database, the network or the server itself fails.
 
-After each fault: every 2xx is stored exactly once, nothing else is lost, the profiles are the merge
-of the stored events, and no process needs a restart.
+After each fault every acknowledged event is stored exactly once, the profiles are the merge of the
+stored events, and no process needs a restart.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ from support.waiting import wait_for
 
 pytestmark = [pytest.mark.mongo, pytest.mark.slow]
 
-#: Where nothing is killed, the server need not be durable.
+#: For tests that kill nothing, the database need not be durable.
 KIND = mongo.proxied_kind()
-#: Faults are noticed sooner than a user would want it.
+#: Short time limits, so that the tests need not wait long for faults.
 IMPATIENT = "timeoutMS=2000&serverSelectionTimeoutMS=500"
 
 
@@ -58,7 +58,7 @@ def database() -> str:
 
 
 def run(server: Server, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """A command of engage with the config of this server."""
+    """Run a command of ``engage`` with the config of this server."""
     command = [sys.executable, "-m", "engage", *arguments, "--config", str(server.config)]
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
 
@@ -77,7 +77,7 @@ class Snapshot:
 
     @property
     def merged(self) -> bool:
-        """Whether the profiles are the merge of the stored events."""
+        """Return whether the profiles are the merge of the stored events."""
         return self.users == expected_users(self.events) and self.groups == expected_groups(
             self.events
         )
@@ -105,13 +105,13 @@ def look(server: Server) -> Snapshot:
 
 
 # ------------------------------------------------------------------------------ down at start-up
-def test_the_server_is_down_at_first_and_comes(tmp_path: Path) -> None:
+def test_the_server_starts_before_the_database(tmp_path: Path) -> None:
     mongod = mongo.MongoServer(mongo.durable_kind(), tmp_path / "mongo")
     text = config_text(storage=storage(mongod.url("x", IMPATIENT)))
     with Server(tmp_path, text) as server:
         try:
             server.start(ready=False)
-            # Ready is what was ready within the last ten seconds: it never was.
+            # A server is ready for ten seconds after the database answered; it never did.
             response = server.track("m1")
             assert response.status_code == 503
             assert response.json()["code"] == "storage_unavailable"
@@ -134,7 +134,7 @@ def test_the_server_is_down_at_first_and_comes(tmp_path: Path) -> None:
             mongod.kill()
 
 
-def test_commands_say_that_there_is_no_store(tmp_path: Path) -> None:
+def test_commands_report_a_missing_store(tmp_path: Path) -> None:
     url = mongo.shared(KIND).url(options=IMPATIENT)
     server = Server(tmp_path, config_text(storage=storage(url)))
     for command in (["check"], ["export", "events"]):
@@ -144,7 +144,7 @@ def test_commands_say_that_there_is_no_store(tmp_path: Path) -> None:
         assert "Traceback" not in done.stderr
 
 
-def test_check_says_what_weak_acknowledgement_means(tmp_path: Path) -> None:
+def test_check_warns_of_weak_acknowledgement(tmp_path: Path) -> None:
     weak = mongo.shared(KIND).url(options="w=1")
     text = storage(weak)
     server = Server(tmp_path, config_text(storage=text))
@@ -160,7 +160,7 @@ def test_check_says_what_weak_acknowledgement_means(tmp_path: Path) -> None:
 
 # -------------------------------------------------------------------------- the network misbehaves
 def every(count: int, action: Any, *names: str) -> Any:
-    """A rule: each ``count``-th of these commands meets ``action``."""
+    """Return a rule: each ``count``-th of these commands gets ``action``."""
     numbers = itertools.count(1)
     return lambda name, _: action if name in names and next(numbers) % count == 0 else None
 
@@ -181,8 +181,8 @@ FAULTS = {
 }
 
 
-def test_faults_while_many_write(tmp_path: Path) -> None:
-    """One engage lives through all of them."""
+def test_events_survive_faults_of_the_network(tmp_path: Path) -> None:
+    """One server process lives through all faults."""
     with Proxy(mongo.shared(KIND).address) as proxy:
         text = storage(proxy.url(database(), IMPATIENT))
         with start_server(tmp_path, storage=text) as server:
@@ -195,7 +195,7 @@ def test_faults_while_many_write(tmp_path: Path) -> None:
                 sender.start()
                 sender.wait_for(acknowledged=12)
                 proxy.rule = None
-                # Everything recovers by itself, and what was not acknowledged may be sent again.
+                # The server recovers by itself, and the other requests can be sent again.
                 sender.wait_for(acknowledged=len(sender.acknowledged) + 4)
                 sender.stop()
                 check(server, sender, before, fault)
@@ -204,7 +204,7 @@ def test_faults_while_many_write(tmp_path: Path) -> None:
 
 
 def check(server: Server, sender: Sender, before: Counter[str], fault: str) -> None:
-    """What was acknowledged is stored once; the rest is sent again; the profiles are the merge."""
+    """Check that acknowledged events are stored once; send the rest again; check the profiles."""
     assert not sender.wrong, fault
     acknowledged = {one for request in sender.acknowledged for one in request.message_ids}
     unanswered = {one for request in sender.unanswered for one in request.message_ids}
@@ -218,7 +218,7 @@ def check(server: Server, sender: Sender, before: Counter[str], fault: str) -> N
     assert after.merged, fault
 
 
-def test_a_server_that_accepts_and_never_answers(tmp_path: Path) -> None:
+def test_a_database_that_never_answers_is_503(tmp_path: Path) -> None:
     with Proxy(mongo.shared(KIND).address) as proxy:
         text = storage(proxy.url(database(), "timeoutMS=1000&serverSelectionTimeoutMS=500"))
         with start_server(tmp_path, storage=text) as server:
@@ -227,7 +227,7 @@ def test_a_server_that_accepts_and_never_answers(tmp_path: Path) -> None:
             start = time.monotonic()
             response = server.track("during")
             assert response.status_code == 503
-            # Not before the configured timeout, and not never.
+            # At the configured time limit.
             assert time.monotonic() - start > 0.5
             wait_for(lambda: server.get("/readyz").status_code == 503, what="/readyz to fail")
             proxy.rule = None
@@ -239,7 +239,7 @@ def test_a_server_that_accepts_and_never_answers(tmp_path: Path) -> None:
 # ------------------------------------------------------------------------------ killed, with -9
 @pytest.mark.timeout(0)
 @pytest.mark.parametrize("victim", ["engage", "mongo", "both"])
-def test_killed_while_many_write(tmp_path: Path, pytestconfig: pytest.Config, victim: str) -> None:
+def test_events_survive_kills(tmp_path: Path, pytestconfig: pytest.Config, victim: str) -> None:
     rounds: int = pytestconfig.getoption("--rounds")
     seed = random.randrange(10**6)
     print(f"seed {seed}")
@@ -258,7 +258,7 @@ def test_killed_while_many_write(tmp_path: Path, pytestconfig: pytest.Config, vi
                 if victim != "engage":
                     mongod.kill()
                 if victim == "mongo":
-                    # It answers 503 meanwhile, and goes on by itself.
+                    # The server answers 503 meanwhile, and recovers without a restart.
                     wait_for(sender.unanswered.copy, what="a 503")
                     mongod.start()
                     sender.wait_for(acknowledged=len(sender.acknowledged) + 3)
@@ -276,7 +276,7 @@ def test_killed_while_many_write(tmp_path: Path, pytestconfig: pytest.Config, vi
 
 # ------------------------------------------------------------------------ several behave as one
 def test_four_processes_on_one_store_behave_as_one(tmp_path: Path) -> None:
-    """Each event is sent to two of them: one stores it, and the profiles come out the same."""
+    """Each event is sent to two of them: one stores it, and the profiles are right."""
     url = mongo.shared(KIND).url()
     servers: list[Server] = []
     try:

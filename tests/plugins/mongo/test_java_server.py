@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The same on mongo-java-server where there is no MongoDB: updates of one document are atomic."""
+"""The conformance suite on mongo-java-server, whose updates are atomic; not run with MongoDB."""
 
 from __future__ import annotations
 
@@ -14,6 +14,6 @@ pytestmark = [pytest.mark.mongo, pytest.mark.slow]
 if "java" in mongo.kinds():
 
     class TestJava(Conformance):
-        """Atomic updates, and cut off."""
+        """On mongo-java-server, behind a proxy that cuts it off."""
 
         kind = "java"

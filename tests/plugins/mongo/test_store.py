@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the MongoDB storage promises beyond what every storage does: options, indexes, marks."""
+"""What the MongoDB storage has beyond the conformance suite: options, indexes, marks."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ from support.waiting import eventually
 pytestmark = pytest.mark.mongo
 
 KINDS = mongo.kinds()
-#: The kind on which several connections may change one document.
+#: The kind of server on which several connections may change one document.
 ATOMIC = KINDS[-1]
-#: The kind that may be cut off.
+#: The kind of server that tests may cut off.
 PROXIED = mongo.proxied_kind()
 
 
@@ -61,7 +61,7 @@ _clients: list[Any] = []
 
 
 def raw(url: str) -> Any:
-    """The database, through the driver; closed after the test."""
+    """Return the database, through the driver; it is closed after the test."""
     made: Any = pymongo.MongoClient(url)
     _clients.append(made)
     return made.get_default_database()
@@ -109,7 +109,7 @@ def test_no_acknowledgement_at_all_is_never_allowed(tmp_path: Path) -> None:
         new(tmp_path, "mongodb://h/x?w=0", options={"allow_weak_acknowledgement": True})
 
 
-async def test_defaults_that_the_url_overrules(tmp_path: Path) -> None:
+async def test_the_url_overrides_defaults(tmp_path: Path) -> None:
     made = new(tmp_path, "mongodb://127.0.0.1:1/x")
     made._connection.connect()
     options = made._connection._client.options
@@ -162,14 +162,14 @@ async def test_the_name_of_the_store_has_no_credentials(tmp_path: Path) -> None:
     assert srv._connection.name == "mongodb+srv://cluster.example/x"
 
 
-def test_it_comes_through_the_public_door() -> None:
+def test_the_storage_is_an_ordinary_plugin() -> None:
     plugin = load_plugins().storages["mongo"]
     assert plugin.schema["properties"]["url"]["writeOnly"] is True
 
 
 # --------------------------------------------------------------------------------------- codes
 def test_permanent_codes_are_a_closed_list() -> None:
-    """As the server publishes them; whatever is not listed is unavailability."""
+    """The codes are those that the server publishes; every other code is unavailability."""
     names = {
         2: "BadValue",
         14: "TypeMismatch",
@@ -208,7 +208,7 @@ def _failing(name: str, reply: dict[str, Any]) -> Any:
     ],
 )
 async def test_all_other_codes_fail_the_write(tmp_path: Path, reply: dict[str, Any]) -> None:
-    """Never a dead letter, never a success; the text of an error decides nothing."""
+    """They cause neither a dead letter nor a success, and the text of an error decides nothing."""
     server = mongo.shared(PROXIED)
     with Proxy(server.address) as proxy:
         url = proxy.url(f"engage_test_{os.urandom(6).hex()}", "retryWrites=false")
@@ -236,7 +236,7 @@ async def test_a_foreign_unique_index_acknowledges_nothing(tmp_path: Path) -> No
         assert await message_ids(made) == ["a"]
 
 
-async def test_one_write_is_as_few_commands_as_it_may_be(tmp_path: Path) -> None:
+async def test_a_write_is_as_few_commands_as_possible(tmp_path: Path) -> None:
     server = mongo.shared(PROXIED)
     with Proxy(server.address) as proxy:
         url = proxy.url(f"engage_test_{os.urandom(6).hex()}")
@@ -252,16 +252,16 @@ async def test_one_write_is_as_few_commands_as_it_may_be(tmp_path: Path) -> None
             assert await commands(*many) == ["find", "insert", "update"]
             linked = [event(f"t{n}", user_id="u1", anonymous_id="v") for n in range(3)]
             assert await commands(linked[0]) == ["find", "find", "insert", "update"]
-            # The link is known to be durable: it costs nothing more.
+            # The link is known to be durable and needs no command.
             assert await commands(*linked[1:]) == ["insert"]
 
 
-# ------------------------------------------------------------------------- marks and left-overs
+# ------------------------------------------------------------------- marks and unfinished changes
 async def _marked(url: str) -> int:
     return int(raw(url).events.count_documents({"_mark": {"$exists": True}}))
 
 
-async def test_marks_go_after_the_acknowledgement(tmp_path: Path) -> None:
+async def test_marks_are_removed_after_the_acknowledgement(tmp_path: Path) -> None:
     url = mongo.shared(ATOMIC).url()
     async with opened(tmp_path, url) as made:
         await made.write([identify("m", "u", 1, traits={"a": 1}), event("n")])
@@ -273,13 +273,13 @@ async def test_marks_go_after_the_acknowledgement(tmp_path: Path) -> None:
 
 
 async def _cut_off(tmp_path: Path, url: str, proxy: Proxy, events: Sequence[Any]) -> None:
-    """Insert events so that their changes are not applied, as a process does that is killed."""
+    """Insert events without applying their changes, like a process that is killed."""
     dying = new(tmp_path, url)
     await dying.open(create=True)
     proxy.rule = lambda name, _: CLOSE if name == "update" else None
     with pytest.raises(StorageUnavailable):
         await dying.write(events)
-    # No more from this one: it is dead.
+    # The process is dead and writes nothing more.
     assert dying._housekeeping is not None
     dying._housekeeping.cancel()
     await dying._connection.close()
@@ -307,7 +307,7 @@ async def test_changes_that_a_crash_cut_off_are_applied_when_the_store_is_opened
 async def test_changes_that_a_crash_cut_off_are_applied_when_the_event_comes_again(
     tmp_path: Path,
 ) -> None:
-    """Before the repeat is acknowledged, and the *stored* event's changes."""
+    """Those of the stored event, before the repeat is acknowledged."""
     with Proxy(mongo.shared(PROXIED).address) as proxy:
         url = proxy.url(f"engage_test_{os.urandom(6).hex()}", "timeoutMS=2000")
         async with opened(tmp_path, url) as living:
@@ -321,7 +321,7 @@ async def test_changes_that_a_crash_cut_off_are_applied_when_the_event_comes_aga
             assert profile.traits == {"which": "stored"}
 
 
-async def test_a_process_that_lives_on_completes_what_failed(tmp_path: Path) -> None:
+async def test_a_process_completes_changes_that_failed(tmp_path: Path) -> None:
     with Proxy(mongo.shared(PROXIED).address) as proxy:
         url = proxy.url(f"engage_test_{os.urandom(6).hex()}", "timeoutMS=2000")
         async with opened(tmp_path, url) as made:
@@ -334,7 +334,7 @@ async def test_a_process_that_lives_on_completes_what_failed(tmp_path: Path) -> 
 
 
 async def test_a_choice_and_its_record_are_one_write(tmp_path: Path) -> None:
-    """A crash after the choice was written: the record is in the history all the same."""
+    """After a crash between the two, the record is still in the history."""
     with Proxy(mongo.shared(PROXIED).address) as proxy:
         url = proxy.url(f"engage_test_{os.urandom(6).hex()}", "timeoutMS=2000")
 
@@ -364,7 +364,7 @@ async def test_a_choice_and_its_record_are_one_write(tmp_path: Path) -> None:
         await dying._connection.close()
         proxy.rule = None
         living = new(tmp_path, url)
-        # Not yet by opening: the next change of the same user finds it.
+        # The next change of the same user completes it; opening does not.
         living._prepared = True
         living._connection.connect()
         living._housekeeping = asyncio.create_task(living._keep_house())
@@ -381,7 +381,7 @@ async def test_a_choice_and_its_record_are_one_write(tmp_path: Path) -> None:
 
 
 # ------------------------------------------------------------------------------------- the schema
-async def test_several_processes_prepare_it_at_once(tmp_path: Path) -> None:
+async def test_several_processes_may_prepare_the_store_at_once(tmp_path: Path) -> None:
     url = mongo.shared(ATOMIC).url()
     stores = [new(tmp_path, url) for _ in range(6)]
     await asyncio.gather(*(one.open(create=True) for one in stores))
@@ -398,7 +398,7 @@ async def test_a_newer_store_is_refused(tmp_path: Path) -> None:
     url = mongo.shared(ATOMIC).url()
     async with opened(tmp_path, url):
         meta = raw(url).meta
-    # A newer one that we can still read, and one that we cannot.
+    # A newer one that this version can read, and one that it cannot.
     meta.update_one({"_id": "schema"}, {"$set": {"version": 99}})
     async with opened(tmp_path, url) as made:
         await made.check()
@@ -411,7 +411,7 @@ async def test_a_newer_store_is_refused(tmp_path: Path) -> None:
         await new(tmp_path, url).open(create=True)
 
 
-async def test_an_identifier_that_is_declared_later(tmp_path: Path) -> None:
+async def test_an_identifier_may_be_declared_later(tmp_path: Path) -> None:
     url = mongo.shared(ATOMIC).url()
     async with opened(tmp_path, url) as made:
         users = [
@@ -423,20 +423,20 @@ async def test_an_identifier_that_is_declared_later(tmp_path: Path) -> None:
     async with opened(tmp_path, url, **later) as made:
         found = await made.find_users(WORKSPACE, "code.x", ["c0", "c1", "c2"])
         assert found == {"c0": ["u0", "u2", "u4", "u6", "u8"], "c1": ["u1", "u3", "u5", "u7"]}
-        # One that changes afterwards is found by its new value only.
+        # A user whose value changes afterwards is found only by the new value.
         await made.write([identify("m", "u1", 100, traits={"code.x": "c2"})])
         found = await made.find_users(WORKSPACE, "code.x", ["c1", "c2"])
         assert found == {"c1": ["u3", "u5", "u7"], "c2": ["u1"]}
 
 
-def test_too_many_identifiers(tmp_path: Path) -> None:
+def test_too_many_identifiers_are_an_error(tmp_path: Path) -> None:
     names = {WORKSPACE: [f"t{number}" for number in range(41)]}
     with pytest.raises(ConfigError, match="subscription_identifiers"):
         new(tmp_path, "mongodb://h/x", identifiers=names)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_expiry_by_the_server_where_it_can(tmp_path: Path, kind: str) -> None:
+async def test_the_server_expires_events_if_it_can(tmp_path: Path, kind: str) -> None:
     url = mongo.shared(kind).url()
 
     def seconds(collection: str) -> Any:
@@ -451,7 +451,7 @@ async def test_expiry_by_the_server_where_it_can(tmp_path: Path, kind: str) -> N
         assert seconds("events") == (60 * 86_400 if able else None)
     async with opened(tmp_path, url, events_days=None) as made:
         assert seconds("events") is None
-        # The background's deletes work whatever the server does by itself.
+        # Deletes in the background work in any case.
         await made.write([event(str(number), at=number) for number in range(10)])
         newest = (await made.find(WORKSPACE, "api", "9")).received_at
         assert await made.expire(newest, limit=4) == 4
@@ -472,10 +472,10 @@ async def test_expiry_by_the_server_where_it_can(tmp_path: Path, kind: str) -> N
         ("dead_letters", {"reason": 1}, False),
     ],
 )
-async def test_a_shard_key_that_breaks_uniqueness(
+async def test_a_shard_key_that_breaks_uniqueness_is_refused(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, collection: str, key: Any, safe: bool
 ) -> None:
-    """The proxy answers as a mongos would."""
+    """The proxy answers like a mongos."""
     with Proxy(mongo.shared(PROXIED).address) as proxy:
         database = f"engage_test_{os.urandom(6).hex()}"
 
@@ -510,7 +510,7 @@ async def test_a_shard_key_that_breaks_uniqueness(
 
 # ------------------------------------------------------------------------------------ retention
 @pytest.mark.parametrize("kind", KINDS)
-async def test_writing_goes_on_while_much_is_expired(tmp_path: Path, kind: str) -> None:
+async def test_writes_continue_while_many_events_are_expired(tmp_path: Path, kind: str) -> None:
     count = 2000 if kind == "ferretdb" else 10_000
     url = mongo.shared(kind).url()
     async with opened(tmp_path, url) as made, opened(tmp_path, url) as other:
@@ -540,13 +540,13 @@ async def test_writing_goes_on_while_much_is_expired(tmp_path: Path, kind: str) 
             done = True
             await writer
         assert deleted == count
-        # Not one batch of deletes held up the writing altogether.
+        # No batch of deletes blocked the writes.
         assert sum(count > 0 for count in during) >= len(during) // 2
         assert sorted(await message_ids(made))[:1000] == sorted(written)[:1000]
 
 
 # --------------------------------------------------------------------------------- dead letters
-async def test_budgets_hold_for_several_processes_nearly(tmp_path: Path) -> None:
+async def test_budgets_hold_approximately_for_several_processes(tmp_path: Path) -> None:
     url = mongo.shared(ATOMIC).url()
     budget = DeadLetterBudget(api_count=20, api_bytes=10**6)
     async with (
@@ -559,7 +559,7 @@ async def test_budgets_hold_for_several_processes_nearly(tmp_path: Path) -> None
 
 
 def test_the_numbers_of_the_module_are_documented() -> None:
-    """A reader of the docs finds what the code does."""
+    """The docs state the constants of the module."""
     page = (Path(__file__).parents[3] / "docs" / "storage-mongo.md").read_text()
     for collection, indexes in schema.INDEXES.items():
         assert f"`{collection}`" in page

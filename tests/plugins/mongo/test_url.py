@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a connection string may say, in every spelling; and that none of it is shown."""
+"""Connection strings: options in every spelling, and what is shown of them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from engage_plugins.mongo.connection import Connection
     ],
 )
 @pytest.mark.parametrize("scheme", ["mongodb", "mongodb+srv"])
-def test_what_weakens_is_seen_in_every_spelling(scheme: str, options: str, said: str) -> None:
+def test_weak_options_are_found_in_every_spelling(scheme: str, options: str, said: str) -> None:
     given = f"{scheme}://a.example.net/x?{options}"
     with pytest.raises(ConfigError, match=said):
         Connection(given, allow_weak=False, timeout=8.0)
@@ -37,7 +37,7 @@ def test_no_acknowledgement_is_never_allowed_in_any_spelling(scheme: str, option
 @pytest.mark.parametrize(
     "given",
     [
-        # Cut in the password: the rest of it is no host, port or database.
+        # Cut in the password: the rest must not be read as host, port or database.
         "mongodb://secretuser:123/secretpass@127.0.0.1",
         "mongodb://secretuser:123?appname=secretpass@127.0.0.1/x",
         "mongodb://u:p@127.0.0.1/secretpass@x",
@@ -48,13 +48,13 @@ def test_no_acknowledgement_is_never_allowed_in_any_spelling(scheme: str, option
         "mongodb+srv://secretuser:secret@a.example.net:27017/x",
         "mongodb+srv://secretuser:secret@a.example.net,b.example.net/x",
         "mongodb+srv://secretuser:secret@a.example.net/x?secret=1",
-        # Each valid, but not together.
+        # Each is valid, but not both.
         "mongodb://secretuser:secret@127.0.0.1/x?minPoolSize=500",
         "mongodb://secretuser:secret@127.0.0.1/x?fsync=true",
         "mongodb://secretuser:secret@127.0.0.1/x?tls=true&tlsCertificateKeyFile=/dev/null",
     ],
 )
-def test_what_cannot_be_used_is_said_at_once_and_not_shown(given: str) -> None:
+def test_an_unusable_url_is_an_error_that_does_not_show_it(given: str) -> None:
     with pytest.raises(ConfigError) as raised:
         Connection(given, allow_weak=False, timeout=8.0)
     assert "secret" not in str(raised.value)
@@ -62,7 +62,7 @@ def test_what_cannot_be_used_is_said_at_once_and_not_shown(given: str) -> None:
     assert raised.value.__context__ is None or raised.value.__suppress_context__
 
 
-def test_a_file_that_is_not_there() -> None:
+def test_a_missing_file_is_an_error() -> None:
     with pytest.raises(ConfigError, match=r"^url: a file named in it cannot be read \("):
         url.parse_url("mongodb://h/x?tlsCAFile=/nowhere/secret.pem")
 
@@ -77,12 +77,12 @@ def test_a_file_that_is_not_there() -> None:
         ("mongodb+srv://u:p@a.example.net/x?w=majority", "mongodb+srv://a.example.net/x"),
     ],
 )
-def test_what_is_shown_of_it(given: str, name: str) -> None:
+def test_a_url_is_shown_without_credentials(given: str, name: str) -> None:
     assert url.parse_url(given).name == name
 
 
-async def test_a_silent_dns_is_not_waited_for_longer_than_a_call_may_take() -> None:
-    """The driver's own limit is 20 s, and no other limit ends its question."""
+async def test_a_silent_dns_fails_within_the_time_of_a_call() -> None:
+    """The driver's limit is 20 s, and no other limit ends its query."""
     made = Connection("mongodb+srv://a.example.net/x?timeoutMS=1000", allow_weak=False, timeout=8.0)
     made.connect()
     assert made._client.options.pool_options.connect_timeout == 0.5

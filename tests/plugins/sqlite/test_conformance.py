@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The SQLite storage keeps the promises of every storage."""
+"""The SQLite storage passes the conformance suite."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from engage.testing import StorageConformance
 
 
 class TestSqlite(StorageConformance):
-    """The conformance suite; broken by a folder that stands in the file's place."""
+    """The store is broken by a folder in place of its file."""
 
     plugin = "engage_plugins.sqlite"
 

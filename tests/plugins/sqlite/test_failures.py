@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""SQLite: what goes wrong while it runs, the real thing, and that it works again afterwards."""
+"""Real failures of a running SQLite store: disks, locks, moved files. It works again afterwards."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ from engage_plugins.sqlite import engine, paging
 from engage_plugins.sqlite.store import SqliteStorage
 from support.sqlite import file_limit, large, make, until_full
 
-#: The second on a machine that is so busy that even this comes too late.
+#: The second on a machine so busy that even this error comes too late.
 LOCKED = "locked|no answer within"
 
 
-async def test_files_may_not_grow(tmp_path: Path) -> None:
+async def test_a_write_fails_while_files_may_not_grow(tmp_path: Path) -> None:
     store = make(tmp_path)
     await store.open(create=True)
     with file_limit(2_000_000):
         acknowledged = await until_full(store)
         assert acknowledged
         for _ in range(3):
-            # After an I/O error nothing is acknowledged, not even what is there already.
+            # After an I/O error nothing is acknowledged, not even a stored event.
             with pytest.raises(StorageUnavailable):
                 await store.write([large(str(len(acknowledged)))])
         assert (await ids(store))[: len(acknowledged)] == acknowledged
@@ -53,8 +53,8 @@ async def test_files_may_not_grow(tmp_path: Path) -> None:
     await store.close()
 
 
-async def test_nothing_is_believed_after_an_io_error(tmp_path: Path) -> None:
-    """Until a checkpoint has read and synced all of it, which a reader can hold up."""
+async def test_nothing_is_acknowledged_after_an_io_error(tmp_path: Path) -> None:
+    """Until a checkpoint has read and synced everything, which a reader can delay."""
     patient, store = make(tmp_path), make(tmp_path, timeout=3)
     await patient.open(create=True)
     await store_all(patient, event("before"))
@@ -75,13 +75,13 @@ async def test_nothing_is_believed_after_an_io_error(tmp_path: Path) -> None:
     await store.close()
 
 
-async def test_max_bytes(tmp_path: Path) -> None:
+async def test_max_bytes_bounds_the_file(tmp_path: Path) -> None:
     store = make(tmp_path, max_bytes=2_000_000)
     await store.open(create=True)
     await store.put([letter("l")])
     acknowledged = await until_full(store)
     assert 10 < len(acknowledged) < 40
-    # Reading goes on, and expiring makes room.
+    # Reads work, and expiring events makes room.
     assert await ids(store) == acknowledged
     assert await store.expire(TIME + 1, limit=10, force=True) == 10
     assert await store.remove("acme", ["l"]) == 1
@@ -89,7 +89,7 @@ async def test_max_bytes(tmp_path: Path) -> None:
     await store.close()
 
 
-async def test_min_free_bytes(tmp_path: Path) -> None:
+async def test_min_free_bytes_stops_writes(tmp_path: Path) -> None:
     store = make(tmp_path)
     await store.open(create=True)
     await store_all(store, *(event(str(number), at=number) for number in range(5)))
@@ -110,7 +110,7 @@ async def test_min_free_bytes(tmp_path: Path) -> None:
     await full.close()
 
 
-async def test_locked_by_another(tmp_path: Path) -> None:
+async def test_a_long_lock_is_unavailability(tmp_path: Path) -> None:
     patient, store = make(tmp_path), make(tmp_path, timeout=1)
     await patient.open(create=True)
     await store_all(patient, event("before"))
@@ -130,7 +130,7 @@ async def test_locked_by_another(tmp_path: Path) -> None:
     await patient.close()
 
 
-async def test_a_short_lock_is_waited_for(tmp_path: Path) -> None:
+async def test_a_short_lock_delays_a_write(tmp_path: Path) -> None:
     store = make(tmp_path)
     await store.open(create=True)
     db = sqlite3.connect(tmp_path / "engage.db", isolation_level=None, check_same_thread=False)
@@ -145,8 +145,8 @@ async def test_a_short_lock_is_waited_for(tmp_path: Path) -> None:
     await store.close()
 
 
-async def test_another_process_comes_and_goes(tmp_path: Path) -> None:
-    """It must see that we are there: who believes to be the last deletes the log on leaving."""
+async def test_another_process_may_open_and_close_the_store(tmp_path: Path) -> None:
+    """It must notice this process: SQLite deletes the log when the last process closes the file."""
     store, second = make(tmp_path), make(tmp_path)
     await store.open(create=True)
     await store_all(store, event("a"))
@@ -174,14 +174,14 @@ async def test_another_process_comes_and_goes(tmp_path: Path) -> None:
     await store.close()
 
 
-async def test_no_folder_for_the_file(tmp_path: Path) -> None:
+async def test_a_missing_folder_is_an_error(tmp_path: Path) -> None:
     store = make(tmp_path / "none")
     with pytest.raises(StorageUnavailable, match=r"the folder .*none does not exist; create it"):
         await store.open(create=True)
 
 
-async def test_another_store_in_its_place_is_used(tmp_path: Path) -> None:
-    """As when a backup is put back under a running server."""
+async def test_another_store_in_place_of_the_file_is_used(tmp_path: Path) -> None:
+    """As when a backup is restored under a running server."""
     store = make(tmp_path)
     await store.open(create=True)
     await store_all(store, event("before"))
@@ -198,8 +198,8 @@ async def test_another_store_in_its_place_is_used(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("what", ["gone", "junk", "empty", "other"])
-async def test_the_file_is_replaced(tmp_path: Path, what: str) -> None:
-    """Writing on into a file that nobody can find again would be a silent loss."""
+async def test_a_replaced_file_is_noticed(tmp_path: Path, what: str) -> None:
+    """Events written to a file that has no name any more would be lost."""
     path, away = tmp_path / "engage.db", tmp_path / "away.db"
     store = make(tmp_path)
     await store.open(create=True)
@@ -225,8 +225,8 @@ async def test_the_file_is_replaced(tmp_path: Path, what: str) -> None:
     await store.close()
 
 
-async def test_a_store_that_was_moved_away_is_not_made_again(tmp_path: Path) -> None:
-    """Not even when it is opened anew: what is written there would be lost when it is back."""
+async def test_a_store_that_was_moved_away_is_not_created_again(tmp_path: Path) -> None:
+    """Not even when it is opened again: the events in a new file would later be lost."""
     path, away = tmp_path / "engage.db", tmp_path / "away.db"
     store = make(tmp_path)
     await store.open(create=True)
@@ -245,13 +245,13 @@ async def test_a_store_that_was_moved_away_is_not_made_again(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("what", ["gone", "empty"])
 async def test_a_log_without_its_file_is_kept(tmp_path: Path, what: str) -> None:
-    """As after a file was moved alone: a new store in its place would make SQLite delete it."""
+    """The file was moved alone. SQLite would delete the log of a new store in its place."""
     running = make(tmp_path)
     await running.open(create=True)
     await store_all(running, event("before"))
     folder = tmp_path / "killed"
     folder.mkdir()
-    for name in ("engage.db", "engage.db-wal"):  # what a killed process leaves
+    for name in ("engage.db", "engage.db-wal"):  # like those that a killed process leaves
         shutil.copy(tmp_path / name, folder)
     await running.close()
 
@@ -271,7 +271,9 @@ async def test_a_log_without_its_file_is_kept(tmp_path: Path, what: str) -> None
     await store.close()
 
 
-async def test_threads_that_hang_are_few(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_limited_number_of_threads_may_hang(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     store = make(tmp_path, timeout=0.2)
     free, started = threading.Event(), 0
 
@@ -291,8 +293,10 @@ async def test_threads_that_hang_are_few(tmp_path: Path, monkeypatch: pytest.Mon
     await store.close()
 
 
-async def test_a_store_that_takes_too_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A disk that hangs: the caller is answered in time, and it works again when the disk does."""
+async def test_a_disk_that_hangs_is_unavailability(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The caller gets an error in time, and the store works again when the disk does."""
     store = make(tmp_path, timeout=0.5)
     await eventually(lambda: store.open(create=True), StorageUnavailable)
     free = threading.Event()
@@ -309,7 +313,7 @@ async def test_a_store_that_takes_too_long(tmp_path: Path, monkeypatch: pytest.M
     assert [type(one) for one in results] == [StorageUnavailable] * 3
     free.set()
     await eventually(store.check, StorageUnavailable)
-    # The one that was under way went on; those that waited were not made.
+    # The call that was running continued; those that waited were not made.
     assert await ids(store) == ["0"]
     await store.close()
 
@@ -330,7 +334,7 @@ async def test_a_read_that_takes_too_long_is_ended(tmp_path: Path) -> None:
 
 
 # ------------------------------------------------------------------------------------- the log
-async def test_the_log_stays_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_log_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine, "CHECKPOINT_BYTES", 400_000)
     monkeypatch.setattr(engine, "FORCED_CHECKPOINT_BYTES", 1_200_000)
     monkeypatch.setattr(engine, "CHECKPOINT_PAUSE", 0.0)
@@ -345,10 +349,10 @@ async def test_the_log_stays_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyP
     await store.close()
 
 
-async def test_a_reader_that_holds_up_the_log(
+async def test_a_reader_can_delay_the_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It grows while somebody reads an old state; writes go on, and it is short again later."""
+    """The log grows while a reader needs an old state, and is short again later."""
     monkeypatch.setattr(engine, "CHECKPOINT_BYTES", 400_000)
     monkeypatch.setattr(engine, "FORCED_CHECKPOINT_BYTES", 1_000_000)
     monkeypatch.setattr(engine, "CHECKPOINT_PAUSE", 0.0)
@@ -375,7 +379,7 @@ async def test_a_reader_that_holds_up_the_log(
 
 
 # ------------------------------------------------------------------------------------- look-ups
-async def test_an_identifier_that_is_declared_later(tmp_path: Path) -> None:
+async def test_an_identifier_may_be_declared_later(tmp_path: Path) -> None:
     def with_traits(*traits: str) -> SqliteStorage:
         context = StorageContext(base_dir=tmp_path, identifiers={"acme": traits})
         return SqliteStorage.from_options({}, context)
@@ -397,8 +401,8 @@ async def test_an_identifier_that_is_declared_later(tmp_path: Path) -> None:
     await store.close()
 
 
-async def test_a_letter_that_is_no_text(tmp_path: Path) -> None:
-    """That may be why the event was refused."""
+async def test_a_dead_letter_may_be_invalid_unicode(tmp_path: Path) -> None:
+    """This may be the reason why the event was refused."""
     store = make(tmp_path)
     await store.open(create=True)
     odd = letter(
@@ -415,7 +419,7 @@ async def test_a_letter_that_is_no_text(tmp_path: Path) -> None:
     await store.close()
 
 
-async def test_cursors_of_others(tmp_path: Path) -> None:
+async def test_a_wrong_cursor_is_an_error(tmp_path: Path) -> None:
     store = make(tmp_path)
     await store.open(create=True)
     for cursor in ("", "x", "-1", "1.5", "9" * 30, "\x00", "٣"):
@@ -424,7 +428,7 @@ async def test_cursors_of_others(tmp_path: Path) -> None:
     await store.close()
 
 
-async def test_pages_are_short_however_few_are_wanted(
+async def test_a_page_of_a_filtered_scan_reads_a_bounded_part(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(paging, "_MAX_ROWS", 10)

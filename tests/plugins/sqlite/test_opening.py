@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""SQLite: what may stand where the store should be, when it is opened."""
+"""Opening an SQLite store: what may be in place of its file."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ async def one_line(opening: Awaitable[None], kind: type[Exception]) -> str:
     return message
 
 
-async def test_no_store(tmp_path: Path) -> None:
+async def test_a_missing_store_is_an_error(tmp_path: Path) -> None:
     store = make(tmp_path)
     await one_line(store.open(create=False), StorageMissing)
     assert os.listdir(tmp_path) == []
@@ -44,12 +44,12 @@ async def test_no_store(tmp_path: Path) -> None:
     await store.close()
 
 
-async def test_no_folder(tmp_path: Path) -> None:
+async def test_a_missing_folder_is_an_error(tmp_path: Path) -> None:
     store = make(tmp_path, path="nowhere/engage.db")
     await one_line(store.open(create=True), StorageUnavailable)
 
 
-async def test_a_folder(tmp_path: Path) -> None:
+async def test_a_folder_in_place_of_the_file_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "engage.db").mkdir()
     for create in (True, False):
         await one_line(make(tmp_path).open(create=create), StorageUnavailable)
@@ -58,7 +58,7 @@ async def test_a_folder(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "content", [b"hello", b"\x00" * 5000, bytes(range(256)) * 80], ids=range(3)
 )
-async def test_not_a_database(tmp_path: Path, content: bytes) -> None:
+async def test_a_file_that_is_not_a_database_is_an_error(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "engage.db").write_bytes(content)
     for create in (True, False):
         message = await one_line(make(tmp_path).open(create=create), StorageUnavailable)
@@ -66,7 +66,7 @@ async def test_not_a_database(tmp_path: Path, content: bytes) -> None:
     assert (tmp_path / "engage.db").read_bytes() == content
 
 
-async def test_somebody_elses_database(tmp_path: Path) -> None:
+async def test_a_database_of_another_program_is_an_error(tmp_path: Path) -> None:
     with contextlib.closing(sqlite3.connect(tmp_path / "engage.db")) as db:
         db.execute("CREATE TABLE events (seq INTEGER)")
     before = (tmp_path / "engage.db").read_bytes()
@@ -75,7 +75,7 @@ async def test_somebody_elses_database(tmp_path: Path) -> None:
     assert (tmp_path / "engage.db").read_bytes() == before
 
 
-async def test_a_newer_store(tmp_path: Path) -> None:
+async def test_a_newer_store_is_opened_only_if_it_is_readable(tmp_path: Path) -> None:
     store = make(tmp_path)
     await store.open(create=True)
     await store_all(store, event("m"))
@@ -91,14 +91,14 @@ async def test_a_newer_store(tmp_path: Path) -> None:
     for create in (True, False):
         message = await one_line(store.open(create=create), StorageIncompatible)
         assert "newer version" in message
-    # Newer, but it says that we understand it.
+    # Newer, but readable by this version.
     set_version(schema.VERSION + 7, schema.VERSION)
     await store.open(create=False)
     assert await ids(store) == ["m"]
     await store.close()
 
 
-async def test_the_disk_is_full_at_the_start(tmp_path: Path) -> None:
+async def test_a_store_on_a_full_disk_can_be_read(tmp_path: Path) -> None:
     store = make(tmp_path)
     with file_limit(8192):
         await one_line(store.open(create=True), StorageUnavailable)
@@ -109,7 +109,7 @@ async def test_the_disk_is_full_at_the_start(tmp_path: Path) -> None:
     with file_limit(8192):
         await one_line(again.open(create=True), StorageUnavailable)
     with file_limit(33_000):
-        # Enough for the index of the log: reading needs no more.
+        # Enough for the index of the log, which is all that reading needs.
         await again.open(create=False)
         assert await ids(again) == ["m"]
         with pytest.raises(StorageUnavailable):
@@ -118,8 +118,8 @@ async def test_the_disk_is_full_at_the_start(tmp_path: Path) -> None:
     await again.close()
 
 
-async def test_opening_commits(tmp_path: Path) -> None:
-    """Frames that a killed process wrote but did not sync become durable before they are used."""
+async def test_opening_for_writing_commits(tmp_path: Path) -> None:
+    """Data that a killed process wrote and did not sync becomes durable before it is used."""
 
     def opens() -> int:
         with contextlib.closing(sqlite3.connect(tmp_path / "engage.db")) as db:
@@ -140,8 +140,8 @@ async def test_opening_commits(tmp_path: Path) -> None:
     await store.close()
 
 
-async def test_modes(tmp_path: Path) -> None:
-    """Events are personal data: nobody else reads them, whatever the umask."""
+async def test_only_the_owner_may_read_the_files(tmp_path: Path) -> None:
+    """Events are personal data; the umask does not matter."""
     before = os.umask(0)
     try:
         store = make(tmp_path)
@@ -156,8 +156,8 @@ async def test_modes(tmp_path: Path) -> None:
         os.umask(before)
 
 
-async def test_who_only_reads_leaves_the_lookups_of_the_server_alone(tmp_path: Path) -> None:
-    """Whoever changes the config tries it with ``engage check`` while the server still runs."""
+async def test_a_reader_does_not_change_the_lookups_of_the_server(tmp_path: Path) -> None:
+    """An operator runs ``engage check`` with a changed config while the server still runs."""
     server = make(tmp_path)
     await server.open(create=True)
     await store_all(server, identify("1", "u", traits={"email": "a@b.c"}))
@@ -166,7 +166,7 @@ async def test_who_only_reads_leaves_the_lookups_of_the_server_alone(tmp_path: P
     await other.open(create=False)
     await other.check()
     assert await server.find_users("acme", "email", ["a@b.c"]) == {"a@b.c": ["u"]}
-    # What it writes all the same is found by the server.
+    # The server finds what this command writes.
     await store_all(other, identify("2", "v", traits={"email": "d@e.f"}))
     await other.close()
     found = await server.find_users("acme", "email", ["a@b.c", "d@e.f"])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""SQLite with a process that writes: the same promises, and what becomes of it when either dies."""
+"""SQLite with a writer process: the conformance suite, and what happens when a process ends."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ pytestmark = pytest.mark.skipif(
 
 @pytest.mark.slow
 class TestSqliteProcess(StorageConformance):
-    """The conformance suite again."""
+    """The conformance suite with a writer process."""
 
     plugin = "engage_plugins.sqlite"
 
@@ -75,14 +75,14 @@ def is_alive(pid: int) -> bool:
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
-    # A zombie, whose parent is gone as well, is nobody.
+    # A zombie whose parent has ended does not count.
     with contextlib.suppress(OSError):
         return " Z " not in Path(f"/proc/{pid}/stat").read_text()
     return False
 
 
-async def test_it_is_killed(tmp_path: Path) -> None:
-    """Writing goes on, at once, in a thread; nothing that was acknowledged is lost."""
+async def test_killing_the_process_loses_nothing(tmp_path: Path) -> None:
+    """A thread continues to write at once, and no acknowledged event is lost."""
     store = make(tmp_path)
     await store.open(create=True)
     acknowledged = []
@@ -90,7 +90,7 @@ async def test_it_is_killed(tmp_path: Path) -> None:
         if number == 30:
             os.kill(writer_of(store)._process.pid, signal.SIGKILL)
         (outcome,) = await store.write([event(str(number))])
-        # What the process had still stored, nobody told: it is a duplicate then.
+        # An event that the process stored without answering is a duplicate then.
         assert outcome.status in (Status.STORED, Status.DUPLICATE)
         acknowledged.append(str(number))
     assert store._writer._process is None
@@ -98,7 +98,7 @@ async def test_it_is_killed(tmp_path: Path) -> None:
     await store.close()
 
 
-async def test_it_is_killed_while_many_wait(tmp_path: Path) -> None:
+async def test_killing_the_process_fails_no_waiting_write(tmp_path: Path) -> None:
     store = make(tmp_path)
     await store.open(create=True)
     writes = [
@@ -112,7 +112,7 @@ async def test_it_is_killed_while_many_wait(tmp_path: Path) -> None:
     await store.close()
 
 
-async def test_it_starts_when_there_is_much_to_do(
+async def test_a_busy_store_starts_the_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(writer, "BUSY_WRITES", 3)
@@ -129,7 +129,7 @@ async def test_it_starts_when_there_is_much_to_do(
     assert store._writer._process is None
 
     async def busy() -> None:
-        # On a slow machine a second may hold fewer than three.
+        # On a slow machine a second may have fewer than three writes.
         end = time.monotonic() + 60
         while store._writer._process is None:
             await one()
@@ -141,7 +141,7 @@ async def test_it_starts_when_there_is_much_to_do(
     os.kill(first, signal.SIGKILL)
     await one()
     assert store._writer._process is None
-    # It comes back, after a while.
+    # The process is started again after a pause.
     await busy()
     assert writer_of(store)._process.pid != first
     await one()
@@ -149,7 +149,9 @@ async def test_it_starts_when_there_is_much_to_do(
     await store.close()
 
 
-async def test_a_thread_if_that_is_wanted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_option_thread_starts_no_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(writer, "BUSY_WRITES", 1)
     store = make(tmp_path, "thread")
     await store.open(create=True)
@@ -160,7 +162,9 @@ async def test_a_thread_if_that_is_wanted(tmp_path: Path, monkeypatch: pytest.Mo
     await store.close()
 
 
-async def test_it_cannot_be_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_process_that_cannot_be_started_is_replaced_by_the_thread(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(writer, "BUSY_WRITES", 1)
     monkeypatch.setattr(writer_process.sys, "executable", str(tmp_path / "no-python"))
     store = make(tmp_path, "auto")
@@ -174,7 +178,7 @@ async def test_it_cannot_be_started(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     await store.close()
 
 
-async def test_closing_ends_it(tmp_path: Path) -> None:
+async def test_closing_the_store_ends_the_process(tmp_path: Path) -> None:
     store = make(tmp_path)
     await store.open(create=True)
     pid = writer_of(store)._process.pid
@@ -209,8 +213,8 @@ async def test_closing_while_the_process_is_started_leaves_no_process(
     assert spawned[0].returncode is not None, "it was not waited for"
 
 
-async def test_signals_to_the_group_do_not_end_it(tmp_path: Path) -> None:
-    """The parent has events to flush when a terminal or a service manager tells everybody to go."""
+async def test_signals_to_the_group_do_not_end_the_process(tmp_path: Path) -> None:
+    """The parent has events to flush when a terminal or a service manager signals the group."""
     store = make(tmp_path)
     await store.open(create=True)
     pid = writer_of(store)._process.pid
@@ -221,8 +225,8 @@ async def test_signals_to_the_group_do_not_end_it(tmp_path: Path) -> None:
     await store.close()
 
 
-async def test_it_hangs(tmp_path: Path) -> None:
-    """The caller is answered in time; opened anew, the store works."""
+async def test_a_process_that_hangs_is_unavailability(tmp_path: Path) -> None:
+    """The caller gets an error in time; when it is opened again, the store works."""
     store = make(tmp_path)
     await store.open(create=True)
     await store_all(store, event("before"))
@@ -261,8 +265,8 @@ asyncio.run(main())
 """
 
 
-async def test_the_parent_is_killed(tmp_path: Path) -> None:
-    """No process is left behind, and the file is free."""
+async def test_the_process_ends_when_its_parent_is_killed(tmp_path: Path) -> None:
+    """No process keeps the file."""
     parent = subprocess.Popen(  # noqa: ASYNC220
         [sys.executable, "-c", PARENT, str(tmp_path)], stdout=subprocess.PIPE, text=True
     )
@@ -278,15 +282,15 @@ async def test_the_parent_is_killed(tmp_path: Path) -> None:
     store = make(tmp_path, "thread")
     await store.open(create=True)
     found = await ids(store)
-    # All that was acknowledged, and at most the one that was under way.
+    # All acknowledged events, and at most one more.
     assert found[: last + 1] == [str(number) for number in range(last + 1)]
     assert len(found) <= last + 2
     await store.close()
 
 
 @pytest.mark.parametrize("last", ["an answer unread", "half a message", "half a length", "nothing"])
-def test_a_parent_that_is_gone_is_no_error(tmp_path: Path, last: str) -> None:
-    """However the connection ends: nothing on standard error, where the log is."""
+def test_the_end_of_the_parent_is_not_an_error(tmp_path: Path, last: str) -> None:
+    """Nothing is written to standard error, which is the log, however the connection ends."""
     ours, theirs = socket.socketpair()
     with ours, theirs:
         child = subprocess.Popen(
@@ -309,7 +313,7 @@ def test_a_parent_that_is_gone_is_no_error(tmp_path: Path, last: str) -> None:
     assert (child.returncode, errors) == (0, b"")
 
 
-async def test_what_it_says_is_what_the_thread_says(tmp_path: Path) -> None:
+async def test_the_process_and_the_thread_have_the_same_outcomes(tmp_path: Path) -> None:
     store = make(tmp_path)
     await store.open(create=True)
     first: list[Event] = [event("a", properties={"n": 1}), event("b\x00"), event("c")]
@@ -322,8 +326,10 @@ async def test_what_it_says_is_what_the_thread_says(tmp_path: Path) -> None:
     await store.close()
 
 
-async def test_an_io_error_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The thread that takes over believes nothing until a checkpoint."""
+async def test_an_io_error_of_the_process_is_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The thread that continues acknowledges nothing before a checkpoint."""
     store = make(tmp_path)
     await store.open(create=True)
     await store_all(store, event("m"))

@@ -1,4 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
+"""Amazon SES: signatures of SNS, subscriptions, and the translation of events."""
+
 from __future__ import annotations
 
 import base64
@@ -145,7 +147,7 @@ NO_CERTIFICATES = [
 
 
 @pytest.mark.parametrize("url", [*ELSEWHERE, *NO_CERTIFICATES])
-def test_a_certificate_from_elsewhere_is_never_asked_for(ses: Provider, url: Any) -> None:
+def test_a_certificate_from_elsewhere_is_never_fetched(ses: Provider, url: Any) -> None:
     envelope = signed(notification(OPEN, SigningCertURL=url))
     with pytest.raises(SignatureMismatch):
         ses.needs(delivery(envelope))
@@ -153,7 +155,7 @@ def test_a_certificate_from_elsewhere_is_never_asked_for(ses: Provider, url: Any
         ses.verify(delivery(envelope), PEM)
 
 
-def test_a_topic_in_china_is_certified_in_china() -> None:
+def test_a_topic_in_china_has_a_certificate_from_china() -> None:
     topic = "arn:aws-cn:sns:cn-north-1:123456789012:ses-events"
     chinese = make("amazon-ses", {"allowed_topic_arns": [topic]})
     url = "https://sns.cn-north-1.amazonaws.com{}/SimpleNotificationService-0a.pem"
@@ -206,8 +208,8 @@ def test_headers_must_agree_with_the_body(ses: Provider, header: str) -> None:
             ses.needs(delivery(envelope, headers))
 
 
-def test_fields_cannot_take_over_their_neighbours(ses: Provider) -> None:
-    # Line breaks between fields are not escaped when they are signed: both texts are the same.
+def test_line_breaks_cannot_move_text_between_fields(ses: Provider) -> None:
+    # Line breaks are not escaped in the signed text, so both envelopes have the same signed text.
     real = notification("a\nMessageId\nforged", MessageId="m-1")
     forged = real | {"Message": "a", "MessageId": "forged\nMessageId\nm-1"}
     assert sign(real) == sign(forged)
@@ -238,9 +240,7 @@ def test_fields_cannot_take_over_their_neighbours(ses: Provider) -> None:
         {"Subject": "x" * 4097},
     ],
 )
-def test_what_is_missing_or_of_another_kind_does_not_verify(
-    ses: Provider, changes: dict[str, Any]
-) -> None:
+def test_a_missing_or_odd_field_does_not_verify(ses: Provider, changes: dict[str, Any]) -> None:
     with pytest.raises(SignatureMismatch):
         ses.needs(delivery(signed(notification(OPEN)) | changes))
 
@@ -248,7 +248,7 @@ def test_what_is_missing_or_of_another_kind_does_not_verify(
 @pytest.mark.parametrize(
     "body", [b"", b"[]", b"null", b"\xff", b"{", b"[" * 100_000, b"[]," * 500_000]
 )
-def test_what_is_no_envelope_does_not_verify(ses: Provider, body: bytes) -> None:
+def test_a_body_that_is_not_an_envelope_does_not_verify(ses: Provider, body: bytes) -> None:
     with pytest.raises(SignatureMismatch):
         ses.needs(request(body))
 
@@ -281,7 +281,7 @@ def test_any_flipped_bit_is_refused(data: st.DataObject) -> None:
     bit = data.draw(st.integers(0, len(raw) * 8 - 1))
     raw[bit // 8] ^= 1 << bit % 8
     if part != "Signature":
-        # Bytes that are not UTF-8 stand in the body as they are.
+        # Bytes that are not UTF-8 are sent unchanged.
         envelope[part] = raw.decode("utf-8", "surrogateescape")
     envelope["Signature"] = base64.b64encode(signature).decode()
     body = json.dumps(envelope, ensure_ascii=False).encode("utf-8", "surrogateescape")
@@ -290,7 +290,7 @@ def test_any_flipped_bit_is_refused(data: st.DataObject) -> None:
 
 
 # -------------------------------------------------------------------------------------- translation
-def test_a_subscription_is_confirmed_by_a_url_made_anew(ses: Provider) -> None:
+def test_a_subscription_is_confirmed_with_a_new_url(ses: Provider) -> None:
     envelope = signed(confirmation(Token="a1-+/&="))
     envelope["SubscribeURL"] = envelope["SubscribeURL"].replace("a1-+/&=", "a1-%2B%2F%26%3D")
     envelope = signed(envelope)
@@ -311,25 +311,25 @@ def test_without_auto_confirm_the_link_is_kept() -> None:
             ses.translate(delivery(signed(confirmation())))
 
 
-def test_the_end_of_a_subscription_is_only_heard(ses: Provider) -> None:
+def test_the_end_of_a_subscription_is_ignored(ses: Provider) -> None:
     envelope = signed(confirmation("UnsubscribeConfirmation"))
     ses.verify(delivery(envelope), PEM)
     translation = ses.translate(delivery(envelope))
     assert (translation.ignored, translation.call, translation.events) == (1, None, ())
 
 
-def test_the_message_that_a_topic_was_validated_is_no_event(ses: Provider) -> None:
+def test_the_validation_of_a_topic_is_not_an_event(ses: Provider) -> None:
     message = "Successfully validated SNS topic for Amazon SES event publishing."
     assert ses.translate(delivery(notification(message))).ignored == 1
 
 
 @pytest.mark.parametrize("message", ["hello", "[]", "{}", '{"eventType": 3.5}'])
-def test_a_message_that_is_no_event_of_ses_is_a_dead_letter(ses: Provider, message: str) -> None:
+def test_a_message_that_is_not_an_event_is_a_dead_letter(ses: Provider, message: str) -> None:
     with pytest.raises(PayloadInvalid):
         ses.translate(delivery(notification(message)))
 
 
-def test_a_kind_of_no_interest_is_ignored(ses: Provider) -> None:
+def test_another_type_of_event_is_ignored(ses: Provider) -> None:
     assert ses.translate(delivery(notification({"eventType": "New"}))).ignored == 1
 
 
@@ -352,7 +352,7 @@ def test_bounces_are_told_apart(
     assert event.document["timestamp"] == "2023-11-14T22:00:00.000Z"
 
 
-def test_feedback_notifications_have_no_tags_and_go_by_recipient(ses: Provider) -> None:
+def test_feedback_notifications_belong_to_the_recipient(ses: Provider) -> None:
     message = {
         "notificationType": "Bounce",
         "mail": {"destination": ["x@b.c", "y@b.c", "z@b.c"], "messageId": "ses-1"},
@@ -374,7 +374,7 @@ def test_feedback_notifications_have_no_tags_and_go_by_recipient(ses: Provider) 
     assert second.document["properties"]["mail"] == message["mail"]
 
 
-def test_who_of_several_opened_a_mail_is_the_first(ses: Provider) -> None:
+def test_an_open_belongs_to_the_first_recipient(ses: Provider) -> None:
     message = {"eventType": "Open", "mail": {"destination": ["x@b.c", "y@b.c"]}, "open": {}}
     [event] = translated(ses, message)
     assert recipient_of(event) == ("email", "x@b.c")
@@ -418,13 +418,15 @@ def test_a_tag_names_the_user(ses: Provider) -> None:
         (None, "Email Unsubscribed"),
     ],
 )
-def test_a_change_of_preferences(ses: Provider, preferences: dict[str, Any], name: str) -> None:
+def test_a_change_of_preferences_is_a_subscription_event(
+    ses: Provider, preferences: dict[str, Any], name: str
+) -> None:
     message = {"eventType": "Subscription", "subscription": {"newTopicPreferences": preferences}}
     [event] = translated(ses, message)
     assert event.document["event"] == name
 
 
-def test_what_is_odd_in_an_event_costs_nothing_but_itself(ses: Provider) -> None:
+def test_an_odd_part_of_an_event_does_not_affect_the_rest(ses: Provider) -> None:
     message = {
         "eventType": "Delivery",
         "mail": {"timestamp": 7, "destination": "a@b.c", "tags": ["x"]},

@@ -1,4 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
+"""Translation of Amplitude's events."""
+
 from __future__ import annotations
 
 from typing import Any
@@ -10,7 +12,7 @@ def amplitude(**event: Any) -> dict[str, Any]:
     return translate("amplitude", {"uuid": "u-1", **event}).events[0].document
 
 
-def test_amplitude_events() -> None:
+def test_an_event_becomes_a_track_event() -> None:
     document = amplitude(
         event_type="click",
         user_id=None,
@@ -35,7 +37,7 @@ def test_amplitude_events() -> None:
     }
 
 
-def test_amplitude_page_views() -> None:
+def test_a_page_view_becomes_a_page_event() -> None:
     document = amplitude(
         event_type="[Amplitude] Page Viewed",
         user_id=7,
@@ -50,21 +52,21 @@ def test_amplitude_page_views() -> None:
     assert document["properties"]["path"] == "/a"
 
 
-def test_amplitude_without_an_id_is_somebody_of_amplitudes() -> None:
+def test_an_event_without_an_id_has_amplitudes_id() -> None:
     assert amplitude(event_type="x", amplitude_id=12)["anonymousId"] == "amplitude:12"
 
 
-def test_amplitude_keeps_a_time_that_is_none() -> None:
+def test_a_value_that_is_not_a_time_stays_in_the_properties() -> None:
     document = amplitude(event_type="x", user_id="u", event_time="soon")
     assert "timestamp" not in document
     assert document["properties"]["amplitude"] == {"event_time": "soon"}
 
 
-def test_amplitude_without_a_uuid_is_known_by_its_insert_id() -> None:
+def test_an_event_without_a_uuid_uses_its_insert_id() -> None:
     event = {"uuid": None, "$insert_id": "i", "event_type": "x", "user_id": "u"}
     assert amplitude(**event)["messageId"] == "i"
 
 
-def test_amplitude_keeps_a_trait_that_was_taken_away() -> None:
+def test_a_removed_trait_is_null() -> None:
     event = {"event_type": "$identify", "user_id": "u", "user_properties": {"plan": None}}
     assert amplitude(**event)["traits"] == {"plan": None}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The conformance suite on the providers that come with engage; the cases have what it needs."""
+"""The built-in providers pass the conformance suite; the cases are in ``support``."""
 
 from __future__ import annotations
 

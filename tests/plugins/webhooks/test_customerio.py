@@ -1,4 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
+"""Customer.io: the translation of reporting webhooks, and the time window of signatures."""
+
 from __future__ import annotations
 
 import hmac
@@ -45,12 +47,12 @@ def translate(kind: str, metric: str, **data: Any) -> Translation:
         ("carrier_pigeon", "got_lost", "Carrier Pigeon Got Lost"),
     ],
 )
-def test_names(kind: str, metric: str, name: str) -> None:
+def test_an_event_gets_its_name(kind: str, metric: str, name: str) -> None:
     [event] = translate(kind, metric).events
     assert event.document["event"] == name
 
 
-def test_fields() -> None:
+def test_an_event_gets_its_fields() -> None:
     [event] = translate(
         "email",
         "clicked",
@@ -79,7 +81,7 @@ def test_fields() -> None:
     }
 
 
-def test_without_an_id_the_recipient_decides() -> None:
+def test_an_event_without_an_id_belongs_to_the_recipient() -> None:
     [mail] = translate("email", "sent", customer_id=None, recipient="A@b.c").events
     assert mail.recipient is not None
     assert recipient_of(mail) == ("email", "A@b.c")
@@ -89,7 +91,7 @@ def test_without_an_id_the_recipient_decides() -> None:
     assert translate("push", "sent", customer_id=None, recipient="token").ignored == 1
 
 
-def test_a_profile_without_id_and_address_is_known_by_customer_ios_own_id() -> None:
+def test_a_profile_without_id_and_address_has_customer_ios_id() -> None:
     nobody = {"id": None, "email": None, "cio_id": "a3000001"}
     [event] = translate("email", "bounced", customer_id="", identifiers=nobody).events
     assert event.document["anonymousId"] == "customerio:a3000001"
@@ -99,7 +101,7 @@ def test_a_profile_without_id_and_address_is_known_by_customer_ios_own_id() -> N
 
 
 @pytest.mark.parametrize("changes", [{"data": []}, {"metric": None}, {"object_type": {}}])
-def test_what_is_missing_is_not_understood(changes: dict[str, Any]) -> None:
+def test_a_payload_without_a_required_field_is_invalid(changes: dict[str, Any]) -> None:
     payload = {"object_type": "email", "metric": "sent", "data": {}, **changes}
     with pytest.raises(PayloadInvalid):
         make("customerio", KEY).translate(request(json.dumps(payload)))
@@ -113,7 +115,7 @@ def test_the_window_can_be_switched_off() -> None:
         make("customerio", KEY).verify(old, None)
 
 
-def test_a_time_that_is_none_stays_among_the_properties() -> None:
+def test_a_value_that_is_not_a_time_stays_in_the_properties() -> None:
     payload = {
         "object_type": "email",
         "metric": "sent",

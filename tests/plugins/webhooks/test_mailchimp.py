@@ -1,4 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
+"""Mailchimp Transactional (Mandrill): the translation of events, the probe, the signed URL."""
+
 from __future__ import annotations
 
 import base64
@@ -32,7 +34,7 @@ def ids(*items: Any) -> list[str]:
     return [event.document["messageId"] for event in translate(*items).events]
 
 
-def test_what_has_no_field_stays_among_the_properties() -> None:
+def test_other_fields_stay_in_the_properties() -> None:
     [event] = translate(item(url="u", location={"city": "X"}, msg={"metadata": {"a": 1}})).events
     assert event.document == {
         "type": "track",
@@ -51,7 +53,7 @@ def test_what_has_no_field_stays_among_the_properties() -> None:
     }
 
 
-def test_two_clicks_are_two_and_a_redelivery_is_one() -> None:
+def test_two_clicks_have_two_ids_and_a_redelivery_the_same() -> None:
     assert ids(item(url="a")) == ids(item(url="a", location={"later": "enriched"}))
     different = [
         item(url="a"),
@@ -64,12 +66,12 @@ def test_two_clicks_are_two_and_a_redelivery_is_one() -> None:
     assert len(set(ids(*different))) == len(different)
 
 
-def test_empty_metadata_of_php_is_a_list() -> None:
+def test_empty_metadata_may_be_a_list() -> None:
     [event] = translate(item(msg={"metadata": []})).events
     assert "metadata" not in event.document["properties"]
 
 
-def test_a_bad_element_costs_only_itself() -> None:
+def test_a_bad_element_does_not_affect_others() -> None:
     translation = translate(
         item(), 7, {"event": "open"}, {"event": "inbound", "msg": {}}, item("x")
     )
@@ -79,12 +81,12 @@ def test_a_bad_element_costs_only_itself() -> None:
 
 
 @pytest.mark.parametrize("form", ["", "x=1", "mandrill_events=", "mandrill_events=%7B%7D"])
-def test_without_a_list_it_is_not_understood(form: str) -> None:
+def test_a_body_without_a_list_is_invalid(form: str) -> None:
     with pytest.raises(PayloadInvalid):
         make("mailchimp", KEY).translate(request(form))
 
 
-def test_an_empty_list_is_a_probe_whoever_sends_it() -> None:
+def test_an_empty_list_is_a_probe_with_any_signature() -> None:
     for form in ("mandrill_events=%5B%5D", "mandrill_events=%5b%5d", "mandrill_events=[]\r\n"):
         assert make("mailchimp", KEY).probe(request(form)) is not None
     for form in ("mandrill_events=%5B%5D&x=1", "mandrill_events=", "", "&" * 64):
@@ -92,7 +94,7 @@ def test_an_empty_list_is_a_probe_whoever_sends_it() -> None:
     assert make("mailchimp", KEY).probe(request(body(item()))) is None
 
 
-def test_the_registered_url_may_be_another() -> None:
+def test_the_signed_url_may_be_configured() -> None:
     def signed(url: str) -> str:
         text = f"{url}mandrill_events[1]"
         return base64.b64encode(hmac.new(b"key", text.encode(), "sha1").digest()).decode()

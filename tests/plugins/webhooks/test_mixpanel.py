@@ -1,4 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
+"""Mixpanel: the translation of cohorts and event streams, and the answer that it expects."""
+
 from __future__ import annotations
 
 import json
@@ -22,7 +24,7 @@ from support.server_inprocess import serving
         ("remove_members", "Cohort Exited"),
     ],
 )
-def test_mixpanel_cohorts(action: str, name: str) -> None:
+def test_a_change_of_a_cohort_is_an_event(action: str, name: str) -> None:
     [event] = translate("mixpanel", cohort(action)).events
     assert event.document["event"] == name
     assert event.document["userId"] == "u"
@@ -37,7 +39,7 @@ def test_mixpanel_cohorts(action: str, name: str) -> None:
     }
 
 
-def test_mixpanel_members_without_a_user() -> None:
+def test_a_member_without_a_user_belongs_to_another_id() -> None:
     [event] = translate("mixpanel", cohort(mixpanel_distinct_id="$device:d1")).events
     assert event.document["anonymousId"] == "d1"
     [event] = translate("mixpanel", cohort(mixpanel_distinct_id=None)).events
@@ -46,7 +48,7 @@ def test_mixpanel_members_without_a_user() -> None:
     assert [rejected.index for rejected in translation.rejected] == [0]
 
 
-def test_mixpanel_page_again_is_the_same_and_another_session_is_not() -> None:
+def test_a_repeated_page_has_the_same_ids_and_another_session_does_not() -> None:
     first, again = cohort(), cohort()
     other = cohort()
     other["parameters"]["mixpanel_session_id"] = "t"
@@ -58,7 +60,7 @@ def test_mixpanel_page_again_is_the_same_and_another_session_is_not() -> None:
     assert len(set(ids)) == 3
 
 
-def test_mixpanel_wants_an_answer_of_its_own() -> None:
+def test_a_cohort_gets_the_answer_that_mixpanel_expects() -> None:
     made = make("mixpanel", HEADER)
     result = WebhookResult(accepted=1, ignored=0)
     reply = made.reply(request(json.dumps(cohort("members"))), result)
@@ -69,12 +71,12 @@ def test_mixpanel_wants_an_answer_of_its_own() -> None:
 
 
 @pytest.mark.parametrize("payload", [{"action": "new"}, {"action": "members"}, {"action": ["x"]}])
-def test_mixpanel_action_without_members_is_a_dead_letter(payload: Any) -> None:
+def test_an_action_without_members_is_invalid(payload: Any) -> None:
     with pytest.raises(PayloadInvalid):
         translate("mixpanel", payload)
 
 
-def test_mixpanel_streams() -> None:
+def test_a_stream_has_events() -> None:
     items = [
         {
             "event": "Signed Up",
@@ -108,7 +110,7 @@ def test_mixpanel_streams() -> None:
 
 
 @pytest.mark.parametrize("time", ["²", "١٧", "1" * 30, "", "soon", [], 1e300])
-def test_mixpanel_time_that_is_none_costs_nobody_else_an_event(time: Any) -> None:
+def test_a_value_that_is_not_a_time_does_not_affect_others(time: Any) -> None:
     odd = {"event": "x", "properties": {"distinct_id": "u", "time": time, "$insert_id": "i"}}
     events = translate(
         "mixpanel", [odd, {"event": "y", "distinct_id": "u", "$insert_id": "j"}]
@@ -118,7 +120,7 @@ def test_mixpanel_time_that_is_none_costs_nobody_else_an_event(time: Any) -> Non
     assert events[0].document["properties"]["time"] == time
 
 
-async def test_mixpanel_hears_its_own_answer_from_the_server(tmp_path: Path) -> None:
+async def test_the_server_sends_the_answer_that_mixpanel_expects(tmp_path: Path) -> None:
     extra = '[workspaces.webhooks.mixpanel]\nheader = "X-Secret"\nvalue = "s3cret"\n'
     async with serving(tmp_path, config_extra=extra) as server:
         url, headers = "/api/public/webhooks/mixpanel", {"X-Secret": "s3cret"}

@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
+"""Translation of mParticle's batches."""
+
 from __future__ import annotations
 
 from support.provider_static import HEADER, translate
 from support.providers import recipient_of
 
 
-def test_mparticle_commerce() -> None:
+def test_commerce_events_get_their_names() -> None:
     events = [
         {"event_type": "commerce_event", "data": {"product_action": {"action": "purchase"}}},
         {"event_type": "commerce_event", "data": {"promotion_action": {"action": "view"}}},
@@ -25,7 +27,7 @@ def test_mparticle_commerce() -> None:
     assert first["context"] == {"mparticle": {"mpid": 600}}
 
 
-def test_mparticle_ignores_what_nobody_did_and_rejects_what_is_no_event() -> None:
+def test_session_events_are_ignored_and_bad_ones_rejected() -> None:
     events = [
         {"event_type": "session_start", "data": {}},
         {"event_type": "application_state_transition", "data": {}},
@@ -39,7 +41,7 @@ def test_mparticle_ignores_what_nobody_did_and_rejects_what_is_no_event() -> Non
     assert [rejected.index for rejected in translation.rejected] == [3, 4]
 
 
-def test_mparticle_development_is_left_out_unless_wanted() -> None:
+def test_development_events_are_ignored_by_default() -> None:
     batch = {
         "environment": "development",
         "mpid": "0",
@@ -62,7 +64,7 @@ def test_mparticle_development_is_left_out_unless_wanted() -> None:
     assert recipient_of(event) == ("email", "a@b.c")
 
 
-def test_mparticle_identities_may_be_a_list() -> None:
+def test_identities_may_be_a_list() -> None:
     batch = {
         "mpid": "600",
         "message_id": "b",
@@ -75,5 +77,5 @@ def test_mparticle_identities_may_be_a_list() -> None:
     }
     [event] = translate("mparticle", batch).events
     assert event.document["userId"] == "u"
-    # An attribute that was taken away is kept as null.
+    # A removed attribute is null.
     assert event.document["traits"] == {"email": "a@example.com", "lastName": "L", "plan": None}

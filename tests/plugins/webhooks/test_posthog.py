@@ -1,4 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
+"""Translation of PostHog's events."""
+
 from __future__ import annotations
 
 from typing import Any
@@ -18,7 +20,7 @@ def posthog(
     return translate("posthog", {"event": event | rest, "person": person}).events[0].document
 
 
-def test_posthog_pages() -> None:
+def test_a_page_view_becomes_a_page_event() -> None:
     properties = {
         "$current_url": "https://example.com/a",
         "$pathname": "/a",
@@ -37,13 +39,13 @@ def test_posthog_pages() -> None:
         }
 
 
-def test_posthog_traits() -> None:
+def test_a_set_event_becomes_an_identify_event() -> None:
     document = posthog("$set", {"$set": {"plan": "pro"}, "$set_once": {"plan": "free", "first": 1}})
     assert document["type"] == "identify"
     assert document["traits"] == {"plan": "pro", "first": 1}
 
 
-def test_posthog_groups() -> None:
+def test_a_groupidentify_event_becomes_a_group_event() -> None:
     properties = {"$group_type": "company", "$group_key": "acme", "$group_set": {"size": 3}}
     document = posthog("$groupidentify", properties)
     assert (document["type"], document["groupId"]) == ("group", "acme")
@@ -55,7 +57,7 @@ def test_posthog_groups() -> None:
 
 
 @pytest.mark.parametrize("name", ["$create_alias", "$merge_dangerously"])
-def test_posthog_aliases(name: str) -> None:
+def test_an_alias_event_becomes_an_alias_event(name: str) -> None:
     document = posthog(name, {"alias": "anon-1"})
     assert (document["type"], document["userId"], document["previousId"]) == (
         "alias",
@@ -77,7 +79,7 @@ def test_posthog_aliases(name: str) -> None:
         (VISITOR.replace("-7", "-4", 1), {}, None, "userId"),
     ],
 )
-def test_posthog_visitors_are_anonymous(
+def test_a_visitor_without_a_person_is_anonymous(
     distinct: str, properties: Any, person: Any, field: str
 ) -> None:
     document = posthog("seen", properties, person, distinct)
@@ -85,13 +87,13 @@ def test_posthog_visitors_are_anonymous(
     assert ("userId" in document) != ("anonymousId" in document)
 
 
-def test_posthog_identify_is_of_a_user_whatever_the_id_looks_like() -> None:
+def test_an_identify_event_always_has_a_user() -> None:
     document = posthog("$identify", {"$anon_distinct_id": VISITOR}, None, VISITOR[:-1] + "b")
     assert document["userId"] == VISITOR[:-1] + "b"
     assert document["anonymousId"] == VISITOR
 
 
-def test_posthog_keeps_what_has_no_field() -> None:
+def test_other_fields_are_kept() -> None:
     person = {"id": "p", "properties": {"email": "a@b.c"}}
     document = posthog("x", {"$lib": "web", "n": 1}, person, elements_chain="", url="https://p")
     assert document["properties"] == {
@@ -101,20 +103,20 @@ def test_posthog_keeps_what_has_no_field() -> None:
     }
 
 
-def test_posthog_may_send_the_bare_event() -> None:
+def test_a_payload_may_be_the_bare_event() -> None:
     payload = {"event": "x", "uuid": "e", "distinct_id": "u", "properties": {"n": 1}}
     [event] = translate("posthog", payload).events
     assert (event.document["userId"], event.document["properties"]) == ("u", {"n": 1})
 
 
-def test_posthog_without_an_id_goes_by_the_persons_address() -> None:
+def test_an_event_without_an_id_belongs_to_the_address_of_the_person() -> None:
     event = {"event": "x", "properties": {}}
     payload = {"event": event, "person": {"properties": {"email": "a@b.c"}}}
     [translated] = translate("posthog", payload).events
     assert recipient_of(translated) == ("email", "a@b.c")
 
 
-def test_posthog_keeps_a_trait_that_was_taken_away() -> None:
+def test_a_removed_trait_is_null() -> None:
     sets = {"$set": {"plan": None}, "$set_once": {"plan": "free", "source": "ad"}}
     assert posthog("$set", sets)["traits"] == {"plan": None, "source": "ad"}
     group = {"$group_key": "g", "$group_set": {"plan": None}}

@@ -1,4 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
+"""Translation of Postmark's records."""
+
 from __future__ import annotations
 
 import pytest
@@ -20,7 +22,7 @@ from support.providers import recipient_of
         ("Subscribe", "Email Resubscribed", None),
     ],
 )
-def test_postmark_tells_bounces_apart(kind: str, name: str, bounce: str | None) -> None:
+def test_bounces_are_told_apart(kind: str, name: str, bounce: str | None) -> None:
     record = {"RecordType": "Bounce", "Type": kind, "Email": "a@b.c", "ID": 692560173}
     [event] = translate("postmark", record).events
     assert event.document["event"] == name
@@ -31,7 +33,7 @@ def test_postmark_tells_bounces_apart(kind: str, name: str, bounce: str | None) 
 @pytest.mark.parametrize(
     ("suppress", "name"), [(True, "Email Unsubscribed"), (False, "Email Resubscribed")]
 )
-def test_postmark_changes_of_subscription(suppress: bool, name: str) -> None:
+def test_a_change_of_subscription_is_an_event(suppress: bool, name: str) -> None:
     record = {
         "RecordType": "SubscriptionChange",
         "Recipient": "a@b.c",
@@ -43,7 +45,7 @@ def test_postmark_changes_of_subscription(suppress: bool, name: str) -> None:
     assert event.document["timestamp"] == "2020-02-01T10:53:34.416Z"
 
 
-def test_postmark_tells_two_clicks_apart_and_a_redelivery_not() -> None:
+def test_two_clicks_have_two_ids_and_a_redelivery_the_same() -> None:
     click = {
         "RecordType": "Click",
         "MessageID": "m",
@@ -57,5 +59,5 @@ def test_postmark_tells_two_clicks_apart_and_a_redelivery_not() -> None:
     assert translate("postmark", click).events[0].document["messageId"] == ids[0]
 
 
-def test_postmark_ignores_other_records() -> None:
+def test_other_records_are_ignored() -> None:
     assert translate("postmark", {"RecordType": "Inbound"}).ignored == 1

@@ -1,4 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
+"""Translation of Resend's events."""
+
 from __future__ import annotations
 
 import dataclasses
@@ -60,7 +62,7 @@ def test_tags_are_an_object_or_a_list(tags: Any) -> None:
     assert "userId" not in document["properties"]
 
 
-def test_a_tag_does_not_replace_what_resend_says() -> None:
+def test_a_tag_does_not_replace_a_field_of_resend() -> None:
     document = event("email.opened", subject="Hi", tags={"subject": "other"}).document
     assert document["properties"]["subject"] == "Hi"
     assert document["properties"]["tags"] == {"subject": "other"}
@@ -73,7 +75,7 @@ def test_the_recipient_is_the_address_alone() -> None:
     assert recipient_of(translated) == ("email", "to@example.org")
 
 
-def test_the_time_is_the_events_and_not_the_mails() -> None:
+def test_the_time_is_that_of_the_event() -> None:
     document = event("email.delivered", created_at="2020-01-01T00:00:00Z").document
     assert document["timestamp"] == "2023-09-28T17:21:35.257Z"
     assert document["properties"]["created_at"] == "2020-01-01T00:00:00Z"
@@ -88,16 +90,16 @@ def test_the_message_id_is_that_of_the_delivery() -> None:
 
 
 @pytest.mark.parametrize("kind", ["contact.created", "domain.updated", "email.scheduled", 7, None])
-def test_kinds_of_no_interest(kind: Any) -> None:
+def test_other_types_are_ignored(kind: Any) -> None:
     assert translate(kind).ignored == 1
 
 
-def test_without_data_it_is_not_understood() -> None:
+def test_a_payload_without_data_is_invalid() -> None:
     with pytest.raises(PayloadInvalid):
         make("resend", SECRET).translate(request('{"type": "email.sent", "data": []}'))
 
 
-def test_of_headers_of_both_names_svixs_own_count() -> None:
+def test_the_svix_headers_take_precedence() -> None:
     vector = signature_vectors("resend")[0]
     provider = make("resend", vector["config"])
     delivery = request_of(vector)

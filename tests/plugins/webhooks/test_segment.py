@@ -1,4 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
+"""Segment: the first element of a batch, which is what is signed, and the translation of events."""
+
 from __future__ import annotations
 
 import json
@@ -31,14 +33,14 @@ def translate(payload: Any) -> Translation:
         b'{"a": 1 , "b" : [ ] }',
     ],
 )
-def test_the_first_element_is_cut_out_as_it_stands(element: bytes) -> None:
+def test_the_first_element_is_cut_out_unchanged(element: bytes) -> None:
     assert first_element(b"[" + element + b"]") == element
     assert first_element(b"[" + element + b',{"x":1}]') == element
-    assert first_element(b" [" + element + b",") == element  # the rest is not looked at
+    assert first_element(b" [" + element + b",") == element  # the rest is not read
 
 
 @pytest.mark.parametrize("array", [b"[]", b"[ ]", b" [\n]"])
-def test_an_empty_array_has_nothing_that_could_be_signed(array: bytes) -> None:
+def test_an_empty_array_has_nothing_signed(array: bytes) -> None:
     with pytest.raises(NothingSigned):
         first_element(array)
 
@@ -53,32 +55,32 @@ def test_an_empty_array_has_nothing_that_could_be_signed(array: bytes) -> None:
         b"[null,{}]",
         b'[{"a":1',
         b'[{"a":"',
-        b"[ {}]",  # the sender prints no space there
+        b"[ {}]",  # Segment writes no space there
         b"[" + b'{"a":' * 100_000,
         b'[{"a":"' + b"x" * MAX_ELEMENT + b'"}]',
-        # Each of these quotes may seem to begin a string; to try each to the end would take hours.
+        # Each of these quotes could begin a string; trying each of them would take hours.
         b'[{"a":"' + b'\\"' * (MAX_ELEMENT // 2),
         b'[{"a":"' + b"\\" * (MAX_ELEMENT - 7),
     ],
 )
-def test_what_has_no_first_element_does_not_verify(array: bytes) -> None:
+def test_an_array_without_a_first_element_does_not_verify(array: bytes) -> None:
     with pytest.raises(SignatureMismatch):
         first_element(array)
 
 
-def test_events_stay_as_they_are() -> None:
+def test_events_are_not_changed() -> None:
     full = {**EVENT, "context": {"ip": "1.2.3.4"}, "extra": [1], "sentAt": "2024-01-01T00:00:00Z"}
     assert translate(full).events[0].document == full
 
 
-def test_types_are_read_in_any_case_and_others_ignored() -> None:
+def test_types_may_have_any_case_and_others_are_ignored() -> None:
     translation = translate([{**EVENT, "type": "Track"}, {**EVENT, "type": "delete"}, EVENT])
     assert [event.document["type"] for event in translation.events] == ["track", "track"]
     assert [event.index for event in translation.events] == [0, 2]
     assert translation.ignored == 1
 
 
-def test_an_event_without_an_id_has_that_of_its_content() -> None:
+def test_an_event_without_an_id_gets_one_from_its_content() -> None:
     bare = {key: value for key, value in EVENT.items() if key != "messageId"}
     ids = [translate(bare).events[0].document["messageId"] for _ in range(2)]
     assert ids[0] == ids[1]
@@ -86,18 +88,18 @@ def test_an_event_without_an_id_has_that_of_its_content() -> None:
     assert other != ids[0]
 
 
-def test_a_bad_element_costs_only_itself() -> None:
+def test_a_bad_element_does_not_affect_others() -> None:
     translation = translate([EVENT, 7, {"event": "no type"}, EVENT])
     assert len(translation.events) == 2
     assert [rejected.index for rejected in translation.rejected] == [1, 2]
 
 
-def test_nothing_but_bad_elements_is_not_understood() -> None:
+def test_a_batch_of_bad_elements_is_invalid() -> None:
     with pytest.raises(PayloadInvalid):
         translate([1, 2])
 
 
-def test_an_id_that_cannot_be_one_is_made_one() -> None:
+def test_an_id_that_is_not_valid_is_converted() -> None:
     assert translate({**EVENT, "messageId": 7}).events[0].document["messageId"] == "7"
     long = {**EVENT, "messageId": "x" * 257}
     first, again = (translate(long).events[0].document["messageId"] for _ in range(2))

@@ -1,4 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
+"""SendGrid: signatures with elliptic curves, and the translation of events."""
+
 from __future__ import annotations
 
 import base64
@@ -91,7 +93,9 @@ def test_a_key_must_be_one_of_sendgrid(key: str) -> None:
     ("age", "accepted"),
     [(0, True), (PAST, True), (PAST + 1, False), (-FUTURE, True), (-FUTURE - 1, False)],
 )
-def test_the_window_of_time(sendgrid: Provider, age: int, accepted: bool) -> None:
+def test_a_timestamp_must_be_within_the_window(
+    sendgrid: Provider, age: int, accepted: bool
+) -> None:
     late = delivery(timestamp=str(int(NOW) - age))
     if accepted:
         sendgrid.verify(late, None)
@@ -110,7 +114,7 @@ def test_odd_timestamps_do_not_verify(sendgrid: Provider, timestamp: str) -> Non
 def test_the_signature_has_one_spelling(sendgrid: Provider) -> None:
     alphabet = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/"
     found = 0
-    while found < 2:  # the length of a signature varies, and its unused bits with it
+    while found < 2:  # the length of a signature varies, and so do its unused bits
         raw = sign()
         encoded = base64.b64encode(raw).decode()
         unused = {1: 2, 2: 4}.get(encoded.count("="))
@@ -145,7 +149,7 @@ def test_the_signature_is_canonical_der(sendgrid: Provider) -> None:
             sendgrid.verify(delivery(signature=raw), None)
 
 
-#: Made once, because no two of a key are alike.
+#: Made once, because no two signatures of a key are the same.
 RECORDED = sign()
 
 
@@ -188,7 +192,7 @@ def test_bounces_are_told_apart(sendgrid: Provider, details: dict[str, str], exp
     assert event.document["properties"]["bounceType"] == expected
 
 
-def test_one_bad_element_costs_only_itself(sendgrid: Provider) -> None:
+def test_a_bad_element_does_not_affect_others(sendgrid: Provider) -> None:
     good = {"event": "open", "email": "a@b.c", "sg_event_id": "e1"}
     translation = translate(sendgrid, 7, good, {"event": 3}, {"event": "new kind"}, None, good)
     assert [event.index for event in translation.events] == [1, 5]
@@ -196,18 +200,18 @@ def test_one_bad_element_costs_only_itself(sendgrid: Provider) -> None:
     assert translation.ignored == 1
 
 
-def test_an_empty_list_is_nothing(sendgrid: Provider) -> None:
+def test_an_empty_list_has_no_events(sendgrid: Provider) -> None:
     translation = translate(sendgrid)
     assert (translation.events, translation.ignored, translation.rejected) == ([], 0, [])
 
 
 @pytest.mark.parametrize("body", [b"{}", b"null", b"\xff", b"[" * 100_000, b"[NaN]", b""])
-def test_what_is_no_list_of_events_is_a_dead_letter(sendgrid: Provider, body: bytes) -> None:
+def test_a_body_that_is_not_a_list_of_events_is_invalid(sendgrid: Provider, body: bytes) -> None:
     with pytest.raises(PayloadInvalid):
         sendgrid.translate(request(body))
 
 
-def test_what_has_no_field_of_its_own_is_a_property(sendgrid: Provider) -> None:
+def test_other_fields_are_properties(sendgrid: Provider) -> None:
     item = {
         "event": "click",
         "email": "A <A@b.c>",
@@ -244,14 +248,14 @@ def test_the_user_is_a_custom_argument(sendgrid: Provider) -> None:
         assert {key: properties[key] for key in arguments if key in properties} == left
 
 
-def test_without_an_id_the_same_element_has_the_same_id(sendgrid: Provider) -> None:
+def test_the_same_element_without_an_id_gets_the_same_id(sendgrid: Provider) -> None:
     one, two = {"event": "open", "email": "a@b.c"}, {"event": "open", "email": "b@b.c"}
     first, second, third = translate(sendgrid, one, two, one).events
     assert first.document["messageId"] == third.document["messageId"]
     assert first.document["messageId"] != second.document["messageId"]
 
 
-async def test_one_bad_element_costs_only_itself_on_the_way_to_the_store(tmp_path: Path) -> None:
+async def test_a_bad_element_does_not_affect_others_in_the_store(tmp_path: Path) -> None:
     options = (
         f'[workspaces.webhooks.sendgrid]\nverification_key = "{OPTIONS["verification_key"]}"\n'
     )

@@ -1,4 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
+"""Translation of Shopify's topics."""
+
 from __future__ import annotations
 
 import json
@@ -33,7 +35,7 @@ def translate(topic: str, body: Any, **headers: str) -> Translation:
         ("customers/redact", "Customer Redaction Requested"),
     ],
 )
-def test_names(topic: str, name: str) -> None:
+def test_an_event_gets_its_name(topic: str, name: str) -> None:
     [event] = translate(topic, ORDER).events
     assert event.document["event"] == name
     assert event.document["userId"] == "2"
@@ -68,20 +70,20 @@ def test_a_customer_is_identified() -> None:
 
 
 @pytest.mark.parametrize("body", [ORDER, {"id": 1, "line_items": []}])
-def test_a_body_that_does_not_fit_its_topic_is_not_understood(body: dict[str, Any]) -> None:
-    # The topic is not signed: an order must not become a user.
+def test_a_body_that_does_not_fit_its_topic_is_invalid(body: dict[str, Any]) -> None:
+    # The topic is not signed, so an order must not become a user.
     with pytest.raises(PayloadInvalid):
         translate("customers/create", body)
 
 
 @pytest.mark.parametrize("action", ["enable", "disable", "delete"])
-def test_what_else_becomes_of_a_customer(action: str) -> None:
+def test_other_changes_of_a_customer_are_events(action: str) -> None:
     [event] = translate(f"customers/{action}", {"id": 2, "email": "a@b.c"}).events
     assert event.document["event"] == f"Customer {action.title()}d"
     assert event.document["userId"] == event.document["properties"]["customerId"] == "2"
 
 
-def test_ids_become_strings_wherever_they_stand() -> None:
+def test_ids_become_strings_everywhere() -> None:
     body = {**ORDER, "line_items": [{"id": 3, "product_id": 4, "quantity": 5}], "tag_ids": [6]}
     [event] = translate("orders/create", body).events
     properties = event.document["properties"]
@@ -104,18 +106,20 @@ def test_ids_become_strings_wherever_they_stand() -> None:
         ({"id": 1, "phone": "+15551234567"}, "phone", "+15551234567"),
     ],
 )
-def test_a_guest_is_known_by_the_address(body: dict[str, Any], trait: str, value: str) -> None:
+def test_a_guest_has_the_address_or_number_of_the_order(
+    body: dict[str, Any], trait: str, value: str
+) -> None:
     [event] = translate("orders/create", body).events
     assert event.recipient is not None
     assert recipient_of(event) == (trait, value)
 
 
-def test_what_concerns_no_customer_is_ignored() -> None:
+def test_a_topic_without_a_customer_is_ignored() -> None:
     assert translate("products/update", {"id": 1, "title": "T"}).ignored == 1
     assert translate("shop/redact", {"shop_id": 1}).ignored == 1
 
 
-def test_the_time_of_an_event() -> None:
+def test_an_event_gets_its_time() -> None:
     times = {"cancelled_at": "2024-03-01T00:00:00Z", "updated_at": "2024-02-01T00:00:00Z"}
 
     def time(topic: str, body: Any, **headers: str) -> Any:
@@ -129,11 +133,11 @@ def test_the_time_of_an_event() -> None:
 
 
 @pytest.mark.parametrize("topic", ["", "orders"])
-def test_without_a_topic_it_is_not_understood(topic: str) -> None:
+def test_a_delivery_without_a_topic_is_invalid(topic: str) -> None:
     with pytest.raises(PayloadInvalid):
         translate(topic, ORDER)
 
 
 @pytest.mark.parametrize("topic", ["app/uninstalled", "shop/update"])
-def test_the_shops_owner_is_no_customer(topic: str) -> None:
+def test_the_owner_of_the_shop_is_not_a_customer(topic: str) -> None:
     assert translate(topic, {"id": 1, "email": "owner@example.com"}).ignored == 1

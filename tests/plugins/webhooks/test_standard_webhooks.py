@@ -1,4 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
+"""Standard Webhooks: signatures, secrets, and the paths of the translation."""
+
 from __future__ import annotations
 
 import base64
@@ -18,7 +20,7 @@ VECTORS = signature_vectors("standard-webhooks")
 
 
 @pytest.mark.parametrize("vector", VECTORS, ids=lambda vector: vector["id"])
-def test_vectors(vector: dict[str, Any]) -> None:
+def test_a_recorded_delivery_verifies_as_recorded(vector: dict[str, Any]) -> None:
     provider = make("standard-webhooks", vector["config"], url=vector["url"])
     delivery = request_of(vector)
     if vector["expected"] == "invalid":
@@ -57,18 +59,18 @@ def test_a_payload_becomes_a_track_event_named_by_its_type() -> None:
     }
 
 
-def test_a_payload_without_a_user_id_goes_by_its_address() -> None:
+def test_a_payload_without_a_user_id_belongs_to_the_address() -> None:
     [event] = translate({"type": "x", "data": {"email": "a@b.c"}}).events
     assert "userId" not in event.document
     assert event.recipient is not None
     assert recipient_of(event) == ("email", "a@b.c")
 
 
-def test_a_payload_that_concerns_nobody_is_ignored() -> None:
+def test_a_payload_without_a_user_is_ignored() -> None:
     assert translate({"type": "x", "data": {"n": 1}}).ignored == 1
 
 
-def test_the_paths_can_be_chosen() -> None:
+def test_the_paths_are_configurable() -> None:
     [event] = translate({"type": "x", "who": {"key": "u1"}}, {"user_id": ["who.key"]}).events
     assert event.document["userId"] == "u1"
 
@@ -79,7 +81,7 @@ def test_a_time_may_be_in_seconds() -> None:
     assert "timestamp" not in event.document["properties"]
 
 
-def test_a_time_that_is_none_stays_among_the_properties() -> None:
+def test_a_value_that_is_not_a_time_stays_in_the_properties() -> None:
     [event] = translate({"type": "x", "timestamp": "soon", "data": {"id": "u"}}).events
     assert "timestamp" not in event.document
     assert event.document["properties"]["timestamp"] == "soon"
@@ -110,7 +112,7 @@ def test_the_old_secret_verifies_during_a_rotation() -> None:
         ("V1,{good}", False),
     ],
 )
-def test_of_several_signatures_one_must_match(signatures: str, right: bool) -> None:
+def test_one_of_several_signatures_must_match(signatures: str, right: bool) -> None:
     vector = VECTORS[0]
     good = dict(vector["headers"])["webhook-signature"].partition(",")[2]
     other = "A" * 43 + "="

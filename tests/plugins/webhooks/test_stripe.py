@@ -1,4 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
+"""Stripe: the translation of events, and the signature header."""
+
 from __future__ import annotations
 
 import hmac
@@ -36,7 +38,7 @@ def translate(kind: str | None, thing: dict[str, Any], **fields: Any) -> Transla
         ({"object": "customer", "id": "c"}, "c"),
     ],
 )
-def test_whose_event_it_is(thing: dict[str, Any], user: str | None) -> None:
+def test_an_event_belongs_to_a_user(thing: dict[str, Any], user: str | None) -> None:
     [event] = translate("x.y", thing).events
     assert event.document["userId"] == user
 
@@ -50,20 +52,20 @@ def test_whose_event_it_is(thing: dict[str, Any], user: str | None) -> None:
         {"billing_details": {"email": "a@b.c"}},
     ],
 )
-def test_without_a_customer_the_address_decides(thing: dict[str, Any]) -> None:
+def test_an_event_without_a_customer_belongs_to_the_address(thing: dict[str, Any]) -> None:
     [event] = translate("charge.succeeded", thing).events
     assert "userId" not in event.document
     assert event.recipient is not None
     assert recipient_of(event) == ("email", "a@b.c")
 
 
-def test_what_concerns_nobody_is_ignored() -> None:
+def test_an_event_without_a_user_is_ignored() -> None:
     assert translate("payout.paid", {"id": "po_1", "object": "payout"}).ignored == 1
     thin = {"id": "evt", "object": "v2.core.event", "type": "v1.billing.meter.no_meter_found"}
     assert make("stripe", SECRET).translate(request(json.dumps(thin))).ignored == 1
 
 
-def test_a_customer_is_identified_with_what_was_taken_away() -> None:
+def test_a_removed_field_of_a_customer_is_null() -> None:
     thing = {
         "id": "cus_1",
         "object": "customer",
@@ -84,7 +86,7 @@ def test_a_customer_is_identified_with_what_was_taken_away() -> None:
     assert deleted.document["type"] == "track"
 
 
-def test_what_is_said_of_the_event_is_kept_apart_from_the_thing() -> None:
+def test_fields_of_the_event_and_of_its_object_are_separate() -> None:
     [event] = translate(
         "invoice.paid",
         {"id": "in_1", "customer": "c", "livemode": True},
@@ -100,12 +102,12 @@ def test_what_is_said_of_the_event_is_kept_apart_from_the_thing() -> None:
     }
 
 
-def test_without_a_type_it_is_not_understood() -> None:
+def test_a_payload_without_a_type_is_invalid() -> None:
     with pytest.raises(PayloadInvalid):
         translate(None, {})
 
 
-def test_an_odd_signature_beside_a_good_one_does_no_harm() -> None:
+def test_an_odd_signature_beside_a_good_one_is_ignored() -> None:
     now = str(int(NOW))
     good = hmac.new(b"whsec_x", f"{now}.{{}}".encode(), "sha256").hexdigest()
     header = {"Stripe-Signature": f"t={now}, v1=xyz ,v1={good},v0=1"}
@@ -114,7 +116,7 @@ def test_an_odd_signature_beside_a_good_one_does_no_harm() -> None:
 
 @pytest.mark.parametrize("header", ["t={t}, v1={good}", " t={t},v1={good}", "t={t},v1 ={good}"])
 def test_the_header_has_one_spelling(header: str) -> None:
-    """As in Stripe's own library for Python."""
+    """As in Stripe's library for Python."""
     now = str(int(NOW))
     good = hmac.new(b"whsec_x", f"{now}.{{}}".encode(), "sha256").hexdigest()
     sent = {"Stripe-Signature": header.format(t=now, good=good)}

@@ -1,4 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
+"""Twilio: the translation of status callbacks, and the signed URL."""
+
 from __future__ import annotations
 
 import base64
@@ -39,18 +41,18 @@ def verify(url: str, body: bytes | str, signed: str) -> None:
         ("read", "SMS Read"),
     ],
 )
-def test_states(status: str, name: str) -> None:
+def test_a_state_is_an_event(status: str, name: str) -> None:
     [event] = translate(MessageStatus=status).events
     assert event.document["event"] == name
     assert "timestamp" not in event.document
 
 
 @pytest.mark.parametrize("status", ["queued", "sending", "accepted", "received", "canceled", ""])
-def test_states_of_no_interest(status: str) -> None:
+def test_other_states_are_ignored(status: str) -> None:
     assert translate(MessageStatus=status).ignored == 1
 
 
-def test_each_state_of_a_message_is_one_event() -> None:
+def test_each_state_of_a_message_has_another_id() -> None:
     ids = [
         translate(**fields).events[0].document["messageId"]
         for fields in ({}, {}, {"MessageStatus": "sent"}, {"MessageSid": "SM2"})
@@ -70,15 +72,15 @@ def test_the_query_names_the_user_and_adds_properties() -> None:
 
 
 @pytest.mark.parametrize("to", ["+15558675310", "whatsapp:+15558675310"])
-def test_without_a_user_the_number_decides(to: str) -> None:
+def test_an_event_without_a_user_belongs_to_the_number(to: str) -> None:
     [event] = translate(To=to).events
     assert event.recipient is not None
     assert recipient_of(event) == ("phone", "+15558675310")
 
 
-def test_a_state_of_nobodys_message_is_not_thrown_away() -> None:
+def test_a_state_without_a_user_is_kept() -> None:
     [event] = translate(To="", MessageStatus="undelivered").events
-    # The core refuses an event without an id, and keeps the delivery.
+    # The core refuses an event without an id and keeps the delivery.
     assert event.recipient is None
     with pytest.raises(PayloadInvalid):
         translate(MessageSid="")
@@ -101,7 +103,7 @@ def test_calls_are_ignored() -> None:
         ("https://u:p@a.example/x", "https://u:p@a.example:443/x"),
     ],
 )
-def test_the_port_may_be_there_or_not(url: str, signed: str) -> None:
+def test_the_signed_url_may_have_the_default_port(url: str, signed: str) -> None:
     verify(url, "a=1", signed + "a1")
 
 
@@ -115,16 +117,16 @@ def test_the_port_may_be_there_or_not(url: str, signed: str) -> None:
         ("https://a.example/x?a=1&b=2", "https://a.example/x?b=2&a=1"),
     ],
 )
-def test_any_other_url_is_another(url: str, signed: str) -> None:
+def test_another_url_does_not_verify(url: str, signed: str) -> None:
     with pytest.raises(SignatureMismatch):
         verify(url, "a=1", signed + "a1")
 
 
-def test_a_value_that_is_there_twice_is_signed_once() -> None:
+def test_a_repeated_value_is_signed_once() -> None:
     verify(URL, "b=2&a=3&a=1&a=3&c=", f"{URL}a1a3b2c")
 
 
-def test_a_json_body_is_signed_by_its_hash() -> None:
+def test_a_json_body_is_signed_with_its_hash() -> None:
     body = '{"a": 1}'
     url = f"{URL}?bodySHA256={hashlib.sha256(body.encode()).hexdigest()}"
     verify(url, body, url)

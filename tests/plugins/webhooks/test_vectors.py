@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every recorded delivery against the provider that it was sent by, without a server.
+"""Recorded deliveries of every provider, without a server.
 
-What is recorded of a translation is the event as it is stored in an empty workspace: at least those
-properties and that context, everything else exactly.
+A recorded translation has the event as it is stored in an empty workspace. The stored event has at
+least the recorded properties and context, and exactly the other recorded fields.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ from support.providers import (
 RECEIVED_AT = 1_800_000_000_000
 
 
-def test_nothing_was_lost_of_the_recordings() -> None:
+def test_all_recordings_are_there() -> None:
     assert len(VECTORS) == 146
     assert len(MAPPINGS) == 52
 
 
 @pytest.mark.parametrize("vector", VECTORS, ids=lambda vector: vector["id"])
-def test_signature(vector: dict[str, Any]) -> None:
+def test_a_recorded_signature_verifies_as_recorded(vector: dict[str, Any]) -> None:
     provider = make(vector["provider"], vector["config"], url=vector["url"])
     delivery = request_of(vector)
     if vector["expected"] == "invalid":
@@ -60,26 +60,26 @@ def test_signature(vector: dict[str, Any]) -> None:
     if vector["expected"] == "unreadable":
         with pytest.raises(PayloadInvalid):
             provider.translate(delivery)
-    else:  # some recordings are about the signature only: their payload is nobody's
+    else:  # some recordings are only about the signature
         with contextlib.suppress(PayloadInvalid):
             provider.translate(delivery)
 
 
 def verify(provider: Provider, delivery: WebhookRequest) -> None:
-    # All recordings that need a certificate bring it in their options.
+    # Recordings that need a certificate have it in their options.
     assert provider.needs(delivery) is None
     try:
         provider.verify(delivery, None)
     except SignatureMismatch:
         raise
-    except Exception as error:  # any exception in verify is a mismatch to the core
+    except Exception as error:  # for the core, any exception in verify is a mismatch
         raise SignatureMismatch(repr(error)) from error
 
 
 @pytest.mark.parametrize(
     "mapping", MAPPINGS, ids=lambda mapping: f"{mapping['provider']}: {mapping['description']}"
 )
-def test_translation(mapping: dict[str, Any]) -> None:
+def test_a_recorded_payload_becomes_the_recorded_events(mapping: dict[str, Any]) -> None:
     provider = make(mapping["provider"], signature_vectors(mapping["provider"])[0]["config"])
     translation = provider.translate(delivery_of(mapping["provider"], mapping["input"]))
     assert not translation.rejected
@@ -102,7 +102,7 @@ def test_translation(mapping: dict[str, Any]) -> None:
 
 
 def stored(event: TranslatedEvent) -> dict[str, Any]:
-    """The document as it is stored in a workspace where nobody is known."""
+    """Return the document as it is stored in a workspace without users."""
     document = dict(event.document)
     if "userId" not in document and "anonymousId" not in document:
         trait, value = recipient_of(event)
