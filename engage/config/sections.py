@@ -84,9 +84,13 @@ class Limits:
     json_depth: int = 64
     json_values: int = 250_000
     header_bytes: int = 64 * _KIB
-    #: Events waiting to be written, per worker.
+    #: Events and the traits they set, waiting to be written, per worker.
     queue_events: int = 20_000
     queue_bytes: int = 64 * _MIB
+    #: The part of the queue that one write key may use.
+    queue_percent_per_key: int = 50
+    #: Seconds that a request waits for room in the queue.
+    queue_wait: float = 3.0
     #: Bodies held in memory, per worker.
     inflight_bytes: int = 256 * _MIB
     user_traits: int = 500

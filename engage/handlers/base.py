@@ -14,7 +14,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Awaitable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from tornado.httputil import HTTPHeaders
@@ -136,12 +136,13 @@ class Handler(RequestHandler):
         self.finish(body or None)
 
     # -------------------------------------------------------------------------- called by Tornado
-    def prepare(self) -> None:
+    def prepare(self) -> Awaitable[None] | None:
         method = self.request.method
         if method not in self.route.allowed:
             raise self.not_allowed()
         if method != "OPTIONS":
             self.check()
+        return None
 
     def options(self, *_: str, **__: str) -> None:
         """Answer with the methods of the route."""

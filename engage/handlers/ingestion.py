@@ -8,7 +8,7 @@ Tornado's form parsing never sees it.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, cast
 
 from tornado.web import stream_request_body
@@ -69,17 +69,21 @@ class IngestionHandler(Handler):
         chunks = self._chunks
         return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
-    def check_length(self) -> None:
+    def check_length(self) -> int:
         """Check the declared length of the body.
 
+        :return: the length in bytes; 0 if the body comes in chunks.
         :raises ApiError: 411 if the body has neither a length nor chunks, 413 if it is too long.
         """
         declared = self.header("Content-Length")
         if declared is None:
             if "Transfer-Encoding" not in self.request.headers:
                 raise ApiError("length_required", "send a body, with Content-Length or in chunks")
-        elif int(declared) > self.body_limit.bytes:
+            return 0
+        length = int(declared)
+        if length > self.body_limit.bytes:
             raise body_too_large(self.body_limit)
+        return length
 
     def principal_of_head(self) -> Principal | None:
         """Authenticate by the header or the query.
@@ -105,13 +109,18 @@ class IngestionHandler(Handler):
         self._chunks: list[bytes] = []
         self._prepared = False
 
-    def prepare(self) -> None:
+    def prepare(self) -> Awaitable[None] | None:
         self._prepared = True
         if self._finished:
-            return
+            return None
         super().prepare()
         if self.exchange.failure is not None:
             raise self._failed(self.exchange.failure)
+        return self.before_body()
+
+    def before_body(self) -> Awaitable[None] | None:
+        """Return what to wait for before the body is read; ``None`` to read it at once."""
+        return None
 
     def data_received(self, chunk: bytes) -> None:
         # The connection limits how much arrives.

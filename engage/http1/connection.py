@@ -227,7 +227,9 @@ class Connection(asyncio.Protocol):
 
     def _pace(self) -> None:
         """Pause reading while enough has been read ahead."""
-        if self._state == _BUSY:
+        exchange = self._exchange
+        unread = self._state == _BODY and exchange is not None and exchange.unread
+        if self._state == _BUSY or unread:
             if len(self._buffer) > _AHEAD_BYTES and not self._paused:
                 self._paused = True
                 self._transport.pause_reading()
@@ -308,6 +310,8 @@ class Connection(asyncio.Protocol):
         exchange, delegate, buffer = self._exchange, self._delegate, self._buffer
         if exchange is None or delegate is None or exchange.failure:
             self._discard_body()
+            return False
+        if exchange.unread:
             return False
         if buffer:
             exchange.expects_continue = False
@@ -393,6 +397,10 @@ class Connection(asyncio.Protocol):
     def send(self, exchange: Exchange, data: bytes) -> None:
         if exchange is self._exchange and self._state in (_BODY, _BUSY):
             self._transport.write(data)
+
+    def read_on(self, exchange: Exchange) -> None:
+        if exchange is self._exchange and self._state == _BODY:
+            self._advance()
 
     def answered(self, exchange: Exchange) -> None:
         if exchange is not self._exchange or self._state not in (_BODY, _BUSY):

@@ -49,6 +49,9 @@ class Channel(Protocol):
     def answered(self, exchange: Exchange) -> None:
         """Go on with what the client sent after the request: its answer is complete."""
 
+    def read_on(self, exchange: Exchange) -> None:
+        """Read the body of a request that was left unread."""
+
 
 class Exchange(httputil.HTTPConnection):
     """Where a handler writes its answer, once.
@@ -71,6 +74,8 @@ class Exchange(httputil.HTTPConnection):
         self.failure: Failure | None = None
         #: Whether the client sends the body only after a ``100 Continue``.
         self.expects_continue = False
+        #: Whether the body is left unread, so that it costs the server no memory.
+        self.unread = False
         #: Whether the answer has begun …
         self.answering = False
         #: … and whether it is the last one on this connection.
@@ -87,6 +92,16 @@ class Exchange(httputil.HTTPConnection):
     def set_max_body_size(self, max_body_size: int) -> None:
         """Lower the limit of a body whose length was not declared."""
         self.max_body = max_body_size
+
+    def leave_unread(self) -> None:
+        """Do not read the body until :meth:`read_on`, or until the answer is complete."""
+        self.unread = True
+
+    def read_on(self) -> None:
+        """Read the body."""
+        if self.unread:
+            self.unread = False
+            self._channel.read_on(self)
 
     def write_headers(
         self,

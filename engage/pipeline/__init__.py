@@ -3,13 +3,16 @@
 
 ====================  ==============================================================
 ``pipeline.py``       the steps in their order, for one event, a batch, a delivery
+``admission.py``      decides which request may be decoded next
 ``auth.py``           finds the workspace of a write key
 ``decode.py``         decompresses and parses a body, within the limits
 ``validate.py``       checks an item against the schema of its type
 ``normalise.py``      turns a valid item into the event that is stored
+``items.py``          prepares items for a write, and settles what became of them
 ``transforms.py``     runs the transforms and checks what they return
 ``ingest.py``         writes events and dead letters to the storage
 ``group_commit.py``   combines the events of concurrent requests into one write
+``write_queue.py``    what waits to be written, by write key
 ``observers.py``      passes stored events to the observers
 ``dead_letters.py``   makes the records of refused items and conflicts
 ``subscriptions.py``  changes a user's subscription choices

@@ -2,8 +2,12 @@
 """Group commit: stores the items of concurrent requests in one call of the storage at a time.
 
 Requests that arrive during a call wait and share the next call; a request that arrives alone is
-written at once. Waiting items are limited in number and bytes (503 ``overloaded``). Each request
-has a time limit, which includes its wait.
+written at once. A call takes requests of all write keys in rotation, so one busy key does not delay
+the others. Each request has a time limit, which includes its wait.
+
+What waits is limited in weight and bytes, in total and for each key. The limit is asked for before
+a request is decoded (:mod:`engage.pipeline.admission`): :meth:`GroupCommit.submit` accepts
+everything.
 
 When a call fails quickly or unexpectedly, the requests in it are retried one by one, so that one
 poisonous request cannot fail the others.
@@ -12,7 +16,6 @@ poisonous request cannot fail the others.
 from __future__ import annotations
 
 import asyncio
-import collections
 import logging
 import math
 from collections.abc import Awaitable, Callable, Sequence
@@ -20,16 +23,12 @@ from itertools import chain
 from typing import Any, Final, Generic, TypeVar
 
 from engage.api import StorageUnavailable
-from engage.errors import overloaded, shutting_down
+from engage.errors import shutting_down
+from engage.pipeline.write_queue import WriteQueue, WriteRequest
 
 __all__ = ["GroupCommit"]
 
 _log = logging.getLogger(__name__)
-
-#: Maximum size of one write, except for a single request that is larger. Beyond this, throughput
-#: does not improve, while every request in the write waits for all of it.
-GROUP_EVENTS: Final = 4000
-GROUP_BYTES: Final = 16 * 1024 * 1024
 
 #: Seconds. If a store takes longer than this to fail, it is down: its requests are not retried
 #: one by one.
@@ -39,62 +38,43 @@ _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
 
 
-class _WriteRequest(Generic[_Item, _Result]):
-    """The items of one caller, and the future on which it waits."""
-
-    __slots__ = ("deadline", "future", "items", "size")
-
-    def __init__(
-        self,
-        items: Sequence[_Item],
-        size: int,
-        deadline: float,
-        future: asyncio.Future[Sequence[_Result]],
-    ) -> None:
-        self.items = items
-        self.size = size
-        self.deadline = deadline
-        self.future = future
-
-    def fail(self, error: BaseException) -> None:
-        if not self.future.done():  # it is done if the caller was cancelled
-            self.future.set_exception(error)
-
-
 class GroupCommit(Generic[_Item, _Result]):
     """Calls ``call`` with the items of all waiting requests, one call at a time.
 
     :param call: returns one result per item. Raises :class:`StorageUnavailable` if the items cannot
         be stored now.
-    :param max_items: the limit for waiting items plus those in the current call.
-    :param max_bytes: the same limit in bytes.
+    :param max_weight: the weight, waiting and in the current call, at which there is no more room.
+    :param max_bytes: the same in bytes.
+    :param share: the part of both that one write key may have.
     :param timeout: seconds that a request may take, including its wait.
     :param done: called after each successful call with its seconds, items and results.
     :param failed: called after each failed call.
     :param recover: called after a call that did not return in time.
+    :param freed: called when there may be room again.
     """
 
     def __init__(
         self,
         call: Callable[[Sequence[_Item]], Awaitable[Sequence[_Result]]],
         *,
-        max_items: int,
+        max_weight: int,
         max_bytes: int,
+        share: float = 1.0,
         timeout: float,
         done: Callable[[float, Sequence[_Item], Sequence[_Result]], None],
         failed: Callable[[], None],
         recover: Callable[[], Awaitable[None]],
+        freed: Callable[[], None] = lambda: None,
     ) -> None:
         self._call = call
-        self._max_items = max_items
-        self._max_bytes = max_bytes
+        self._queue: WriteQueue[_Item, _Result] = WriteQueue(
+            max_weight=max_weight, max_bytes=max_bytes, share=share
+        )
         self._timeout = timeout
         self._done = done
         self._failed = failed
         self._recover = recover
-        self._waiting: collections.deque[_WriteRequest[_Item, _Result]] = collections.deque()
-        self._items = 0
-        self._bytes = 0
+        self._freed = freed
         self._task: asyncio.Task[None] | None = None
         # Set by the first request. ``get_running_loop`` costs a system call (getpid) each time.
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -104,38 +84,41 @@ class GroupCommit(Generic[_Item, _Result]):
     @property
     def items(self) -> int:
         """The number of items that wait or are being written."""
-        return self._items
+        return self._queue.items
 
-    async def submit(self, items: Sequence[_Item], size: int) -> Sequence[_Result]:
-        """Write items, together with those of other callers.
+    def has_room(self, key: str) -> bool:
+        """Return whether there is room for a request of a write key."""
+        return self._queue.has_room(key)
+
+    def submit(
+        self, items: Sequence[_Item], size: int, *, weight: int | None = None, key: str = ""
+    ) -> asyncio.Future[Sequence[_Result]]:
+        """Queue items to be written together with those of other callers.
 
         Cancelling a caller does not cancel the write.
 
         :param size: bytes of all items together.
-        :return: one result per item, in their order.
-        :raises ApiError: 503 ``overloaded`` or ``shutting_down``; nothing was written.
-        :raises StorageUnavailable: if not all items are durable.
+        :param weight: what the items cost the storage; ``None`` for one each.
+        :param key: the write key, or another name for who sends them.
+        :return: one result per item, in their order. It raises :class:`StorageUnavailable` if not
+            all items are durable.
+        :raises ApiError: 503 ``shutting_down``; nothing was written.
         """
         if self._closed:
             raise shutting_down()
-        # With an empty queue, a request of any size is accepted; otherwise a large one would be
-        # refused indefinitely.
-        if self._items and (
-            self._items + len(items) > self._max_items or self._bytes + size > self._max_bytes
-        ):
-            raise overloaded()
+        if weight is None:
+            weight = len(items)
         loop = self._loop
         if loop is None:
             loop = self._loop = asyncio.get_running_loop()
         future: asyncio.Future[Sequence[_Result]] = loop.create_future()
-        self._waiting.append(_WriteRequest(items, size, loop.time() + self._timeout, future))
-        self._items += len(items)
-        self._bytes += size
+        request = WriteRequest(key, items, weight, size, loop.time() + self._timeout, future)
+        self._queue.add(request)
         if self._task is None:
             # In a separate task, so that cancelling the first caller does not harm the others. The
             # task starts in the next turn of the loop, with all requests that arrived in this one.
             self._task = loop.create_task(self._run())
-        return await future
+        return future
 
     async def drain(self) -> None:
         """Wait until all submitted items are written or have failed."""
@@ -149,8 +132,8 @@ class GroupCommit(Generic[_Item, _Result]):
 
     async def _run(self) -> None:
         try:
-            while self._waiting:
-                group, size = self._next_group()
+            while self._queue:
+                group = self._queue.next_group()
                 try:
                     await self._write(group)
                 except BaseException as error:
@@ -161,30 +144,14 @@ class GroupCommit(Generic[_Item, _Result]):
                         raise
                     _log.exception("a group commit failed unexpectedly")
                 finally:
-                    self._items -= sum(len(request.items) for request in group)
-                    self._bytes -= size
+                    self._free(group)
         finally:
-            # There is no await since the last look at the queue, so no request was missed.
+            # There is no await since the last look at the queues, so no request was missed.
             self._task = None
-            if self._waiting:
-                self._fail(self._drop_waiting())
+            if self._queue:
+                self._fail(self._drop())
 
-    def _next_group(self) -> tuple[list[_WriteRequest[_Item, _Result]], int]:
-        """Remove the requests of the next write from the queue; return them and their bytes."""
-        waiting = self._waiting
-        first = waiting.popleft()
-        group = [first]
-        count, size = len(first.items), first.size
-        while waiting:
-            request = waiting[0]
-            count += len(request.items)
-            if count > GROUP_EVENTS or size + request.size > GROUP_BYTES:
-                break
-            size += request.size
-            group.append(waiting.popleft())
-        return group, size
-
-    async def _write(self, group: list[_WriteRequest[_Item, _Result]]) -> None:
+    async def _write(self, group: list[WriteRequest[_Item, _Result]]) -> None:
         loop = self._loop
         assert loop is not None
         started = loop.time()
@@ -206,7 +173,7 @@ class GroupCommit(Generic[_Item, _Result]):
                 self._fail(group)
 
     async def _time_out(
-        self, group: Sequence[_WriteRequest[_Item, _Result]], seconds: float
+        self, group: Sequence[WriteRequest[_Item, _Result]], seconds: float
     ) -> None:
         """Fail requests whose time is over.
 
@@ -217,7 +184,7 @@ class GroupCommit(Generic[_Item, _Result]):
             return  # most of their time was spent waiting: the store is slow, but it answers
         _log.error("the storage did not answer within %.1f s", seconds)
         # The requests that arrived meanwhile wait for the same store.
-        self._fail(self._drop_waiting())
+        self._fail(self._drop())
         await self._wait_for_recovery()
 
     async def _wait_for_recovery(self) -> None:
@@ -227,12 +194,12 @@ class GroupCommit(Generic[_Item, _Result]):
         recovering = asyncio.ensure_future(self._recover())
         while not recovering.done():
             now = loop.time()
-            until = self._waiting[0].deadline if self._waiting else now + self._timeout
+            until = self._queue.earliest_deadline(now + self._timeout)
             await asyncio.wait((recovering,), timeout=max(until - now, 0))
-            self._fail(self._drop_waiting(late_at=loop.time()))
+            self._fail(self._drop(late_at=loop.time()))
         await recovering
 
-    async def _attempt(self, group: Sequence[_WriteRequest[_Item, _Result]]) -> None:
+    async def _attempt(self, group: Sequence[WriteRequest[_Item, _Result]]) -> None:
         """Make one call of the storage and hand each request its results.
 
         :raises TimeoutError: if the time of every request is over.
@@ -286,7 +253,7 @@ class GroupCommit(Generic[_Item, _Result]):
                 request.future.set_result(results if whole else results[start:end])
             start = end
 
-    async def _one_by_one(self, group: Sequence[_WriteRequest[_Item, _Result]]) -> None:
+    async def _one_by_one(self, group: Sequence[WriteRequest[_Item, _Result]]) -> None:
         """Write each request in a separate call.
 
         If the storage is unavailable for two requests in a row, it is down, and the rest fail
@@ -325,20 +292,17 @@ class GroupCommit(Generic[_Item, _Result]):
                 f" ({type(cause).__name__})" if cause is not None else "",
             )
 
-    def _drop_waiting(self, late_at: float = math.inf) -> list[_WriteRequest[_Item, _Result]]:
-        """Remove requests from the queue and return them.
-
-        :param late_at: remove only those whose deadline is not later. The queue is in the order of
-            deadlines.
-        """
-        dropped = []
-        while self._waiting and self._waiting[0].deadline <= late_at:
-            dropped.append(self._waiting.popleft())
-        self._items -= sum(len(request.items) for request in dropped)
-        self._bytes -= sum(request.size for request in dropped)
+    def _drop(self, late_at: float = math.inf) -> list[WriteRequest[_Item, _Result]]:
+        dropped = self._queue.drop(late_at)
+        if dropped:
+            self._freed()
         return dropped
 
-    def _fail(self, requests: Sequence[_WriteRequest[_Item, _Result]]) -> None:
+    def _free(self, requests: Sequence[WriteRequest[_Item, _Result]]) -> None:
+        self._queue.free(requests)
+        self._freed()
+
+    def _fail(self, requests: Sequence[WriteRequest[_Item, _Result]]) -> None:
         for request in requests:
             request.fail(StorageUnavailable("not all events are durable"))
 

@@ -21,7 +21,9 @@ from engage.api import (
     Outcome,
     Status,
 )
+from engage.pipeline.admission import Admission
 from engage.pipeline.group_commit import GroupCommit
+from engage.pipeline.write_queue import GROUP_WEIGHT
 
 if TYPE_CHECKING:
     from engage.config import Limits
@@ -62,16 +64,20 @@ class Ingest:
         self._reopening: asyncio.Task[None] | None = None
         self._events: GroupCommit[Event, Outcome] = GroupCommit(
             store.write,
-            max_items=limits.queue_events,
+            max_weight=limits.queue_events,
             max_bytes=limits.queue_bytes,
+            share=limits.queue_percent_per_key / 100,
             timeout=write_timeout,
             done=self._written,
             failed=metrics.storage_error,
             recover=self._reopen,
+            freed=self._freed,
         )
+        #: Asked before a request is decoded.
+        self.admission = Admission(self._events.has_room, wait=limits.queue_wait)
         self._letters: GroupCommit[DeadLetter, None] = GroupCommit(
             self._put,
-            max_items=limits.queue_events,
+            max_weight=limits.queue_events,
             max_bytes=limits.queue_bytes,
             timeout=write_timeout,
             done=lambda _seconds, _letters, _results: None,
@@ -84,18 +90,30 @@ class Ingest:
         """The number of events that wait or are being written."""
         return self._events.items
 
-    async def write(self, events: Sequence[Event]) -> Sequence[Outcome]:
-        """Write events and return once all of them are durable.
+    def submit(self, events: Sequence[Event], key: str) -> Awaitable[Sequence[Outcome]]:
+        """Queue events; what is returned completes once all of them are durable.
 
-        :return: one outcome per event, in their order.
-        :raises ApiError: 503 ``overloaded`` or ``shutting_down``; nothing was written.
-        :raises StorageUnavailable: if an event may not be durable. It is safe to write all events
-            again.
+        Events that change very much are written in several writes, so that no write needs much more
+        memory than others.
+
+        :param key: the write key, or another name for who sends the events.
+        :return: one outcome per event, in their order. It raises :class:`StorageUnavailable` if an
+            event may not be durable; it is safe to write all events again.
+        :raises ApiError: 503 ``shutting_down``; nothing was written.
         """
         size = _OVERHEAD * len(events)
+        weight = 0
         for event in events:
             size += len(event.body)
-        return await self._events.submit(events, size)
+            weight += event.weight
+        if weight <= GROUP_WEIGHT or len(events) == 1:
+            return self._events.submit(events, size, weight=weight, key=key)
+        return _joined([self._submit_part(part, key) for part in _parts(events)])
+
+    def _submit_part(self, events: Sequence[Event], key: str) -> asyncio.Future[Sequence[Outcome]]:
+        size = sum(_OVERHEAD + len(event.body) for event in events)
+        weight = sum(event.weight for event in events)
+        return self._events.submit(events, size, weight=weight, key=key)
 
     async def put_dead_letters(self, letters: Sequence[DeadLetter]) -> bool:
         """Store dead letters and return once they are durable.
@@ -135,6 +153,9 @@ class Ingest:
         if (reopening := self._reopening) is not None:
             reopening.cancel()
             await asyncio.wait([reopening])
+
+    def _freed(self) -> None:
+        self.admission.wake()
 
     async def _put(self, letters: Sequence[DeadLetter]) -> Sequence[None]:
         assert isinstance(self._store, DeadLetterStore)
@@ -196,3 +217,29 @@ class Ingest:
         except Exception as error:
             return type(error).__name__
         return None
+
+
+def _parts(events: Sequence[Event]) -> list[list[Event]]:
+    """Split events into parts of at most the weight of one write, where one event does not exceed
+    it."""
+    parts: list[list[Event]] = [[]]
+    weight = 0
+    for event in events:
+        if parts[-1] and weight + event.weight > GROUP_WEIGHT:
+            parts.append([])
+            weight = 0
+        parts[-1].append(event)
+        weight += event.weight
+    return parts
+
+
+async def _joined(parts: Sequence[asyncio.Future[Sequence[Outcome]]]) -> Sequence[Outcome]:
+    """Return the outcomes of all parts, in their order."""
+    # All parts are waited for, also after one has failed: none of them is abandoned.
+    done = await asyncio.gather(*parts, return_exceptions=True)
+    outcomes: list[Outcome] = []
+    for part in done:
+        if isinstance(part, BaseException):
+            raise part
+        outcomes += part
+    return outcomes

@@ -192,6 +192,7 @@ def normalise(item: Mapping[str, Any], kind: str, arrival: Arrival, index: int =
         received_at=arrival.received_at,
         timestamp=timestamp,
         body=body,
+        weight=_weight(kind, document),
     )
 
 
@@ -239,6 +240,7 @@ def apply_transformed(event: Event, document: dict[str, Any], limit: Limit) -> E
         name=name if kind in ("track", "page", "screen") else None,
         timestamp=timestamp,
         body=body,
+        weight=_weight(kind, document),
     )
 
 
@@ -265,6 +267,13 @@ def _id(document: dict[str, Any], field: str) -> str | None:
         return text
     # JSON Schema accepts 1.0 as an integer.
     raise from_problems([Problem(f"/{field}", f"must be a string or an integer, not {value!r}")])
+
+
+def _weight(kind: str, document: Mapping[str, Any]) -> int:
+    """Return what a write of an event costs: see :attr:`engage.api.Event.weight`."""
+    if kind == "identify" or kind == "group":
+        return 1 + len(document.get("traits", _EMPTY))
+    return 1
 
 
 def _merge(document: dict[str, Any], field: str, common: Mapping[str, Any]) -> None:

@@ -8,31 +8,30 @@ everything in it is durable, including dead letters.
 
 from __future__ import annotations
 
-import asyncio
+import contextlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import orjson
 
-from engage.api import EVENT_TYPES, Event, EventStore, Outcome, Status
+from engage.api import EventStore, Status
 from engage.errors import ApiError, Limit, from_problems
+from engage.pipeline.admission import LARGE_BODY
 from engage.pipeline.auth import KEYLESS_BODY, Authenticator, Principal
-from engage.pipeline.dead_letters import Conflict, find_conflict, letter_of
-from engage.pipeline.decode import Encoding, decode_json, decompress
-from engage.pipeline.normalise import Arrival, Clock, Envelope, normalise, parse_time
+from engage.pipeline.dead_letters import letter_of
+from engage.pipeline.decode import Encoding, decode_json, decompress_in_slices
+from engage.pipeline.items import Items
+from engage.pipeline.normalise import Arrival, Clock, Envelope, parse_time
 from engage.pipeline.results import (
     BatchResult,
     Delivered,
     RejectedItem,
     Result,
-    Taken,
     all_invalid,
-    not_strict,
     outcome_of,
 )
 from engage.pipeline.subscriptions import Subscriptions
 from engage.pipeline.validate import Schemas
-from engage.storage.time_limit import within
 
 if TYPE_CHECKING:
     from engage.config import Limits, Workspace
@@ -47,9 +46,9 @@ __all__ = ["Pipeline"]
 ENVELOPE_BYTES: Final = 32 * 1024
 #: Maximum number of events in one write of a webhook delivery.
 DELIVERY_EVENTS: Final = 500
-#: Number of invalid items after which other requests get a turn: describing the problems of an
-#: invalid item takes a thousand times as long as validating a valid one.
-YIELD_EVERY: Final = 50
+#: Shares of the queue that no write key has: of bodies that name their key, and of subscriptions.
+_KEYLESS_SHARE: Final = ""
+_SUBSCRIPTIONS_SHARE: Final = "subscriptions"
 
 
 class Pipeline:
@@ -80,14 +79,12 @@ class Pipeline:
         self._keyless = Limit(min(KEYLESS_BODY.bytes, limits.decompressed_bytes), KEYLESS_BODY.key)
         self._authenticator = authenticator
         self._schemas = schemas
-        self._validators = {kind: schemas.validator(kind) for kind in EVENT_TYPES}
         self._valid_envelope = schemas.validator("batch")
         self._valid_fields = schemas.validator("common")
-        # ``None`` without transforms, to save a call per event.
-        self._transforms = transforms if transforms else None
+        self._items = Items(
+            schemas=schemas, transforms=transforms, store=store, metrics=metrics, timeout=timeout
+        )
         self._ingest = ingest
-        self._store = store
-        self._timeout = timeout
         self._metrics = metrics
         self._clock = Clock() if clock is None else clock
         self._last_arrival: tuple[Principal | None, Arrival | None] = (None, None)
@@ -112,24 +109,31 @@ class Pipeline:
         :raises ApiError: if the event is refused.
         :raises StorageUnavailable: if the event may not be durable.
         """
-        item = self._decode(raw, encoding, principal)
-        principal = principal or self._principal(item)
-        arrival = self._arrival(principal, idempotency_key)
-        try:
-            event, dropped = self._prepare(item, operation, arrival, 0)
-        except ApiError as error:
-            self._metrics.event(operation, error.code)
+        key = _key_of(principal)
+        with await self._admit(raw, encoding, key):
+            item = await self._decode(raw, encoding, principal)
+            principal = principal or self._principal(item)
+            arrival = self._arrival(principal, idempotency_key)
+            refusal: ApiError | None = None
+            try:
+                event, dropped = self._items.prepare(item, operation, arrival, 0)
+                if not dropped:
+                    written = self._ingest.submit((event,), _key_of(principal))
+            except ApiError as error:
+                refusal = error
+        if refusal is not None:
+            self._metrics.event(operation, refusal.code)
             if not strict:
-                await self._ingest.put_dead_letters([letter_of(item, error, arrival)])
-            raise
+                await self._ingest.put_dead_letters([letter_of(item, refusal, arrival)])
+            raise refusal
         if dropped:
             self._metrics.event(operation, "dropped")
             return Result(event.message_id, principal)
-        outcome = (await self._ingest.write((event,)))[0]
+        outcome = (await written)[0]
         if outcome.status is Status.STORED:
             self._metrics.event(event.type, "stored")
             return Result(event.message_id, principal)
-        problem = await self._problem(event, outcome)
+        problem = await self._items.problem(event, outcome)
         self._metrics.event(event.type, outcome_of(problem))
         if problem is not None:
             await self._ingest.put_dead_letters([letter_of(item, problem, arrival)])
@@ -154,19 +158,28 @@ class Pipeline:
         :raises ApiError: if no event was stored.
         :raises StorageUnavailable: if not everything is durable.
         """
-        body = self._decode(raw, encoding, principal)
-        principal = principal or self._principal(body)
-        if not self._valid_envelope(body):
-            raise from_problems(self._schemas.problems("batch", body))
-        items: list[Any] = body["batch"]
-        if len(items) > self._limits.batch_events:
-            raise ApiError(
-                "batch_too_large",
-                f"the batch has {len(items)} events;"
-                f" the limit is {self._limits.batch_events} (limits.batch_events)",
+        key = _key_of(principal)
+        with await self._admit(raw, encoding, key):
+            body = await self._decode(raw, encoding, principal)
+            principal = principal or self._principal(body)
+            if not self._valid_envelope(body):
+                raise from_problems(self._schemas.problems("batch", body))
+            items: list[Any] = body["batch"]
+            if len(items) > self._limits.batch_events:
+                raise ApiError(
+                    "batch_too_large",
+                    f"the batch has {len(items)} events;"
+                    f" the limit is {self._limits.batch_events} (limits.batch_events)",
+                )
+            arrival = self._arrival(principal, idempotency_key, self._envelope(body))
+            taken = await self._items.prepare_all(
+                items, arrival, strict=strict, total=self._decompressed
             )
-        arrival = self._arrival(principal, idempotency_key, self._envelope(body))
-        taken = await self._take(items, arrival, strict=strict, total=self._decompressed)
+            key = _key_of(principal)
+            written = self._ingest.submit(taken.events, key) if taken.events else None
+        if written is not None:
+            await self._items.settle(items, taken, await written)
+        self._items.count(taken)
         letters = [letter_of(items[index], error, arrival) for index, error in taken.refused]
         letters += [letter_of(items[index], other, arrival) for index, other in taken.conflicts]
         await self._ingest.put_dead_letters(letters)
@@ -184,7 +197,8 @@ class Pipeline:
         :raises ApiError: if nothing was changed.
         :raises StorageUnavailable: if the change may not be durable.
         """
-        body = self._decode(raw, encoding, None)
+        with await self._admit(raw, encoding, _SUBSCRIPTIONS_SHARE):
+            body = await self._decode(raw, encoding, None)
         if not self._schemas.is_valid("subscriptions", body):
             raise from_problems(self._schemas.problems("subscriptions", body))
         state = await self._subscriptions.change(body)
@@ -211,11 +225,17 @@ class Pipeline:
         arrival = Arrival.of_delivery(
             workspace_id, provider, received_at=self._clock(), limits=self._limits
         )
+        key = f"webhook {workspace_id} {provider}"
         accepted = duplicates = 0
         rejected: list[RejectedItem] = []
         for start in range(0, len(documents), DELIVERY_EVENTS):
             part = documents[start : start + DELIVERY_EVENTS]
-            taken = await self._take(part, arrival)
+            with await self._ingest.admission.enter(key, small=True):
+                taken = await self._items.prepare_all(part, arrival)
+                written = self._ingest.submit(taken.events, key) if taken.events else None
+            if written is not None:
+                await self._items.settle(part, taken, await written)
+            self._items.count(taken)
             accepted += taken.accepted
             duplicates += taken.duplicates
             await self._ingest.put_dead_letters(
@@ -227,11 +247,26 @@ class Pipeline:
             rejected += taken.rejected(part, offset=start)
         return Delivered(accepted, duplicates, rejected)
 
+    def reads(self, principal: Principal | None) -> bool:
+        """Return whether a large body may be read now: see :meth:`Admission.reads`."""
+        return self._ingest.admission.reads(_key_of(principal))
+
+    async def until_read(self, principal: Principal | None) -> None:
+        """Wait until a large body may be read: see :meth:`Admission.until_read`."""
+        await self._ingest.admission.until_read(_key_of(principal))
+
     # ------------------------------------------------------------------------------------ steps
-    def _decode(self, raw: bytes, encoding: Encoding, principal: Principal | None) -> Any:
+    async def _admit(
+        self, raw: bytes, encoding: Encoding, key: str
+    ) -> contextlib.AbstractContextManager[None]:
+        """Wait until a body may be decoded: see :meth:`Admission.enter`."""
+        small = encoding == "identity" and len(raw) <= LARGE_BODY
+        return await self._ingest.admission.enter(key, small=small)
+
+    async def _decode(self, raw: bytes, encoding: Encoding, principal: Principal | None) -> Any:
         limit = self._keyless if principal is None else self._decompressed
         if encoding != "identity" or len(raw) > limit.bytes:
-            raw = decompress(raw, encoding, limit)
+            raw = await decompress_in_slices(raw, encoding, limit)
         return decode_json(raw, self._limits)
 
     def _principal(self, body: Any) -> Principal:
@@ -286,106 +321,7 @@ class Pipeline:
             sent_at = None
         return Envelope(sent_at=sent_at, context=context, integrations=integrations)
 
-    def _prepare(
-        self, item: Any, kind: str | None, arrival: Arrival, index: int
-    ) -> tuple[Event, bool]:
-        """Validate, normalise and transform an item.
 
-        :param kind: the route's type; ``None`` if the item has its ``type``.
-        :param index: the item's index in its batch.
-        :return: the event, and whether a transform dropped it.
-        :raises ApiError: if the item is invalid, too large, or a transform failed.
-        """
-        if kind is None:
-            kind = item.get("type") if type(item) is dict else None
-            if type(kind) is not str or kind not in self._validators:
-                raise from_problems(self._schemas.problems("item", item))
-        if not self._validators[kind](item):
-            raise from_problems(self._schemas.problems(kind, item))
-        event = normalise(item, kind, arrival, index)
-        if self._transforms is None:
-            return event, False
-        transformed = self._transforms.apply(event, arrival.event_limit)
-        return (event, True) if transformed is None else (transformed, False)
-
-    async def _take(
-        self,
-        items: Sequence[Any],
-        arrival: Arrival,
-        *,
-        strict: bool = False,
-        total: Limit | None = None,
-    ) -> Taken:
-        """Prepare all items and store the events.
-
-        :param strict: store nothing if an item is refused.
-        :param total: the maximum size of all events together when stored.
-        :return: the outcome of each item; the caller keeps the dead letters.
-        :raises ApiError: if the events are too large in total, or ``strict`` and an item is
-            refused. Nothing was stored.
-        """
-        taken = Taken()
-        events: list[Event] = []
-        indexes: list[int] = []
-        size = 0
-        for index, item in enumerate(items):
-            try:
-                event, dropped = self._prepare(item, None, arrival, index)
-            except ApiError as error:
-                taken.refuse(index, item, error)
-                if len(taken.refused) % YIELD_EVERY == 0:
-                    await asyncio.sleep(0)
-                continue
-            if dropped:
-                taken.accepted += 1
-                taken.counts[event.type, "dropped"] += 1
-                continue
-            size += len(event.body)
-            if total is not None and size > total.bytes:
-                raise ApiError(
-                    "batch_too_large",
-                    "the events of the batch are too large when stored;"
-                    f" the limit is {total.bytes} bytes in total ({total.key})",
-                )
-            events.append(event)
-            indexes.append(index)
-        if strict and taken.refused:
-            self._count(taken)
-            raise not_strict(taken.rejected(items), len(items))
-        outcomes = await self._ingest.write(events) if events else ()
-        for event, index, outcome in zip(events, indexes, outcomes, strict=True):
-            if outcome.status is Status.STORED:
-                taken.accepted += 1
-                taken.counts[event.type, "stored"] += 1
-                continue
-            problem = await self._problem(event, outcome)
-            if isinstance(problem, ApiError):
-                taken.refuse(index, items[index], problem)
-                continue
-            taken.duplicates += 1
-            taken.counts[event.type, outcome_of(problem)] += 1
-            if problem is not None:
-                taken.conflicts.append((index, problem))
-        self._count(taken)
-        return taken
-
-    async def _problem(self, event: Event, outcome: Outcome) -> ApiError | Conflict | None:
-        """Find out why an event was not stored.
-
-        :return: the refusal, or the conflict with the stored event; ``None`` for a duplicate.
-        """
-        if outcome.status is Status.REFUSED:
-            reason = outcome.reason or "the storage cannot store this event"
-            return ApiError("event_refused", reason)
-        stored = outcome.stored
-        if stored is None:
-            async with within(self._timeout):
-                found = await self._store.find(*event.identity)
-            if found is None:  # the stored event has expired meanwhile
-                return None
-            stored = found.body
-        return find_conflict(event, stored)
-
-    def _count(self, taken: Taken) -> None:
-        for (kind, outcome), count in taken.counts.items():
-            self._metrics.event(kind, outcome, count)
+def _key_of(principal: Principal | None) -> str:
+    """Return the name under which a request has its share of the queue."""
+    return _KEYLESS_SHARE if principal is None else principal.write_key.key

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from engage.api import EVENT_TYPES
+from engage.api import EVENT_TYPES, Event
 from engage.errors import MAX_ERRORS, STATUS, ApiError, Problem, located
 from engage.pipeline.dead_letters import Conflict
 
@@ -102,6 +102,9 @@ class Delivered:
 class Taken:
     """The outcome of the items of one write, by the index of each item."""
 
+    #: The events to store, and the index of the item of each.
+    events: list[Event] = dataclasses.field(default_factory=list)
+    indexes: list[int] = dataclasses.field(default_factory=list)
     accepted: int = 0
     duplicates: int = 0
     refused: list[tuple[int, ApiError]] = dataclasses.field(default_factory=list)

@@ -349,13 +349,13 @@ async def test_many_events_are_written_in_several_writes(
 ) -> None:
     async with serving(tmp_path, **SEGMENT) as server:
         written = []
-        write = server.app._ingest.write
+        submit = server.app._ingest.submit
 
-        async def counted(events: Sequence[Event]) -> Any:
+        def counted(events: Sequence[Event], key: str) -> Any:
             written.append(len(events))
-            return await write(events)
+            return submit(events, key)
 
-        monkeypatch.setattr(server.app._ingest, "write", counted)
+        monkeypatch.setattr(server.app._ingest, "submit", counted)
         items = [
             {"type": "track", "event": "E", "userId": "u", "messageId": f"m{n}"}
             for n in range(3000)
@@ -376,15 +376,15 @@ async def test_a_delivery_is_503_when_a_later_write_fails_and_complete_when_repe
             {"type": "track", "event": "E", "userId": "u", "messageId": f"m{n}"}
             for n in range(1200)
         ]
-        write = server.app._ingest.write
+        submit = server.app._ingest.submit
         calls = iter(range(10))
 
-        async def failing(events: Sequence[Event]) -> Sequence[Outcome]:
+        async def failing(events: Sequence[Event], key: str) -> Sequence[Outcome]:
             if next(calls) == 1:
                 raise StorageUnavailable("no")
-            return await write(events)
+            return await submit(events, key)
 
-        monkeypatch.setattr(server.app._ingest, "write", failing)
+        monkeypatch.setattr(server.app._ingest, "submit", failing)
         assert (await deliver(server, batch(*items))).status == 503
         monkeypatch.undo()
         assert (await deliver(server, batch(*items))).status == 200

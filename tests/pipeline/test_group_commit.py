@@ -11,7 +11,7 @@ import pytest
 
 from engage.api import StorageUnavailable
 from engage.errors import ApiError
-from engage.pipeline import group_commit
+from engage.pipeline import write_queue
 from engage.pipeline.group_commit import GroupCommit
 from support.pipeline import turns
 
@@ -43,7 +43,7 @@ class Target:
         self.done: list[int] = []
         self.failed = 0
         self.recovered = 0
-        values: dict[str, Any] = {"max_items": 100, "max_bytes": 1000, "timeout": 30.0}
+        values: dict[str, Any] = {"max_weight": 100, "max_bytes": 1000, "timeout": 30.0}
         self.group_commit: GroupCommit[Any, str] = GroupCommit(
             self.call,
             done=lambda seconds, items, results: self.done.append(len(items)),
@@ -128,8 +128,8 @@ async def test_a_request_is_answered_after_its_call_returned() -> None:
 
 
 async def test_one_call_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(group_commit, "GROUP_EVENTS", 3)
-    monkeypatch.setattr(group_commit, "GROUP_BYTES", 50)
+    monkeypatch.setattr(write_queue, "GROUP_WEIGHT", 3)
+    monkeypatch.setattr(write_queue, "GROUP_BYTES", 50)
     target = Target()
     requests = [
         target.submit("a", "b"),
@@ -142,25 +142,64 @@ async def test_one_call_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert target.calls == [["a", "b"], ["c", "d", "e"], ["f"], ["g", "h", "i", "j"]]
 
 
-@pytest.mark.parametrize(("items", "size"), [(3, 1), (1, 500)])
-async def test_a_full_queue_refuses_requests(items: int, size: int) -> None:
-    target = Target(max_items=10, max_bytes=1000)
+async def test_weights_count_instead_of_items(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(write_queue, "GROUP_WEIGHT", 10)
+    target = Target()
+    commit = target.group_commit
+    await asyncio.gather(
+        commit.submit(["a"], 1, weight=6),
+        commit.submit(["b"], 1, weight=4),
+        commit.submit(["c"], 1, weight=1),
+    )
+    assert target.calls == [["a", "b"], ["c"]]
+
+
+@pytest.mark.parametrize(
+    ("weight", "size", "room"), [(9, 1, True), (10, 1, False), (1, 999, True), (1, 1000, False)]
+)
+async def test_a_key_has_room_below_the_limits(weight: int, size: int, room: bool) -> None:
+    target = Target(max_weight=10, max_bytes=1000)
     gate = target.hold()
-    first = target.submit(*range(8), size=600)
+    first = target.group_commit.submit(["a"], size, weight=weight, key="one")
     await turns()
-    with pytest.raises(ApiError) as caught:
-        await target.submit(*range(items), size=size)
-    assert (caught.value.status, caught.value.code) == (503, "overloaded")
-    assert caught.value.retry_after is not None
-    fits = target.submit("x", "y", size=400)
+    assert target.group_commit.has_room("one") is room
+    assert target.group_commit.has_room("another")
     gate.set()
-    await asyncio.gather(first, fits)
-    await target.submit(*range(10), size=1000)
+    await first
+    assert target.group_commit.has_room("one")
 
 
-async def test_an_empty_queue_accepts_a_request_larger_than_its_bounds() -> None:
-    target = Target(max_items=1, max_bytes=1)
-    assert len(await target.submit("a", "b", size=10)) == 2
+async def test_a_key_has_no_more_than_its_share() -> None:
+    target = Target(max_weight=10, share=0.5)
+    gate = target.hold()
+    requests = [target.group_commit.submit(["a"], 1, weight=5, key="one")]
+    assert not target.group_commit.has_room("one")
+    requests.append(target.group_commit.submit(["b"], 1, weight=5, key="two"))
+    # The queue is full; a key that has nothing in it still has room, up to twice the limit.
+    assert target.group_commit.has_room("three")
+    requests.append(target.group_commit.submit(["c"], 1, weight=10, key="three"))
+    assert not target.group_commit.has_room("four")
+    gate.set()
+    await asyncio.gather(*requests)
+    assert target.group_commit.has_room("one")
+
+
+async def test_keys_are_written_in_rotation(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(write_queue, "GROUP_WEIGHT", 3)
+    target = Target()
+    commit = target.group_commit
+    busy = [commit.submit([f"busy {number}"], 1, key="busy") for number in range(6)]
+    quiet = commit.submit(["quiet"], 1, key="quiet")
+    await asyncio.gather(*busy, quiet)
+    assert target.calls[0] == ["busy 0", "busy 1", "quiet"]
+    assert [len(call) for call in target.calls] == [3, 3, 1]
+
+
+async def test_what_a_key_has_waiting_is_forgotten_once_written() -> None:
+    target = Target()
+    await asyncio.gather(*(target.group_commit.submit(["a"], 1, key=str(key)) for key in range(50)))
+    assert target.group_commit._queue._used == {}
+    assert not target.group_commit._queue
 
 
 async def test_a_cancelled_caller_does_not_cancel_the_call() -> None:

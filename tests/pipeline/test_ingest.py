@@ -6,6 +6,8 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 from collections.abc import Sequence
+from itertools import chain
+from typing import Any
 
 import pytest
 
@@ -21,7 +23,7 @@ from support.waiting import eventually
 
 
 def make(
-    store: EventStore, metrics: CountingMetrics, timeout: float = 30.0, **limits: int
+    store: EventStore, metrics: CountingMetrics, timeout: float = 30.0, **limits: Any
 ) -> Ingest:
     return Ingest(
         store,
@@ -34,13 +36,13 @@ def make(
 async def test_a_repeated_event_is_a_duplicate() -> None:
     store, metrics = MemoryStore(), CountingMetrics()
     ingest = make(store, metrics)
-    outcomes = await ingest.write([make_event("a"), make_event("b"), make_event("a")])
+    outcomes = await ingest.submit([make_event("a"), make_event("b"), make_event("a")], "key")
     assert [outcome.status for outcome in outcomes] == [
         Status.STORED,
         Status.STORED,
         Status.DUPLICATE,
     ]
-    assert (await ingest.write([make_event("a")]))[0].status is Status.DUPLICATE
+    assert (await ingest.submit([make_event("a")], "key"))[0].status is Status.DUPLICATE
     assert metrics.writes == [3, 1]
 
 
@@ -48,7 +50,7 @@ async def test_the_same_event_twice_at_once_is_stored_once() -> None:
     store = MemoryStore()
     ingest = make(store, CountingMetrics())
     first, second = await asyncio.gather(
-        ingest.write([make_event("a")]), ingest.write([make_event("a")])
+        ingest.submit([make_event("a")], "key"), ingest.submit([make_event("a")], "key")
     )
     assert {first[0].status, second[0].status} == {Status.STORED, Status.DUPLICATE}
     assert store.writes == [["a", "a"]]
@@ -58,7 +60,7 @@ async def test_a_refused_event_does_not_affect_others() -> None:
     store = MemoryStore()
     store.refuse["b"] = "too strange"
     ingest = make(store, CountingMetrics())
-    outcomes = await ingest.write([make_event("a"), make_event("b"), make_event("c")])
+    outcomes = await ingest.submit([make_event("a"), make_event("b"), make_event("c")], "key")
     assert [outcome.status for outcome in outcomes] == [
         Status.STORED,
         Status.REFUSED,
@@ -81,25 +83,56 @@ async def test_observers_get_newly_stored_events() -> None:
         metrics=CountingMetrics(),
         stored=stored,
     )
-    await ingest.write([make_event("a"), make_event("b"), make_event("a"), make_event("c")])
-    await ingest.write([make_event("a")])
+    await ingest.submit([make_event("a"), make_event("b"), make_event("a"), make_event("c")], "key")
+    await ingest.submit([make_event("a")], "key")
     assert heard == ["a", "b"]
 
 
-async def test_the_queue_is_bounded_by_events_and_bytes() -> None:
+async def test_the_queue_has_room_below_its_limits() -> None:
     store = MemoryStore()
     gate = asyncio.Event()
     store.before = lambda events: gate.wait()
-    ingest = make(store, CountingMetrics(), queue_events=3, queue_bytes=10_000)
-    first = asyncio.ensure_future(ingest.write([make_event("a"), make_event("b")]))
+    ingest = make(store, CountingMetrics(), queue_events=3, queue_bytes=10_000, queue_wait=0.05)
+    first = ingest.submit([make_event("a"), make_event("b")], "key")
     await turns()
     assert ingest.waiting == 2
-    for events in ([make_event("c"), make_event("d")], [make_event("c", body=b"x" * 10_000)]):
-        with pytest.raises(ApiError) as caught:
-            await ingest.write(events)
-        assert caught.value.code == "overloaded"
+    # Half of three is the share of a key, and it has two.
+    with pytest.raises(ApiError) as caught:
+        await ingest.admission.enter("key", small=True)
+    assert (caught.value.status, caught.value.code) == (503, "overloaded")
+    assert caught.value.retry_after is not None
+    with await ingest.admission.enter("another key", small=True):
+        second = ingest.submit([make_event("c", body=b"x" * 10_000)], "another key")
     gate.set()
-    await first
+    await asyncio.gather(first, second)
+    with await ingest.admission.enter("key", small=True):
+        pass
+
+
+async def test_events_that_change_very_much_are_written_in_several_writes() -> None:
+    store = MemoryStore()
+    ingest = make(store, CountingMetrics())
+    events = [dataclasses.replace(make_event(str(number)), weight=501) for number in range(20)]
+    events.append(dataclasses.replace(make_event("heavy"), weight=100_000))
+    outcomes = await ingest.submit(events, "key")
+    assert [outcome.status for outcome in outcomes] == [Status.STORED] * 21
+    assert [len(write) for write in store.writes] == [7, 7, 6, 1]
+    assert list(chain.from_iterable(store.writes)) == [event.message_id for event in events]
+
+
+async def test_one_failed_write_of_several_fails_the_request() -> None:
+    store = MemoryStore()
+    ingest = make(store, CountingMetrics())
+    events = [dataclasses.replace(make_event(str(number)), weight=3000) for number in range(3)]
+
+    def fail(written: Sequence[Event]) -> None:
+        if written[0].message_id == "1":
+            raise StorageUnavailable("no")
+
+    store.before = fail
+    with pytest.raises(StorageUnavailable):
+        await ingest.submit(events, "key")
+    assert [event.message_id for event in store.events.values()] == ["0", "2"]
 
 
 async def test_a_store_that_does_not_answer_is_opened_again() -> None:
@@ -107,13 +140,13 @@ async def test_a_store_that_does_not_answer_is_opened_again() -> None:
     store.before = lambda events: asyncio.Event().wait()
     ingest = make(store, metrics, timeout=0.2)
     with pytest.raises(StorageUnavailable):
-        await ingest.write([make_event("a")])
+        await ingest.submit([make_event("a")], "key")
     await ingest.drain()
     assert (store.closed, store.opened) == (1, 1)
     assert metrics.errors == 1
     store.before = None
     ingest._events._timeout = 30
-    assert (await ingest.write([make_event("a")]))[0].status is Status.STORED
+    assert (await ingest.submit([make_event("a")], "key"))[0].status is Status.STORED
 
 
 class Broken(MemoryStore):
@@ -148,15 +181,15 @@ async def test_opening_a_store_is_tried_until_it_succeeds(
     store.before = lambda events: asyncio.Event().wait()
     ingest = make(store, CountingMetrics(), timeout=0.2)
     with pytest.raises(StorageUnavailable):
-        await ingest.write([make_event("a")])
+        await ingest.submit([make_event("a")], "key")
     ingest._events._timeout = 30
     # No request waits for it meanwhile.
     with pytest.raises(StorageUnavailable):
-        await ingest.write([make_event("a")])
+        await ingest.submit([make_event("a")], "key")
     await eventually(lambda: store.opened > 3)
     store.usable.set()
     await eventually(lambda: store.before is None)
-    assert (await ingest.write([make_event("a")]))[0].status is Status.STORED
+    assert (await ingest.submit([make_event("a")], "key"))[0].status is Status.STORED
     opened = store.opened
     await ingest.close()
     assert (store.closed, store.opened) == (1, opened)
@@ -174,7 +207,7 @@ async def test_closing_ends_the_attempts_to_open(monkeypatch: pytest.MonkeyPatch
     store.before = lambda events: asyncio.Event().wait()
     ingest = make(store, CountingMetrics(), timeout=0.1)
     with pytest.raises(StorageUnavailable):
-        await ingest.write([make_event("a")])
+        await ingest.submit([make_event("a")], "key")
     await eventually(lambda: store.opened > 2)
     await ingest.close()
     opened = store.opened
@@ -194,12 +227,12 @@ async def test_a_request_while_the_store_is_opened_fails_in_time() -> None:
     store.before = lambda events: asyncio.Event().wait()
     ingest = make(store, CountingMetrics(), timeout=0.2)
     with pytest.raises(StorageUnavailable):
-        await ingest.write([make_event("a")])
+        await ingest.submit([make_event("a")], "key")
     ingest._write_timeout = 3600
     await store.opening.wait()
     for name in "bc":
         with pytest.raises(StorageUnavailable):
-            await asyncio.wait_for(ingest.write([make_event(name)]), 30)
+            await asyncio.wait_for(ingest.submit([make_event(name)], "key"), 30)
     assert store.writes == [["a"]]
 
 
@@ -239,12 +272,14 @@ async def test_dead_letters_that_are_dropped_are_counted() -> None:
 async def test_close_refuses_requests_and_leaves_the_store_open() -> None:
     store = MemoryStore()
     ingest = make(store, CountingMetrics())
-    request = asyncio.ensure_future(ingest.write([make_event("a")]))
+    request = asyncio.ensure_future(ingest.submit([make_event("a")], "key"))
     await turns(1)
     await ingest.close()
     assert (await request)[0].status is Status.STORED
-    for attempt in (ingest.write([make_event("b")]), ingest.put_dead_letters([letter("1")])):
-        with pytest.raises(ApiError) as caught:
-            await attempt
-        assert caught.value.code == "shutting_down"
+    with pytest.raises(ApiError) as caught:
+        await ingest.submit([make_event("b")], "key")
+    assert caught.value.code == "shutting_down"
+    with pytest.raises(ApiError) as caught:
+        await ingest.put_dead_letters([letter("1")])
+    assert caught.value.code == "shutting_down"
     assert store.closed == 0

@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What happens to an item before and after its write, the same for one event and for many."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from engage.api import EVENT_TYPES, Event, EventStore, Outcome, Status
+from engage.errors import ApiError, Limit, from_problems
+from engage.pipeline.dead_letters import Conflict, find_conflict
+from engage.pipeline.normalise import Arrival, normalise
+from engage.pipeline.results import Taken, not_strict, outcome_of
+from engage.storage.time_limit import within
+
+if TYPE_CHECKING:
+    from engage.metrics import Metrics
+    from engage.pipeline.transforms import Transforms
+    from engage.pipeline.validate import Schemas
+
+__all__ = ["Items"]
+
+#: Seconds that the items of one request may keep the event loop before other requests get a turn.
+TURN_SECONDS: Final = 0.02
+#: Items between two looks at the clock. Describing the problems of an invalid item takes about a
+#: millisecond, a thousand times as long as validating a valid one.
+CLOCK_EVERY: Final = 8
+
+
+class Items:
+    """Prepares items for a write, and settles what became of them.
+
+    :param store: used to look up the event that a message id belongs to.
+    :param timeout: seconds that a call of the store may take (``storage.write_timeout``).
+    """
+
+    def __init__(
+        self,
+        *,
+        schemas: Schemas,
+        transforms: Transforms,
+        store: EventStore,
+        metrics: Metrics,
+        timeout: float,
+    ) -> None:
+        self._schemas = schemas
+        self._validators = {kind: schemas.validator(kind) for kind in EVENT_TYPES}
+        # ``None`` if there are no transforms, so that an event costs no call.
+        self._transforms = transforms if transforms else None
+        self._store = store
+        self._metrics = metrics
+        self._timeout = timeout
+
+    def prepare(
+        self, item: Any, kind: str | None, arrival: Arrival, index: int
+    ) -> tuple[Event, bool]:
+        """Validate, normalise and transform an item.
+
+        :param kind: the route's type; ``None`` if the item has its ``type``.
+        :param index: the item's index in its batch.
+        :return: the event, and whether a transform dropped it.
+        :raises ApiError: if the item is invalid, too large, or a transform failed.
+        """
+        if kind is None:
+            kind = item.get("type") if type(item) is dict else None
+            if type(kind) is not str or kind not in self._validators:
+                raise from_problems(self._schemas.problems("item", item))
+        if not self._validators[kind](item):
+            raise from_problems(self._schemas.problems(kind, item))
+        event = normalise(item, kind, arrival, index)
+        if self._transforms is None:
+            return event, False
+        transformed = self._transforms.apply(event, arrival.event_limit)
+        return (event, True) if transformed is None else (transformed, False)
+
+    async def prepare_all(
+        self,
+        items: Sequence[Any],
+        arrival: Arrival,
+        *,
+        strict: bool = False,
+        total: Limit | None = None,
+    ) -> Taken:
+        """Prepare all items.
+
+        :param strict: refuse all items if one is refused.
+        :param total: the maximum size of all events together when stored.
+        :return: the events to store, and what was refused or dropped. The caller stores the events
+            and keeps the dead letters.
+        :raises ApiError: if the events are too large in total, or ``strict`` and an item is
+            refused.
+        """
+        taken = Taken()
+        size = 0
+        turn_ends = time.monotonic() + TURN_SECONDS
+        for index, item in enumerate(items):
+            if not index % CLOCK_EVERY and index and time.monotonic() > turn_ends:
+                await asyncio.sleep(0)
+                turn_ends = time.monotonic() + TURN_SECONDS
+            try:
+                event, dropped = self.prepare(item, None, arrival, index)
+            except ApiError as error:
+                taken.refuse(index, item, error)
+                continue
+            if dropped:
+                taken.accepted += 1
+                taken.counts[event.type, "dropped"] += 1
+                continue
+            size += len(event.body)
+            if total is not None and size > total.bytes:
+                raise ApiError(
+                    "batch_too_large",
+                    "the events of the batch are too large when stored;"
+                    f" the limit is {total.bytes} bytes in total ({total.key})",
+                )
+            taken.events.append(event)
+            taken.indexes.append(index)
+        if strict and taken.refused:
+            self.count(taken)
+            raise not_strict(taken.rejected(items), len(items))
+        return taken
+
+    async def settle(self, items: Sequence[Any], taken: Taken, outcomes: Sequence[Outcome]) -> None:
+        """Add to ``taken`` what became of its events."""
+        for event, index, outcome in zip(taken.events, taken.indexes, outcomes, strict=True):
+            if outcome.status is Status.STORED:
+                taken.accepted += 1
+                taken.counts[event.type, "stored"] += 1
+                continue
+            problem = await self.problem(event, outcome)
+            if isinstance(problem, ApiError):
+                taken.refuse(index, items[index], problem)
+                continue
+            taken.duplicates += 1
+            taken.counts[event.type, outcome_of(problem)] += 1
+            if problem is not None:
+                taken.conflicts.append((index, problem))
+
+    async def problem(self, event: Event, outcome: Outcome) -> ApiError | Conflict | None:
+        """Find out why an event was not stored.
+
+        :return: the refusal, or the conflict with the stored event; ``None`` for a duplicate.
+        """
+        if outcome.status is Status.REFUSED:
+            reason = outcome.reason or "the storage cannot store this event"
+            return ApiError("event_refused", reason)
+        stored = outcome.stored
+        if stored is None:
+            async with within(self._timeout):
+                found = await self._store.find(*event.identity)
+            if found is None:  # the stored event has expired meanwhile
+                return None
+            stored = found.body
+        return find_conflict(event, stored)
+
+    def count(self, taken: Taken) -> None:
+        for (kind, outcome), count in taken.counts.items():
+            self._metrics.event(kind, outcome, count)

@@ -1,0 +1,198 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What waits to be written: a queue for each write key, served in rotation and counted."""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import math
+from collections.abc import Sequence
+from typing import Final, Generic, TypeVar
+
+__all__ = ["GROUP_WEIGHT", "WriteQueue", "WriteRequest"]
+
+#: Maximum weight and bytes of one write, except for a single request that is larger. Beyond this,
+#: throughput does not improve, while every request in the write waits for all of it.
+GROUP_WEIGHT: Final = 4000
+GROUP_BYTES: Final = 16 * 1024 * 1024
+
+_Item = TypeVar("_Item")
+_Result = TypeVar("_Result")
+
+
+class WriteRequest(Generic[_Item, _Result]):
+    """The items of one caller, and the future on which it waits."""
+
+    __slots__ = ("deadline", "future", "items", "key", "size", "weight")
+
+    def __init__(
+        self,
+        key: str,
+        items: Sequence[_Item],
+        weight: int,
+        size: int,
+        deadline: float,
+        future: asyncio.Future[Sequence[_Result]],
+    ) -> None:
+        self.key = key
+        self.items = items
+        self.weight = weight
+        self.size = size
+        self.deadline = deadline
+        self.future = future
+
+    def fail(self, error: BaseException) -> None:
+        if not self.future.done():  # it is done if the caller was cancelled
+            self.future.set_exception(error)
+
+
+class _Usage:
+    """What one write key has in the queue and in the current call."""
+
+    __slots__ = ("size", "weight")
+
+    def __init__(self) -> None:
+        self.weight = 0
+        self.size = 0
+
+
+class WriteQueue(Generic[_Item, _Result]):
+    """The requests that wait or are being written.
+
+    :param max_weight: the weight at which there is no more room.
+    :param max_bytes: the same in bytes.
+    :param share: the part of both that one write key may have.
+    """
+
+    def __init__(self, *, max_weight: int, max_bytes: int, share: float) -> None:
+        self._max_weight = max_weight
+        self._max_bytes = max_bytes
+        self._key_weight = max_weight * share
+        self._key_bytes = max_bytes * share
+        #: By write key, in the order of rotation; never empty.
+        self._queues: dict[str, collections.deque[WriteRequest[_Item, _Result]]] = {}
+        self._used: dict[str, _Usage] = {}
+        self._weight = 0
+        self._bytes = 0
+        #: How many items wait or are being written.
+        self.items = 0
+
+    def __bool__(self) -> bool:
+        """Whether a request waits."""
+        return bool(self._queues)
+
+    def has_room(self, key: str) -> bool:
+        """Return whether a request of a write key may be added.
+
+        A key that has nothing in a full queue has room for a first request, up to twice the limit
+        in total: other keys cannot shut it out.
+        """
+        used = self._used.get(key)
+        if used is None:
+            return self._weight < 2 * self._max_weight and self._bytes < 2 * self._max_bytes
+        return (
+            self._weight < self._max_weight
+            and self._bytes < self._max_bytes
+            and used.weight < self._key_weight
+            and used.size < self._key_bytes
+        )
+
+    def add(self, request: WriteRequest[_Item, _Result]) -> None:
+        """Add a request; :meth:`free` stops counting it."""
+        key = request.key
+        queue = self._queues.get(key)
+        if queue is None:
+            queue = self._queues[key] = collections.deque()
+        queue.append(request)
+        used = self._used.get(key)
+        if used is None:
+            used = self._used[key] = _Usage()
+        used.weight += request.weight
+        used.size += request.size
+        self.items += len(request.items)
+        self._weight += request.weight
+        self._bytes += request.size
+
+    def earliest_deadline(self, default: float) -> float:
+        """Return the earliest deadline of a waiting request."""
+        return min((waiting[0].deadline for waiting in self._queues.values()), default=default)
+
+    def next_group(self) -> list[WriteRequest[_Item, _Result]]:
+        """Remove the requests of the next write from the queues, one of each key in turn.
+
+        :return: the requests, in the order of their deadlines.
+        """
+        queues = self._queues
+        group: list[WriteRequest[_Item, _Result]] = []
+        weight = size = 0
+        keys = list(queues)
+        if len(keys) == 1:
+            # The usual case, without the bookkeeping of the rotation.
+            (key,) = keys
+            waiting = queues[key]
+            while waiting and self._fits(group, weight, size, waiting[0]):
+                request = waiting.popleft()
+                weight += request.weight
+                size += request.size
+                group.append(request)
+            if not waiting:
+                del queues[key]
+            return group
+        while keys:
+            left = []
+            for key in keys:
+                waiting = queues[key]
+                if not self._fits(group, weight, size, waiting[0]):
+                    continue
+                request = waiting.popleft()
+                weight += request.weight
+                size += request.size
+                group.append(request)
+                # Served, so it goes to the end of the rotation.
+                del queues[key]
+                if waiting:
+                    queues[key] = waiting
+                    left.append(key)
+            keys = left
+        group.sort(key=lambda request: request.deadline)
+        return group
+
+    def drop(self, late_at: float = math.inf) -> list[WriteRequest[_Item, _Result]]:
+        """Remove requests from the queues and return them.
+
+        :param late_at: remove only those whose deadline is not later. Each queue is in the order of
+            deadlines.
+        """
+        dropped = []
+        for key, waiting in list(self._queues.items()):
+            while waiting and waiting[0].deadline <= late_at:
+                dropped.append(waiting.popleft())
+            if not waiting:
+                del self._queues[key]
+        if dropped:
+            self.free(dropped)
+        return dropped
+
+    @staticmethod
+    def _fits(
+        group: Sequence[WriteRequest[_Item, _Result]],
+        weight: int,
+        size: int,
+        request: WriteRequest[_Item, _Result],
+    ) -> bool:
+        """Return whether a request may be added to a group; the first one always may."""
+        return not group or (
+            weight + request.weight <= GROUP_WEIGHT and size + request.size <= GROUP_BYTES
+        )
+
+    def free(self, requests: Sequence[WriteRequest[_Item, _Result]]) -> None:
+        """Stop counting requests that are neither waiting nor being written any more."""
+        for request in requests:
+            self.items -= len(request.items)
+            self._weight -= request.weight
+            self._bytes -= request.size
+            used = self._used[request.key]
+            used.weight -= request.weight
+            used.size -= request.size
+            if not used.weight and not used.size:
+                del self._used[request.key]

@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Admission: who is decoded next, who waits, and who is refused."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+
+import pytest
+
+from engage.errors import ApiError
+from engage.pipeline.admission import BODIES_AHEAD, Admission
+from support.pipeline import turns
+
+
+class Room:
+    """Room in the queue, by write key."""
+
+    def __init__(self) -> None:
+        self.full: set[str] = set()
+
+    def __call__(self, key: str) -> bool:
+        return key not in self.full and "all" not in self.full
+
+
+def make(wait: float = 30.0) -> tuple[Admission, Room]:
+    room = Room()
+    return Admission(room, wait=wait), room
+
+
+async def test_a_small_request_with_room_enters_at_once_also_during_a_turn() -> None:
+    admission, _ = make()
+    with await admission.enter("a", small=False):
+        with await admission.enter("b", small=True):
+            pass
+        with await admission.enter("a", small=True):
+            pass
+
+
+async def test_large_requests_take_turns() -> None:
+    admission, _ = make()
+    inside = most = 0
+
+    async def request(key: str) -> None:
+        nonlocal inside, most
+        with await admission.enter(key, small=False):
+            inside += 1
+            most = max(most, inside)
+            await turns()
+            inside -= 1
+
+    await asyncio.gather(*(request("a") for _ in range(20)))
+    assert most == 1
+
+
+async def test_turns_go_to_the_keys_in_rotation() -> None:
+    admission, _ = make()
+    order: list[str] = []
+
+    async def request(key: str) -> None:
+        with await admission.enter(key, small=False):
+            order.append(key)
+            await turns()
+
+    first = asyncio.ensure_future(request("busy"))
+    await turns(1)
+    busy = [asyncio.ensure_future(request("busy")) for _ in range(10)]
+    await turns(1)
+    await asyncio.gather(first, *busy, request("quiet"))
+    assert "quiet" in order[:3]
+
+
+async def test_a_request_without_room_waits_for_it() -> None:
+    admission, room = make()
+    room.full.add("a")
+    waiting = asyncio.ensure_future(admission.enter("a", small=True))
+    await turns()
+    assert not waiting.done()
+    with await admission.enter("b", small=True):
+        pass
+    room.full.clear()
+    admission.wake()
+    with await waiting:
+        pass
+
+
+async def test_a_request_without_room_is_refused_after_the_wait() -> None:
+    admission, room = make(wait=0.01)
+    room.full.add("a")
+    with pytest.raises(ApiError) as caught:
+        await admission.enter("a", small=True)
+    assert (caught.value.status, caught.value.code) == (503, "overloaded")
+    room.full.clear()
+    with await admission.enter("a", small=True):
+        pass
+
+
+async def test_the_turn_is_passed_on_when_decoding_fails() -> None:
+    admission, _ = make()
+    with contextlib.suppress(ValueError), await admission.enter("a", small=False):
+        raise ValueError
+    with await admission.enter("a", small=False):
+        pass
+
+
+async def test_a_cancelled_request_neither_keeps_nor_loses_a_turn() -> None:
+    admission, _ = make()
+    with await admission.enter("a", small=False):
+        gone = asyncio.ensure_future(admission.enter("a", small=False))
+        late = asyncio.ensure_future(admission.enter("a", small=False))
+        await turns()
+        gone.cancel()
+        await turns()
+    # Let in, and cancelled before it could run.
+    late.cancel()
+    await turns()
+    with await asyncio.wait_for(admission.enter("a", small=False), 5):
+        pass
+    assert not admission._turns
+
+
+async def test_large_bodies_are_left_unread_while_there_is_no_room() -> None:
+    admission, room = make()
+    assert admission.reads("a")
+    room.full.add("a")
+    assert not admission.reads("a")
+    waiting = [asyncio.ensure_future(admission.until_read("a")) for _ in range(10)]
+    await turns()
+    assert not any(one.done() for one in waiting)
+    room.full.clear()
+    admission.wake()
+    await turns()
+    assert sum(one.done() for one in waiting) == BODIES_AHEAD
+    admission.wake()
+    admission.wake()
+    await asyncio.gather(*waiting)
+
+
+async def test_few_bodies_of_a_key_wait_in_memory_for_their_turn() -> None:
+    admission, _ = make()
+    with await admission.enter("b", small=False):
+        bodies = [
+            asyncio.ensure_future(admission.enter("a", small=False)) for _ in range(BODIES_AHEAD)
+        ]
+        await turns()
+        assert not admission.reads("a")
+        assert admission.reads("b")
+    for body in bodies:
+        with await body:
+            await turns()
+    assert admission.reads("a")
+
+
+async def test_an_unread_body_is_refused_after_the_wait() -> None:
+    admission, room = make(wait=0.01)
+    room.full.add("all")
+    with pytest.raises(ApiError) as caught:
+        await admission.until_read("a")
+    assert caught.value.code == "overloaded"
+    assert not admission._unread
