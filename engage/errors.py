@@ -18,7 +18,7 @@ from typing import Any, Final
 
 import orjson
 
-from engage.api import EngageError, StorageUnavailable
+from engage.api import CONFLICT, EngageError, StorageUnavailable
 
 __all__ = [
     "MAX_ERRORS",
@@ -27,6 +27,7 @@ __all__ = [
     "Limit",
     "Problem",
     "body_too_large",
+    "conflict_not_kept",
     "error_body",
     "event_too_large",
     "from_exception",
@@ -47,6 +48,7 @@ STATUS: Final[Mapping[str, int]] = {
     "invalid_payload": 400,
     "invalid_request": 400,
     "event_refused": 400,
+    "message_id_conflict": 400,
     "transform_failed": 400,
     "workspace_required": 400,
     "unknown_subscription_group": 400,
@@ -208,6 +210,19 @@ def event_too_large(size: int, limit: Limit) -> ApiError:
     return ApiError(
         "event_too_large",
         f"the event is {size} bytes when stored; the limit is {limit.bytes} ({limit.key})",
+    )
+
+
+def conflict_not_kept(message: str, problems: Sequence[Problem]) -> ApiError:
+    """Return the 400 for an event whose message id another event has, if it cannot be kept.
+
+    A 400 and not a 503: the next attempt would fail too, and a client must not repeat it
+    indefinitely.
+
+    :param message: what differs from the stored event.
+    """
+    return ApiError(
+        CONFLICT, f"{message}; send it with a different messageId to store it", errors=problems
     )
 
 

@@ -100,7 +100,15 @@ class Metrics:
     def dropped(self, what: str, count: int = 1) -> None:
         """Count what was dropped to stay within a limit.
 
-        :param what: ``dead_letter``, ``observer_batch``, ``profile_change``, ``connection`` …
+        :param what: ``dead_letter``, ``conflict``, ``observer_batch``, ``profile_change``,
+            ``connection`` …
+        """
+
+    def dead_letter_budget(self, budget: str, used: float) -> None:
+        """Set how much of a budget of dead letters is used.
+
+        :param budget: ``api``, ``webhook`` or ``conflict``.
+        :param used: 0 to 1, of the workspace that uses most of it.
         """
 
     def storage(self, gauges: Mapping[str, float]) -> None:
@@ -164,6 +172,13 @@ class PrometheusMetrics(Metrics):
         self._dropped = Counter(
             "engage_dropped", "Things given up to stay within a limit", ["what"], registry=registry
         )
+        self._budgets = Gauge(
+            "engage_dead_letter_budget_used_ratio",
+            "Part of a budget of dead letters that is used, of the fullest workspace",
+            ["budget"],
+            multiprocess_mode="mostrecent",
+            registry=registry,
+        )
         self._storage: dict[str, Gauge] = {}
         # ``labels()`` takes a lock and builds strings; a dictionary lookup costs less.
         self._by_request: dict[tuple[str, int], Counter] = {}
@@ -207,6 +222,9 @@ class PrometheusMetrics(Metrics):
 
     def dropped(self, what: str, count: int = 1) -> None:
         self._dropped.labels(what).inc(count)
+
+    def dead_letter_budget(self, budget: str, used: float) -> None:
+        self._budgets.labels(budget).set(used)
 
     def storage(self, gauges: Mapping[str, float]) -> None:
         for name, value in gauges.items():

@@ -22,6 +22,8 @@ The errors of engage, with what raises each of them and what follows::
 ``errors.py``          the errors above
 ``events.py``          an event, and the changes that it makes to profiles
 ``storage.py``         the interfaces of a storage
+``dead_letters.py``    dead letters, their budgets, and the interface of a storage that keeps them
+``pages.py``           a page of a scan
 ``providers.py``       the interface of a webhook provider
 ``transforms.py``      the interfaces of transforms and observers
 ``registration.py``    the type of ``register``, the argument of a hook
@@ -37,6 +39,14 @@ from typing import Final
 
 import pluggy
 
+from engage.api.dead_letters import (
+    CONFLICT,
+    BudgetName,
+    BudgetUse,
+    DeadLetter,
+    DeadLetterBudget,
+    DeadLetterStore,
+)
 from engage.api.errors import (
     ConfigError,
     EngageError,
@@ -62,6 +72,7 @@ from engage.api.events import (
     changes_of,
     identifier_value,
 )
+from engage.api.pages import Page
 from engage.api.providers import (
     Fetch,
     Provider,
@@ -78,14 +89,10 @@ from engage.api.providers import (
 )
 from engage.api.registration import OptionsSchema, Register
 from engage.api.storage import (
-    DeadLetter,
-    DeadLetterBudget,
-    DeadLetterStore,
     EventFilter,
     EventStore,
     GroupProfile,
     Outcome,
-    Page,
     ProfileLimits,
     ProfileStore,
     Status,
@@ -108,9 +115,12 @@ from engage.api.transforms import (
 
 __all__ = [
     "API_ORIGIN",
+    "CONFLICT",
     "DROP",
     "EVENT_TYPES",
     "MAX_TIME",
+    "BudgetName",
+    "BudgetUse",
     "Change",
     "ConfigError",
     "DeadLetter",

@@ -8,19 +8,17 @@ import dataclasses
 import enum
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any
 
+from engage.api.dead_letters import DeadLetterBudget
 from engage.api.events import Event
+from engage.api.pages import Page
 
 __all__ = [
-    "DeadLetter",
-    "DeadLetterBudget",
-    "DeadLetterStore",
     "EventFilter",
     "EventStore",
     "GroupProfile",
     "Outcome",
-    "Page",
     "ProfileLimits",
     "ProfileStore",
     "Status",
@@ -62,18 +60,6 @@ class EventFilter:
     since: int | None = None
     type: str | None = None
     user_id: str | None = None
-
-
-Item = TypeVar("Item")
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Page(Generic[Item]):
-    """One page of a scan."""
-
-    items: Sequence[Item]
-    #: Pass it as ``after`` to get the next page; ``None``: there are no more items now.
-    cursor: str | None
 
 
 class EventStore(abc.ABC):
@@ -295,62 +281,6 @@ class SubscriptionStore(abc.ABC):
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class DeadLetter:
-    """A refused event, or a webhook delivery that could not be translated."""
-
-    #: A hash of workspace, origin and item, so that a retry does not make a second letter.
-    id: str
-    workspace_id: str
-    #: ``api``, or the provider's name. Letters from the API have a separate budget.
-    origin: str
-    write_key_id: str | None
-    user_id: str | None
-    anonymous_id: str | None
-    message_id: str | None
-    #: An error code such as ``invalid_payload`` or ``message_id_conflict``.
-    reason: str
-    message: str
-    #: Objects of the form ``{"pointer": …, "message": …}``.
-    errors: Sequence[Mapping[str, str]]
-    #: The raw item as received; for a delivery, the raw body.
-    item: bytes
-    #: Whether ``item`` was cut.
-    truncated: bool
-    #: For a delivery: [name, value] pairs, with secrets redacted.
-    headers: Sequence[tuple[str, str]]
-    #: Milliseconds since 1970 UTC.
-    received_at: int
-
-
-class DeadLetterStore(abc.ABC):
-    """A storage that also keeps dead letters, within a :class:`DeadLetterBudget`."""
-
-    @abc.abstractmethod
-    async def put(self, letters: Sequence[DeadLetter]) -> int:
-        """Keep letters, idempotently by workspace and id; drop those beyond the budget.
-
-        :return: how many were dropped because a budget is full.
-        """
-
-    @abc.abstractmethod
-    async def scan_dead_letters(
-        self, workspace_id: str | None, *, after: str | None, limit: int
-    ) -> Page[DeadLetter]:
-        """Return one page of all dead letters, in order of arrival."""
-
-    @abc.abstractmethod
-    async def remove(self, workspace_id: str, ids: Sequence[str]) -> int:
-        """Delete letters, and return how many of them existed."""
-
-    @abc.abstractmethod
-    async def expire_dead_letters(self, before: int, *, limit: int) -> int:
-        """Delete at most ``limit`` letters with ``received_at`` below ``before`` (milliseconds).
-
-        :return: how many letters were deleted.
-        """
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ProfileLimits:
     """Limits of a user; those of traits also apply to a group."""
 
@@ -362,16 +292,6 @@ class ProfileLimits:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class DeadLetterBudget:
-    """Budgets of a workspace: one for letters from the API, one for verified deliveries."""
-
-    api_count: int = 10_000
-    api_bytes: int = 64 * 1024 * 1024
-    webhook_count: int = 10_000
-    webhook_bytes: int = 256 * 1024 * 1024
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class StorageContext:
     """What a storage receives from the core beside its options."""
 
@@ -380,7 +300,7 @@ class StorageContext:
     #: Workspace id → names of the traits by which users are looked up.
     identifiers: Mapping[str, Sequence[str]]
     profile_limits: ProfileLimits = ProfileLimits()
-    dead_letter_budget: DeadLetterBudget = DeadLetterBudget()
+    dead_letter_budget: DeadLetterBudget = dataclasses.field(default_factory=DeadLetterBudget)
     #: Seconds that a call may take; after that it raises :class:`StorageUnavailable`.
     write_timeout: float = 8.0
     #: Days after which the core expires events (by ``received_at``) and dead letters; ``None``:

@@ -5,13 +5,26 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Final
 
 import click
 
+from engage.api import BudgetName, BudgetUse, DeadLetterStore
 from engage.cli.common import config_option, opened, registry_of, safe
 from engage.config import Config, load
 from engage.registry import Registry
+from engage.storage.budgets import use_ratio
+
+#: The budgets of dead letters are shown from this ratio on.
+SHOWN_RATIO: Final = 0.8
+#: What a budget is for.
+LETTERS: Final[Mapping[BudgetName, str]] = {
+    "api": "refused items (limits.dead_letter_count, limits.dead_letter_bytes)",
+    "webhook": "deliveries (limits.webhook_dead_letter_count, limits.webhook_dead_letter_bytes)",
+    "conflict": "conflicts (limits.conflict_count, limits.conflict_bytes)",
+}
 
 
 @click.command(epilog="\b\nExample:\n  engage check --config /etc/engage.toml")
@@ -37,15 +50,27 @@ def check(ctx: click.Context, config_path: Path) -> None:
     registry.make_transforms(config)
     registry.make_observers(config)
     _print("plugins", f"{_count(len(registry.plugins), 'plugin')} installed")
-    asyncio.run(_storage(registry, config))
+    uses = asyncio.run(_storage(registry, config))
     _print("storage", f"{config.storage.backend}: open, accepts events")
+    budget = config.limits.dead_letter_budget
+    for use in uses:
+        ratio = use_ratio(use, budget)
+        if ratio >= SHOWN_RATIO:
+            count, size = budget.of(use.budget)
+            _print(
+                "budget",
+                f"{use.workspace_id}: {LETTERS[use.budget]} use {use.count} of {count} letters and"
+                f" {use.size >> 20} of {size >> 20} MiB"
+                + ("; no more are kept" if use.count >= count else ""),
+            )
     if sys.stdout.isatty():
         click.secho("Everything is fine.", fg="green")
 
 
-async def _storage(registry: Registry, config: Config) -> None:
+async def _storage(registry: Registry, config: Config) -> Sequence[BudgetUse]:
     async with opened(registry, config) as store:
         await store.check()
+        return await store.budget_use() if isinstance(store, DeadLetterStore) else ()
 
 
 def _count(number: int, noun: str) -> str:

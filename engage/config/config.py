@@ -12,11 +12,13 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import stat
+import time
 import tomllib
 from collections.abc import Iterable, Mapping
 from importlib import resources
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from engage.api import ConfigError
 from engage.config.interpolation import resolve
@@ -36,6 +38,11 @@ from engage.config.sections import (
 )
 
 __all__ = ["config_schema", "load"]
+
+#: Maximum size of a config file.
+MAX_BYTES: Final = 1024 * 1024
+#: Seconds in which a config that comes from a named pipe must be written.
+FIFO_SECONDS = 5.0
 
 
 def config_schema() -> dict[str, Any]:
@@ -71,11 +78,14 @@ def load(path: str | Path, environ: Mapping[str, str] | None = None) -> Config:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        text = path.read_bytes().decode("utf-8-sig")
+        data = _content(path)
+        if len(data) > MAX_BYTES:
+            raise ConfigError(f"{path} is larger than {MAX_BYTES // 1024} KiB")
+        text = data.decode("utf-8-sig")
     except FileNotFoundError:
         raise ConfigError(f"{path} does not exist; run `engage init` to create it") from None
     except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
+        raise ConfigError(f"{path} cannot be read: {error.strerror or error}") from error
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path} is not UTF-8 text (at byte {error.start})") from error
     try:
@@ -84,6 +94,47 @@ def _read(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path} is not valid TOML: {error}") from error
     except RecursionError as error:
         raise ConfigError(f"{path} is not valid TOML: it is nested too deeply") from error
+    except (ValueError, OverflowError) as error:  # a number of thousands of digits
+        raise ConfigError(f"{path} is not valid TOML: {error}") from error
+
+
+def _content(path: Path) -> bytes:
+    """Return what a file contains, up to one byte more than a config may have.
+
+    The path can name anything, such as a device without an end, or a named pipe to which nothing is
+    written.
+
+    :raises OSError: if it cannot be read.
+    """
+    flags = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
+    # Opening a pipe would wait for a writer, and this flag does nothing to a file.
+    with open(os.open(path, flags | getattr(os, "O_NONBLOCK", 0)), "rb", buffering=0) as file:
+        if not stat.S_ISFIFO(os.fstat(file.fileno()).st_mode):
+            found = b""
+            while len(found) <= MAX_BYTES and (part := file.read(MAX_BYTES + 1 - len(found))):
+                found += part
+            return found
+        return _from_pipe(file.fileno())
+
+
+def _from_pipe(pipe: int) -> bytes:
+    """Return what is written to a pipe, such as ``<(command)`` of a shell."""
+    found = b""
+    deadline = time.monotonic() + FIFO_SECONDS
+    while len(found) <= MAX_BYTES:
+        try:
+            part = os.read(pipe, 65_536)
+        except BlockingIOError:
+            part = None
+        if part:
+            found += part
+        elif part == b"" and found:
+            return found
+        elif time.monotonic() > deadline:
+            raise OSError(f"no text came through the pipe in {FIFO_SECONDS:g} seconds")
+        else:
+            time.sleep(0.01)
+    return found
 
 
 Section = TypeVar("Section")

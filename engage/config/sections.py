@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, Literal
 
+from engage.api import DeadLetterBudget
+
 __all__ = [
     "DEFAULT_LIMITS",
     "Config",
@@ -97,12 +99,27 @@ class Limits:
     user_trait_bytes: int = 256 * _KIB
     user_links: int = 1000
     user_memberships: int = 1000
-    #: Dead letters kept per workspace: items of API requests …
+    #: Dead letters kept per workspace: refused items of API requests …
     dead_letter_count: int = 10_000
     dead_letter_bytes: int = 64 * _MIB
+    #: … events whose message id another event has …
+    conflict_count: int = 10_000
+    conflict_bytes: int = 64 * _MIB
     #: … and from verified webhook deliveries.
     webhook_dead_letter_count: int = 10_000
     webhook_dead_letter_bytes: int = 256 * _MIB
+
+    @property
+    def dead_letter_budget(self) -> DeadLetterBudget:
+        """The budgets of dead letters."""
+        return DeadLetterBudget(
+            api_count=self.dead_letter_count,
+            api_bytes=self.dead_letter_bytes,
+            webhook_count=self.webhook_dead_letter_count,
+            webhook_bytes=self.webhook_dead_letter_bytes,
+            conflict_count=self.conflict_count,
+            conflict_bytes=self.conflict_bytes,
+        )
 
 
 #: The limits of a config without ``[limits]``.

@@ -225,19 +225,23 @@ class Deliveries:
     async def _keep(
         self, destination: Destination, delivery: Delivery, problems: Sequence[Problem]
     ) -> None:
-        """Keep a delivery as a dead letter."""
+        """Keep a delivery as a dead letter.
+
+        :raises ApiError: 503, if it cannot be kept: the provider sends it again.
+        """
         now = time.time_ns() // 1_000_000
         letter = letter_of_delivery(delivery, destination, problems, received_at=now)
-        kept = await self._ingest.put_dead_letters([letter])
+        kept = all(await self._ingest.keep([letter]))
         _log.warning(
             "webhook %s: %s: %s",
             destination.name,
-            f"kept as dead letter {letter.id}"
-            if kept
-            else "lost, because the storage keeps no dead letters",
+            f"kept as dead letter {letter.id}" if kept else "not acknowledged, it cannot be kept",
             letter.message,
             extra={"provider": destination.name, "workspaceId": destination.workspace_id},
         )
+        if not kept:
+            self._metrics.webhook(destination.name, "overloaded")
+            raise overloaded("the delivery cannot be translated or kept now; send it again later")
 
     async def _call(self, destination: Destination, call: Fetch) -> None:
         """Make the outgoing call that a delivery needs.

@@ -97,6 +97,7 @@ _EVENT_ERRORS: Final = (
     *_BODY_ERRORS,
     *_KEY_ERRORS,
     "event_refused",
+    "message_id_conflict",
     "transform_failed",
     "event_too_large",
 )

@@ -15,6 +15,7 @@
 ``write_queue.py``    what waits to be written, by write key
 ``observers.py``      passes stored events to the observers
 ``dead_letters.py``   makes the records of refused items and conflicts
+``conflicts.py``      keeps events whose message id another event has
 ``subscriptions.py``  changes a user's subscription choices
 ``results.py``        the results that the pipeline returns
 ====================  ==============================================================

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import orjson
 
-from engage.api import API_ORIGIN, DeadLetter, Event
+from engage.api import API_ORIGIN, CONFLICT, DeadLetter, Event
 from engage.errors import ApiError, Problem
 
 if TYPE_CHECKING:
@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
 __all__ = ["MAX_ITEM", "Conflict", "find_conflict", "letter_id", "letter_of"]
 
-#: Maximum number of bytes kept of an item from the API; a webhook delivery is kept whole.
+#: Maximum number of bytes kept of a refused item from the API. A conflict, which is acknowledged,
+#: and a webhook delivery are kept whole.
 MAX_ITEM: Final = 16 * 1024
 
 #: Fields that must be equal in two events with the same message id, or they are a conflict.
@@ -57,7 +58,7 @@ class Conflict:
 
     #: The names of the fields in which the two events differ.
     fields: Sequence[str]
-    code: ClassVar[str] = "message_id_conflict"
+    code: ClassVar[str] = CONFLICT
 
     @property
     def message(self) -> str:

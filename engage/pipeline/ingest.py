@@ -10,10 +10,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 from engage.api import (
+    CONFLICT,
+    BudgetName,
     DeadLetter,
     DeadLetterStore,
     Event,
@@ -37,6 +40,14 @@ _log = logging.getLogger(__name__)
 _OVERHEAD: Final = 500
 #: Seconds between two attempts to reopen the store.
 _REOPEN_PAUSE: Final = 1.0
+#: Seconds between two log lines about the same budget of dead letters.
+_FULL_PAUSE: Final = 600.0
+#: The config keys of a budget, for the log.
+_LIMITS: Final[Mapping[BudgetName, str]] = {
+    "api": "dead_letter_count, limits.dead_letter_bytes",
+    "conflict": "conflict_count, limits.conflict_bytes",
+    "webhook": "webhook_dead_letter_count, limits.webhook_dead_letter_bytes",
+}
 
 
 class Ingest:
@@ -62,6 +73,8 @@ class Ingest:
         self._write_timeout = write_timeout
         self._stored = stored
         self._reopening: asyncio.Task[None] | None = None
+        #: (workspace, budget) → when its last log line was written, and letters dropped since.
+        self._full: dict[tuple[str, BudgetName], tuple[float, int]] = {}
         self._events: GroupCommit[Event, Outcome] = GroupCommit(
             store.write,
             max_weight=limits.queue_events,
@@ -75,8 +88,8 @@ class Ingest:
         )
         #: Asked before a request is decoded.
         self.admission = Admission(self._events.has_room, wait=limits.queue_wait)
-        self._letters: GroupCommit[DeadLetter, None] = GroupCommit(
-            self._put,
+        self._letters: GroupCommit[DeadLetter, bool] = GroupCommit(
+            self._keep,
             max_weight=limits.queue_events,
             max_bytes=limits.queue_bytes,
             timeout=write_timeout,
@@ -115,25 +128,31 @@ class Ingest:
         weight = sum(event.weight for event in events)
         return self._events.submit(events, size, weight=weight, key=key)
 
-    async def put_dead_letters(self, letters: Sequence[DeadLetter]) -> bool:
+    async def keep(self, letters: Sequence[DeadLetter]) -> Sequence[bool]:
         """Store dead letters and return once they are durable.
 
-        If the storage does not support dead letters, they are dropped and counted.
+        A letter is dropped and counted if its budget is full, or if the storage does not support
+        dead letters.
 
-        :return: whether the letters are stored.
+        :return: whether each letter is stored, in their order. The caller must not acknowledge an
+            event that neither the storage nor a letter keeps.
         :raises ApiError: 503 ``overloaded`` or ``shutting_down``.
         :raises StorageUnavailable: if a letter may not be durable.
         """
         if not letters:
-            return True
-        if not isinstance(self._store, DeadLetterStore):
-            self._metrics.dropped("dead_letter", len(letters))
-            return False
-        size = sum(_OVERHEAD + len(letter.item) for letter in letters)
-        await self._letters.submit(letters, size)
-        for letter in letters:
-            self._metrics.dead_letter(letter.reason)
-        return True
+            return ()
+        kept: Sequence[bool]
+        if isinstance(self._store, DeadLetterStore):
+            size = sum(_OVERHEAD + len(letter.item) for letter in letters)
+            kept = await self._letters.submit(letters, size)
+        else:
+            kept = [False] * len(letters)
+        for letter, stored in zip(letters, kept, strict=True):
+            if stored:
+                self._metrics.dead_letter(letter.reason)
+            else:
+                self._dropped(letter)
+        return kept
 
     def open_in_background(self) -> None:
         """Retry opening a store that could not be opened, until it opens."""
@@ -157,12 +176,29 @@ class Ingest:
     def _freed(self) -> None:
         self.admission.wake()
 
-    async def _put(self, letters: Sequence[DeadLetter]) -> Sequence[None]:
+    async def _keep(self, letters: Sequence[DeadLetter]) -> Sequence[bool]:
         assert isinstance(self._store, DeadLetterStore)
-        dropped = await self._store.put(letters)
-        if dropped:
-            self._metrics.dropped("dead_letter", dropped)
-        return [None] * len(letters)
+        return await self._store.keep(letters)
+
+    def _dropped(self, letter: DeadLetter) -> None:
+        """Count a letter that is not kept, and log it unless a line was logged a moment ago."""
+        conflict = letter.reason == CONFLICT
+        self._metrics.dropped("conflict" if conflict else "dead_letter")
+        key = letter.workspace_id, letter.budget
+        now = time.monotonic()
+        logged, count = self._full.get(key, (-_FULL_PAUSE, 0))
+        if now < logged + _FULL_PAUSE:
+            self._full[key] = logged, count + 1
+            return
+        self._full[key] = now, 0
+        _log.warning(
+            "a dead letter is not kept: %s%s",
+            f"the {letter.budget} budget is full (limits.{_LIMITS[letter.budget]})"
+            if isinstance(self._store, DeadLetterStore)
+            else "the storage keeps no dead letters",
+            f"; {count} more since the last line" if count else "",
+            extra={"workspaceId": letter.workspace_id, "reason": letter.reason},
+        )
 
     def _written(
         self, seconds: float, events: Sequence[Event], outcomes: Sequence[Outcome]

@@ -8,15 +8,15 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from engage.api import EVENT_TYPES, Event, EventStore, Outcome, Status
+from engage.api import EVENT_TYPES, Event, Outcome, Status
 from engage.errors import ApiError, Limit, from_problems
-from engage.pipeline.dead_letters import Conflict, find_conflict
+from engage.pipeline.dead_letters import Conflict
 from engage.pipeline.normalise import Arrival, normalise
 from engage.pipeline.results import Taken, not_strict, outcome_of
-from engage.storage.time_limit import within
 
 if TYPE_CHECKING:
     from engage.metrics import Metrics
+    from engage.pipeline.conflicts import Conflicts
     from engage.pipeline.transforms import Transforms
     from engage.pipeline.validate import Schemas
 
@@ -32,8 +32,7 @@ CLOCK_EVERY: Final = 8
 class Items:
     """Prepares items for a write, and settles what became of them.
 
-    :param store: used to look up the event that a message id belongs to.
-    :param timeout: seconds that a call of the store may take (``storage.write_timeout``).
+    :param conflicts: finds out why an event was not stored, and keeps conflicts.
     """
 
     def __init__(
@@ -41,17 +40,15 @@ class Items:
         *,
         schemas: Schemas,
         transforms: Transforms,
-        store: EventStore,
+        conflicts: Conflicts,
         metrics: Metrics,
-        timeout: float,
     ) -> None:
         self._schemas = schemas
         self._validators = {kind: schemas.validator(kind) for kind in EVENT_TYPES}
         # ``None`` if there are no transforms, so that an event costs no call.
         self._transforms = transforms if transforms else None
-        self._store = store
+        self._conflicts = conflicts
         self._metrics = metrics
-        self._timeout = timeout
 
     def prepare(
         self, item: Any, kind: str | None, arrival: Arrival, index: int
@@ -122,38 +119,36 @@ class Items:
             raise not_strict(taken.rejected(items), len(items))
         return taken
 
-    async def settle(self, items: Sequence[Any], taken: Taken, outcomes: Sequence[Outcome]) -> None:
-        """Add to ``taken`` what became of its events."""
+    async def settle(
+        self, items: Sequence[Any], arrival: Arrival, taken: Taken, outcomes: Sequence[Outcome]
+    ) -> None:
+        """Add to ``taken`` what became of its events, and keep those that are conflicts.
+
+        :raises ApiError: 503, if a conflict of a delivery cannot be kept.
+        """
+        conflicts: list[tuple[int, str, Conflict]] = []
         for event, index, outcome in zip(taken.events, taken.indexes, outcomes, strict=True):
             if outcome.status is Status.STORED:
                 taken.accepted += 1
                 taken.counts[event.type, "stored"] += 1
                 continue
-            problem = await self.problem(event, outcome)
+            problem = await self._conflicts.problem(event, outcome)
             if isinstance(problem, ApiError):
                 taken.refuse(index, items[index], problem)
-                continue
-            taken.duplicates += 1
-            taken.counts[event.type, outcome_of(problem)] += 1
-            if problem is not None:
-                taken.conflicts.append((index, problem))
-
-    async def problem(self, event: Event, outcome: Outcome) -> ApiError | Conflict | None:
-        """Find out why an event was not stored.
-
-        :return: the refusal, or the conflict with the stored event; ``None`` for a duplicate.
-        """
-        if outcome.status is Status.REFUSED:
-            reason = outcome.reason or "the storage cannot store this event"
-            return ApiError("event_refused", reason)
-        stored = outcome.stored
-        if stored is None:
-            async with within(self._timeout):
-                found = await self._store.find(*event.identity)
-            if found is None:  # the stored event has expired meanwhile
-                return None
-            stored = found.body
-        return find_conflict(event, stored)
+            elif problem is not None:
+                conflicts.append((index, event.type, problem))
+            else:
+                taken.duplicates += 1
+                taken.counts[event.type, "duplicate"] += 1
+        refusals = await self._conflicts.keep(
+            [(items[index], conflict) for index, _, conflict in conflicts], arrival
+        )
+        for (index, kind, conflict), refusal in zip(conflicts, refusals, strict=True):
+            if refusal is not None:
+                taken.refuse(index, items[index], refusal)
+            else:
+                taken.duplicates += 1
+                taken.counts[kind, outcome_of(conflict)] += 1
 
     def count(self, taken: Taken) -> None:
         for (kind, outcome), count in taken.counts.items():

@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 import orjson
 
-from engage.api import EventStore, Status
+from engage.api import CONFLICT, EventStore, Status
 from engage.errors import ApiError, Limit, from_problems
 from engage.pipeline.admission import LARGE_BODY
 from engage.pipeline.auth import KEYLESS_BODY, Authenticator, Principal
-from engage.pipeline.dead_letters import letter_of
+from engage.pipeline.conflicts import Conflicts
+from engage.pipeline.dead_letters import Conflict, letter_of
 from engage.pipeline.decode import Encoding, decode_json, decompress_in_slices
 from engage.pipeline.items import Items
 from engage.pipeline.normalise import Arrival, Clock, Envelope, parse_time
@@ -81,8 +82,9 @@ class Pipeline:
         self._schemas = schemas
         self._valid_envelope = schemas.validator("batch")
         self._valid_fields = schemas.validator("common")
+        self._conflicts = Conflicts(ingest, store, timeout=timeout)
         self._items = Items(
-            schemas=schemas, transforms=transforms, store=store, metrics=metrics, timeout=timeout
+            schemas=schemas, transforms=transforms, conflicts=self._conflicts, metrics=metrics
         )
         self._ingest = ingest
         self._metrics = metrics
@@ -124,7 +126,7 @@ class Pipeline:
         if refusal is not None:
             self._metrics.event(operation, refusal.code)
             if not strict:
-                await self._ingest.put_dead_letters([letter_of(item, refusal, arrival)])
+                await self._ingest.keep([letter_of(item, refusal, arrival)])
             raise refusal
         if dropped:
             self._metrics.event(operation, "dropped")
@@ -133,12 +135,14 @@ class Pipeline:
         if outcome.status is Status.STORED:
             self._metrics.event(event.type, "stored")
             return Result(event.message_id, principal)
-        problem = await self._items.problem(event, outcome)
+        problem = await self._conflicts.problem(event, outcome)
+        if isinstance(problem, Conflict):
+            problem = (await self._conflicts.keep([(item, problem)], arrival))[0] or problem
+        elif problem is not None:
+            await self._ingest.keep([letter_of(item, problem, arrival)])
         self._metrics.event(event.type, outcome_of(problem))
-        if problem is not None:
-            await self._ingest.put_dead_letters([letter_of(item, problem, arrival)])
-            if isinstance(problem, ApiError):
-                raise problem
+        if isinstance(problem, ApiError):
+            raise problem
         return Result(event.message_id, principal)
 
     async def batch(
@@ -178,11 +182,16 @@ class Pipeline:
             key = _key_of(principal)
             written = self._ingest.submit(taken.events, key) if taken.events else None
         if written is not None:
-            await self._items.settle(items, taken, await written)
+            await self._items.settle(items, arrival, taken, await written)
         self._items.count(taken)
-        letters = [letter_of(items[index], error, arrival) for index, error in taken.refused]
-        letters += [letter_of(items[index], other, arrival) for index, other in taken.conflicts]
-        await self._ingest.put_dead_letters(letters)
+        # A conflict that could not be kept would not fit now either.
+        await self._ingest.keep(
+            [
+                letter_of(items[index], error, arrival)
+                for index, error in taken.refused
+                if error.code != CONFLICT
+            ]
+        )
         rejected = taken.rejected(items)
         if rejected and len(rejected) == len(items):
             raise all_invalid(rejected)
@@ -234,16 +243,10 @@ class Pipeline:
                 taken = await self._items.prepare_all(part, arrival)
                 written = self._ingest.submit(taken.events, key) if taken.events else None
             if written is not None:
-                await self._items.settle(part, taken, await written)
+                await self._items.settle(part, arrival, taken, await written)
             self._items.count(taken)
             accepted += taken.accepted
             duplicates += taken.duplicates
-            await self._ingest.put_dead_letters(
-                [
-                    letter_of(part[index], conflict, arrival, max_item=None)
-                    for index, conflict in taken.conflicts
-                ]
-            )
             rejected += taken.rejected(part, offset=start)
         return Delivered(accepted, duplicates, rejected)
 

@@ -108,7 +108,6 @@ class Taken:
     accepted: int = 0
     duplicates: int = 0
     refused: list[tuple[int, ApiError]] = dataclasses.field(default_factory=list)
-    conflicts: list[tuple[int, Conflict]] = dataclasses.field(default_factory=list)
     #: Numbers by type and outcome, for :meth:`engage.metrics.Metrics.event`.
     counts: collections.Counter[tuple[str, str]] = dataclasses.field(
         default_factory=collections.Counter

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from engage.api import (
     ConfigError,
-    DeadLetterBudget,
     EngageError,
     EventStore,
     Observer,
@@ -116,12 +115,7 @@ class Registry:
                 links=limits.user_links,
                 memberships=limits.user_memberships,
             ),
-            dead_letter_budget=DeadLetterBudget(
-                api_count=limits.dead_letter_count,
-                api_bytes=limits.dead_letter_bytes,
-                webhook_count=limits.webhook_dead_letter_count,
-                webhook_bytes=limits.webhook_dead_letter_bytes,
-            ),
+            dead_letter_budget=limits.dead_letter_budget,
             write_timeout=config.storage.write_timeout,
             had_store=had_store,
             events_days=config.retention.events_days,

@@ -18,10 +18,11 @@ import time
 from typing import TYPE_CHECKING
 
 from engage import logs
-from engage.api import EventStore, ProfileStore
+from engage.api import DeadLetterBudget, DeadLetterStore, EventStore, ProfileStore, StorageError
 from engage.http1.sockets import url_of
 from engage.metrics import Metrics, PrometheusMetrics
 from engage.server.metrics_endpoint import serve_metrics
+from engage.storage.budgets import fullness
 from engage.storage.retention import expire_periodically
 
 if TYPE_CHECKING:
@@ -38,6 +39,8 @@ _log = logging.getLogger(__name__)
 
 #: Seconds between two readings of the storage's gauges.
 SAMPLE_SECONDS = 5.0
+#: Seconds between two readings of the budgets of dead letters.
+BUDGET_SECONDS = 60.0
 #: Seconds of ``server.shutdown_grace`` that are reserved for closing the store.
 CLOSE_SECONDS = 2.0
 #: Number of new containers after which the garbage collector runs. With Python's default of 700 it
@@ -119,6 +122,8 @@ class Worker:
                 _start_task(background, "retention", expiring)
             if isinstance(metrics, PrometheusMetrics):
                 _start_task(background, "sampling", _sample(app.store, metrics))
+                measuring = _measure_budgets(app.store, config.limits.dead_letter_budget, metrics)
+                _start_task(background, "budgets", measuring)
             await app.serve(self._sock)
             # The objects of the application live as long as the process: the garbage collector
             # need not check them again.
@@ -201,3 +206,11 @@ async def _sample(store: EventStore, metrics: Metrics) -> None:
             metrics.dropped("profile_change", store.dropped_changes - dropped)
             dropped = store.dropped_changes
         await asyncio.sleep(SAMPLE_SECONDS)
+
+
+async def _measure_budgets(store: EventStore, budget: DeadLetterBudget, metrics: Metrics) -> None:
+    while isinstance(store, DeadLetterStore):
+        with contextlib.suppress(StorageError):
+            for name, used in fullness(await store.budget_use(), budget).items():
+                metrics.dead_letter_budget(name, used)
+        await asyncio.sleep(BUDGET_SECONDS)

@@ -5,6 +5,7 @@
 ``time_limit.py``   limits how long a call of the storage may take
 ``readiness.py``    checks whether the storage answers (``/readyz``)
 ``retention.py``    deletes records that are older than the config allows
+``budgets.py``      computes how full the budgets of dead letters are
 ``export.py``       reads the records of a store as JSON
 ``copy.py``         copies all records of one store to another
 ==================  ============================================================

@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 
-from engage.api import DeadLetter, DeadLetterBudget, DeadLetterStore
+from engage.api import CONFLICT, DeadLetter, DeadLetterBudget, DeadLetterStore
 
 from .factories import AWKWARD, TIME, WORKSPACE, all_pages, letter
 from .harness import Bench, on_store
@@ -113,6 +113,50 @@ class DeadLetterTests:
         assert await store.expire_dead_letters(TIME + 6, limit=100) == 2
         assert await store.expire_dead_letters(TIME + 6, limit=100) == 0
         assert await _ids(store) == ["6", "7", "8", "9"]
+
+    @on_store
+    async def test_refused_items_leave_room_for_conflicts(self, bench: Bench) -> None:
+        budget = DeadLetterBudget(api_count=2, conflict_count=2, webhook_count=1)
+        store = await bench.open_as(DeadLetterStore, dead_letter_budget=budget)
+        assert await store.keep([letter(str(n)) for n in range(3)]) == [True, True, False]
+        conflicts = [letter(f"c{n}", reason=CONFLICT) for n in range(3)]
+        assert await store.keep(conflicts) == [True, True, False]
+        # A conflict within a delivery uses the budget of deliveries, which clients cannot fill.
+        deliveries = [letter(f"d{n}", reason=CONFLICT, origin="sendgrid") for n in range(2)]
+        assert await store.keep(deliveries) == [True, False]
+        # Removing letters makes room in their budget only.
+        assert await store.remove(WORKSPACE, ["c0"]) == 1
+        assert await store.keep([letter("3"), conflicts[2], conflicts[0]]) == [False, True, False]
+        await store.close()
+        store = await bench.open_as(DeadLetterStore, dead_letter_budget=budget)
+        assert await store.keep([*conflicts, letter("4")]) == [False, True, True, False]
+        assert await _ids(store) == ["0", "1", "c1", "d0", "c2"]
+
+    @on_store
+    async def test_each_letter_is_reported(self, bench: Bench) -> None:
+        budget = DeadLetterBudget(conflict_bytes=5000)
+        store = await bench.open_as(DeadLetterStore, dead_letter_budget=budget)
+        assert await store.keep([]) == []
+        large = letter("large", reason=CONFLICT, item=b"x" * 6000)
+        small = letter("small", reason=CONFLICT, item=b"x" * 3000)
+        assert await store.keep([large, small, large, small]) == [False, True, False, True]
+        assert await store.put([large, small]) == 1
+        assert await _ids(store) == ["small"]
+
+    @on_store
+    async def test_the_use_of_budgets_is_reported_if_at_all(self, bench: Bench) -> None:
+        store = await bench.open_as(DeadLetterStore)
+        letters = [letter("a", item=b"x" * 1000), letter("b", reason=CONFLICT, item=b"x" * 2000)]
+        await store.keep([*letters, letter("d", origin="x"), letter("o", workspace_id="other")])
+        uses = {(use.workspace_id, use.budget): use for use in await store.budget_use()}
+        if uses:
+            assert {key: use.count for key, use in uses.items() if use.count} == {
+                (WORKSPACE, "api"): 1,
+                (WORKSPACE, "conflict"): 1,
+                (WORKSPACE, "webhook"): 1,
+                ("other", "api"): 1,
+            }
+            assert 2000 <= uses[WORKSPACE, "conflict"].size < 3000
 
     @on_store
     async def test_storing_no_dead_letter_is_allowed(self, bench: Bench) -> None:

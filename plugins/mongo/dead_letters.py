@@ -15,7 +15,7 @@ from bson.datetime_ms import DatetimeMS
 from bson.errors import InvalidDocument
 from bson.objectid import ObjectId
 
-from engage.api import API_ORIGIN, DeadLetter, DeadLetterBudget, Page
+from engage.api import BudgetName, BudgetUse, DeadLetter, DeadLetterBudget, Page
 
 from .connection import DUPLICATE, Connection
 from .documents import MAX_BYTES, Sequencer, any_of, scoped_id
@@ -39,59 +39,80 @@ class DeadLetters:
         self, connection: Connection, budget: DeadLetterBudget, sequence: Sequencer
     ) -> None:
         self._connection = connection
-        self._limits = {
-            "api": (budget.api_count, budget.api_bytes),
-            "webhook": (budget.webhook_count, budget.webhook_bytes),
-        }
+        self._budget = budget
         self._sequence = sequence
         #: (workspace, budget) → the time when it was read, count, bytes.
-        self._totals: dict[tuple[str, str], tuple[float, int, int]] = {}
+        self._totals: dict[tuple[str, BudgetName], tuple[float, int, int]] = {}
 
-    async def put(self, letters: Sequence[DeadLetter]) -> int:
-        """Store dead letters within the budgets, each id once, and return how many were dropped."""
-        new: dict[str, tuple[DeadLetter, str, int]] = {}
-        for letter in letters:
-            budget = "api" if letter.origin == API_ORIGIN else "webhook"
-            new.setdefault(
-                scoped_id(letter.workspace_id, letter.id), (letter, budget, _size(letter))
-            )
+    async def keep(self, letters: Sequence[DeadLetter]) -> list[bool]:
+        """Store dead letters within the budgets, each id once, and return whether each is stored.
+
+        A stored letter that was counted against another budget before keeps that one until it
+        expires.
+        """
+        keys = [scoped_id(letter.workspace_id, letter.id) for letter in letters]
+        new: dict[str, tuple[DeadLetter, BudgetName, int]] = {}
+        for key, letter in zip(keys, letters, strict=True):
+            new.setdefault(key, (letter, letter.budget, _size(letter)))
         if not new:
-            return 0
-        dropped = 0
+            return []
+        dropped: set[str] = set()
         with self._connection.calling() as db:
             documents = []
+            written = []
             for chunk in self._connection.chunks(list(new)):
                 query = {"_id": any_of(chunk)}
                 for document in await db[DEAD_LETTERS].find(query, {"_id": 1}).to_list(None):
                     # It is written again, because it may not be durable yet.
                     letter, budget, size = new.pop(document["_id"])
                     again = _encode(document["_id"], letter, budget, size, self._sequence())
-                    documents += [] if again is None else [again]
+                    if again is not None:
+                        documents.append(again)
+                        written.append(document["_id"])
             repeats = len(documents)
             for key, (letter, budget, size) in new.items():
                 read_at, count, total = await self._total(db, letter.workspace_id, budget)
-                max_count, max_bytes = self._limits[budget]
+                max_count, max_bytes = self._budget.of(budget)
                 encoded = None
                 if count < max_count and total + size <= max_bytes:
                     encoded = _encode(key, letter, budget, size, self._sequence())
                 if encoded is None:
-                    dropped += 1
+                    dropped.add(key)
                     continue
                 self._totals[letter.workspace_id, budget] = (read_at, count + 1, total + size)
                 documents.append(encoded)
+                written.append(key)
             try:
                 codes = await self._connection.insert(DEAD_LETTERS, documents)
             except BaseException:
                 self._totals.clear()
                 raise
-        refused = sum(code != DUPLICATE for code in codes.values())
+        refused = {written[index] for index, code in codes.items() if code != DUPLICATE}
         if any(index >= repeats for index in codes):
             self._totals.clear()
         if refused:
-            _log.error("%d dead letters can never be stored", refused)
-        return dropped + refused
+            _log.error("%d dead letters can never be stored", len(refused))
+        dropped |= refused
+        return [key not in dropped for key in keys]
 
-    async def _total(self, db: Any, workspace_id: str, budget: str) -> tuple[float, int, int]:
+    async def use(self) -> list[BudgetUse]:
+        """Return how much of each budget is used."""
+        with self._connection.calling() as db:
+            fields = {"_id": 0, "workspaceId": 1, "budget": 1, "size": 1}
+            found: dict[tuple[str, BudgetName], tuple[int, int]] = {}
+            # With this condition the server answers from the index alone.
+            async for one in db[DEAD_LETTERS].find({"workspaceId": {"$gte": ""}}, fields):
+                key = one["workspaceId"], one["budget"]
+                count, size = found.get(key, (0, 0))
+                found[key] = count + 1, size + one["size"]
+        return [
+            BudgetUse(workspace_id=workspace, budget=budget, count=count, size=size)
+            for (workspace, budget), (count, size) in sorted(found.items())
+        ]
+
+    async def _total(
+        self, db: Any, workspace_id: str, budget: BudgetName
+    ) -> tuple[float, int, int]:
         known = self._totals.get((workspace_id, budget))
         now = time.monotonic()
         if known is not None and known[0] > now - _TOTALS_SECONDS:
@@ -136,7 +157,7 @@ def _size(letter: DeadLetter) -> int:
     return len(letter.item) + rest
 
 
-def _encode(key: str, letter: DeadLetter, budget: str, size: int, seq: Any) -> bytes | None:
+def _encode(key: str, letter: DeadLetter, budget: BudgetName, size: int, seq: Any) -> bytes | None:
     document = {
         "_id": key,
         "_seq": seq,

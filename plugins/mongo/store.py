@@ -13,6 +13,7 @@ from typing import Any, Final
 from bson.datetime_ms import DatetimeMS
 
 from engage.api import (
+    BudgetUse,
     ConfigError,
     DeadLetter,
     DeadLetterStore,
@@ -291,8 +292,15 @@ class MongoStorage(EventStore, ProfileStore, SubscriptionStore, DeadLetterStore)
 
     # ----------------------------------------------------------------------------- dead letters
     async def put(self, letters: Sequence[DeadLetter]) -> int:
+        return sum(not kept for kept in await self.keep(letters))
+
+    async def keep(self, letters: Sequence[DeadLetter]) -> Sequence[bool]:
         await self._ready()
-        return await self._dead_letters.put(letters)
+        return await self._dead_letters.keep(letters)
+
+    async def budget_use(self) -> Sequence[BudgetUse]:
+        await self._ready()
+        return await self._dead_letters.use()
 
     async def scan_dead_letters(
         self, workspace_id: str | None, *, after: str | None, limit: int

@@ -5,12 +5,12 @@ from __future__ import annotations
 
 import dataclasses
 import sqlite3
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 import orjson
 
-from engage.api import API_ORIGIN, DeadLetter, DeadLetterBudget
+from engage.api import API_ORIGIN, CONFLICT, BudgetName, BudgetUse, DeadLetter, DeadLetterBudget
 
 from .connection import is_text, key_of, look_up
 from .paging import Window
@@ -20,36 +20,40 @@ _COLUMNS: Final = (
     "errors, item, truncated, headers, received_at"
 )
 
+#: Budget → the column ``api`` of ``letter_totals``.
+_NUMBERS: Final[Mapping[BudgetName, int]] = {"webhook": 0, "api": 1, "conflict": 2}
+#: The same number, of a row of ``letters``.
+_NUMBER: Final = (
+    f"CASE WHEN origin <> '{API_ORIGIN}' THEN 0 WHEN reason = '{CONFLICT}' THEN 2 ELSE 1 END"
+)
 
-def put(db: sqlite3.Connection, letters: Sequence[DeadLetter], budget: DeadLetterBudget) -> int:
-    """Store dead letters within the budget, each id once.
 
-    :return: how many were dropped because a budget is used up.
-    """
+def keep(
+    db: sqlite3.Connection, letters: Sequence[DeadLetter], budget: DeadLetterBudget
+) -> list[bool]:
+    """Store dead letters within the budgets, each id once, and return whether each is stored."""
+    _separate_conflicts(db)
     totals = {
-        (workspace, bool(api)): (count, size)
-        for workspace, api, count, size in db.execute(
+        (workspace, number): (count, size)
+        for workspace, number, count, size in db.execute(
             "SELECT workspace, api, count, size FROM letter_totals"
         )
     }
-    dropped = 0
+    kept = []
     for letter in map(_storable, letters):
         key = key_of(letter.workspace_id, letter.id)
         if db.execute("SELECT 1 FROM letters WHERE key = ?", (key,)).fetchone():
+            kept.append(True)
             continue
-        api = letter.origin == API_ORIGIN
-        max_count, max_bytes = (
-            (budget.api_count, budget.api_bytes)
-            if api
-            else (budget.webhook_count, budget.webhook_bytes)
-        )
+        number = _NUMBERS[letter.budget]
+        max_count, max_bytes = budget.of(letter.budget)
         errors, headers = orjson.dumps(list(letter.errors)), orjson.dumps(list(letter.headers))
         size = len(letter.item) + len(errors) + len(headers)
-        count, total = totals.get((letter.workspace_id, api), (0, 0))
-        if count >= max_count or total + size > max_bytes:
-            dropped += 1
+        count, total = totals.get((letter.workspace_id, number), (0, 0))
+        kept.append(count < max_count and total + size <= max_bytes)
+        if not kept[-1]:
             continue
-        totals[letter.workspace_id, api] = (count + 1, total + size)
+        totals[letter.workspace_id, number] = (count + 1, total + size)
         db.execute(
             f"INSERT INTO letters (key, {_COLUMNS}, size) VALUES ({','.join('?' * 16)})",
             (
@@ -73,9 +77,32 @@ def put(db: sqlite3.Connection, letters: Sequence[DeadLetter], budget: DeadLette
         )
     db.executemany(
         "INSERT OR REPLACE INTO letter_totals (workspace, api, count, size) VALUES (?, ?, ?, ?)",
-        [(workspace, api, *total) for (workspace, api), total in totals.items()],
+        [(workspace, number, *total) for (workspace, number), total in totals.items()],
     )
-    return dropped
+    return kept
+
+
+def use(db: sqlite3.Connection) -> list[BudgetUse]:
+    """Return how much of each budget is used."""
+    names = {number: name for name, number in _NUMBERS.items()}
+    return [
+        BudgetUse(workspace_id=workspace, budget=names[number], count=count, size=size)
+        for workspace, number, count, size in db.execute(
+            "SELECT workspace, api, count, size FROM letter_totals ORDER BY workspace, api"
+        )
+    ]
+
+
+def _separate_conflicts(db: sqlite3.Connection) -> None:
+    """Count conflicts apart, once, in a store of a version that counted them with the API's."""
+    done = "INSERT INTO store VALUES ('conflicts_apart', 1) ON CONFLICT (name) DO NOTHING"
+    if not db.execute(done).rowcount:
+        return
+    db.execute("DELETE FROM letter_totals")
+    db.execute(
+        "INSERT INTO letter_totals (workspace, api, count, size) "
+        f"SELECT workspace, {_NUMBER}, count(*), sum(size) FROM letters GROUP BY 1, 2"
+    )
 
 
 def _storable(letter: DeadLetter) -> DeadLetter:
@@ -150,16 +177,17 @@ def expire(db: sqlite3.Connection, before: int, limit: int) -> int:
 
 
 def _delete(db: sqlite3.Connection, numbers: Iterable[int]) -> int:
-    count = 0
-    for number in numbers:
-        workspace, origin, size = db.execute(
-            "SELECT workspace, origin, size FROM letters WHERE seq = ?", (number,)
+    _separate_conflicts(db)
+    deleted = 0
+    for seq in numbers:
+        workspace, number, size = db.execute(
+            f"SELECT workspace, {_NUMBER}, size FROM letters WHERE seq = ?", (seq,)
         ).fetchone()
-        db.execute("DELETE FROM letters WHERE seq = ?", (number,))
+        db.execute("DELETE FROM letters WHERE seq = ?", (seq,))
         db.execute(
             "UPDATE letter_totals SET count = count - 1, size = size - ? "
             "WHERE workspace = ? AND api = ?",
-            (size, workspace, origin == API_ORIGIN),
+            (size, workspace, number),
         )
-        count += 1
-    return count
+        deleted += 1
+    return deleted

@@ -297,10 +297,10 @@ class Engine(Session):
                 self._profiles.ensure_user(db, change.workspace_id, change.user_id, change.at)
             return subscriptions.state(db, change.workspace_id, change.user_id)
 
-    def put(self, letters: Sequence[DeadLetter]) -> int:
-        """Store dead letters, and return how many were dropped."""
+    def keep(self, letters: Sequence[DeadLetter]) -> list[bool]:
+        """Store dead letters, and return whether each is stored."""
         with translating_errors(self.settings.path), self._transaction() as db:
-            return dead_letters.put(db, letters, self.settings.budget)
+            return dead_letters.keep(db, letters, self.settings.budget)
 
     def remove(self, workspace_id: str, ids: Sequence[str]) -> int:
         """Delete dead letters, and return how many existed."""

@@ -11,6 +11,7 @@ import sqlite3
 from collections.abc import Iterator, Sequence
 
 from engage.api import (
+    BudgetUse,
     DeadLetter,
     Event,
     EventFilter,
@@ -101,6 +102,11 @@ class Reader(Session):
         """Return a page of audit records, and its cursor."""
         with self._snapshot() as db:
             return subscriptions.history(db, workspace_id, user_id, after, limit)
+
+    def budget_use(self) -> list[BudgetUse]:
+        """Return how much of each budget of dead letters is used."""
+        with self._snapshot() as db:
+            return dead_letters.use(db)
 
     def scan_dead_letters(
         self, workspace_id: str | None, after: int | None, limit: int

@@ -85,7 +85,7 @@ _TABLES: Final = (
         errors BLOB NOT NULL, item BLOB NOT NULL, truncated INTEGER NOT NULL,
         headers BLOB NOT NULL, received_at INTEGER NOT NULL, size INTEGER NOT NULL)""",
     "CREATE INDEX letters_received ON letters (received_at)",
-    # For the budgets. api is 1 for dead letters of the API, 0 for those of deliveries.
+    # For the budgets. api is 1 for refused items of the API, 2 for its conflicts, 0 for deliveries.
     """CREATE TABLE letter_totals (
         workspace TEXT NOT NULL, api INTEGER NOT NULL,
         count INTEGER NOT NULL, size INTEGER NOT NULL,

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
 from engage.api import (
+    BudgetUse,
     DeadLetter,
     DeadLetterStore,
     Event,
@@ -181,7 +182,13 @@ class SqliteStorage(EventStore, ProfileStore, SubscriptionStore, DeadLetterStore
 
     # ---------------------------------------------------------------------- dead letters
     async def put(self, letters: Sequence[DeadLetter]) -> int:
-        return await self._writer.call(Engine.put, letters)
+        return sum(not kept for kept in await self.keep(letters))
+
+    async def keep(self, letters: Sequence[DeadLetter]) -> Sequence[bool]:
+        return await self._writer.call(Engine.keep, letters)
+
+    async def budget_use(self) -> Sequence[BudgetUse]:
+        return await self._read(self._reader.budget_use)
 
     async def scan_dead_letters(
         self, workspace_id: str | None, *, after: str | None, limit: int

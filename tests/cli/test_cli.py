@@ -9,10 +9,12 @@ import os
 import pty
 import re
 import shlex
+import socket
 import stat
 import subprocess
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -280,6 +282,84 @@ def test_check_reports_a_config_that_works(stored: Path) -> None:
     assert [line[0] for line in lines] == ["config", "workspace", "workspace", "plugins", "storage"]
     assert lines[1][1] == "acme: 1 write key, 1 subscription group"
     assert lines[4][1] == "sqlite: open, accepts events"
+
+
+def test_check_shows_a_budget_of_dead_letters_that_is_nearly_full(stored: Path) -> None:
+    text = stored.read_text()
+    stored.write_text(f"{text}[limits]\ndead_letter_count = 2\n")
+    assert "\nbudget\t" not in run("check", "--config", stored).stdout
+    stored.write_text(f"{text}[limits]\ndead_letter_count = 1\n")
+    result = run("check", "--config", stored)
+    assert result.exit_code == 0
+    assert result.stdout.splitlines()[-1] == (
+        "budget\tacme: refused items (limits.dead_letter_count, limits.dead_letter_bytes) use 1 of "
+        "1 letters and 0 of 64 MiB; no more are kept"
+    )
+
+
+def odd_paths(folder: Path) -> Iterator[tuple[str, str]]:
+    """Yield paths that are not a config file, and what is wrong with them."""
+    fifo = folder / "fifo"
+    os.mkfifo(fifo)
+    file = folder / "large"
+    with file.open("wb") as large:
+        large.truncate(1024 * 1024 + 1)
+    sock = socket.socket(socket.AF_UNIX)
+    sock.bind(str(folder / "socket"))
+    sock.close()
+    loop = folder / "loop"
+    loop.symlink_to(loop)
+    yield "/dev/zero", "is larger than 1024 KiB"
+    yield str(file), "is larger than 1024 KiB"
+    yield "/dev/null", "workspaces: is missing"
+    yield str(fifo), "cannot be read: no text came through the pipe in 5 seconds"
+    yield str(folder / "socket"), "cannot be read: No such device or address"
+    yield str(loop), "cannot be read: Too many levels of symbolic links"
+    yield "/proc/self/mem", "cannot be read: Input/output error"
+    yield str(folder), "cannot be read: Is a directory"
+    yield f"{file}/x", "cannot be read: Not a directory"
+    yield "x" * 5000, "cannot be read: File name too long"
+
+
+def test_an_odd_config_path_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is read is bounded, and whatever the path names, the answer is one line."""
+    monkeypatch.setattr("engage.config.config.FIFO_SECONDS", 0.1)
+    for path, problem in odd_paths(tmp_path):
+        result = run("check", "--config", path)
+        assert result.exit_code == 1, path
+        assert result.exception is None or isinstance(result.exception, SystemExit), path
+        assert result.stderr.count("\n") == 1, path
+        assert problem.replace("5 seconds", "0.1 seconds") in result.stderr, path
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["a = 1" + "0" * 5000, "[[workspaces]]\nid = 1979-99-99", "a = 1e999999\n" * 2, "a=" * 9],
+)
+def test_an_odd_config_is_a_few_lines(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "engage.toml"
+    path.write_text(text)
+    result = run("check", "--config", path)
+    assert result.exit_code == 1
+    assert isinstance(result.exception, SystemExit)
+    assert result.stderr.startswith(f"engage: {path}")
+
+
+def test_a_config_can_come_from_a_pipe(stored: Path) -> None:
+    fifo = stored.parent / "fifo"
+    os.mkfifo(fifo)
+    text = stored.read_text()
+    # More than a pipe holds, in two parts.
+    padding = "# padding\n" * 20_000
+    with subprocess.Popen(
+        ["sh", "-c", f"cat >{fifo}; true"], stdin=subprocess.PIPE, text=True
+    ) as writer:
+        assert writer.stdin is not None
+        feeder = threading.Thread(target=lambda: writer.communicate(padding + text))
+        feeder.start()
+        result = run("check", "--config", fifo)
+        feeder.join()
+    assert (result.exit_code, result.stderr) == (0, "")
 
 
 def test_check_shows_no_secret(stored: Path) -> None:

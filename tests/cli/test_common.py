@@ -46,14 +46,10 @@ def test_an_unreadable_config_is_a_failure_and_not_wrong_usage(
     path.write_text("")
     monkeypatch.setattr(os, "access", lambda *_: False)
 
-    read = Path.read_bytes
+    def refuse(file: Path) -> bytes:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(file))
 
-    def read_bytes(file: Path) -> bytes:
-        if file == path:
-            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(file))
-        return read(file)
-
-    monkeypatch.setattr(Path, "read_bytes", read_bytes)
+    monkeypatch.setattr("engage.config.config._content", refuse)
     done = CliRunner().invoke(main, [*arguments.split(), str(path)])
     assert (done.exit_code, done.stderr) == (
         1,

@@ -525,9 +525,10 @@ async def test_the_log_has_whether_a_dead_letter_was_kept(
         caplog.clear()
         # Like a storage that stores only events.
         monkeypatch.setattr("engage.pipeline.ingest.DeadLetterStore", type("Nobody", (), {}))
-        assert (await deliver(server, bad)).status == 200
-    assert "webhook segment: lost, because the storage keeps no dead letters: " in caplog.text
-    assert "kept" not in caplog.text
+        answer = await deliver(server, bad)
+        assert (answer.status, answer.json["code"]) == (503, "overloaded")
+    assert "webhook segment: not acknowledged, it cannot be kept: " in caplog.text
+    assert "kept as dead letter" not in caplog.text
 
 
 async def test_the_log_has_that_no_workspace_uses_the_provider(

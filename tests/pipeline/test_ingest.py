@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from engage.api import DeadLetter, Event, EventStore, Status, StorageUnavailable
+from engage.api import CONFLICT, Event, EventStore, Status, StorageUnavailable
 from engage.config import DEFAULT_LIMITS
 from engage.errors import ApiError
 from engage.pipeline import ingest as ingest_module
@@ -239,10 +239,8 @@ async def test_a_request_while_the_store_is_opened_fails_in_time() -> None:
 async def test_a_dead_letter_is_put_once_and_counted() -> None:
     store, metrics = MemoryStore(), CountingMetrics()
     ingest = make(store, metrics)
-    await ingest.put_dead_letters([])
-    await asyncio.gather(
-        ingest.put_dead_letters([letter("1"), letter("2")]), ingest.put_dead_letters([letter("1")])
-    )
+    await ingest.keep([])
+    await asyncio.gather(ingest.keep([letter("1"), letter("2")]), ingest.keep([letter("1")]))
     assert len(store.letters) == 2
     assert metrics.letters["invalid_payload"] == 3
 
@@ -255,18 +253,43 @@ async def test_a_dead_letter_that_cannot_be_kept_is_an_error() -> None:
 
     store.before_put = down
     with pytest.raises(StorageUnavailable):
-        await make(store, CountingMetrics()).put_dead_letters([letter("1")])
+        await make(store, CountingMetrics()).keep([letter("1")])
 
 
 async def test_dead_letters_that_are_dropped_are_counted() -> None:
-    class Full(MemoryStore):
-        async def put(self, letters: Sequence[DeadLetter]) -> int:
-            return len(letters)
+    store, metrics = MemoryStore(), CountingMetrics()
+    store.full = {"api"}
+    conflict = letter("3", reason=CONFLICT)
+    kept = await make(store, metrics).keep([letter("1"), conflict, letter("2")])
+    assert list(kept) == [False, True, False]
+    assert list(await make(MemoryEvents(), metrics).keep([letter("1"), conflict])) == [False] * 2
+    assert metrics.lost == {"dead_letter": 3, "conflict": 1}
+    assert metrics.letters == {CONFLICT: 1}
 
-    metrics = CountingMetrics()
-    await make(Full(), metrics).put_dead_letters([letter("1"), letter("2")])
-    await make(MemoryEvents(), metrics).put_dead_letters([letter("1")])
-    assert metrics.lost["dead_letter"] == 3
+
+async def test_a_full_budget_is_logged_once_in_ten_minutes(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 100.0
+    monkeypatch.setattr("engage.pipeline.ingest.time.monotonic", lambda: now)
+
+    def lines() -> list[str]:
+        return [one.getMessage() for one in caplog.records if one.name == "engage.pipeline.ingest"]
+
+    store = MemoryStore()
+    store.full = {"api", "conflict"}
+    ingest = make(store, CountingMetrics())
+    for number in range(5):
+        await ingest.keep([letter(str(number)), letter(f"c{number}", reason=CONFLICT)])
+    assert len(lines()) == 2
+    assert "the api budget is full (limits.dead_letter_count, limits." in lines()[0]
+    assert "the conflict budget is full (limits.conflict_count, limits." in lines()[1]
+    now += 599
+    await ingest.keep([letter("x")])
+    assert len(lines()) == 2
+    now += 1
+    await ingest.keep([letter("y")])
+    assert lines()[2].endswith("; 5 more since the last line")
 
 
 async def test_close_refuses_requests_and_leaves_the_store_open() -> None:
@@ -280,6 +303,6 @@ async def test_close_refuses_requests_and_leaves_the_store_open() -> None:
         await ingest.submit([make_event("b")], "key")
     assert caught.value.code == "shutting_down"
     with pytest.raises(ApiError) as caught:
-        await ingest.put_dead_letters([letter("1")])
+        await ingest.keep([letter("1")])
     assert caught.value.code == "shutting_down"
     assert store.closed == 0

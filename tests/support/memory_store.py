@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from engage.api import (
+    BudgetName,
     DeadLetter,
     DeadLetterStore,
     Event,
@@ -159,20 +160,29 @@ class MemorySubscriptions(SubscriptionStore):
 
 
 class MemoryDeadLetters(DeadLetterStore):
-    """Dead letters, without a budget."""
+    """Dead letters; a budget is full if the test says so."""
 
     def __init__(self) -> None:
         super().__init__()
+        #: The budgets that have no room for another letter.
+        self.full: set[BudgetName] = set()
         self.letters: dict[tuple[str, str], DeadLetter] = {}
         #: Called before dead letters are put; may raise.
         self.before_put: Callable[[], Any] | None = None
 
     async def put(self, letters: Sequence[DeadLetter]) -> int:
+        return sum(not kept for kept in await self.keep(letters))
+
+    async def keep(self, letters: Sequence[DeadLetter]) -> Sequence[bool]:
         if self.before_put is not None:
             self.before_put()
+        kept = []
         for letter in letters:
-            self.letters.setdefault((letter.workspace_id, letter.id), letter)
-        return 0
+            key = (letter.workspace_id, letter.id)
+            if letter.budget not in self.full:
+                self.letters.setdefault(key, letter)
+            kept.append(key in self.letters)
+        return kept
 
     async def scan_dead_letters(
         self, workspace_id: str | None, *, after: str | None, limit: int

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
-from engage.api import Event, EventStore, StorageContext, StorageUnavailable
+from engage.api import DeadLetterBudget, Event, EventStore, StorageContext, StorageUnavailable
 from engage.config import load
 from engage.registry import load_plugins
 from engage.testing import event
@@ -54,10 +54,19 @@ async def open_store(path: Path) -> AsyncIterator[EventStore]:
         await store.close()
 
 
-def make(tmp_path: Path, *, timeout: float = 30, **options: Any) -> SqliteStorage:
+def make(
+    tmp_path: Path,
+    *,
+    timeout: float = 30,
+    budget: DeadLetterBudget = DeadLetterBudget(),  # noqa: B008 - frozen
+    **options: Any,
+) -> SqliteStorage:
     """Make the storage of options, as the registry does; open it afterwards."""
     context = StorageContext(
-        base_dir=tmp_path, identifiers={"acme": ["email"]}, write_timeout=timeout
+        base_dir=tmp_path,
+        identifiers={"acme": ["email"]},
+        write_timeout=timeout,
+        dead_letter_budget=budget,
     )
     return SqliteStorage.from_options(options, context)
 

@@ -133,8 +133,23 @@ class ForgetsIds(SqliteStorage):
 class OneBudget(SqliteStorage):
     """Dead letters of the API and of deliveries displace each other."""
 
-    async def put(self, letters: Sequence[DeadLetter]) -> int:
-        return await super().put([dataclasses.replace(one, origin="api") for one in letters])
+    async def keep(self, letters: Sequence[DeadLetter]) -> Sequence[bool]:
+        return await super().keep([dataclasses.replace(one, origin="api") for one in letters])
+
+
+class OneReserve(SqliteStorage):
+    """Conflicts and refused items displace each other."""
+
+    async def keep(self, letters: Sequence[DeadLetter]) -> Sequence[bool]:
+        return await super().keep([dataclasses.replace(one, reason="x") for one in letters])
+
+
+class KeepsAll(SqliteStorage):
+    """Reports each letter as kept."""
+
+    async def keep(self, letters: Sequence[DeadLetter]) -> Sequence[bool]:
+        await super().keep(letters)
+        return [True] * len(letters)
 
 
 class YoungestFirst(SqliteStorage):
@@ -216,6 +231,8 @@ FLAWS = [
     (AppliesTwice, "test_a_retry_changes_nothing"),
     (ForgetsIds, "test_a_change_is_applied_once_for_each_id"),
     (OneBudget, "test_a_budget_limits_the_number_of_dead_letters"),
+    (OneReserve, "test_refused_items_leave_room_for_conflicts"),
+    (KeepsAll, "test_each_letter_is_reported"),
     (YoungestFirst, "test_users_are_found_by_an_identifier"),
     (LosesNull, "test_the_latest_value_of_each_trait_wins"),
 ]

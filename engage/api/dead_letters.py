@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Dead letters, their budgets, and what a storage that keeps them promises."""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Final, Literal
+
+from engage.api.events import API_ORIGIN
+from engage.api.pages import Page
+
+__all__ = [
+    "CONFLICT",
+    "BudgetName",
+    "BudgetUse",
+    "DeadLetter",
+    "DeadLetterBudget",
+    "DeadLetterStore",
+]
+
+#: The reason of a dead letter whose event is valid, but another event has its message id.
+CONFLICT: Final = "message_id_conflict"
+
+#: The budgets of a workspace, see :attr:`DeadLetter.budget`.
+BudgetName = Literal["api", "webhook", "conflict"]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class DeadLetter:
+    """A refused event, or a webhook delivery that could not be translated."""
+
+    #: A hash of workspace, origin and item, so that a retry does not make a second letter.
+    id: str
+    workspace_id: str
+    #: ``api``, or the provider's name.
+    origin: str
+    write_key_id: str | None
+    user_id: str | None
+    anonymous_id: str | None
+    message_id: str | None
+    #: An error code such as ``invalid_payload`` or ``message_id_conflict``.
+    reason: str
+    message: str
+    #: Objects of the form ``{"pointer": …, "message": …}``.
+    errors: Sequence[Mapping[str, str]]
+    #: The raw item as received; for a delivery, the raw body.
+    item: bytes
+    #: Whether ``item`` was cut.
+    truncated: bool
+    #: For a delivery: [name, value] pairs, with secrets redacted.
+    headers: Sequence[tuple[str, str]]
+    #: Milliseconds since 1970 UTC.
+    received_at: int
+
+    @property
+    def budget(self) -> BudgetName:
+        """The budget that the letter counts against.
+
+        Anyone who has a write key can fill the budget of refused items, and must not prevent a
+        conflict or a delivery from being kept: these have separate ones.
+        """
+        if self.origin != API_ORIGIN:
+            return "webhook"
+        return "conflict" if self.reason == CONFLICT else "api"
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class BudgetUse:
+    """How much of a budget the dead letters of a workspace use."""
+
+    workspace_id: str
+    budget: BudgetName
+    #: Number of letters.
+    count: int
+    #: Bytes of the letters: items, errors and headers.
+    size: int
+
+
+class DeadLetterStore(abc.ABC):
+    """A storage that also keeps dead letters, within a :class:`DeadLetterBudget`."""
+
+    @abc.abstractmethod
+    async def put(self, letters: Sequence[DeadLetter]) -> int:
+        """Keep letters, idempotently by workspace and id; drop those beyond the budget.
+
+        :return: how many were dropped because a budget is full.
+        """
+
+    async def keep(self, letters: Sequence[DeadLetter]) -> Sequence[bool]:
+        """Keep letters as :meth:`put` does, and report each.
+
+        The server calls this method only: an event that conflicts with another is acknowledged only
+        if its letter is kept. By default it calls :meth:`put` for one letter at a time; a storage
+        overrides it to keep all letters in one transaction.
+
+        :return: whether each letter is durable, in their order. A letter that was kept before is.
+        """
+        return [not await self.put([letter]) for letter in letters]
+
+    async def budget_use(self) -> Sequence[BudgetUse]:
+        """Return how much of each budget is used; by default nothing, which means "unknown".
+
+        The server reports it in its metrics, and ``engage check`` shows it. Budgets without a
+        letter may be left out.
+        """
+        return ()
+
+    @abc.abstractmethod
+    async def scan_dead_letters(
+        self, workspace_id: str | None, *, after: str | None, limit: int
+    ) -> Page[DeadLetter]:
+        """Return one page of all dead letters, in order of arrival."""
+
+    @abc.abstractmethod
+    async def remove(self, workspace_id: str, ids: Sequence[str]) -> int:
+        """Delete letters, and return how many of them existed."""
+
+    @abc.abstractmethod
+    async def expire_dead_letters(self, before: int, *, limit: int) -> int:
+        """Delete at most ``limit`` letters with ``received_at`` below ``before`` (milliseconds).
+
+        :return: how many letters were deleted.
+        """
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class DeadLetterBudget:
+    """Budgets per workspace; letters of one budget never displace those of another."""
+
+    #: Items of the API that were refused.
+    api_count: int = 10_000
+    api_bytes: int = 64 * 1024 * 1024
+    #: Verified deliveries, and conflicts of their events.
+    webhook_count: int = 10_000
+    webhook_bytes: int = 256 * 1024 * 1024
+    #: Events of the API whose message id another event has.
+    conflict_count: int = 10_000
+    conflict_bytes: int = 64 * 1024 * 1024
+
+    def of(self, budget: BudgetName) -> tuple[int, int]:
+        """Return the maximum number of letters and of bytes of a budget."""
+        if budget == "conflict":
+            return self.conflict_count, self.conflict_bytes
+        if budget == "webhook":
+            return self.webhook_count, self.webhook_bytes
+        return self.api_count, self.api_bytes

@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Finds out why an event was not stored, and keeps it if another event has its message id.
+
+Nothing is acknowledged that is kept nowhere: a conflict that cannot be kept is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from engage.api import API_ORIGIN, Event, EventStore, Outcome, Status, StorageUnavailable
+from engage.errors import ApiError, conflict_not_kept, overloaded
+from engage.pipeline.dead_letters import Conflict, find_conflict, letter_of
+from engage.storage.time_limit import within
+
+if TYPE_CHECKING:
+    from engage.pipeline.ingest import Ingest
+    from engage.pipeline.normalise import Arrival
+
+__all__ = ["Conflicts"]
+
+
+class Conflicts:
+    """Finds and keeps conflicts.
+
+    :param ingest: writes the dead letters.
+    :param store: the store that ``ingest`` writes to.
+    :param timeout: seconds that a call of the store may take.
+    """
+
+    def __init__(self, ingest: Ingest, store: EventStore, *, timeout: float) -> None:
+        self._ingest = ingest
+        self._store = store
+        self._timeout = timeout
+
+    async def problem(self, event: Event, outcome: Outcome) -> ApiError | Conflict | None:
+        """Find out why an event was not stored.
+
+        :return: the refusal, or the conflict with the stored event; ``None`` for a duplicate.
+        """
+        if outcome.status is Status.REFUSED:
+            reason = outcome.reason or "the storage cannot store this event"
+            return ApiError("event_refused", reason)
+        stored = outcome.stored
+        if stored is None:
+            async with within(self._timeout):
+                found = await self._store.find(*event.identity)
+            if found is None:  # it has expired meanwhile, so the next attempt stores this one
+                raise StorageUnavailable("the event with this message id has just expired")
+            stored = found.body
+        return find_conflict(event, stored)
+
+    async def keep(
+        self, conflicts: Sequence[tuple[Any, Conflict]], arrival: Arrival
+    ) -> Sequence[ApiError | None]:
+        """Keep events that conflict with stored ones as dead letters, whole.
+
+        :param conflicts: items, each with its conflict.
+        :return: for each, the refusal if it cannot be kept: nothing is acknowledged that is kept
+            nowhere.
+        :raises ApiError: 503, if an event of a delivery cannot be kept; the provider sends it again
+            and stops after some days.
+        """
+        kept = await self._ingest.keep(
+            [letter_of(item, conflict, arrival, max_item=None) for item, conflict in conflicts]
+        )
+        if arrival.origin != API_ORIGIN and not all(kept):
+            raise overloaded("a conflict of this delivery cannot be kept; send it again later")
+        return [
+            None if stored else conflict_not_kept(conflict.message, conflict.errors)
+            for (_, conflict), stored in zip(conflicts, kept, strict=True)
+        ]

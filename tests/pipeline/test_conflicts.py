@@ -1,0 +1,187 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Nothing is acknowledged that is kept nowhere.
+
+An event with the message id of another is acknowledged only if its dead letter is durable. Refused
+items, of which anyone with a write key can send any number, cannot prevent that.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+
+from engage.api import DeadLetterBudget, DeadLetterStore, StorageUnavailable
+from engage.config import Limits
+from engage.testing.factories import all_pages
+from support.memory_store import MemoryEvents, MemoryStore
+from support.pipeline import BAD, GOOD, Core, error_of, make_core, send_batch, send_event
+from support.sqlite import make
+
+FIRST = {**GOOD, "messageId": "m"}
+OTHER = {**GOOD, "messageId": "m", "properties": {"a": 1}}
+CODE = "message_id_conflict"
+
+
+def conflict(number: int, size: int = 0) -> dict[str, Any]:
+    """Return an event that conflicts with FIRST, each with another content."""
+    return {**FIRST, "properties": {"n": number, "x": "x" * size}}
+
+
+async def test_a_conflict_that_is_kept_is_acknowledged() -> None:
+    core = make_core()
+    await send_event(core, FIRST)
+    core.store.full = {"api", "webhook"}
+    await send_event(core, OTHER)
+    core.store.full = {"api", "webhook", "conflict"}
+    # A retry, whose letter is kept already.
+    await send_event(core, OTHER)
+    result = await send_batch(core, [OTHER, FIRST])
+    assert (result.accepted, result.duplicates, result.rejected) == (0, 2, [])
+    assert [letter.reason for letter in core.letters] == [CODE]
+
+
+async def test_a_single_conflict_that_cannot_be_kept_is_refused() -> None:
+    core = make_core()
+    await send_event(core, FIRST)
+    core.store.full = {"conflict"}
+    for strict in (False, True):
+        error = await error_of(send_event(core, OTHER, strict=strict))
+        assert (error.status, error.code) == (400, CODE)
+        assert [problem.pointer for problem in error.errors] == ["/properties"]
+        assert "send it with a different messageId" in error.message
+    assert core.letters == []
+    assert core.metrics.events["track", "conflict"] == 0
+    assert core.metrics.events["track", CODE] == 2
+    # The same event with a different id is stored.
+    await send_event(core, {**OTHER, "messageId": "n"})
+    assert len(core.documents) == 2
+
+
+async def test_an_item_of_a_batch_whose_conflict_cannot_be_kept_is_rejected() -> None:
+    core = make_core()
+    await send_event(core, FIRST)
+    core.store.full = {"conflict"}
+    result = await send_batch(core, [OTHER, GOOD, FIRST, BAD, conflict(2)])
+    assert (result.accepted, result.duplicates) == (1, 1)
+    rejected = [(item.index, item.error.code) for item in result.rejected]
+    assert rejected == [(0, CODE), (3, "invalid_payload"), (4, CODE)]
+    assert result.rejected[0].message_id == "m"
+    assert [letter.reason for letter in core.letters] == ["invalid_payload"]
+    assert core.metrics.events["track", CODE] == 2
+    error = await error_of(send_batch(core, [OTHER, conflict(2)]))
+    assert (error.status, error.code) == (400, CODE)
+
+
+async def test_the_second_of_two_events_of_one_batch_is_kept_or_rejected() -> None:
+    core = make_core()
+    result = await send_batch(core, [FIRST, OTHER])
+    assert (result.accepted, result.duplicates, len(core.letters)) == (1, 1, 1)
+    core = make_core()
+    core.store.full = {"conflict"}
+    result = await send_batch(core, [FIRST, OTHER])
+    assert [item.error.code for item in result.rejected] == [CODE]
+
+
+async def test_a_delivery_whose_conflict_cannot_be_kept_is_sent_again() -> None:
+    core = make_core()
+    await core.pipeline.deliver("acme", "stripe", [FIRST])
+    core.store.full = {"conflict", "api"}
+    await core.pipeline.deliver("acme", "stripe", [OTHER])
+    core.store.full = {"webhook"}
+    error = await error_of(core.pipeline.deliver("acme", "stripe", [conflict(2)]))
+    assert (error.status, error.code) == (503, "overloaded")
+
+
+@pytest.mark.parametrize("with_stored", [True, False])
+async def test_a_storage_without_dead_letters_refuses_conflicts(with_stored: bool) -> None:
+    store = MemoryEvents()
+    store.with_stored = with_stored
+    core = make_core(store)  # type: ignore[arg-type]
+    await send_event(core, FIRST)
+    await send_event(core, FIRST)
+    assert (await error_of(send_event(core, OTHER))).code == CODE
+    assert (await error_of(send_batch(core, [OTHER]))).code == CODE
+
+
+async def test_an_event_is_not_acknowledged_when_the_stored_one_has_just_expired() -> None:
+    class Expiring(MemoryStore):
+        async def find(self, *identity: str) -> None:
+            return None
+
+    store = Expiring()
+    store.with_stored = False
+    core = make_core(store)
+    await send_event(core, FIRST)
+    with pytest.raises(StorageUnavailable):
+        await send_event(core, OTHER)
+
+
+async def test_a_conflict_is_kept_whole() -> None:
+    core = make_core()
+    await send_event(core, FIRST)
+    item = conflict(1, 60_000)
+    await send_event(core, item)
+    await send_batch(core, [conflict(2, 60_000)])
+    assert [letter.truncated for letter in core.letters] == [False, False]
+    assert orjson.loads(core.letters[0].item) == item
+
+
+async def fill(core: Core, count: int) -> None:
+    """Send as many different invalid events as the budget of refused items has room for."""
+    for start in range(0, count, 500):
+        items = [{**BAD, "messageId": str(n)} for n in range(start, min(start + 500, count))]
+        await error_of(send_batch(core, items))
+
+
+async def test_junk_of_a_public_key_does_not_use_up_the_room_for_conflicts(
+    tmp_path: Path,
+) -> None:
+    """Finding 6: 10,000 invalid events, then an event whose message id was guessed and used."""
+    limits = Limits(dead_letter_count=1000, conflict_count=3)
+    store = make(tmp_path, budget=limits.dead_letter_budget)
+    await store.open(create=True)
+    try:
+        core = make_core(store, limits=limits)
+        await fill(core, 1100)
+        assert core.metrics.lost["dead_letter"] == 100
+        await send_event(core, FIRST)
+        for number in range(3):
+            await send_event(core, conflict(number))
+        assert (await error_of(send_event(core, conflict(4)))).code == CODE
+        await send_event(core, conflict(1))
+        letters = await all_pages(store.scan_dead_letters, "acme")
+        assert [one.reason for one in letters[1000:]] == [CODE] * 3
+        assert core.metrics.lost["conflict"] == 1
+    finally:
+        await store.close()
+
+
+async def test_a_storage_of_third_parties_keeps_letters_with_put_alone() -> None:
+    class Old(MemoryStore):
+        keep = DeadLetterStore.keep
+        puts = 0
+
+        async def put(self, letters: Any) -> int:
+            self.puts += 1
+            return sum(letter.id.startswith("0") for letter in letters)
+
+    core = make_core(Old())
+    await send_event(core, FIRST)
+    answers = []
+    for number in range(100):
+        try:
+            await send_event(core, conflict(number))
+            answers.append(200)
+        except Exception as error:
+            answers.append(error.status)  # type: ignore[attr-defined]
+    assert set(answers) == {200, 400}
+
+
+def test_a_budget_has_three_parts() -> None:
+    budget = DeadLetterBudget()
+    assert budget.of("conflict") == (10_000, 64 * 1024 * 1024)
+    assert budget.of("api") == (10_000, 64 * 1024 * 1024)
+    assert budget.of("webhook") == (10_000, 256 * 1024 * 1024)
