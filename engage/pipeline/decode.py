@@ -9,7 +9,7 @@ while decompressing, the number of values before parsing, and the depth without 
 from __future__ import annotations
 
 import asyncio
-import json
+import re
 import zlib
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final, Literal
@@ -22,9 +22,11 @@ if TYPE_CHECKING:
     from engage.config import Limits
 
 __all__ = [
+    "SLICE",
     "Encoding",
     "check_encoding",
     "decode_json",
+    "decode_json_in_slices",
     "decompress",
     "decompress_in_slices",
     "too_deep",
@@ -46,8 +48,8 @@ _GZIP_MAGIC: Final = b"\x1f\x8b"
 
 #: Bytes passed to zlib at once. Kept small, because zlib copies what a gzip member leaves unused.
 _CHUNK: Final = 64 * 1024
-#: Decompressed bytes between two turns of the event loop.
-_SLICE: Final = 1024 * 1024
+#: Bytes that are decompressed in one turn of the event loop.
+SLICE: Final = 1024 * 1024
 #: A gzip body with more members than this is an attack, not a log file.
 _MAX_MEMBERS: Final = 1000
 
@@ -58,6 +60,11 @@ _RAW: Final = -zlib.MAX_WBITS
 _DIGITS: Final = bytes.maketrans(b"123456789", b"000000000")
 #: 2**63 has 19 digits: a number with fewer digits is always in range.
 _LONG_RUN: Final = b"0" * 19
+#: In valid JSON: every string, so that its digits are skipped, and every number.
+_STRING_OR_NUMBER: Final = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"|-?[0-9][0-9.eE+-]*', re.DOTALL)
+_QUOTE: Final = ord('"')
+#: A number with one of these is not an integer.
+_FLOAT: Final = frozenset(b".eE")
 _INT_MIN: Final = -(2**63)
 _INT_MAX: Final = 2**63 - 1
 
@@ -102,7 +109,7 @@ async def decompress_in_slices(body: bytes, encoding: Encoding, limit: Limit) ->
     size = 0
     for count in _decompressing(body, encoding, limit, parts):
         size += count
-        if size >= _SLICE:
+        if size >= SLICE:
             size = 0
             await asyncio.sleep(0)
     return parts[0] if len(parts) == 1 else b"".join(parts)
@@ -161,7 +168,7 @@ def _inflate(body: bytes, wbits: int, limit: Limit, parts: list[bytes]) -> Itera
                     raise EOFError
                 stream = zlib.decompressobj(wbits)
             # One byte more than there is room for distinguishes "full" from "too large".
-            most = min(room + 1, _SLICE)
+            most = min(room + 1, SLICE)
             part = stream.decompress(data, most)
             held_back = len(part) == most and not stream.eof
             room -= len(part)
@@ -175,13 +182,34 @@ def _inflate(body: bytes, wbits: int, limit: Limit, parts: list[bytes]) -> Itera
 
 
 def decode_json(data: bytes, limits: Limits) -> Any:
-    """Parse a body.
+    """Parse a small body; :func:`decode_json_in_slices` is for any other.
 
     The body must be UTF-8; a byte order mark is ignored. Of duplicate keys, the last wins.
 
     :return: the JSON value.
     :raises ApiError: 400 ``invalid_json``; 413 ``body_too_large`` if the body has too many values.
     """
+    value = _parse(data, limits)
+    _check_depth(data, value, limits)
+    for _ in _checking_integers(data):
+        pass
+    return value
+
+
+async def decode_json_in_slices(data: bytes, limits: Limits) -> Any:
+    """Parse a body as :func:`decode_json` does, in several turns of the event loop."""
+    value = _parse(data, limits)
+    if len(data) > SLICE:
+        # Parsing took most of what one turn may take.
+        await asyncio.sleep(0)
+    _check_depth(data, value, limits)
+    for _ in _checking_integers(data):
+        await asyncio.sleep(0)
+    return value
+
+
+def _parse(data: bytes, limits: Limits) -> Any:
+    """Parse a body, without the checks of its depth and its integers."""
     size = len(data)
     # A value takes at least one byte, so a smaller body needs no count.
     if size > limits.json_values and _count_openings(data) + data.count(b",") > limits.json_values:
@@ -192,16 +220,33 @@ def decode_json(data: bytes, limits: Limits) -> Any:
     if data.startswith(_BOM):
         data = data[3:]
     try:
-        value = orjson.loads(data)
+        return orjson.loads(data)
     except orjson.JSONDecodeError as error:
         raise _invalid_json(data, error, limits) from None
+
+
+def _check_depth(data: bytes, value: Any, limits: Limits) -> None:
     # A body with fewer brackets cannot be that deep; most bodies need no further check.
     if _count_openings(data) > limits.json_depth and too_deep(value, limits.json_depth):
         raise _nested_too_deep(limits)
-    # orjson silently turns an integer beyond 64 bits into a float.
-    if _LONG_RUN in data.translate(_DIGITS):
-        json.loads(data, parse_int=_check_integer)
-    return value
+
+
+def _checking_integers(data: bytes) -> Iterator[None]:
+    """Refuse integers beyond 64 bits, which orjson silently turns into floats.
+
+    :param data: valid JSON. What is yielded are points at which other work can be done.
+    :raises ApiError: 400 ``invalid_json``.
+    """
+    if _LONG_RUN not in data.translate(_DIGITS):
+        return
+    end = SLICE
+    for token in _STRING_OR_NUMBER.finditer(data):
+        if token.end() > end:
+            yield
+            end = token.end() + SLICE
+        text = token[0]
+        if len(text) >= len(_LONG_RUN) and text[0] != _QUOTE and _FLOAT.isdisjoint(text):
+            _check_integer(text)
 
 
 def _count_openings(data: bytes) -> int:
@@ -224,7 +269,7 @@ def too_deep(value: Any, limit: int) -> bool:
     return bool(level)
 
 
-def _check_integer(text: str) -> int:
+def _check_integer(text: bytes) -> None:
     # At most 309 digits: orjson has refused numbers that exceed a double.
     if not _INT_MIN <= int(text) <= _INT_MAX:
         raise ApiError(
@@ -232,7 +277,6 @@ def _check_integer(text: str) -> int:
             "an integer is outside the signed 64-bit range (-2**63 to 2**63-1);"
             " send it as a string",
         )
-    return 0
 
 
 def _nested_too_deep(limits: Limits) -> ApiError:

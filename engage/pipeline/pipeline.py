@@ -20,7 +20,12 @@ from engage.pipeline.admission import LARGE_BODY
 from engage.pipeline.auth import KEYLESS_BODY, Authenticator, Principal
 from engage.pipeline.conflicts import Conflicts
 from engage.pipeline.dead_letters import Conflict, letter_of
-from engage.pipeline.decode import Encoding, decode_json, decompress_in_slices
+from engage.pipeline.decode import (
+    Encoding,
+    decode_json,
+    decode_json_in_slices,
+    decompress_in_slices,
+)
 from engage.pipeline.items import Items
 from engage.pipeline.normalise import Arrival, Clock, Envelope, parse_time
 from engage.pipeline.results import (
@@ -270,6 +275,8 @@ class Pipeline:
         limit = self._keyless if principal is None else self._decompressed
         if encoding != "identity" or len(raw) > limit.bytes:
             raw = await decompress_in_slices(raw, encoding, limit)
+        if len(raw) > LARGE_BODY:
+            return await decode_json_in_slices(raw, self._limits)
         return decode_json(raw, self._limits)
 
     def _principal(self, body: Any) -> Principal:

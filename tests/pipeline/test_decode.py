@@ -20,7 +20,14 @@ from hypothesis import strategies as st
 
 from engage.config import DEFAULT_LIMITS
 from engage.errors import ApiError
-from engage.pipeline.decode import check_encoding, decode_json, decompress, too_deep
+from engage.pipeline.decode import (
+    check_encoding,
+    decode_json,
+    decode_json_in_slices,
+    decompress,
+    decompress_in_slices,
+    too_deep,
+)
 from support.pipeline import limit
 
 TEXT = b'{"userId": "u-1"}' * 100
@@ -324,3 +331,60 @@ def test_long_numbers_are_checked_exactly() -> None:
         assert decode_json(text.encode(), DEFAULT_LIMITS)["a"][1]["b"] == number
         wrong = json.dumps({"t": "9" * 40, "a": [1, {"b": number * 10}]})
         assert "64-bit" in refused(wrong.encode()).message
+
+
+NUMBERS = st.one_of(
+    st.integers(-(2**70), 2**70),
+    st.sampled_from([2**63 - 1, 2**63, -(2**63), -(2**63) - 1, 10**18, 10**19]),
+    st.floats(allow_nan=False, allow_infinity=False),
+)
+#: Text that looks like numbers, quotes and escapes.
+DIGITS = st.text(alphabet='0123456789"\\-.eE', max_size=40)
+
+
+@given(
+    st.recursive(
+        st.one_of(NUMBERS, DIGITS),
+        lambda inner: st.lists(inner) | st.dictionaries(DIGITS, inner),
+        max_leaves=20,
+    )
+)
+def test_exactly_the_integers_beyond_64_bits_are_refused(value: Any) -> None:
+    text = json.dumps(value)
+    found: list[int] = []
+    json.loads(text, parse_int=lambda digits: found.append(int(digits)))
+    if all(-(2**63) <= number < 2**63 for number in found):
+        assert decode_json(text.encode(), DEFAULT_LIMITS) == value
+    else:
+        assert "64-bit" in refused(text.encode()).message
+
+
+async def test_a_body_is_decoded_in_slices_as_at_once() -> None:
+    data = json.dumps(
+        {"text": "é" * 1_500_000, "numbers": [2**63 - 1, 0.1], "digits": "9" * 3_000_000}
+    ).encode()
+    for body, encoding in (
+        (data, "identity"),
+        (gzip.compress(data, mtime=0), "gzip"),
+        (gzip.compress(data[:100]) + gzip.compress(data[100:]), "gzip"),
+        (raw_deflate(data), "deflate"),
+        (zlib.compress(data), "deflate"),
+    ):
+        room = limit(len(data))
+        assert await decompress_in_slices(body, encoding, room) == data  # type: ignore[arg-type]
+        assert decompress(body, encoding, room) == data  # type: ignore[arg-type]
+    assert await decode_json_in_slices(data, DEFAULT_LIMITS) == json.loads(data)
+    with pytest.raises(ApiError) as caught:
+        await decode_json_in_slices(data[:-1] + b', "n": 9999999999999999999}', DEFAULT_LIMITS)
+    assert "64-bit" in caught.value.message
+
+
+@pytest.mark.parametrize("size", [0, 1, 2**20 - 1, 2**20, 2**20 + 1, 3 * 2**20 + 258])
+async def test_output_that_ends_with_a_slice_is_complete(size: int) -> None:
+    for data in (b"a" * size, bytes(index % 251 for index in range(size))):
+        for body, encoding in (
+            (gzip.compress(data, mtime=0), "gzip"),
+            (raw_deflate(data), "deflate"),
+        ):
+            room = limit(size)
+            assert await decompress_in_slices(body, encoding, room) == data  # type: ignore[arg-type]
