@@ -23,6 +23,7 @@ from engage.api import (
     hookimpl,
 )
 from engage.webhooks import (
+    ElementIds,
     StaticCredentialProvider,
     content_id,
     email_recipient,
@@ -56,12 +57,13 @@ class RudderStack(StaticCredentialProvider):
         events: list[TranslatedEvent] = []
         rejected: list[Rejected] = []
         ignored = 0
+        ids = ElementIds(items)
         for index, item in enumerate(items):
             kind = text(item.get("type")) if isinstance(item, dict) else None
             if kind is None:
                 rejected.append(Rejected(index, "not an event: it has no type"))
             elif kind.lower() in EVENT_TYPES:
-                events.append(_translate(kind.lower(), item, index))
+                events.append(_translate(kind.lower(), item, index, ids))
             else:
                 ignored += 1
         if rejected and not events and not ignored:
@@ -69,7 +71,7 @@ class RudderStack(StaticCredentialProvider):
         return Translation(events=events, ignored=ignored, rejected=rejected)
 
 
-def _translate(kind: str, item: Mapping[str, Any], index: int) -> TranslatedEvent:
+def _translate(kind: str, item: Mapping[str, Any], index: int, ids: ElementIds) -> TranslatedEvent:
     context = merged(
         item.get("context"),
         {name: item.get(name) for name in _CONTEXT},
@@ -82,7 +84,9 @@ def _translate(kind: str, item: Mapping[str, Any], index: int) -> TranslatedEven
     timestamp = iso_time(item.get("timestamp")) or iso_time(item.get("originalTimestamp"))
     if timestamp is not None:
         document["timestamp"] = timestamp
-    document["messageId"] = message_id(item.get("messageId")) or content_id(item)
+    document["messageId"] = message_id(item.get("messageId")) or (
+        ids(index) if timestamp is None else content_id(item)
+    )
     return TranslatedEvent(document, _recipient(item), index)
 
 

@@ -27,6 +27,7 @@ from engage.api import (
     hookimpl,
 )
 from engage.webhooks import (
+    ElementIds,
     SecretProvider,
     check_hmac,
     content_id,
@@ -77,7 +78,9 @@ class Segment(SecretProvider):
         events: list[TranslatedEvent] = []
         rejected: list[Rejected] = []
         ignored = 0
-        for index, item in enumerate(payload if isinstance(payload, list) else [payload]):
+        elements = payload if isinstance(payload, list) else [payload]
+        ids = ElementIds(elements)
+        for index, item in enumerate(elements):
             if not isinstance(item, dict):
                 rejected.append(Rejected(index, "is not an object"))
                 continue
@@ -88,7 +91,10 @@ class Segment(SecretProvider):
                 ignored += 1
             else:
                 document = {**item, "type": kind.lower()}
-                document["messageId"] = message_id(item.get("messageId")) or content_id(item)
+                timed = item.get("timestamp") or item.get("originalTimestamp")
+                document["messageId"] = message_id(item.get("messageId")) or (
+                    content_id(item) if timed else ids(index)
+                )
                 events.append(TranslatedEvent(document, index=index))
         if rejected and not events and not ignored:
             raise PayloadInvalid(f"no element is an event; the first {rejected[0].message}")

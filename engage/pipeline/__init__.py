@@ -9,6 +9,7 @@
 ``validate.py``       checks an item against the schema of its type
 ``normalise.py``      turns a valid item into the event that is stored
 ``items.py``          prepares items for a write, and settles what became of them
+``ids.py``            makes the message ids of items that have none
 ``transforms.py``     runs the transforms and checks what they return
 ``ingest.py``         writes events and dead letters to the storage
 ``group_commit.py``   combines the events of concurrent requests into one write

@@ -16,6 +16,7 @@ import orjson
 
 from engage.api import API_ORIGIN, CONFLICT, DeadLetter, Event
 from engage.errors import ApiError, Problem
+from engage.pipeline.normalise import WRITE_KEY, without_write_keys
 
 if TYPE_CHECKING:
     from engage.pipeline.normalise import Arrival
@@ -46,7 +47,7 @@ _COMPARED_IN_DELIVERIES: Final = tuple(
 )
 
 #: Fields that the id of a letter does not depend on, because an SDK may change them in a retry.
-_VOLATILE: Final = ("writeKey", "sentAt")
+_VOLATILE: Final = ("sentAt",)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -82,14 +83,16 @@ def letter_of(
 ) -> DeadLetter:
     """Return the dead letter of an item.
 
-    :param item: the decoded item as received. Its ``writeKey`` is not kept.
+    :param item: the decoded item as received. Members named ``writeKey`` are not kept.
     :param problem: why it was not stored.
     :param max_item: maximum number of bytes to keep of the item; ``None`` to keep it whole.
     """
     fields: Mapping[str, Any] = item if isinstance(item, dict) else {}
-    if "writeKey" in fields:
-        item = {name: value for name, value in fields.items() if name != "writeKey"}
     raw = _encoded(item)
+    if WRITE_KEY in raw:
+        item = without_write_keys(item)
+        fields = item if isinstance(item, dict) else {}
+        raw = _encoded(item)
     if any(name in fields for name in _VOLATILE):
         same = _encoded({n: v for n, v in fields.items() if n not in _VOLATILE})
     else:

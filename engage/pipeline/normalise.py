@@ -9,9 +9,7 @@ schema cannot express: a day that does not exist, an id that is a float, an even
 from __future__ import annotations
 
 import dataclasses
-import os
 import time
-import uuid
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
@@ -20,22 +18,24 @@ import orjson
 
 from engage.api import API_ORIGIN, MAX_TIME, Event, render_time
 from engage.errors import ApiError, Limit, Problem, event_too_large, from_problems, quote
+from engage.pipeline.ids import idempotent_id, uuid7
 
 if TYPE_CHECKING:
     from engage.config import Limits
 
 __all__ = [
+    "WRITE_KEY",
     "Arrival",
     "Clock",
     "Envelope",
     "apply_transformed",
     "normalise",
     "parse_time",
-    "uuid7",
+    "without_write_keys",
 ]
 
-#: Namespace of the message ids that are made from an ``Idempotency-Key``.
-_IDEMPOTENCY_NAMESPACE: Final = uuid.UUID("6c1f8a0e-52d5-5a53-9d0b-3b6f2f1d7c11")
+#: Part of an event, as JSON, that may have a write key in it.
+WRITE_KEY: Final = b'"writeKey"'
 
 _DAY: Final = 86_400_000
 _EPOCH_ORDINAL: Final = datetime(1970, 1, 1, tzinfo=UTC).toordinal()
@@ -177,6 +177,9 @@ def normalise(item: Mapping[str, Any], kind: str, arrival: Arrival, index: int =
     document["source"] = arrival.source
     try:
         body = orjson.dumps(document)
+        if WRITE_KEY in body:
+            document = without_write_keys(document)
+            body = orjson.dumps(document)
     except TypeError as error:  # a provider can return values that JSON cannot represent
         raise ApiError("invalid_payload", f"the event cannot be stored as JSON: {error}") from None
     if len(body) > arrival.event_limit.bytes:
@@ -229,6 +232,9 @@ def apply_transformed(event: Event, document: dict[str, Any], limit: Limit) -> E
             timestamp = event.received_at
         document["timestamp"] = render_time(timestamp)
     body = orjson.dumps(document)
+    if WRITE_KEY in body:
+        document = without_write_keys(document)
+        body = orjson.dumps(document)
     if len(body) > limit.bytes:
         raise event_too_large(len(body), limit)
     name = document.get("event" if kind == "track" else "name")
@@ -284,24 +290,20 @@ def _merge(document: dict[str, Any], field: str, common: Mapping[str, Any]) -> N
 
 def _message_id(arrival: Arrival, index: int) -> str:
     key = arrival.idempotency_key
-    if not key:
-        return uuid7(arrival.received_at)
-    workspace = arrival.workspace_id
-    # With their lengths, different parts never make the same name.
-    return str(
-        uuid.uuid5(_IDEMPOTENCY_NAMESPACE, f"{len(workspace)}:{workspace}{len(key)}:{key}{index}")
-    )
+    return idempotent_id(arrival.workspace_id, key, index) if key else uuid7(arrival.received_at)
 
 
-def uuid7(milliseconds: int) -> str:
-    """Return a new UUID of version 7 (RFC 9562): the time followed by random bits.
+def without_write_keys(value: Any) -> Any:
+    """Return a JSON value without the members named ``writeKey``, at any depth.
 
-    :param milliseconds: since 1970 UTC.
+    A write key is not part of an event: what is stored is exported, and shown to more people than
+    may send events.
     """
-    value = (milliseconds & 0xFFFFFFFFFFFF) << 80 | int.from_bytes(os.urandom(10), "big")
-    value = value & ~(0xF << 76) & ~(0x3 << 62) | 0x7 << 76 | 0x2 << 62
-    text = f"{value:032x}"
-    return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"
+    if isinstance(value, Mapping):
+        return {
+            name: without_write_keys(inner) for name, inner in value.items() if name != "writeKey"
+        }
+    return [without_write_keys(inner) for inner in value] if isinstance(value, list) else value
 
 
 # -------------------------------------------------------------------------------------------- time

@@ -25,7 +25,7 @@ from engage.api import (
     identifier_value,
 )
 from engage.errors import ApiError, Problem, from_problems, pointer
-from engage.pipeline.normalise import uuid7
+from engage.pipeline.ids import uuid7
 from engage.storage.time_limit import within
 
 if TYPE_CHECKING:

@@ -18,8 +18,9 @@ options                                :func:`secrets` :func:`standard_webhook_k
 base classes                           :class:`SecretProvider` (signs with a secret)
                                        :class:`StaticCredentialProvider` (sends a secret)
 making events                          :func:`track` :func:`message_id` :func:`event_id`
-                                       :func:`content_id` :func:`unix_time` :func:`iso_time`
-                                       :func:`at` :func:`merged` :func:`spread` :func:`text`
+                                       :func:`content_id` :class:`ElementIds`
+                                       :func:`unix_time` :func:`iso_time` :func:`at`
+                                       :func:`merged` :func:`spread` :func:`text`
                                        :func:`user_id` :func:`own_user_id`
                                        :func:`email_recipient` :func:`phone_recipient`
 =====================================  ============================================================
@@ -29,6 +30,7 @@ from __future__ import annotations
 
 from engage.webhooks.credentials import SecretProvider, StaticCredentialProvider
 from engage.webhooks.events import (
+    ElementIds,
     at,
     content_id,
     email_recipient,
@@ -69,6 +71,7 @@ from engage.webhooks.signatures import (
 )
 
 __all__ = [
+    "ElementIds",
     "SecretProvider",
     "StaticCredentialProvider",
     "at",

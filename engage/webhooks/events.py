@@ -7,7 +7,7 @@ import datetime
 import email.utils
 import re
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 import orjson
@@ -15,6 +15,7 @@ import orjson
 from engage.api import MAX_TIME, Recipient, identifier_value, render_time
 
 __all__ = [
+    "ElementIds",
     "at",
     "content_id",
     "email_recipient",
@@ -51,6 +52,29 @@ def content_id(value: object) -> str:
     :return: an id that is equal if the element is delivered again.
     """
     return event_id(orjson.dumps(value, option=orjson.OPT_SORT_KEYS).decode())
+
+
+class ElementIds:
+    """Makes message ids for elements that have neither an id nor a time.
+
+    All of them get the time of arrival, and of two events with the same time the one with the
+    greater message id wins. So these ids ascend with the element's index, and are the same if the
+    delivery is sent again.
+
+    :param elements: all elements of the delivery, decoded JSON.
+    """
+
+    def __init__(self, elements: Sequence[object]) -> None:
+        self._elements = elements
+        self._first: int | None = None
+
+    def __call__(self, index: int) -> str:
+        """Return the id of the element with this index."""
+        if len(self._elements) == 1:
+            return content_id(self._elements[0])
+        if self._first is None:
+            self._first = uuid.UUID(content_id(self._elements)).int
+        return str(uuid.UUID(int=self._first + index))
 
 
 def message_id(*candidates: object) -> str | None:

@@ -22,7 +22,6 @@ from engage.pipeline.normalise import (
     apply_transformed,
     normalise,
     parse_time,
-    uuid7,
 )
 from support.pipeline import NOW, SCHEMAS, limit
 
@@ -236,13 +235,6 @@ def test_the_server_sets_a_missing_message_id(message_id: str | None) -> None:
         assert (parsed.version, parsed.variant) == (7, uuid.RFC_4122)
         assert str(parsed) == text
         assert parsed.int >> 80 == NOW
-
-
-@given(st.integers(0, 2**48 - 1))
-def test_a_uuid7_has_the_time(milliseconds: int) -> None:
-    parsed = uuid.UUID(uuid7(milliseconds))
-    assert (parsed.version, parsed.variant) == (7, uuid.RFC_4122)
-    assert parsed.int >> 80 == milliseconds
 
 
 def test_an_idempotency_key_makes_message_ids() -> None:

@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Message ids that the server makes.
+
+They ascend in the order in which the items arrived. Of two events with the same time, the one with
+the greater message id wins, so that of two items without times and ids the later one wins.
+"""
+
+from __future__ import annotations
+
+import os
+import uuid
+from typing import Final
+
+__all__ = ["AscendingIds", "idempotent_id", "uuid7"]
+
+#: Namespace of the message ids that are made from an ``Idempotency-Key``.
+_IDEMPOTENCY_NAMESPACE: Final = uuid.UUID("6c1f8a0e-52d5-5a53-9d0b-3b6f2f1d7c11")
+
+#: The bits of a UUIDv7 that are neither time, nor version, nor variant.
+_RANDOM_BITS: Final = 74
+#: Random bits of the step between two ids of one millisecond.
+_STEP_BITS: Final = 48
+_LOW_BITS: Final = 62
+_LOW: Final = (1 << _LOW_BITS) - 1
+
+
+class AscendingIds:
+    """Makes UUIDs of version 7, each greater than the one before (RFC 9562, section 6.2, method 2).
+
+    They also ascend when the clock goes back; they then have the latest time that was seen. The
+    steps are random, so that a client that knows one id cannot guess the next: it could send an
+    event with that id first.
+    """
+
+    __slots__ = ("_last",)
+
+    def __init__(self) -> None:
+        #: Time and random bits of the last id, as one number.
+        self._last = 0
+
+    def __call__(self, milliseconds: int) -> str:
+        """Return a new id.
+
+        :param milliseconds: the current time since 1970 UTC.
+        """
+        random = int.from_bytes(os.urandom(10), "big")
+        time = milliseconds & 0xFFFFFFFFFFFF
+        if time > self._last >> _RANDOM_BITS:
+            # The highest random bit is 0: there is room for a billion ids before the time changes.
+            value = time << _RANDOM_BITS | random >> 7
+        else:
+            value = self._last + 1 + (random >> 80 - _STEP_BITS)
+        self._last = value
+        high = value >> _LOW_BITS
+        text = f"{(high >> 12) << 16 | 0x7000 | high & 0xFFF:016x}{0x2 << 62 | value & _LOW:016x}"
+        return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"
+
+
+#: The ids of this process.
+uuid7: Final = AscendingIds()
+
+
+def idempotent_id(workspace_id: str, key: str, index: int) -> str:
+    """Return the message id of an item whose request has an ``Idempotency-Key``.
+
+    It is the same when the request is sent again, and ascends with the item's index.
+
+    :param index: the item's index in its batch; 0 for a single event.
+    """
+    # With their lengths, different parts never make the same name.
+    name = f"{len(workspace_id)}:{workspace_id}{len(key)}:{key}0"
+    return str(uuid.UUID(int=uuid.uuid5(_IDEMPOTENCY_NAMESPACE, name).int + index))
