@@ -8,9 +8,9 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from engage.api import EVENT_TYPES, Event, Outcome, Status
+from engage.api import CONFLICT, EVENT_TYPES, DeadLetter, Event, Outcome, Status
 from engage.errors import ApiError, Limit, from_problems
-from engage.pipeline.dead_letters import Conflict
+from engage.pipeline.dead_letters import Conflict, letter_of
 from engage.pipeline.normalise import Arrival, normalise
 from engage.pipeline.results import Taken, not_strict, outcome_of
 
@@ -114,9 +114,9 @@ class Items:
                 )
             taken.events.append(event)
             taken.indexes.append(index)
-        if strict and taken.refused:
+        if strict and taken.rejected:
             self.count(taken)
-            raise not_strict(taken.rejected(items), len(items))
+            raise not_strict(taken.rejected, len(items))
         return taken
 
     async def settle(
@@ -149,6 +149,19 @@ class Items:
             else:
                 taken.duplicates += 1
                 taken.counts[kind, outcome_of(conflict)] += 1
+
+    def letters(self, items: list[Any], arrival: Arrival, taken: Taken) -> list[DeadLetter]:
+        """Return the dead letters of items that were refused since the last call.
+
+        The items are removed from the list: they may be large, and what follows takes long.
+        """
+        letters = []
+        for index, error in taken.unkept:
+            if error.code != CONFLICT:  # one that was not kept would not fit now either
+                letters.append(letter_of(items[index], error, arrival))
+            items[index] = None
+        taken.unkept.clear()
+        return letters
 
     def count(self, taken: Taken) -> None:
         for (kind, outcome), count in taken.counts.items():

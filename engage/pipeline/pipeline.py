@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import orjson
 
-from engage.api import CONFLICT, EventStore, Status
+from engage.api import EventStore, Status
 from engage.errors import ApiError, Limit, from_problems
 from engage.pipeline.admission import LARGE_BODY
 from engage.pipeline.auth import KEYLESS_BODY, Authenticator, Principal
@@ -184,20 +184,15 @@ class Pipeline:
             taken = await self._items.prepare_all(
                 items, arrival, strict=strict, total=self._decompressed
             )
+            letters = self._items.letters(items, arrival, taken)
             key = _key_of(principal)
             written = self._ingest.submit(taken.events, key) if taken.events else None
         if written is not None:
             await self._items.settle(items, arrival, taken, await written)
+            letters += self._items.letters(items, arrival, taken)
         self._items.count(taken)
-        # A conflict that could not be kept would not fit now either.
-        await self._ingest.keep(
-            [
-                letter_of(items[index], error, arrival)
-                for index, error in taken.refused
-                if error.code != CONFLICT
-            ]
-        )
-        rejected = taken.rejected(items)
+        await self._ingest.keep(letters)
+        rejected = taken.sorted_rejected()
         if rejected and len(rejected) == len(items):
             raise all_invalid(rejected)
         return BatchResult(taken.accepted, taken.duplicates, rejected, principal)
@@ -252,7 +247,7 @@ class Pipeline:
             self._items.count(taken)
             accepted += taken.accepted
             duplicates += taken.duplicates
-            rejected += taken.rejected(part, offset=start)
+            rejected += taken.sorted_rejected(start)
         return Delivered(accepted, duplicates, rejected)
 
     def reads(self, principal: Principal | None) -> bool:

@@ -107,7 +107,9 @@ class Taken:
     indexes: list[int] = dataclasses.field(default_factory=list)
     accepted: int = 0
     duplicates: int = 0
-    refused: list[tuple[int, ApiError]] = dataclasses.field(default_factory=list)
+    rejected: list[RejectedItem] = dataclasses.field(default_factory=list)
+    #: Of the rejected items, the indexes of those whose dead letters have not been made.
+    unkept: list[tuple[int, ApiError]] = dataclasses.field(default_factory=list)
     #: Numbers by type and outcome, for :meth:`engage.metrics.Metrics.event`.
     counts: collections.Counter[tuple[str, str]] = dataclasses.field(
         default_factory=collections.Counter
@@ -115,24 +117,26 @@ class Taken:
 
     def refuse(self, index: int, item: Any, error: ApiError) -> None:
         """Record an item that is not stored."""
-        self.refused.append((index, error))
-        kind = item.get("type") if type(item) is dict else None
+        # Its frames hold the item, which may be large, for as long as the answer takes.
+        error.__traceback__ = None
+        kind = message_id = None
+        if type(item) is dict:
+            kind, message_id = item.get("type"), item.get("messageId")
+        shown = message_id[:256] if type(message_id) is str else None
+        self.rejected.append(RejectedItem(index, shown, error))
+        self.unkept.append((index, error))
         # A type that the client made up must not become a label: their number has no limit.
         label = kind if type(kind) is str and kind in EVENT_TYPES else "other"
         self.counts[label, error.code] += 1
 
-    def rejected(self, items: Sequence[Any], offset: int = 0) -> list[RejectedItem]:
-        """Return the refused items in the order of their indexes.
+    def sorted_rejected(self, offset: int = 0) -> list[RejectedItem]:
+        """Return the rejected items in the order of their indexes.
 
-        :param items: all items of the write.
         :param offset: a number to add to each index.
         """
-        found = []
-        for index, error in sorted(self.refused, key=lambda refused: refused[0]):
-            item = items[index]
-            message_id = item.get("messageId") if type(item) is dict else None
-            shown = message_id[:256] if type(message_id) is str else None
-            found.append(RejectedItem(index + offset, shown, error))
+        found = sorted(self.rejected, key=lambda item: item.index)
+        if offset:
+            found = [dataclasses.replace(item, index=item.index + offset) for item in found]
         return found
 
 

@@ -24,6 +24,7 @@ A server and clients:
 - ``http_client``: a client that sends any bytes and reads answers strictly
 - ``http_errors``: checks that every error answer has the same shape
 - ``reverse_proxy``: a reverse proxy that counts requests and loses answers
+- ``overload``: clients that send more than a server can store
 - ``traffic``: random requests to a server that is killed, and what the store must have afterwards
 
 Webhook providers:

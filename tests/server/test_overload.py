@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A server that gets more than it can store: how much it stores, whom it refuses, what it needs.
+
+The bounds are wide, because the machine of a test is shared; ``benchmarks/overload.py`` measures.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import gzip
+import json
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from support.overload import (
+    HOSTILE_KEY,
+    HOSTILE_WORKSPACE,
+    batch_of_identifies,
+    batch_of_tracks,
+    headers_of,
+    overload,
+    peak_memory,
+)
+from support.server_process import KEY, Server, start_server
+
+pytestmark = pytest.mark.slow
+
+#: What docs/configuration.md says that one worker needs at most under any load, in bytes.
+MEMORY = 1024 * 1024 * 1024
+
+
+async def test_goodput_stays_and_other_keys_are_served_under_overload(tmp_path: Path) -> None:
+    body = batch_of_tracks(2500)
+    goodputs = {}
+    for connections in (8, 200):
+        folder = tmp_path / str(connections)
+        folder.mkdir()
+        with start_server(folder, config_extra=HOSTILE_WORKSPACE) as server:
+            result = await overload(
+                server.url, KEY, connections=connections, body=body, events=2500, seconds=5
+            )
+            assert server.process is not None
+            assert peak_memory(server.process.pid) < MEMORY
+        goodputs[connections] = result.goodput
+        assert set(result.hostile) <= {200, 503}
+        assert set(result.other) == {200}, result.other
+        assert result.latency(0.99) < 3
+    assert goodputs[200] > 0.5 * goodputs[8]
+
+
+async def post_all(server: Server, bodies: list[bytes], encoding: str) -> collections.Counter[int]:
+    """Send all bodies at once with the hostile key; return how often each status came."""
+    statuses: collections.Counter[int] = collections.Counter()
+
+    async def post(session: aiohttp.ClientSession, body: bytes) -> None:
+        async with session.post(
+            f"{server.url}/v1/batch", data=body, headers=headers_of(HOSTILE_KEY, encoding)
+        ) as answer:
+            await answer.read()
+            statuses[answer.status] += 1
+
+    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
+        await asyncio.gather(*(post(session, body) for body in bodies))
+    return statuses
+
+
+@pytest.mark.parametrize("kind", ["traits", "one large event", "large events"])
+async def test_small_bodies_that_become_large_stay_within_the_memory(
+    kind: str, tmp_path: Path
+) -> None:
+    if kind == "traits":
+        bodies = [batch_of_identifies(450, 500, prefix=f"{number}-") for number in range(8)]
+    elif kind == "one large event":
+        bodies = [batch_of_tracks(1, 19 * 2**20)] * 50
+    else:
+        bodies = [batch_of_tracks(300, 60_000)] * 50
+    compressed = {body: gzip.compress(body, 6, mtime=0) for body in set(bodies)}
+    with start_server(tmp_path, config_extra=HOSTILE_WORKSPACE) as server:
+        hostile = asyncio.ensure_future(
+            post_all(server, [compressed[body] for body in bodies], "gzip")
+        )
+        others: collections.Counter[int] = collections.Counter()
+        async with aiohttp.ClientSession() as session:
+            while not hostile.done():
+                async with session.post(
+                    f"{server.url}/v1/track",
+                    data=json.dumps({"userId": "u", "event": "e"}),
+                    headers=headers_of(KEY),
+                ) as answer:
+                    await answer.read()
+                    others[answer.status] += 1
+                await asyncio.sleep(0.05)
+        statuses = await hostile
+        assert set(statuses) <= ({400, 503} if kind == "one large event" else {200, 503})
+        assert statuses[400 if kind == "one large event" else 200] > 0
+        assert set(others) == {200}, others
+        assert server.process is not None
+        assert peak_memory(server.process.pid) < MEMORY
