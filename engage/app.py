@@ -70,6 +70,7 @@ def build(
         write_timeout=config.storage.write_timeout,
         metrics=metrics,
         stored=stored,
+        failed=readiness.write_failed,
     )
     authenticator = Authenticator(config.workspaces)
     pipeline = Pipeline(

@@ -57,6 +57,7 @@ class Ingest:
     :param write_timeout: seconds that a write may take, including its wait.
     :param stored: called after each write with the events that it newly stored (see
         :mod:`engage.pipeline.observers`).
+    :param failed: called after each write of events that failed.
     """
 
     def __init__(
@@ -67,11 +68,13 @@ class Ingest:
         write_timeout: float,
         metrics: Metrics,
         stored: Callable[[Sequence[Event]], None] | None = None,
+        failed: Callable[[], None] = lambda: None,
     ) -> None:
         self._store = store
         self._metrics = metrics
         self._write_timeout = write_timeout
         self._stored = stored
+        self._failed = failed
         self._reopening: asyncio.Task[None] | None = None
         #: (workspace, budget) → when its last log line was written, and letters dropped since.
         self._full: dict[tuple[str, BudgetName], tuple[float, int]] = {}
@@ -82,7 +85,7 @@ class Ingest:
             share=limits.queue_percent_per_key / 100,
             timeout=write_timeout,
             done=self._written,
-            failed=metrics.storage_error,
+            failed=self._write_failed,
             recover=self._reopen,
             freed=self._freed,
         )
@@ -172,6 +175,10 @@ class Ingest:
         if (reopening := self._reopening) is not None:
             reopening.cancel()
             await asyncio.wait([reopening])
+
+    def _write_failed(self) -> None:
+        self._metrics.storage_error()
+        self._failed()
 
     def _freed(self) -> None:
         self.admission.wake()

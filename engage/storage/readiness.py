@@ -3,14 +3,15 @@
 
 A load balancer polls often and stops sending requests to a server that is not ready. So the storage
 is checked at most once a second, a stored event counts as a successful check, and the process stays
-ready until no check has succeeded for :data:`PATIENCE` seconds. Before the first success it is not
-ready.
+ready until no check has succeeded for :data:`PATIENCE` seconds, or for :data:`WRITE_PATIENCE`
+seconds if a write has failed as well. Before the first success it is not ready.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Awaitable, Callable
 from typing import Final
@@ -25,6 +26,8 @@ _log = logging.getLogger(__name__)
 FRESH: Final = 1.0
 #: Seconds after the last success during which the process stays ready.
 PATIENCE: Final = 10.0
+#: The same when a write has failed since: clients already get errors.
+WRITE_PATIENCE: Final = 2.0
 #: Seconds that a request waits for a check. The check goes on; later requests see its result.
 WAIT: Final = 2.0
 
@@ -48,22 +51,33 @@ class Readiness:
         self._timeout = timeout
         self._clock = clock
         self._success_at: float | None = None
+        self._write_failed = False
         self._checking: asyncio.Task[None] | None = None
         self._failing = False
+        self._check_failed_at = -math.inf
 
     def alive(self) -> None:
         """Record a success: the storage has just stored something."""
         self._success_at = self._clock()
+        self._write_failed = False
+
+    def write_failed(self) -> None:
+        """Record that the storage could not store something."""
+        self._write_failed = True
 
     async def ready(self) -> bool:
         """Return whether the storage can probably store an event now."""
-        if self._within(FRESH):
+        if self._within(FRESH) and not self._write_failed:
             return True
-        if self._checking is None or self._checking.done():
+        running = self._checking is not None and not self._checking.done()
+        # After a failed write, a success does not stand for a second; a failed check does.
+        recent = self._write_failed and self._clock() - self._check_failed_at <= FRESH
+        if not running and not recent:
             self._checking = asyncio.create_task(self._run_check())
+        assert self._checking is not None
         # asyncio.wait does not cancel the check: concurrent requests wait for the same one.
         await asyncio.wait([self._checking], timeout=WAIT)
-        return self._within(PATIENCE)
+        return self._within(WRITE_PATIENCE if self._write_failed else PATIENCE)
 
     async def close(self) -> None:
         """Cancel a running check."""
@@ -83,6 +97,7 @@ class Readiness:
             if not self._failing:
                 _log.warning("the storage does not answer: %s", error)
             self._failing = True
+            self._check_failed_at = self._clock()
         else:
             if self._failing:
                 _log.warning("the storage answers again")

@@ -9,7 +9,7 @@ import pytest
 
 from engage.api import StorageUnavailable
 from engage.storage import readiness
-from engage.storage.readiness import FRESH, PATIENCE, Readiness
+from engage.storage.readiness import FRESH, PATIENCE, WRITE_PATIENCE, Readiness
 
 
 class Storage:
@@ -109,3 +109,35 @@ async def test_a_storage_that_hangs_does_not_delay_the_answer(
     monkeypatch.setattr(readiness, "WAIT", 0.05)
     assert not await ready.ready()
     await ready.close()
+
+
+async def test_a_server_is_not_ready_two_seconds_after_a_write_failed() -> None:
+    """As soon as a check succeeds, it is ready again."""
+    storage = Storage()
+    ready = Readiness(storage.check, clock=lambda: storage.now)
+    assert await ready.ready()
+    storage.works = False
+    storage.now += WRITE_PATIENCE
+    ready.write_failed()
+    assert await ready.ready()
+    storage.now += 0.1
+    assert not await ready.ready()
+    assert not await ready.ready()
+    assert storage.questions == 2  # a failed check is not repeated at once
+    storage.now += FRESH + 0.1
+    storage.works = True
+    assert await ready.ready()
+    assert await ready.ready()
+    assert storage.questions == 3
+
+
+async def test_a_stored_event_makes_up_for_a_failed_write() -> None:
+    """The storage stores again, so it has its usual ten seconds."""
+    storage = Storage()
+    ready = Readiness(storage.check, clock=lambda: storage.now)
+    assert await ready.ready()
+    ready.write_failed()
+    ready.alive()
+    storage.works = False
+    storage.now += PATIENCE - 1
+    assert await ready.ready()
