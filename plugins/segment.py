@@ -39,7 +39,8 @@ from engage.webhooks import (
 )
 
 #: The number of bytes that are searched for the first element: the sender is not verified yet.
-MAX_ELEMENT: Final = 1024 * 1024
+#: Segment's events have at most 32 KiB.
+MAX_ELEMENT: Final = 128 * 1024
 #: A string matches even if it does not end. Otherwise each quote inside it would start a search for
 #: the end, which takes hours for a megabyte of ``\\"``.
 _TOKENS: Final = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"?|[\[\]{}]', re.DOTALL)

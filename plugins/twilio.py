@@ -66,6 +66,8 @@ class Twilio(SecretProvider):
         "because it is signed. Copy the account's auth token into the option auth_token."
     )
 
+    # A form of at most a few KiB.
+    max_body = 64 * 1024
     secret_option = "auth_token"
     signing = Signing(
         signature="x-twilio-signature", encoding="base64", body=True, url=True, form=True

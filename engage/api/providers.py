@@ -181,6 +181,10 @@ class Provider(abc.ABC):
     setup: str = ""
     #: Regular expressions; the core fetches only from hosts that one of them matches as a whole.
     hosts: Sequence[str] = ()
+    #: The largest body of the service's deliveries in bytes, compressed and decompressed; ``None``:
+    #: ``limits.webhook_body_bytes``, which a larger value does not exceed. A body costs time and
+    #: memory before it is verified, so set it if the service's deliveries are small.
+    max_body: int | None = None
 
     @abc.abstractmethod
     def credentials(self) -> Sequence[bytes]:

@@ -81,6 +81,8 @@ class Limits:
     #: Compact JSON of an event as stored.
     event_bytes: int = 64 * _KIB
     webhook_event_bytes: int = 1 * _MIB
+    #: Body of a webhook delivery, before it is verified; compressed and decompressed.
+    webhook_body_bytes: int = 5 * _MIB
     batch_events: int = 2500
     #: Levels of nesting; the body itself is level 1.
     json_depth: int = 64

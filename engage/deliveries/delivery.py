@@ -9,14 +9,17 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Final
 from urllib.parse import parse_qsl
 
 from engage.api import ConfigError, DeadLetter, Provider
-from engage.errors import MAX_ERRORS, Problem
+from engage.errors import MAX_ERRORS, Limit, Problem
 from engage.pipeline.dead_letters import letter_id
 from engage.pipeline.decode import Encoding, check_encoding
+
+if TYPE_CHECKING:
+    from engage.config import Limits
 
 __all__ = [
     "PATH_HEADER",
@@ -24,6 +27,7 @@ __all__ = [
     "UNTRANSLATED",
     "Delivery",
     "Destination",
+    "body_limit",
     "delivery_of_letter",
     "letter_of_delivery",
     "named_workspaces",
@@ -36,6 +40,9 @@ UNTRANSLATED: Final = "untranslated"
 REDACTED: Final = "[redacted]"
 #: The name under which a dead letter keeps the request's path and query, as in HTTP/2.
 PATH_HEADER: Final = ":path"
+
+#: Maximum number of parameters in the query of a delivery.
+_MAX_PARAMETERS: Final = 1000
 
 _SECRET_NAME: Final = re.compile(
     r"auth|cookie|secret|token|signature|passw|key$|hmac|credential", re.IGNORECASE
@@ -73,10 +80,29 @@ def named_workspaces(target: str, headers: Sequence[tuple[str, str]]) -> set[str
     A delivery that names more than one is refused.
 
     :param target: path and query.
+    :raises ValueError: if the query has more than 1000 parameters.
     """
-    query = parse_qsl(target.partition("?")[2], keep_blank_values=True)
+    query = parse_qsl(
+        target.partition("?")[2], keep_blank_values=True, max_num_fields=_MAX_PARAMETERS
+    )
     named = {value for name, value in query if name == "workspaceId"}
     return named | {value for name, value in headers if name.lower() == "df-workspace-id"}
+
+
+def body_limit(name: str, providers: Iterable[Provider], limits: Limits) -> Limit:
+    """Return the largest body of a delivery, compressed and decompressed.
+
+    :param name: the name of the provider.
+    :param providers: the provider with the options of each workspace that has it.
+    """
+    limit = Limit(limits.webhook_body_bytes, "limits.webhook_body_bytes")
+    if limits.body_bytes < limit.bytes:
+        limit = Limit(limits.body_bytes, "limits.body_bytes")
+    sizes = [provider.max_body for provider in providers]
+    largest = max((size for size in sizes if size is not None), default=None)
+    if largest is None or None in sizes or largest >= limit.bytes:
+        return limit
+    return Limit(largest, f"for deliveries of {name}")
 
 
 def redacted(headers: Sequence[tuple[str, str]], provider: Provider) -> list[tuple[str, str]]:

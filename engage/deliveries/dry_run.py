@@ -16,7 +16,7 @@ import orjson
 from engage.api import EVENT_TYPES, EngageError, SignatureMismatch
 from engage.config import Config
 from engage.deliveries import provider_calls
-from engage.deliveries.delivery import Delivery, Destination, named_workspaces
+from engage.deliveries.delivery import Delivery, Destination, body_limit, named_workspaces
 from engage.deliveries.fetcher import Fetcher
 from engage.deliveries.recipients import with_anonymous_id
 from engage.errors import ApiError, Problem, from_problems, located
@@ -113,7 +113,10 @@ def named_workspace(delivery: Delivery) -> str | None:
 
     :raises EngageError: if it names several; the server would refuse it.
     """
-    named = named_workspaces(delivery.target, delivery.headers)
+    try:
+        named = named_workspaces(delivery.target, delivery.headers)
+    except ValueError:
+        raise EngageError("the URL of the recording has too many parameters") from None
     if len(named) > 1:
         raise EngageError("the recording names several workspaces in its URL and headers")
     return next(iter(named), None)
@@ -131,7 +134,8 @@ async def rehearse(
     """
     limits = config.limits
     provider = destination.provider
-    request = provider_calls.request_of(delivery, config.server.public_url, limits)
+    largest = body_limit(destination.name, [provider], limits)
+    request = await provider_calls.request_of(delivery, config.server.public_url, largest)
     if provider_calls.probe(provider, request) is not None:
         return Rehearsal(documents=[], ignored=0, problems=[])
     try:

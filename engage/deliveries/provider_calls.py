@@ -24,11 +24,10 @@ from engage.api import (
     WebhookResult,
 )
 from engage.deliveries.fetcher import Fetcher, FetchError, FetchRefusedError
-from engage.errors import Limit, Problem
-from engage.pipeline.decode import decompress, too_deep
+from engage.errors import Limit, Problem, body_too_large
+from engage.pipeline.decode import decompress_in_slices, too_deep
 
 if TYPE_CHECKING:
-    from engage.config import Limits
     from engage.deliveries.delivery import Delivery
 
 __all__ = ["probe", "reply", "request_of", "translate", "verify", "why_unstorable"]
@@ -36,17 +35,20 @@ __all__ = ["probe", "reply", "request_of", "translate", "verify", "why_unstorabl
 _log = logging.getLogger(__name__)
 
 
-def request_of(delivery: Delivery, public_url: str | None, limits: Limits) -> WebhookRequest:
+async def request_of(delivery: Delivery, public_url: str | None, limit: Limit) -> WebhookRequest:
     """Return the request as a provider sees it.
 
     :param public_url: ``server.public_url``.
-    :raises ApiError: 413 ``body_too_large`` or 400 ``invalid_encoding``, if the body cannot be
+    :param limit: the largest body, compressed and decompressed.
+    :raises ApiError: 413 ``body_too_large``, or 400 ``invalid_encoding`` if the body cannot be
         decompressed.
     """
     body = delivery.body
+    # A body in chunks that arrives together with its head has passed the connection already.
+    if len(body) > limit.bytes:
+        raise body_too_large(limit)
     if delivery.encoding != "identity":
-        limit = Limit(limits.decompressed_bytes, "limits.decompressed_bytes")
-        body = decompress(body, delivery.encoding, limit)
+        body = await decompress_in_slices(body, delivery.encoding, limit)
     return WebhookRequest(
         method="POST",
         headers=delivery.headers,

@@ -34,13 +34,15 @@ from engage.deliveries.delivery import (
     UNTRANSLATED,
     Delivery,
     Destination,
+    body_limit,
     delivery_of_letter,
     letter_of_delivery,
     named_workspaces,
 )
 from engage.deliveries.fetcher import Fetcher, FetchError, FetchRefusedError
 from engage.deliveries.recipients import Recipients
-from engage.errors import ApiError, Problem, located, overloaded
+from engage.errors import ApiError, Limit, Problem, located, overloaded
+from engage.pipeline.admission import LARGE_BODY
 
 if TYPE_CHECKING:
     from engage.config import Limits
@@ -77,6 +79,10 @@ class Deliveries:
         timeout: float = 8.0,
     ) -> None:
         self._providers = {name: providers.get(name, {}) for name in known}
+        self._body_limits = {
+            name: body_limit(name, enabled.values(), limits)
+            for name, enabled in self._providers.items()
+        }
         self._public_url = public_url
         self._pipeline = pipeline
         self._ingest = ingest
@@ -94,6 +100,13 @@ class Deliveries:
             self._metrics.webhook("unknown", "unknown_provider")
             raise ApiError("unknown_provider", "no webhook provider of this name is installed")
 
+    def body_limit(self, name: str) -> Limit:
+        """Return the largest body of a delivery, compressed and decompressed.
+
+        :param name: an installed provider, see :meth:`check_provider`.
+        """
+        return self._body_limits[name]
+
     def destination(
         self, name: str, target: str, headers: Sequence[tuple[str, str]]
     ) -> Destination:
@@ -107,7 +120,10 @@ class Deliveries:
             so that a client cannot find out which workspaces exist.)
         """
         enabled = self._providers[name]
-        named = named_workspaces(target, headers)
+        try:
+            named = named_workspaces(target, headers)
+        except ValueError:
+            raise self._refused(name, None, "its query has too many parameters") from None
         if not named and len(enabled) != 1:
             self._metrics.webhook(name, "workspace_required")
             _log.warning(
@@ -133,7 +149,12 @@ class Deliveries:
         :raises StorageUnavailable: if not everything is durable; the provider sends it again.
         """
         name, provider = destination.name, destination.provider
-        request = provider_calls.request_of(delivery, self._public_url, self._limits)
+        small = delivery.encoding == "identity" and len(delivery.body) <= LARGE_BODY
+        key = f"webhook {destination.workspace_id} {name}"
+        with await self._ingest.admission.enter(key, small=small):
+            request = await provider_calls.request_of(
+                delivery, self._public_url, self._body_limits[name]
+            )
         probed = provider_calls.probe(provider, request)
         if probed is not None:
             self._metrics.webhook(name, "probe")
@@ -165,7 +186,9 @@ class Deliveries:
         destination = Destination(
             name=letter.origin, workspace_id=letter.workspace_id, provider=provider
         )
-        request = provider_calls.request_of(delivery, self._public_url, self._limits)
+        # It was verified, perhaps when the limit was higher.
+        limit = Limit(self._limits.decompressed_bytes, "limits.decompressed_bytes")
+        request = await provider_calls.request_of(delivery, self._public_url, limit)
         _, result, _ = await self._store(
             destination, request, undated=render_time(letter.received_at)
         )

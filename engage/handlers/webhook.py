@@ -28,11 +28,13 @@ class WebhookHandler(IngestionHandler):
         """Refuse by the provider's name, then encoding, then length, then workspace."""
         deliveries = self.services.deliveries
         deliveries.check_provider(self.provider)
+        self.body_limit = deliveries.body_limit(self.provider)
         if self.request.method == "HEAD":
             return
         headers = self.request.headers
         self.encoding = check_encoding(headers.get("Content-Encoding"))
         self.check_length()
+        self.exchange.set_max_body_size(self.body_limit.bytes)
         self.destination = deliveries.destination(
             self.provider, self.target, list(headers.get_all())
         )

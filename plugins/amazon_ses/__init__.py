@@ -46,6 +46,8 @@ class AmazonSes(Provider):
     # Only the region of the topic is called, see sns.py. The label before .amazonaws.com must be a
     # region: "sns.s3-us-west-2" would be someone's bucket.
     hosts = (sns.HOST,)
+    # SNS limits a message to 256 KiB. As a string in JSON it can be three times as long.
+    max_body = 1024 * 1024
     # Nothing to declare: the signature, and everything that it covers, is in the body.
     signing = Signing()
 

@@ -28,7 +28,7 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import padding, rsa
 
 from engage.api import ConfigError, Fetch, PayloadInvalid, SignatureMismatch, WebhookRequest
-from engage.webhooks import decode_base64, one_header, parse_object
+from engage.webhooks import decode_base64, one_header, parse_envelope
 
 __all__ = [
     "HOST",
@@ -118,7 +118,7 @@ def read_envelope(
     :raises SignatureMismatch: if something is wrong.
     """
     try:
-        document = parse_object(request.body)
+        document = parse_envelope(request.body)
     except PayloadInvalid as error:
         raise SignatureMismatch("not an SNS message") from error
     kind = document.get("Type")

@@ -4,12 +4,13 @@
 from __future__ import annotations
 
 import json
-from urllib.parse import urlencode
+import random
+from urllib.parse import parse_qsl, urlencode
 
 import pytest
 
 from engage.api import PayloadInvalid
-from engage.webhooks import parse_json, parse_object
+from engage.webhooks import form_bytes, form_fields, parse_envelope, parse_json, parse_object
 from support.providers import make, request, signature_vectors
 
 #: Values that are JSON and cannot be stored.
@@ -93,3 +94,53 @@ def test_a_broken_character_rejects_one_event_of_a_batch(case: str) -> None:
     assert [event.index for event in translation.events] == [1]
     assert [rejected.index for rejected in translation.rejected] == [0]
     json.dumps(translation.events[0].document).encode()
+
+
+# ---- forms
+def test_a_form_is_decoded_as_urllib_does() -> None:
+    """Every form that a serialiser writes is decoded to the bytes that the provider signed."""
+    source = random.Random(7)
+    parts = [b"%", b"=", b"&", b"+", b"%41", b"%61", b"%3d", b"%3D", b"%0A", b"\n", b"\r\n"]
+    parts += [b"%00", b"\x00", b"a", b" ", b"%25", b"%252", b"\xff", b"%FF", b"\t", b"_", b"%7e=\n"]
+    decoded = 0
+    for _ in range(20_000):
+        body = b"".join(source.choices(parts, k=source.randrange(12)))
+        try:
+            found = form_bytes(body)
+        except PayloadInvalid:
+            continue
+        decoded += 1
+        text = body.decode("latin-1")
+        expected = parse_qsl(text, keep_blank_values=True, encoding="latin-1")
+        assert [(a.decode("latin-1"), b.decode("latin-1")) for a, b in found] == expected, body
+    assert decoded > 2000
+
+
+@pytest.mark.parametrize("body", [b"a=%", b"%4", b"a=%4g", b"a=1&b=%z1", b"%%41", b"%25%"])
+def test_an_escape_without_two_hex_digits_is_not_a_form(body: bytes) -> None:
+    with pytest.raises(PayloadInvalid):
+        form_bytes(body)
+
+
+def test_a_form_has_at_most_1000_fields() -> None:
+    assert len(form_bytes(b"&".join([b"a=1"] * 1000))) == 1000
+    for body in (b"&".join([b"a=1"] * 1001), b"&" * 1000):
+        with pytest.raises(PayloadInvalid):
+            form_bytes(body)
+
+
+def test_the_fields_of_a_form_are_text() -> None:
+    assert form_fields(b"a=%C3%A9&b") == [("a", "é"), ("b", "")]
+    with pytest.raises(PayloadInvalid):
+        form_fields(b"a=%FF")
+
+
+# ---- bodies that contain their signature
+def test_an_envelope_is_an_object_of_at_most_50_000_values() -> None:
+    assert parse_envelope(b'\xef\xbb\xbf{"a":[1,"x"]}') == {"a": [1, "x"]}
+    most = b'{"a":[' + b"1," * 49_998 + b"1]}"
+    assert len(parse_envelope(most)["a"]) == 49_999
+    bad = [most.replace(b"[", b"[1,"), b"[]", b"1", b"", b"{", b'{"a":"\xff"}', b'{"a":"\\ud800"}']
+    for body in (*bad, b'{"a":' * 2000 + b"1" + b"}" * 2000):
+        with pytest.raises(PayloadInvalid):
+            parse_envelope(body)
