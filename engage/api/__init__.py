@@ -24,6 +24,7 @@ The errors of engage, with what raises each of them and what follows::
 ``storage.py``         the interfaces of a storage
 ``dead_letters.py``    dead letters, their budgets, and the interface of a storage that keeps them
 ``pages.py``           a page of a scan
+``profiles.py``        the interface of a storage that also keeps users and groups
 ``providers.py``       the interface of a webhook provider
 ``transforms.py``      the interfaces of transforms and observers
 ``registration.py``    the type of ``register``, the argument of a hook
@@ -62,17 +63,20 @@ from engage.api.errors import (
 from engage.api.events import (
     API_ORIGIN,
     EVENT_TYPES,
+    OPERATOR_ORIGIN,
     Change,
     Event,
     GroupTraits,
     Link,
     Membership,
+    RemovedTraits,
     Seen,
     UserTraits,
     changes_of,
     identifier_value,
 )
 from engage.api.pages import Page
+from engage.api.profiles import GroupProfile, ProfileStore, UserProfile
 from engage.api.providers import (
     Fetch,
     Provider,
@@ -91,10 +95,8 @@ from engage.api.registration import OptionsSchema, Register
 from engage.api.storage import (
     EventFilter,
     EventStore,
-    GroupProfile,
     Outcome,
     ProfileLimits,
-    ProfileStore,
     Status,
     StorageContext,
     StorageFactory,
@@ -102,7 +104,6 @@ from engage.api.storage import (
     SubscriptionRecord,
     SubscriptionState,
     SubscriptionStore,
-    UserProfile,
 )
 from engage.api.times import MAX_TIME, render_time
 from engage.api.transforms import (
@@ -119,6 +120,7 @@ __all__ = [
     "DROP",
     "EVENT_TYPES",
     "MAX_TIME",
+    "OPERATOR_ORIGIN",
     "BudgetName",
     "BudgetUse",
     "Change",
@@ -150,6 +152,7 @@ __all__ = [
     "Recipient",
     "Register",
     "Rejected",
+    "RemovedTraits",
     "Reply",
     "Seen",
     "SignatureMismatch",

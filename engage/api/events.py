@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import orjson
@@ -12,11 +12,13 @@ import orjson
 __all__ = [
     "API_ORIGIN",
     "EVENT_TYPES",
+    "OPERATOR_ORIGIN",
     "Change",
     "Event",
     "GroupTraits",
     "Link",
     "Membership",
+    "RemovedTraits",
     "Seen",
     "UserTraits",
     "changes_of",
@@ -26,6 +28,9 @@ __all__ = [
 
 #: The origin of events that were sent to the API, rather than by a webhook provider.
 API_ORIGIN: Final = "api"
+
+#: The origin of events that an operator wrote with a command of engage. No client can send one.
+OPERATOR_ORIGIN: Final = "operator"
 
 #: The types of events.
 EVENT_TYPES: Final = ("identify", "track", "page", "screen", "group", "alias")
@@ -100,6 +105,19 @@ class UserTraits:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class RemovedTraits:
+    """Remove traits of a user.
+
+    Each removal is a value of the trait's register: it loses to a later value and wins over an
+    earlier one, in whatever order they arrive. While it holds, the user does not have the trait,
+    is not found by it, and the trait takes up nothing of the limits.
+    """
+
+    user_id: str
+    traits: Sequence[str]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class GroupTraits:
     """Set traits of a group. Each top-level key is a register. Without traits, the group exists."""
 
@@ -127,7 +145,7 @@ class Link:
     anonymous_id: str
 
 
-Change = Seen | UserTraits | GroupTraits | Membership | Link
+Change = Seen | UserTraits | RemovedTraits | GroupTraits | Membership | Link
 
 
 def changes_of(event: Event) -> tuple[Change, ...]:
@@ -158,6 +176,8 @@ def changes_of(event: Event) -> tuple[Change, ...]:
             traits = document.get("traits") or {}
             if traits:
                 changes.append(UserTraits(user, traits))
+            if event.origin == OPERATOR_ORIGIN and document.get("removedTraits"):
+                changes.append(RemovedTraits(user, tuple(document["removedTraits"])))
         elif event.type == "group":
             group = document["groupId"]
             if group.strip().lower() not in PLACEHOLDER_IDS:

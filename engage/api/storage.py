@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The interfaces of a storage: they are small, so that a storage can keep events only."""
+"""The interfaces of a storage: they are small, so that a storage can keep events only.
+
+:class:`~engage.api.ProfileStore` is in ``profiles.py``.
+"""
 
 from __future__ import annotations
 
@@ -17,10 +20,8 @@ from engage.api.pages import Page
 __all__ = [
     "EventFilter",
     "EventStore",
-    "GroupProfile",
     "Outcome",
     "ProfileLimits",
-    "ProfileStore",
     "Status",
     "StorageContext",
     "StorageFactory",
@@ -28,7 +29,6 @@ __all__ = [
     "SubscriptionRecord",
     "SubscriptionState",
     "SubscriptionStore",
-    "UserProfile",
 ]
 
 
@@ -143,72 +143,6 @@ class EventStore(abc.ABC):
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class UserProfile:
-    """A user, merged from the stored events."""
-
-    workspace_id: str
-    user_id: str
-    traits: Mapping[str, Any]
-    #: Least and greatest timestamp of the events that made the user exist: milliseconds since 1970
-    #: UTC.
-    created_at: int
-    updated_at: int
-    #: Sorted.
-    anonymous_ids: Sequence[str]
-    #: Ids of the groups that the user is a member of, sorted.
-    groups: Sequence[str]
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class GroupProfile:
-    """A group, merged from the stored events."""
-
-    workspace_id: str
-    group_id: str
-    traits: Mapping[str, Any]
-
-
-class ProfileStore(abc.ABC):
-    """A storage that also keeps profiles; its ``write`` applies the changes of events.
-
-    Profiles have limits (:class:`ProfileLimits`). An event that exceeds one is stored, but its
-    change is dropped and counted in :attr:`dropped_changes`.
-    """
-
-    #: How many changes were dropped since this process opened the store.
-    dropped_changes: int = 0
-
-    @abc.abstractmethod
-    async def profile(self, workspace_id: str, user_id: str) -> UserProfile | None:
-        """Return the user, or ``None`` if no event made the user exist."""
-
-    @abc.abstractmethod
-    async def find_users(
-        self, workspace_id: str, trait: str, values: Sequence[str]
-    ) -> Mapping[str, Sequence[str]]:
-        """Find users by a declared identifier trait (:attr:`StorageContext.identifiers`).
-
-        Only a trait's current value counts. An index serves this.
-
-        :param values: values in the form of :func:`identifier_value`.
-        :return: each value that a user has → at most 100 user ids, oldest first (by ``created_at``,
-            then by id).
-        """
-
-    @abc.abstractmethod
-    async def scan_users(
-        self, workspace_id: str | None, *, after: str | None, limit: int
-    ) -> Page[UserProfile]:
-        """Return one page of all users, in any order; each user once."""
-
-    @abc.abstractmethod
-    async def scan_groups(
-        self, workspace_id: str | None, *, after: str | None, limit: int
-    ) -> Page[GroupProfile]:
-        """Return one page of all groups, in any order; each group once."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class SubscriptionChange:
     """A user's choices, which are applied together."""
 
@@ -289,6 +223,8 @@ class ProfileLimits:
     trait_bytes: int = 256 * 1024
     links: int = 1000
     memberships: int = 1000
+    #: Compact JSON of key and value up to which a user's declared identifier trait does not count.
+    identifier_bytes: int = 4096
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -99,6 +99,7 @@ class Limits:
     inflight_bytes: int = 256 * _MIB
     user_traits: int = 500
     user_trait_bytes: int = 256 * _KIB
+    identifier_bytes: int = 4 * _KIB
     user_links: int = 1000
     user_memberships: int = 1000
     #: Dead letters kept per workspace: refused items of API requests …

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Finds the user of an event for which a webhook provider gives only the recipient.
 
-It is the one user with that e-mail address or phone number. If no user or several users have it,
-the address itself becomes the anonymous id. Nothing is cached: a user may be identified a moment
+It is the user with that e-mail address or phone number. If several users have it, it is the one
+with the oldest claim (see :meth:`ProfileStore.find_users`): a user that somebody else makes with
+the address of a person does not take deliveries away from that person. If no user has it, the
+address itself becomes the anonymous id. Nothing is cached: a user may be identified a moment
 later, by another process, and the next delivery belongs to that user.
 """
 
@@ -63,9 +65,7 @@ class Recipients:
                 part = values[start : start + LOOKUP]
                 async with within(self._timeout):
                     found = await self._store.find_users(workspace_id, trait, part)
-                users.update(
-                    ((trait, value), ids[0]) for value, ids in found.items() if len(ids) == 1
-                )
+                users.update(((trait, value), ids[0]) for value, ids in found.items())
         return users
 
 

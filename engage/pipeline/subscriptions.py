@@ -9,17 +9,22 @@ user id, workspace id, identifier and identifier key, keyed with the workspace's
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import hashlib
 import hmac
+import time
 import uuid
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import orjson
 
 from engage.api import (
     EventStore,
+    Page,
     ProfileStore,
+    StorageUnavailable,
     SubscriptionChange,
     SubscriptionStore,
     identifier_value,
@@ -33,8 +38,14 @@ if TYPE_CHECKING:
 
 __all__ = ["Subscriptions", "subscription_hash"]
 
-#: Maximum number of users with the same identifier value whose hash is computed.
-MAX_CANDIDATES: Final = 100
+#: Users with the same identifier value whose hashes every request computes at once.
+FIRST_HOLDERS: Final = 100
+#: Of users beyond these, how many are read and computed before other work of the event loop runs
+#: (about 3 ms), and how many before another request that is past the first users gets its turn.
+HOLDERS_STEP: Final = 500
+HOLDERS_TURN: Final = 5000
+#: Seconds after which a request that has not found its user is refused with 503.
+SEARCH_SECONDS: Final = 60.0
 
 #: Namespace of the ids of changes.
 _CHANGE_NAMESPACE: Final = uuid.UUID("2f7a1c55-94c1-5c6e-8f0a-6f4b4a1f9e02")
@@ -74,6 +85,8 @@ class Subscriptions:
         self._store = store
         self._clock = clock
         self._timeout = timeout
+        #: Held by the request that searches beyond the first users with an identifier.
+        self._searching = asyncio.Lock()
 
     async def change(self, body: Mapping[str, Any]) -> Mapping[str, bool]:
         """Apply a change and return once it is durable.
@@ -129,41 +142,81 @@ class Subscriptions:
         At least one HMAC is computed in any case, to reveal less by timing.
         """
         given = body["hash"].encode()
-        candidates: Sequence[str] = ()
-        secrets: Sequence[str] = ()
-        if workspace is not None:
-            secrets = workspace.subscription_secrets
-            candidates = await self._candidates(workspace, body) if secrets else ()
-        found: str | None = None
-        for user_id in candidates or ("",):
-            for secret in secrets or ("-",):
-                expected = subscription_hash(
-                    secret,
-                    user_id=user_id,
-                    workspace_id=body["workspaceId"],
-                    identifier=body["identifier"],
-                    identifier_key=body["identifierKey"],
-                )
-                equal = hmac.compare_digest(expected.encode(), given)
-                if equal and found is None and candidates and secrets:
-                    found = user_id
-        return found
+        secrets = () if workspace is None else workspace.subscription_secrets
+        computed = False
+        if workspace is not None and secrets:
+            async with contextlib.aclosing(self._candidates(workspace, body)) as pages:
+                async for users in pages:
+                    computed = True
+                    # All of a page, so that the time does not tell which one it is.
+                    equal = [user for user in users if _is_hash_of(user, body, secrets, given)]
+                    if equal:
+                        return equal[0]
+        if not computed:
+            _is_hash_of("", body, secrets or ("-",), given)
+        return None
 
-    async def _candidates(self, workspace: Workspace, body: Mapping[str, Any]) -> Sequence[str]:
+    async def _candidates(
+        self, workspace: Workspace, body: Mapping[str, Any]
+    ) -> AsyncGenerator[Sequence[str], None]:
+        """Return the users whom the request may mean, page by page.
+
+        Anyone who has a write key can give any number of users the address of another person. So a
+        link must work however many users have the address, and a request with a wrong hash, which
+        is compared with all of them, must not stop others.
+        """
         key, identifier = body["identifierKey"], body["identifier"]
         if key != "id" and key not in workspace.subscription_identifiers:
-            return ()  # not indexed: a request must not cause a scan
+            return  # not indexed: a request must not cause a scan
         user_id = body.get("userId")
         if user_id is not None and user_id != "":
-            return (str(user_id),)
+            yield (str(user_id),)
+            return
         if key == "id":
-            return (identifier,)
+            yield (identifier,)
+            return
         value = identifier_value(key, identifier)
         if value is None or not isinstance(self._store, ProfileStore):
-            return ()
+            return
+        page = await self._holders(workspace.id, key, value, None, FIRST_HOLDERS)
+        if page.items:
+            yield page.items
+        deadline = time.monotonic() + SEARCH_SECONDS
+        while page.cursor is not None:
+            # One request at a time, and they take turns.
+            async with self._searching:
+                for _ in range(HOLDERS_TURN // HOLDERS_STEP):
+                    if page.cursor is None:
+                        break
+                    await asyncio.sleep(0)
+                    page = await self._holders(workspace.id, key, value, page.cursor, HOLDERS_STEP)
+                    if page.items:
+                        yield page.items
+            if time.monotonic() > deadline:
+                raise StorageUnavailable("too many users have the same identifier")
+
+    async def _holders(
+        self, workspace_id: str, trait: str, value: str, after: str | None, limit: int
+    ) -> Page[str]:
+        assert isinstance(self._store, ProfileStore)
         async with within(self._timeout):
-            users = await self._store.find_users(workspace.id, key, [value])
-        return list(users.get(value, ()))[:MAX_CANDIDATES]
+            return await self._store.holders(workspace_id, trait, value, after=after, limit=limit)
+
+
+def _is_hash_of(
+    user_id: str, body: Mapping[str, Any], secrets: Iterable[str], given: bytes
+) -> bool:
+    found = False
+    for secret in secrets:
+        expected = subscription_hash(
+            secret,
+            user_id=user_id,
+            workspace_id=body["workspaceId"],
+            identifier=body["identifier"],
+            identifier_key=body["identifierKey"],
+        )
+        found |= hmac.compare_digest(expected.encode(), given)
+    return found
 
 
 def _change_id(message_id: str | None, user_id: str, changes: Mapping[str, bool], now: int) -> str:

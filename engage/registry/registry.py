@@ -114,6 +114,7 @@ class Registry:
                 trait_bytes=limits.user_trait_bytes,
                 links=limits.user_links,
                 memberships=limits.user_memberships,
+                identifier_bytes=limits.identifier_bytes,
             ),
             dead_letter_budget=limits.dead_letter_budget,
             write_timeout=config.storage.write_timeout,

@@ -4,8 +4,8 @@
 A register is the document ``{t: timestamp, m: message id, o: origin, v: value}``, changed only by
 ``$max``. MongoDB compares documents field by field, so the greatest (timestamp, message id, origin)
 wins, in whatever order and from however many processes the changes arrive. Besides ``v`` a register
-may have ``j`` (the value as JSON, where BSON may not keep it) and ``i`` (the form in which users
-are looked up by it); both follow from the event, as ``v`` does.
+may have ``j`` (the value as JSON, where BSON may not keep it), ``i`` (the form in which users are
+looked up by it) and ``x`` (true if the trait is removed); all follow from the event, as ``v`` does.
 """
 
 from __future__ import annotations
@@ -24,18 +24,22 @@ from engage.api import (
     Link,
     Membership,
     ProfileLimits,
+    RemovedTraits,
     Seen,
     UserTraits,
     identifier_value,
 )
 
 from .documents import decode_value, encode_value, escape_key, pair_id, scoped_id, unescape_key
-from .schema import GROUPS, LINKS, MEMBERSHIPS, USERS
+from .schema import CLAIMS, GROUPS, LINKS, MEMBERSHIPS, USERS
 
 #: (timestamp, message id, origin): the greatest wins.
 Version = tuple[int, str, str]
 
 _NAMES: Final = {USERS: "userId", GROUPS: "groupId"}
+
+#: In the place of a value: the trait is removed.
+_REMOVED: Final = object()
 
 
 def trait_size(trait: str, value: Any) -> int:
@@ -71,6 +75,40 @@ class Pair:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class Claim:
+    """A user's trait was set to a value; see :meth:`~engage.api.ProfileStore.find_users`."""
+
+    workspace: str
+    user: str
+    trait: str
+    #: In the form in which users are looked up.
+    value: str
+
+    @property
+    def key(self) -> str:
+        """The ``_id`` of the claim."""
+        return pair_id(self.workspace, self.user, self.field)
+
+    @property
+    def field(self) -> str:
+        """The trait with the value."""
+        return f"{len(self.trait)}:{self.trait}:{self.value}"
+
+    def statement(self, times: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the statement that stores the claim.
+
+        :param times: the operator that sets ``at``.
+        """
+        fields = {
+            "workspaceId": self.workspace,
+            "userId": self.user,
+            "held": scoped_id(self.workspace, self.field),
+        }
+        inserted = {**fields, **times.get("$setOnInsert", {})}
+        return {"q": {"_id": self.key}, "u": {**times, "$setOnInsert": inserted}, "upsert": True}
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class StoredState:
     """What is stored of the users and groups of a write, as far as the limits need it."""
 
@@ -84,12 +122,19 @@ class FoldedChanges:
     """The changes of one write: one entry per user, group, link and membership."""
 
     def __init__(
-        self, changes: Iterable[tuple[Event, Sequence[Change]]], known_links: Mapping[str, None]
+        self,
+        changes: Iterable[tuple[Event, Sequence[Change]]],
+        known_links: Mapping[str, None],
+        identifiers: Mapping[str, frozenset[str]],
     ) -> None:
         """
         :param changes: events with their changes, in order of arrival.
         :param known_links: the ``_id`` of links that are known to be durable; they are left out.
+        :param identifiers: workspace id → the traits by which its users are looked up.
         """
+        self._identifiers = identifiers
+        #: Claim → least time of receipt.
+        self.claims: dict[Claim, int] = {}
         self.subjects: dict[str, dict[str, Subject]] = {USERS: {}, GROUPS: {}}
         self.pairs: dict[str, dict[str, Pair]] = {LINKS: {}, MEMBERSHIPS: {}}
         #: How many changes :meth:`statements` dropped because of a limit.
@@ -103,6 +148,8 @@ class FoldedChanges:
             version = (event.timestamp, event.message_id, event.origin)
             for change in event_changes:
                 self._add(event.workspace_id, version, change, known_links)
+                if isinstance(change, UserTraits):
+                    self._claim(event, change)
 
     def __bool__(self) -> bool:
         return any(self.subjects.values()) or any(self.pairs.values())
@@ -115,6 +162,9 @@ class FoldedChanges:
                 self._subject(USERS, workspace, user, version)
             case UserTraits(user, traits):
                 _keep_greatest(self._subject(USERS, workspace, user, version), traits, version)
+            case RemovedTraits(user, names):
+                removed = dict.fromkeys(names, _REMOVED)
+                _keep_greatest(self._subject(USERS, workspace, user, version), removed, version)
             case GroupTraits(group, traits):
                 _keep_greatest(self._subject(GROUPS, workspace, group, version), traits, version)
             case Membership(user, group, assigned):
@@ -134,6 +184,14 @@ class FoldedChanges:
                 # earlier in this write.
                 if namesake not in self.subjects[USERS]:
                     self.pairs[LINKS].setdefault(key, Pair(workspace, user, anonymous))
+
+    def _claim(self, event: Event, change: UserTraits) -> None:
+        for trait in self._identifiers.get(event.workspace_id, ()):
+            value = identifier_value(trait, change.traits.get(trait))
+            if value is not None:
+                claim = Claim(event.workspace_id, change.user_id, trait, value)
+                at = event.received_at
+                self.claims[claim] = min(at, self.claims.get(claim, at))
 
     def _subject(self, collection: str, workspace: str, name: str, version: Version) -> Subject:
         at = version[0]
@@ -160,15 +218,12 @@ class FoldedChanges:
 
     # ----------------------------------------------------------------------------- statements
     def statements(
-        self,
-        state: StoredState,
-        limits: ProfileLimits,
-        identifiers: Mapping[str, frozenset[str]],
+        self, state: StoredState, limits: ProfileLimits, known_claims: Mapping[str, int]
     ) -> dict[str, list[dict[str, Any]]]:
         """Return the update statements of each collection. What a limit forbids is left out, and
         counted in :attr:`dropped`.
 
-        :param identifiers: workspace id → the traits by which its users are looked up.
+        :param known_claims: claims that are known to be durable: ``_id`` → time; they are left out.
         """
         found: dict[str, list[dict[str, Any]]] = {}
         for collection, subjects in self.subjects.items():
@@ -177,7 +232,7 @@ class FoldedChanges:
                     subject,
                     state.traits[collection].get(key, {}),
                     limits,
-                    identifiers.get(subject.workspace, frozenset())
+                    self._identifiers.get(subject.workspace, frozenset())
                     if collection == USERS
                     else frozenset(),
                 )
@@ -195,6 +250,10 @@ class FoldedChanges:
                         "upsert": True,
                     }
                 )
+        for claim, at in self.claims.items():
+            if known_claims.get(claim.key, at + 1) > at:
+                statement = claim.statement({"$min": {"at": DatetimeMS(at)}})
+                found.setdefault(CLAIMS, []).append(statement)
         for key, pair in self._allowed(LINKS, state, limits.links).items():
             # A link that was read is written again: it may not be durable yet.
             fields = {"workspaceId": pair.workspace, "anonymousId": pair.other}
@@ -220,24 +279,33 @@ class FoldedChanges:
         limits: ProfileLimits,
         identifiers: frozenset[str],
     ) -> dict[str, Any]:
-        count, total = len(stored), sum(size for _, size in stored.values())
+        def counted(trait: str, size: int) -> int:
+            return 0 if trait in identifiers and size <= limits.identifier_bytes else size
+
+        sizes = {trait: counted(trait, size) for trait, (_, size) in stored.items()}
+        count, total = sum(map(bool, sizes.values())), sum(sizes.values())
         registers: dict[str, Any] = {}
         for trait, (version, value) in subject.traits.items():
-            before, size = stored.get(trait), trait_size(trait, value)
+            before = stored.get(trait)
             # A statement is sent even if a later value was read, which may not be durable: if that
             # value stays, $max leaves it.
             if before is None or before[0] <= version:
-                was = 0 if before is None else before[1]
-                if (before is None and count >= limits.traits) or (
+                size = 0 if value is _REMOVED else counted(trait, trait_size(trait, value))
+                was = sizes.get(trait, 0)
+                added = bool(size) - bool(was)
+                if (added > 0 and count >= limits.traits) or (
                     size > was and total - was + size > limits.trait_bytes
                 ):
                     self.dropped += 1
                     continue
-                count += before is None
+                count += added
                 total += size - was
-            register = _register(version, encode_value(value))
-            if trait in identifiers:
-                looked_up = identifier_value(trait, value)
+            if value is _REMOVED:
+                # A process of an earlier version reads null.
+                register = _register(version, {"v": None, "x": True})
+            else:
+                register = _register(version, encode_value(value))
+                looked_up = identifier_value(trait, value) if trait in identifiers else None
                 if looked_up is not None:
                     register["i"] = scoped_id(subject.workspace, looked_up)
             registers[f"traits.{escape_key(trait)}"] = register
@@ -291,7 +359,8 @@ def stored_traits(document: Mapping[str, Any]) -> dict[str, tuple[Version, int]]
     found = {}
     for key, register in document.get("traits", {}).items():
         trait = unescape_key(key)
-        found[trait] = (version_of(register), trait_size(trait, decode_value(register)))
+        size = 0 if "x" in register else trait_size(trait, decode_value(register))
+        found[trait] = (version_of(register), size)
     return found
 
 

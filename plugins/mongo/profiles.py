@@ -30,6 +30,8 @@ _log = logging.getLogger("engage.storage.mongo")
 
 #: How many durable links are remembered: most events of a visitor then need no look-up of the link.
 _MAX_KNOWN_LINKS: Final = 100_000
+#: How many durable claims are remembered, so that not each identify call writes its claim again.
+_MAX_KNOWN_CLAIMS: Final = 100_000
 #: Users whose links and memberships are read at once.
 _STEP: Final = 200
 
@@ -47,11 +49,14 @@ class Profiles:
         self._limits = limits
         self._identifiers = identifiers
         self._links: OrderedDict[str, None] = OrderedDict()
+        self._claims: OrderedDict[str, int] = OrderedDict()
 
     # -------------------------------------------------------------------------------- changes
-    def forget_links(self) -> None:
-        """Forget the remembered links: another store may be at the address when it is opened."""
+    def forget(self) -> None:
+        """Forget the remembered links and claims: another store may be at the address when it is
+        opened."""
         self._links.clear()
+        self._claims.clear()
 
     def changes(self, event: Event) -> tuple[Change, ...]:
         """Return the changes of an event; nothing if it only links what is known to be linked."""
@@ -72,7 +77,7 @@ class Profiles:
 
         :param changes: events with their changes, in order of arrival.
         """
-        return FoldedChanges(changes, self._links)
+        return FoldedChanges(changes, self._links, self._identifiers.declared)
 
     async def read_state(self, folded: FoldedChanges) -> StoredState:
         """Read what :meth:`apply` needs. To be called within :meth:`Connection.calling`."""
@@ -112,7 +117,7 @@ class Profiles:
             return 0
         if state is None:
             state = await self.read_state(folded)
-        statements = folded.statements(state, self._limits, self._identifiers.declared)
+        statements = folded.statements(state, self._limits, self._claims)
         results = await asyncio.gather(
             *(self._connection.update(name, part) for name, part in statements.items()),
             return_exceptions=True,
@@ -132,6 +137,10 @@ class Profiles:
             self._links[key] = None
         while len(self._links) > _MAX_KNOWN_LINKS:
             self._links.popitem(last=False)
+        for claim, at in folded.claims.items():
+            self._claims[claim.key] = min(at, self._claims.get(claim.key, at))
+        while len(self._claims) > _MAX_KNOWN_CLAIMS:
+            self._claims.popitem(last=False)
         return dropped
 
     async def ensure_user(self, workspace_id: str, user_id: str, at: int) -> None:
@@ -206,7 +215,11 @@ def _sized(document: Mapping[str, Any]) -> tuple[Mapping[str, Any], int]:
 
 def _values(document: Mapping[str, Any]) -> dict[str, Any]:
     traits = document.get("traits", {})
-    return {unescape_key(key): decode_value(register) for key, register in traits.items()}
+    return {
+        unescape_key(key): decode_value(register)
+        for key, register in traits.items()
+        if "x" not in register
+    }
 
 
 def _user(

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any, Final
 
 from bson.datetime_ms import DatetimeMS
@@ -24,8 +24,9 @@ from .paging import ARRIVAL
 
 _log = logging.getLogger("engage.storage.mongo")
 
-#: The version of what this plugin writes, and the oldest version that can read it.
-VERSION: Final = 1
+#: The version of what this plugin writes, and the oldest version that can read it. Each version is
+#: in :data:`MIGRATIONS`.
+VERSION: Final = 2
 MIN_READER: Final = 1
 
 EVENTS: Final = "events"
@@ -33,6 +34,7 @@ USERS: Final = "users"
 GROUPS: Final = "groups"
 LINKS: Final = "links"
 MEMBERSHIPS: Final = "memberships"
+CLAIMS: Final = "claims"
 SUBSCRIPTIONS: Final = "subscriptions"
 HISTORY: Final = "subscription_history"
 DEAD_LETTERS: Final = "dead_letters"
@@ -51,6 +53,7 @@ INDEXES: Final[Mapping[str, tuple[tuple[Mapping[str, int], Mapping[str, Any]], .
     ),
     LINKS: (({"user": 1}, {}),),
     MEMBERSHIPS: (({"user": 1}, {}),),
+    CLAIMS: (({"held": 1, "at": 1, "_id": 1}, {}),),
     SUBSCRIPTIONS: (({"pending": 1}, {"sparse": True}),),
     HISTORY: (({"_seq": 1}, {}), ({"workspaceId": 1, "userId": 1, "_seq": 1}, {})),
     DEAD_LETTERS: (
@@ -68,6 +71,7 @@ SAFE_SHARD_KEYS: Final[Mapping[str, frozenset[str]]] = {
     GROUPS: frozenset({"_id", "workspaceId", "groupId"}),
     LINKS: frozenset({"_id", "workspaceId", "user", "anonymousId"}),
     MEMBERSHIPS: frozenset({"_id", "workspaceId", "user", "groupId"}),
+    CLAIMS: frozenset({"_id", "workspaceId", "userId"}),
     SUBSCRIPTIONS: frozenset({"_id", "workspaceId", "userId"}),
     HISTORY: frozenset({"_id", "workspaceId"}),
     DEAD_LETTERS: frozenset({"_id", "workspaceId"}),
@@ -93,6 +97,17 @@ def identifier_index(trait: str) -> dict[str, int]:
 def index_name(keys: Mapping[str, int]) -> str:
     """Return the name that the drivers give an index with these keys."""
     return "_".join(f"{field}_{way}" for field, way in keys.items())
+
+
+async def _index_identifiers_again(db: Any) -> None:
+    """Forget which identifiers are indexed: they are indexed again, now with claims."""
+    await db[META].delete_one({"_id": "identifiers"})
+
+
+#: Version → what makes a store of it from one of the version before. Collections and indexes are
+#: made for every version alike. A migration only adds, is idempotent, and several processes may run
+#: it at the same time: processes of an earlier version may be using the store.
+MIGRATIONS: Final[Mapping[int, Callable[[Any], Awaitable[None]]]] = {2: _index_identifiers_again}
 
 
 class Schema:
@@ -142,7 +157,18 @@ class Schema:
                 # Another process may have inserted it a moment earlier.
                 with self._connection.calling() as db, contextlib.suppress(DuplicateKeyError):
                     await db[META].insert_one(document)
+            else:
+                await self._migrate(found["version"])
             await self._warn_of_shard_keys()
+
+    async def _migrate(self, version: int) -> None:
+        """Bring a store of an earlier version up to date."""
+        with self._connection.calling() as db:
+            for number, migration in MIGRATIONS.items():
+                if number > version:
+                    await migration(db)
+                    done = {"$max": {"version": number, "minReader": MIN_READER}}
+                    await db[META].update_one({"_id": "schema"}, done)
 
     async def close(self) -> None:
         """Stop waiting for indexes; the server continues to build them."""

@@ -164,7 +164,7 @@ class MongoStorage(EventStore, ProfileStore, SubscriptionStore, DeadLetterStore)
                 await self._tidy()
         await self._connection.close()
         self._prepared = False
-        self._profiles.forget_links()
+        self._profiles.forget()
 
     async def check(self) -> None:
         await self._ready()
@@ -253,6 +253,12 @@ class MongoStorage(EventStore, ProfileStore, SubscriptionStore, DeadLetterStore)
     ) -> Mapping[str, Sequence[str]]:
         await self._ready()
         return await self._identifiers.find_users(workspace_id, trait, values)
+
+    async def holders(
+        self, workspace_id: str, trait: str, value: str, *, after: str | None, limit: int
+    ) -> Page[str]:
+        await self._ready()
+        return await self._identifiers.holders(workspace_id, trait, value, after=after, limit=limit)
 
     async def scan_users(
         self, workspace_id: str | None, *, after: str | None, limit: int

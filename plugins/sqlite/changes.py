@@ -7,12 +7,22 @@ Pure functions; ``profiles.py`` compares the result with what is stored.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from typing import Any
 
 import orjson
 
-from engage.api import Change, Event, GroupTraits, Link, Membership, Seen, UserTraits
+from engage.api import (
+    Change,
+    Event,
+    GroupTraits,
+    Link,
+    Membership,
+    RemovedTraits,
+    Seen,
+    UserTraits,
+    identifier_value,
+)
 
 from .schema import GROUP, USER
 
@@ -24,11 +34,14 @@ Version = tuple[int, str, str]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Traits:
-    """:class:`UserTraits` or :class:`GroupTraits`, with each value as compact JSON."""
+    """:class:`UserTraits`, :class:`RemovedTraits` or :class:`GroupTraits`.
+
+    Each value is compact JSON, or ``None`` if the trait is removed.
+    """
 
     kind: int
     name: str
-    traits: Mapping[str, bytes]
+    traits: Mapping[str, bytes | None]
 
 
 EncodedChange = Seen | Traits | Membership | Link
@@ -38,6 +51,8 @@ def encode(change: Change) -> EncodedChange:
     """Return a change with the values of its traits in the form in which they are stored."""
     if isinstance(change, UserTraits):
         return Traits(USER, change.user_id, _encoded(change.traits))
+    if isinstance(change, RemovedTraits):
+        return Traits(USER, change.user_id, dict.fromkeys(change.traits))
     if isinstance(change, GroupTraits):
         return Traits(GROUP, change.group_id, _encoded(change.traits))
     return change
@@ -53,9 +68,12 @@ class FoldedChanges:
 
     #: First and last timestamp.
     seen: dict[Subject, tuple[int, int]] = dataclasses.field(default_factory=dict)
-    traits: dict[tuple[Subject, str], tuple[Version, bytes]] = dataclasses.field(
+    #: The value is ``None`` if the trait is removed.
+    traits: dict[tuple[Subject, str], tuple[Version, bytes | None]] = dataclasses.field(
         default_factory=dict
     )
+    #: (user, trait, value) → least time of receipt, of the declared identifier traits.
+    claims: dict[tuple[Subject, str, str], int] = dataclasses.field(default_factory=dict)
     memberships: dict[tuple[Subject, str], tuple[Version, bool]] = dataclasses.field(
         default_factory=dict
     )
@@ -65,11 +83,13 @@ class FoldedChanges:
 def fold(
     changes: Iterable[tuple[Event, Sequence[EncodedChange]]],
     known_links: Container[tuple[Subject, str]],
+    identifiers: Mapping[str, Collection[str]],
 ) -> FoldedChanges:
     """Return the changes of a write, folded.
 
     :param changes: events with their changes, in order of arrival.
     :param known_links: links that are known to be stored; they are left out.
+    :param identifiers: workspace id → the traits by which its users are looked up.
     """
     folded = FoldedChanges()
     for event, event_changes in changes:
@@ -85,6 +105,9 @@ def fold(
                         _extend(folded.seen, subject, at)
                     for trait, value in traits.items():
                         _keep_greatest(folded.traits, (subject, trait), version, value)
+                    if kind == USER:
+                        for trait in identifiers.get(workspace, ()):
+                            _claim(folded, subject, trait, traits.get(trait), event.received_at)
                 case Membership(user, group, assigned):
                     register = ((workspace, USER, user), group)
                     _keep_greatest(folded.memberships, register, version, assigned)
@@ -95,6 +118,15 @@ def fold(
                     if link not in known_links and (workspace, USER, anonymous) not in folded.seen:
                         folded.links[link] = None
     return folded
+
+
+def _claim(
+    folded: FoldedChanges, subject: Subject, trait: str, encoded: bytes | None, at: int
+) -> None:
+    value = None if encoded is None else identifier_value(trait, orjson.loads(encoded))
+    if value is not None:
+        claim = (subject, trait, value)
+        folded.claims[claim] = min(at, folded.claims.get(claim, at))
 
 
 def _extend(seen: dict[Subject, tuple[int, int]], subject: Subject, at: int) -> None:

@@ -72,6 +72,10 @@ class Engine(Session):
         self._has_committed = False
         self._next_checkpoint = 0.0
         self._serving = False
+        #: Whether the store is of an earlier version, because no server has opened it yet.
+        self._outdated = False
+        #: Whether the tables of the store are being changed, which takes a while if it is large.
+        self.is_migrating = False
 
     # ----------------------------------------------------------------------------- opening
     def open(self, create: bool, serving: bool) -> None:
@@ -144,7 +148,14 @@ class Engine(Session):
         super().prepare(db)
         self._has_committed = False
         self._configure(db)
-        self._profiles.prepare(db, serving=self._serving)
+        self.is_migrating = self._serving
+        try:
+            if self._serving:
+                schema.migrate(db)
+            self._profiles.prepare(db, serving=self._serving)
+        finally:
+            self.is_migrating = False
+        self._outdated = schema.version_of(db) < schema.VERSION
         # From here on only _begin waits for a lock.
         db.execute("PRAGMA busy_timeout = 0")
 
@@ -278,6 +289,11 @@ class Engine(Session):
             return batch.outcomes({}), 0
         with translating_errors(self.settings.path):
             with self._transaction() as db:
+                if self._outdated:
+                    raise StorageUnavailable(
+                        f"{self.settings.path}: made by an earlier version of engage; start "
+                        "`engage serve` once, which brings the store up to date"
+                    )
                 stored, duplicates = events.insert_new(db, batch.rows)
                 changes = batch.changes(stored, self._profiles.is_linked)
                 applied = self._profiles.apply(db, changes)

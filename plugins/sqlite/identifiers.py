@@ -2,7 +2,8 @@
 """Users by the value of an identifier trait, such as an e-mail address.
 
 The table ``identifiers`` holds the current values of the declared traits in the form in which they
-are looked up; ``indexed`` names the traits for which it is complete.
+are looked up; ``indexed`` names the traits for which it is complete. The table ``claims`` holds
+when each user first had each value, and ``identifiers`` repeats it for the current value.
 """
 
 from __future__ import annotations
@@ -15,11 +16,14 @@ import orjson
 
 from engage.api import identifier_value
 
-from .connection import is_text
-from .schema import USER
+from .connection import insert, is_text
+from .schema import USER, version_of
 
 #: Maximum number of users that are returned for one value; the interface defines it.
 _MAX_USERS: Final = 100
+
+#: Less than every claim.
+_BEFORE_ALL: Final = -(2**63)
 
 #: Workspace id → the traits by which its users are looked up.
 Declared = Mapping[str, Collection[str]]
@@ -58,8 +62,15 @@ def index(db: sqlite3.Connection, declared: Declared) -> None:
                 "ON t.profile = p.id AND t.trait = ? WHERE p.workspace = ? AND p.kind = ?",
                 (trait, workspace, USER),
             )
-            for profile, value in found:
-                store(db, profile, workspace, trait, value)
+            for profile, encoded in found:
+                value = identifier_value(trait, orjson.loads(encoded))
+                if value is not None:
+                    # No claims were recorded so far: all of these users are older than later ones.
+                    claim = (profile, trait, value)
+                    db.execute(
+                        "INSERT INTO claims VALUES (?, ?, ?, 0) ON CONFLICT DO NOTHING", claim
+                    )
+                    store(db, profile, workspace, trait, encoded)
             db.execute("INSERT INTO indexed VALUES (?, ?)", (workspace, trait))
         db.execute("COMMIT")
     except BaseException:
@@ -68,35 +79,91 @@ def index(db: sqlite3.Connection, declared: Declared) -> None:
         raise
 
 
-def store(db: sqlite3.Connection, profile: int, workspace: str, trait: str, encoded: bytes) -> None:
+def claim(db: sqlite3.Connection, claims: Sequence[tuple[int, str, str, int]]) -> None:
+    """Store claims: of several for one value of a user, the least time stays.
+
+    :param claims: (number of the user, trait, value, time of receipt); each value once.
+    """
+    insert(
+        db,
+        "INSERT INTO claims (profile, trait, value, received_at)",
+        claims,
+        "ON CONFLICT (profile, trait, value) DO UPDATE SET received_at = excluded.received_at "
+        "WHERE excluded.received_at < received_at",
+    )
+    # A user that has the value now; that is rare, because events usually arrive in order.
+    for profile, trait, value, at in claims:
+        db.execute(
+            "UPDATE identifiers SET claimed_at = ? "
+            "WHERE profile = ? AND trait = ? AND value = ? AND claimed_at > ?",
+            (at, profile, trait, value, at),
+        )
+
+
+def store(
+    db: sqlite3.Connection, profile: int, workspace: str, trait: str, encoded: bytes | None
+) -> None:
     """Store the current value of a declared trait, so that the user is found by it.
 
+    Its claim must be stored already.
+
     :param profile: the number of the user.
-    :param encoded: the value as JSON; one that is not an identifier removes the entry.
+    :param encoded: the value as JSON; ``None``, or a value by which no user can be looked up,
+        removes the entry.
     """
-    value = identifier_value(trait, orjson.loads(encoded))
+    value = None if encoded is None else identifier_value(trait, orjson.loads(encoded))
     if value is None:
         db.execute("DELETE FROM identifiers WHERE profile = ? AND trait = ?", (profile, trait))
     else:
         db.execute(
-            "INSERT OR REPLACE INTO identifiers (profile, trait, workspace, value) "
-            "VALUES (?, ?, ?, ?)",
-            (profile, trait, workspace, value),
+            "INSERT OR REPLACE INTO identifiers (profile, trait, workspace, value, claimed_at) "
+            "SELECT profile, trait, ?, value, received_at FROM claims "
+            "WHERE profile = ? AND trait = ? AND value = ?",
+            (workspace, profile, trait, value),
         )
 
 
 def find_users(
     db: sqlite3.Connection, workspace_id: str, trait: str, values: Sequence[str]
 ) -> dict[str, list[str]]:
-    """Return the users who have one of these values: value → user ids, oldest first."""
+    """Return the users who have one of these values: value → user ids, oldest claim first."""
+    claimed = _claimed(db)
     found = {}
     for value in filter(is_text, values):
         users = db.execute(
             "SELECT p.name FROM identifiers i CROSS JOIN profiles p ON p.id = i.profile "
             "WHERE i.workspace = ? AND i.trait = ? AND i.value = ? "
-            "ORDER BY p.created_at, p.name LIMIT ?",
+            f"ORDER BY {claimed}, i.profile LIMIT ?",
             (workspace_id, trait, value, _MAX_USERS),
         ).fetchall()
         if users:
             found[value] = [name for (name,) in users]
     return found
+
+
+def holders(
+    db: sqlite3.Connection,
+    workspace_id: str,
+    trait: str,
+    value: str,
+    after: tuple[int, int] | None,
+    limit: int,
+) -> tuple[list[str], tuple[int, int] | None]:
+    """Return a page of the users who have a value, oldest claim first, and its cursor."""
+    if not is_text(value):
+        return [], None
+    claimed = _claimed(db)
+    rows = db.execute(
+        f"SELECT p.name, {claimed}, i.profile FROM identifiers i "
+        "CROSS JOIN profiles p ON p.id = i.profile "
+        "WHERE i.workspace = ? AND i.trait = ? AND i.value = ? "
+        f"AND ({claimed}, i.profile) > (?, ?) ORDER BY {claimed}, i.profile LIMIT ?",
+        (workspace_id, trait, value, *(after or (_BEFORE_ALL, 0)), limit),
+    ).fetchall()
+    last = rows[-1][1:] if len(rows) == limit else None
+    return [name for name, *_ in rows], last
+
+
+def _claimed(db: sqlite3.Connection) -> str:
+    """Return the column with the claim. A command may read a store that has none."""
+    return "i.claimed_at" if version_of(db) >= 2 else "i.profile * 0"

@@ -24,6 +24,10 @@ from .connection import insert, is_text, look_up
 from .paging import Window
 from .schema import GROUP, USER
 
+#: The value of a trait that is removed. No other value begins with a space, and a process of an
+#: earlier version reads null.
+REMOVED: Final = b" null"
+
 #: How many stored links are remembered: most events of a visitor then need no look-up of the link.
 _MAX_KNOWN_LINKS: Final = 100_000
 
@@ -103,7 +107,7 @@ class Profiles:
         """Apply the changes of newly stored events, given in order of arrival."""
         if not changes:
             return Applied()
-        folded = fold(changes, self._links)
+        folded = fold(changes, self._links, self._identifiers)
         subjects = {subject for subject, _ in folded.links}
         subjects.update(folded.seen)
         if not subjects:
@@ -117,6 +121,13 @@ class Profiles:
             if known is not None and not known.new and known.created_at is not None:
                 del folded.links[link]
         _set_times(rows, folded)
+        identifiers.claim(
+            db,
+            [
+                (rows[user].id, trait, value, at)
+                for (user, trait, value), at in folded.claims.items()
+            ],
+        )
         dropped = self._set_traits(db, rows, folded.traits)
         dropped += self._set_memberships(db, rows, folded.memberships)
         over_limit = self._add_links(db, rows, folded.links)
@@ -129,27 +140,31 @@ class Profiles:
         self,
         db: sqlite3.Connection,
         rows: Mapping[Subject, _Row],
-        registers: Mapping[tuple[Subject, str], tuple[Version, bytes]],
+        registers: Mapping[tuple[Subject, str], tuple[Version, bytes | None]],
     ) -> int:
         """Store the registers that win, and return how many were dropped."""
         stored = _stored(db, "traits", "trait", "size", rows, registers)
         winners, dropped = [], 0
         for (subject, trait), (version, value) in registers.items():
             row = rows[subject]
-            size = len(orjson.dumps(trait)) + len(value)
             known, before = stored.get((row.id, trait), (None, 0))
             if known is not None and known > version:
                 continue
-            if (known is None and row.traits >= self._limits.traits) or (
+            identifies = subject[1] == USER and trait in self._identifiers.get(subject[0], ())
+            size = 0 if value is None else len(orjson.dumps(trait)) + len(value)
+            if identifies and size <= self._limits.identifier_bytes:
+                size = 0
+            added = bool(size) - bool(before)
+            if (added > 0 and row.traits >= self._limits.traits) or (
                 size > before and row.trait_bytes - before + size > self._limits.trait_bytes
             ):
                 dropped += 1
                 continue
-            row.traits += known is None
+            row.traits += added
             row.trait_bytes += size - before
             row.changed = True
-            winners.append((row.id, trait, *version, size, value))
-            if subject[1] == USER and trait in self._identifiers.get(subject[0], ()):
+            winners.append((row.id, trait, *version, size, REMOVED if value is None else value))
+            if identifies:
                 identifiers.store(db, row.id, subject[0], trait, value)
         insert(
             db,
@@ -364,6 +379,7 @@ def _user(db: sqlite3.Connection, row: Sequence[Any]) -> UserProfile:
 
 def _traits(db: sqlite3.Connection, profile: int) -> dict[str, Any]:
     rows = db.execute(
-        "SELECT trait, value FROM traits WHERE profile = ? ORDER BY trait", (profile,)
+        "SELECT trait, value FROM traits WHERE profile = ? AND value <> ? ORDER BY trait",
+        (profile, REMOVED),
     )
     return {trait: orjson.loads(value) for trait, value in rows}

@@ -70,6 +70,13 @@ class Reader(Session):
         with self._snapshot() as db:
             return identifiers.find_users(db, workspace_id, trait, values)
 
+    def holders(
+        self, workspace_id: str, trait: str, value: str, after: tuple[int, int] | None, limit: int
+    ) -> tuple[list[str], tuple[int, int] | None]:
+        """Return a page of the users who have a value, and its cursor."""
+        with self._snapshot() as db:
+            return identifiers.holders(db, workspace_id, trait, value, after, limit)
+
     def scan_users(
         self, workspace_id: str | None, after: int | None, limit: int
     ) -> tuple[list[UserProfile], int | None]:

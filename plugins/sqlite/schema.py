@@ -10,23 +10,29 @@ from __future__ import annotations
 import contextlib
 import os
 import sqlite3
+import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
 from engage.api import StorageIncompatible, StorageMissing, StorageUnavailable
 
 #: Version of what is written. It increases with every addition to the tables.
-VERSION: Final = 1
+VERSION: Final = 2
 #: The oldest reader that understands what is written. It increases when an addition would mislead
 #: older readers.
 MIN_READER: Final = 1
 #: ``PRAGMA application_id``: "engg".
 APPLICATION_ID: Final = 0x656E6767
 
+#: Seconds that a process waits for another one that brings the store up to date.
+_MIGRATION_SECONDS: Final = 600.0
+
 #: Kinds of ``profiles``.
 USER: Final = 0
 GROUP: Final = 1
 
+#: Version 1. What came later is in :data:`MIGRATIONS`.
 _TABLES: Final = (
     # Names and numbers of the store itself: version, min_reader, opens.
     "CREATE TABLE store (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID",
@@ -47,7 +53,8 @@ _TABLES: Final = (
         traits INTEGER NOT NULL, trait_bytes INTEGER NOT NULL,
         links INTEGER NOT NULL, memberships INTEGER NOT NULL,
         UNIQUE (workspace, kind, name))""",
-    # Registers: the greatest (timestamp, message_id, origin) wins. size counts towards the limit.
+    # Registers: the greatest (timestamp, message_id, origin) wins. size counts towards the limit;
+    # it is 0 for what does not count: a declared identifier trait, and a trait that is removed.
     """CREATE TABLE traits (
         profile INTEGER NOT NULL, trait TEXT NOT NULL, timestamp INTEGER NOT NULL,
         message_id TEXT NOT NULL, origin TEXT NOT NULL, size INTEGER NOT NULL, value BLOB NOT NULL,
@@ -91,6 +98,26 @@ _TABLES: Final = (
         count INTEGER NOT NULL, size INTEGER NOT NULL,
         PRIMARY KEY (workspace, api)) WITHOUT ROWID""",
 )
+
+#: Version → the statements that make a store of it from one of the version before. They only add:
+#: a process of an earlier version may be using the store, and must go on working.
+MIGRATIONS: Final[Mapping[int, Sequence[str]]] = {
+    2: (
+        # When an event first set a trait of a user to a value: see ProfileStore.find_users. Only
+        # for declared identifier traits, and also of values that the user does not have any more.
+        """CREATE TABLE claims (
+            profile INTEGER NOT NULL, trait TEXT NOT NULL, value TEXT NOT NULL,
+            received_at INTEGER NOT NULL, PRIMARY KEY (profile, trait, value)) WITHOUT ROWID""",
+        # The claim of the current value. 0: it was set before claims were recorded; of these, the
+        # profile that was stored first comes first.
+        "ALTER TABLE identifiers ADD COLUMN claimed_at INTEGER NOT NULL DEFAULT 0",
+        "INSERT INTO claims SELECT profile, trait, value, 0 FROM identifiers",
+        """CREATE INDEX identifiers_claimed
+            ON identifiers (workspace, trait, value, claimed_at, profile)""",
+        # The index above serves the same queries.
+        "DROP INDEX identifiers_value",
+    ),
+}
 
 
 class NotADatabase(StorageIncompatible, StorageUnavailable):
@@ -150,10 +177,53 @@ def create(db: sqlite3.Connection) -> None:
     db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
     for statement in _TABLES:
         db.execute(statement)
+    db.executemany("INSERT INTO store VALUES (?, ?)", [("version", 1), ("opens", 0)])
+    _migrate(db, 1)
+
+
+def migrate(db: sqlite3.Connection) -> None:
+    """Bring a store of an earlier version up to date, in one transaction.
+
+    Several processes can do it at the same time: one does it, and the others wait.
+    """
+    deadline = time.monotonic() + _MIGRATION_SECONDS
+    while version_of(db) < VERSION:
+        try:
+            db.execute("BEGIN IMMEDIATE")
+        except sqlite3.OperationalError:
+            # Another process probably does it at this moment. SQLite has waited already.
+            if time.monotonic() > deadline:
+                raise
+            continue
+        _migrate_locked(db)
+
+
+def _migrate_locked(db: sqlite3.Connection) -> None:
+    try:
+        _migrate(db, version_of(db))
+        db.execute("COMMIT")
+    except BaseException:
+        if db.in_transaction:
+            db.execute("ROLLBACK")
+        raise
+
+
+def _migrate(db: sqlite3.Connection, version: int) -> None:
+    for number, statements in MIGRATIONS.items():
+        if number > version:
+            for statement in statements:
+                db.execute(statement)
     db.executemany(
-        "INSERT INTO store VALUES (?, ?)",
-        [("version", VERSION), ("min_reader", MIN_READER), ("opens", 0)],
+        "INSERT INTO store VALUES (?, ?) ON CONFLICT (name) DO UPDATE "
+        "SET value = max(value, excluded.value)",
+        [("version", VERSION), ("min_reader", MIN_READER)],
     )
+
+
+def version_of(db: sqlite3.Connection) -> int:
+    """Return the version of a store."""
+    (version,) = db.execute("SELECT value FROM store WHERE name = 'version'").fetchone()
+    return int(version)
 
 
 def verify(db: sqlite3.Connection, path: str) -> None:

@@ -149,6 +149,18 @@ class SqliteStorage(EventStore, ProfileStore, SubscriptionStore, DeadLetterStore
     ) -> Mapping[str, Sequence[str]]:
         return await self._read(self._reader.find_users, workspace_id, trait, values)
 
+    async def holders(
+        self, workspace_id: str, trait: str, value: str, *, after: str | None, limit: int
+    ) -> Page[str]:
+        place = None
+        if after is not None:
+            claimed, _, profile = after.partition(".")
+            place = (int(claimed), int(profile))
+        names, last = await self._read(
+            self._reader.holders, workspace_id, trait, value, place, limit
+        )
+        return Page(names, None if last is None else f"{last[0]}.{last[1]}")
+
     async def scan_users(
         self, workspace_id: str | None, *, after: str | None, limit: int
     ) -> Page[UserProfile]:

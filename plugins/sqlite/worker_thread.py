@@ -53,23 +53,27 @@ class WorkerThread:
         """Whether the thread is still running."""
         return self._thread.is_alive()
 
-    async def call(self, function: Callable[..., Result], *arguments: Any) -> Result:
+    async def call(
+        self, function: Callable[..., Result], *arguments: Any, seconds: float | None = None
+    ) -> Result:
         """Call a function in the thread, and return what it returns.
 
+        :param seconds: how long to wait for the result; by default as long as the thread allows.
         :raises StorageUnavailable: if there is no result in time.
         """
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Result] = loop.create_future()
-        deadline = time.monotonic() + self._timeout
+        seconds = self._timeout if seconds is None else seconds
+        deadline = time.monotonic() + seconds
         call = _Call(loop, future, function, arguments, deadline)
         self._calls.put(call)
         try:
-            async with asyncio.timeout(self._timeout):
+            async with asyncio.timeout(None if seconds == float("inf") else seconds):
                 return await future
         except TimeoutError:
             if self._interrupt is not None and self._current is call:
                 self._interrupt()
-            raise StorageUnavailable(f"no answer within {self._timeout:g} s") from None
+            raise StorageUnavailable(f"no answer within {seconds:g} s") from None
 
     async def stop(self, last: Callable[[], None]) -> None:
         """Make the calls that are waiting, then ``last``, and end the thread."""

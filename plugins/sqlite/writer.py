@@ -71,13 +71,26 @@ class Writer:
             "engage-sqlite-writer", timeout=self._settings.timeout, after=self._engine.maintain
         )
         try:
-            await self._thread.call(self._engine.open, create and not self._had_store, create)
+            await self._open(self._thread, create and not self._had_store, create)
             self._had_store |= create
             if self._settings.writer == "process" and AVAILABLE and create:
                 self._process = await WriterProcess.start(self._settings)
         except BaseException:
             await self.close()
             raise
+
+    async def _open(self, thread: WorkerThread, create: bool, serving: bool) -> None:
+        """Call the engine's ``open``. Only while it changes the tables, it may take long."""
+        call = thread.call(self._engine.open, create, serving, seconds=float("inf"))
+        opening = asyncio.create_task(call)
+        try:
+            while not opening.done():
+                done, _ = await asyncio.wait({opening}, timeout=self._settings.timeout)
+                if not done and not self._engine.is_migrating:
+                    raise StorageUnavailable(f"no answer within {self._settings.timeout:g} s")
+            opening.result()
+        finally:
+            opening.cancel()
 
     async def close(self) -> None:
         """Finish the calls that were requested, and close the store."""

@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+import time
 from typing import Any
 
 import orjson
 import pytest
 
-from engage.api import StorageUnavailable
+from engage.api import ProfileStore, StorageUnavailable
 from engage.errors import ApiError
 from engage.pipeline.subscriptions import Subscriptions, subscription_hash
 from support.memory_store import MemoryEvents, MemoryStore, MemorySubscriptions
@@ -105,13 +106,61 @@ async def test_the_hash_chooses_among_several_users() -> None:
     assert [change.user_id for change in store.changes] == ["u-1"]
 
 
-async def test_a_limited_number_of_users_is_tried() -> None:
-    users = [f"u-{number}" for number in range(101)]
+@pytest.mark.parametrize("count", [1, 100, 101, 600, 5_101, 20_000])
+async def test_every_user_with_the_address_is_tried(count: int) -> None:
+    """Anyone with a public write key can make users with the address of another person. The link of
+    that person must work all the same, wherever it is among them."""
+    users = [f"u-{number}" for number in range(count)]
     store = store_with_users(*users)
+    for number in {0, count // 2, count - 1}:
+        await put(store, body(user=f"u-{number}"))
+        assert store.changes[-1].user_id == f"u-{number}"
+    del store.changes[:]
+    assert (await refused(store, body(user=f"u-{count}"))).code == "invalid_user_hash"
+
+
+async def test_a_storage_without_holders_tries_the_users_that_it_finds() -> None:
+    class Default(MemoryStore):
+        holders = ProfileStore.holders
+
+    store = Default()
+    store.users["acme", "email", "ada@example.com"] = [f"u-{number}" for number in range(100)]
     await put(store, body(user="u-99"))
     assert [change.user_id for change in store.changes] == ["u-99"]
-    store = store_with_users(*users)
+    del store.changes[:]
     assert (await refused(store, body(user="u-100"))).code == "invalid_user_hash"
+
+
+async def test_the_event_loop_is_not_held_by_many_users() -> None:
+    """Not even by several requests with a wrong hash at once: they take turns."""
+    store = store_with_users(*(f"u-{number}" for number in range(20_000)))
+    core = make_core(store)
+    wrong = orjson.dumps(body(hash="0" * 64))
+    requests = [asyncio.create_task(core.pipeline.subscriptions(wrong)) for _ in range(8)]
+    longest, last = 0.0, time.perf_counter()
+    while not all(task.done() for task in requests):
+        await asyncio.sleep(0)
+        now = time.perf_counter()
+        longest, last = max(longest, now - last), now
+    assert longest < 0.1
+    # A user who is among the first is found while the others search.
+    requests = [asyncio.create_task(core.pipeline.subscriptions(wrong)) for _ in range(8)]
+    await core.pipeline.subscriptions(orjson.dumps(body(user="u-50")))
+    assert not any(task.done() for task in requests)
+    for task in requests:
+        task.cancel()
+    await asyncio.wait(requests)
+    # The turns end with their requests.
+    await core.pipeline.subscriptions(orjson.dumps(body(user="u-19999")))
+
+
+async def test_a_search_that_takes_too_long_is_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is not a 401: the link may be right."""
+    monkeypatch.setattr("engage.pipeline.subscriptions.SEARCH_SECONDS", -1.0)
+    store = store_with_users(*(f"u-{number}" for number in range(6_000)))
+    await put(store, body(user="u-99"))
+    with pytest.raises(StorageUnavailable, match="too many users"):
+        await put(store, body(user="u-5999"))
 
 
 async def test_a_user_named_by_id_is_not_looked_up() -> None:
@@ -228,7 +277,7 @@ async def test_changes_without_a_message_id_are_all_applied(message_id: str | No
 
 async def test_a_storage_that_does_not_answer_is_unavailable() -> None:
     class Slow(MemoryStore):
-        async def find_users(self, *arguments: Any) -> Any:
+        async def holders(self, *arguments: Any, **options: Any) -> Any:
             await asyncio.Event().wait()
 
     class SlowToApply(MemoryStore):

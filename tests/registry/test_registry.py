@@ -79,6 +79,7 @@ def test_the_storage_is_made_from_the_config(config: Any, tmp_path: Path) -> Non
         user_trait_bytes = 2
         user_links = 3
         user_memberships = 4
+        identifier_bytes = 11
         dead_letter_count = 5
         dead_letter_bytes = 6
         webhook_dead_letter_count = 7
@@ -97,6 +98,7 @@ def test_the_storage_is_made_from_the_config(config: Any, tmp_path: Path) -> Non
     assert context.identifiers == {"acme": ("crm", "email", "phone")}
     limits, budget = context.profile_limits, context.dead_letter_budget
     assert [limits.traits, limits.trait_bytes, limits.links, limits.memberships] == [1, 2, 3, 4]
+    assert limits.identifier_bytes == 11
     assert [budget.api_count, budget.api_bytes] == [5, 6]
     assert [budget.webhook_count, budget.webhook_bytes] == [7, 8]
     assert context.write_timeout == 3

@@ -118,6 +118,12 @@ class MemoryProfiles(ProfileStore):
         found = {value: self.users.get((workspace_id, trait, value)) for value in values}
         return {value: users for value, users in found.items() if users}
 
+    async def holders(
+        self, workspace_id: str, trait: str, value: str, *, after: str | None, limit: int
+    ) -> Page[str]:
+        self.searches.append((workspace_id, trait, [value]))
+        return _page(self.users.get((workspace_id, trait, value), []), after, limit)
+
     async def scan_users(
         self, workspace_id: str | None, *, after: str | None, limit: int
     ) -> Page[UserProfile]:

@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The interface of a storage that also keeps users and groups."""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from engage.api.pages import Page
+
+__all__ = ["GroupProfile", "ProfileStore", "UserProfile"]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class UserProfile:
+    """A user, merged from the stored events."""
+
+    workspace_id: str
+    user_id: str
+    traits: Mapping[str, Any]
+    #: Least and greatest timestamp of the events that made the user exist: milliseconds since 1970
+    #: UTC.
+    created_at: int
+    updated_at: int
+    #: Sorted.
+    anonymous_ids: Sequence[str]
+    #: Ids of the groups that the user is a member of, sorted.
+    groups: Sequence[str]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class GroupProfile:
+    """A group, merged from the stored events."""
+
+    workspace_id: str
+    group_id: str
+    traits: Mapping[str, Any]
+
+
+class ProfileStore(abc.ABC):
+    """A storage that also keeps profiles; its ``write`` applies the changes of events.
+
+    Profiles have limits (:class:`ProfileLimits`). An event that exceeds one is stored, but its
+    change is dropped and counted in :attr:`dropped_changes`.
+    A declared identifier trait (:attr:`StorageContext.identifiers`) does not count, unless its
+    value is larger than :attr:`ProfileLimits.identifier_bytes`: it always has room.
+    """
+
+    #: How many changes were dropped since this process opened the store.
+    dropped_changes: int = 0
+
+    @abc.abstractmethod
+    async def profile(self, workspace_id: str, user_id: str) -> UserProfile | None:
+        """Return the user, or ``None`` if no event made the user exist."""
+
+    @abc.abstractmethod
+    async def find_users(
+        self, workspace_id: str, trait: str, values: Sequence[str]
+    ) -> Mapping[str, Sequence[str]]:
+        """Find users by a declared identifier trait (:attr:`StorageContext.identifiers`).
+
+        Several users may have one value: the one with the oldest claim comes first. A user's
+        *claim* of a value is the least ``received_at`` of the stored events that set the user's
+        trait to this value (compared in the form of :func:`identifier_value`), in whatever order
+        they arrived and whatever the trait was in between. A client can choose a timestamp, but
+        not a claim. What was set before the store recorded claims is older than every claim.
+
+        Only a trait's current value counts. An index serves this.
+
+        :param values: values in the form of :func:`identifier_value`.
+        :return: each value that a user has → at most 100 user ids, oldest claim first; users with
+            equal claims are in any order.
+        """
+
+    async def holders(
+        self, workspace_id: str, trait: str, value: str, *, after: str | None, limit: int
+    ) -> Page[str]:
+        """Read the ids of all users that have a value of a declared identifier trait.
+
+        This default returns the users that :meth:`find_users` finds, which are at most 100. A
+        storage that can return all of them overrides it; then a signed link works however many
+        users have the recipient's address.
+
+        :param value: in the form of :func:`identifier_value`.
+        :param after: the cursor of the page before; ``None`` for the first.
+        :param limit: the maximum number of ids.
+        :return: the ids, each once, in an order of the store's choice. An index serves this.
+        """
+        if after is not None:
+            return Page((), None)
+        found = await self.find_users(workspace_id, trait, [value])
+        return Page(list(found.get(value, ()))[:limit], None)
+
+    @abc.abstractmethod
+    async def scan_users(
+        self, workspace_id: str | None, *, after: str | None, limit: int
+    ) -> Page[UserProfile]:
+        """Return one page of all users, in any order; each user once."""
+
+    @abc.abstractmethod
+    async def scan_groups(
+        self, workspace_id: str | None, *, after: str | None, limit: int
+    ) -> Page[GroupProfile]:
+        """Return one page of all groups, in any order; each group once."""

@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Make the stores of this folder, with the version of engage that is installed.
+
+They are stores that an earlier version of engage made, so that the tests can migrate them. Check
+out the last commit that writes the version, and run there::
+
+    PYTHONPATH=tests python tests/data/stores/make.py
+
+It writes ``sqlite-1.db.gz`` (the file of the store) and ``mongo-1.json`` (the documents of each
+collection, as MongoDB Extended JSON).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gzip
+import sqlite3
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pymongo
+from bson import json_util
+
+from engage.api import EventStore, StorageContext, SubscriptionChange
+from engage.testing.factories import TIME, event, identify, letter
+from engage_plugins.mongo.store import MongoStorage
+from engage_plugins.sqlite.store import SqliteStorage
+from support import mongo
+
+HERE = Path(__file__).parent
+#: As the tests open the stores.
+IDENTIFIERS = {"acme": ("email", "phone")}
+
+#: Two people and a user that somebody else made with Ada's address.
+EVENTS = [
+    identify("1", "ada", 10, traits={"email": "Ada@Example.com", "plan": "pro", "n": None}),
+    identify("2", "bob", 20, traits={"email": "bob@example.com", "phone": "+1 2"}),
+    identify("3", "forged", 30, traits={"email": "ada@example.com"}),
+    identify("4", "ada", 40, traits={"email": "ada@example.com"}, anonymous_id="visitor"),
+    event("5", type="group", user_id="ada", groupId="g", at=50, traits={"size": 3}),
+    event("6", user_id="ada", at=60),
+]
+
+
+async def fill(store: EventStore) -> None:
+    """Write the records."""
+    await store.open(create=True)
+    for one in EVENTS:
+        await store.write([one])
+    assert isinstance(store, SqliteStorage | MongoStorage)
+    await store.put([letter("bad")])
+    choices = {"news": True}
+    await store.apply(
+        SubscriptionChange(
+            id="c", workspace_id="acme", user_id="ada", choices=choices, at=TIME + 70, how="api"
+        )
+    )
+    await store.close()
+
+
+def make_sqlite(context: StorageContext) -> None:
+    """Make the store of SQLite."""
+    asyncio.run(fill(SqliteStorage.from_options({}, context)))
+    path = context.base_dir / "engage.db"
+    with contextlib.closing(sqlite3.connect(path)) as db:
+        db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    content = gzip.compress(path.read_bytes(), mtime=0)
+    (HERE / "sqlite-1.db.gz").write_bytes(content)
+
+
+def make_mongo(context: StorageContext) -> None:
+    """Make the store of MongoDB."""
+    url = mongo.shared(mongo.kinds()[-1]).url()
+    asyncio.run(fill(MongoStorage.from_options({"url": url}, context)))
+    found = {}
+    client: pymongo.MongoClient[dict[str, Any]] = pymongo.MongoClient(url)
+    with client:
+        db = client.get_default_database()
+        for name in sorted(db.list_collection_names()):
+            if not name.startswith("system."):
+                found[name] = list(db[name].find().sort("_id"))
+    (HERE / "mongo-1.json").write_text(json_util.dumps(found, indent=1) + "\n", "utf-8")
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as folder:
+        context = StorageContext(base_dir=Path(folder), identifiers=IDENTIFIERS)
+        make_sqlite(context)
+        make_mongo(context)
