@@ -18,10 +18,10 @@ _IDEMPOTENCY_NAMESPACE: Final = uuid.UUID("6c1f8a0e-52d5-5a53-9d0b-3b6f2f1d7c11"
 
 #: The bits of a UUIDv7 that are neither time, nor version, nor variant.
 _RANDOM_BITS: Final = 74
-#: Random bits of the step between two ids of one millisecond.
-_STEP_BITS: Final = 48
-_LOW_BITS: Final = 62
-_LOW: Final = (1 << _LOW_BITS) - 1
+#: How far 80 random bits are shifted: for the first id of a millisecond, and for a step of 48 bits.
+_FIRST_SHIFT: Final = 80 - (_RANDOM_BITS - 1)
+_STEP_SHIFT: Final = 80 - 48
+_LOW: Final = (1 << 62) - 1
 
 
 class AscendingIds:
@@ -32,11 +32,12 @@ class AscendingIds:
     event with that id first.
     """
 
-    __slots__ = ("_last",)
+    __slots__ = ("_random", "_time")
 
     def __init__(self) -> None:
-        #: Time and random bits of the last id, as one number.
-        self._last = 0
+        #: The time and the random bits of the last id.
+        self._time = 0
+        self._random = 0
 
     def __call__(self, milliseconds: int) -> str:
         """Return a new id.
@@ -45,14 +46,19 @@ class AscendingIds:
         """
         random = int.from_bytes(os.urandom(10), "big")
         time = milliseconds & 0xFFFFFFFFFFFF
-        if time > self._last >> _RANDOM_BITS:
-            # The highest random bit is 0: there is room for a billion ids before the time changes.
-            value = time << _RANDOM_BITS | random >> 7
+        if time > self._time:
+            self._time = time
+            # The highest random bit is 0: there is room for a million ids before the time changes.
+            random >>= _FIRST_SHIFT
         else:
-            value = self._last + 1 + (random >> 80 - _STEP_BITS)
-        self._last = value
-        high = value >> _LOW_BITS
-        text = f"{(high >> 12) << 16 | 0x7000 | high & 0xFFF:016x}{0x2 << 62 | value & _LOW:016x}"
+            time = self._time
+            random = self._random + 1 + (random >> _STEP_SHIFT)
+            if random >> _RANDOM_BITS:
+                time = self._time = time + 1
+                random &= _LOW
+        self._random = random
+        value = (time << 16 | 0x7000 | random >> 62) << 64 | 0x2 << 62 | random & _LOW
+        text = f"{value:032x}"
         return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"
 
 

@@ -47,7 +47,7 @@ def test_ids_ascend_within_a_millisecond_beyond_its_random_bits(
 ) -> None:
     monkeypatch.setattr("engage.pipeline.ids.os.urandom", lambda size: b"\xff" * size)
     make_id = AscendingIds()
-    make_id._last = (1000 << 74) + (1 << 74) - 2**50
+    make_id._time, make_id._random = 1000, 2**74 - 2**50
     made = [make_id(1000) for _ in range(10)]
     assert made == sorted(set(made))
     assert uuid.UUID(made[-1]).int >> 80 == 1001
