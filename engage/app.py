@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from engage.api import StorageError
+from engage.clock import Clock
 from engage.deliveries.fetcher import Fetcher
 from engage.deliveries.receive import Deliveries
 from engage.errors import Limit
@@ -72,6 +73,7 @@ def build(
         stored=stored,
         failed=readiness.write_failed,
     )
+    clock = Clock()
     authenticator = Authenticator(config.workspaces)
     pipeline = Pipeline(
         workspaces=config.workspaces,
@@ -85,6 +87,7 @@ def build(
         store=store,
         metrics=metrics,
         timeout=config.storage.write_timeout,
+        clock=clock,
     )
     fetcher = Fetcher()
     deliveries = Deliveries(
@@ -98,6 +101,7 @@ def build(
         metrics=metrics,
         fetcher=fetcher,
         timeout=config.storage.write_timeout,
+        clock=clock,
     )
     services = Services(
         config=config,
@@ -116,6 +120,7 @@ def build(
         observers=observers,
         fetcher=fetcher,
         metrics=metrics,
+        clock=clock,
     )
     return app
 
@@ -136,6 +141,7 @@ class App:
         observers: Observers,
         fetcher: Fetcher,
         metrics: Metrics,
+        clock: Clock,
     ) -> None:
         self.config = services.config
         #: The storage; open between :meth:`open` and :meth:`close`.
@@ -148,6 +154,8 @@ class App:
         self.readiness = services.readiness
         self._fetcher = fetcher
         self._metrics = metrics
+        #: The time of this process.
+        self.clock = clock
         #: Whether this process is about to stop.
         self.draining = False
         self._listener: Listener | None = None

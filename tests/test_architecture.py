@@ -24,7 +24,7 @@ PLUGINS = ROOT / "plugins"
 #: its own line or from one below. A folder is one name; inside it modules may import each other.
 LAYERS = (
     "api",
-    "hookspecs webhooks testing logs errors metrics",
+    "hookspecs webhooks testing logs errors metrics clock",
     "config",
     "registry storage http1",
     "pipeline",

@@ -93,6 +93,7 @@ from engage.api.providers import (
 )
 from engage.api.registration import OptionsSchema, Register
 from engage.api.storage import (
+    Arrivals,
     EventFilter,
     EventStore,
     Outcome,
@@ -121,6 +122,7 @@ __all__ = [
     "EVENT_TYPES",
     "MAX_TIME",
     "OPERATOR_ORIGIN",
+    "Arrivals",
     "BudgetName",
     "BudgetUse",
     "Change",

@@ -18,6 +18,7 @@ from engage.api.events import Event
 from engage.api.pages import Page
 
 __all__ = [
+    "Arrivals",
     "EventFilter",
     "EventStore",
     "Outcome",
@@ -60,6 +61,18 @@ class EventFilter:
     since: int | None = None
     type: str | None = None
     user_id: str | None = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Arrivals:
+    """When the events around a time were received: milliseconds, or ``None`` if there is none."""
+
+    #: The last event before the time.
+    last_before: int | None
+    #: The first event at or after the time.
+    first_after: int | None
+    #: The newest event of the store.
+    newest: int | None
 
 
 class EventStore(abc.ABC):
@@ -131,6 +144,16 @@ class EventStore(abc.ABC):
             is deleted then, because the clock may have jumped.
         :return: how many events were deleted.
         """
+
+    async def arrivals(self, at: int) -> Arrivals | None:
+        """Return when the events around a time were received; by default ``None``, "unknown".
+
+        Before the server expires events, it looks for a gap that a wrong clock has left. Served by
+        an index.
+
+        :param at: milliseconds since 1970 UTC, compared with ``received_at``.
+        """
+        return None
 
     def gauges(self) -> Mapping[str, float]:
         """Return the storage's own numbers for the metrics; called often, cheap, never raises.

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING
 
 from engage.deliveries.delivery import Delivery
@@ -71,7 +70,7 @@ class WebhookHandler(IngestionHandler):
                 headers=list(self.request.headers.get_all()),
                 body=self.body,
                 encoding=self.encoding,
-                arrived_at=time.time(),
+                arrived_at=self.services.deliveries.clock() / 1000,
             ),
         )
         self.answer(reply.body, content_type=reply.content_type)

@@ -9,7 +9,6 @@ schema cannot express: a day that does not exist, an id that is a float, an even
 from __future__ import annotations
 
 import dataclasses
-import time
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
@@ -26,7 +25,6 @@ if TYPE_CHECKING:
 __all__ = [
     "WRITE_KEY",
     "Arrival",
-    "Clock",
     "Envelope",
     "apply_transformed",
     "normalise",
@@ -112,21 +110,6 @@ class Arrival:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "received", render_time(self.received_at))
-
-
-class Clock:
-    """Milliseconds since 1970 UTC, never decreasing within a process."""
-
-    def __init__(self, now: Any = time.time_ns) -> None:
-        self._now = now
-        self._last = 0
-
-    def __call__(self) -> int:
-        """Return the current time, or the previous result if the system's clock went back."""
-        now: int = self._now() // 1_000_000
-        if now > self._last:
-            self._last = now
-        return self._last
 
 
 def normalise(item: Mapping[str, Any], kind: str, arrival: Arrival, index: int = 0) -> Event:

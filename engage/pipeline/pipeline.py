@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 import orjson
 
 from engage.api import EventStore, Status
+from engage.clock import Clock
 from engage.errors import ApiError, Limit, from_problems
 from engage.pipeline.admission import LARGE_BODY
 from engage.pipeline.auth import KEYLESS_BODY, Authenticator, Principal
@@ -27,7 +28,7 @@ from engage.pipeline.decode import (
     decompress_in_slices,
 )
 from engage.pipeline.items import Items
-from engage.pipeline.normalise import Arrival, Clock, Envelope, parse_time
+from engage.pipeline.normalise import Arrival, Envelope, parse_time
 from engage.pipeline.results import (
     BatchResult,
     Delivered,
@@ -62,7 +63,7 @@ class Pipeline:
 
     :param store: the store that ``ingest`` writes to; used here for conflicts and subscriptions.
     :param timeout: seconds that a call of the store may take (``storage.write_timeout``).
-    :param clock: returns milliseconds since 1970 UTC and never goes back.
+    :param clock: returns milliseconds since 1970 UTC.
     """
 
     def __init__(

@@ -118,7 +118,7 @@ class Worker:
             background = await stack.enter_async_context(contextlib.AsyncExitStack())
             # Only the first worker expires records.
             if not self._number:
-                expiring = expire_periodically(app.store, config.retention)
+                expiring = expire_periodically(app.store, config.retention, app.clock)
                 _start_task(background, "retention", expiring)
             if isinstance(metrics, PrometheusMetrics):
                 _start_task(background, "sampling", _sample(app.store, metrics))

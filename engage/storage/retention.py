@@ -5,17 +5,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from typing import TYPE_CHECKING, Final
 
-from engage.api import DeadLetterStore, EventStore, StorageUnavailable
+from engage.api import DeadLetterStore, EventStore, StorageUnavailable, render_time
+from engage.clock import STEP_MS
+from engage.config import Retention
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from engage.config import Retention
+    from engage.clock import Clock
 
-__all__ = ["expire", "expire_periodically"]
+__all__ = ["Guard", "expire", "expire_periodically"]
 
 _log = logging.getLogger(__name__)
 
@@ -27,27 +28,87 @@ FIRST_SECONDS: Final = 30.0
 PAUSE_SECONDS: Final = 0.05
 #: Maximum number of records that one call deletes.
 SLICE: Final = 500
+#: Seconds without a step of the system's clock after which it is trusted.
+TRUSTED_SECONDS: Final = 24 * 60 * 60.0
 _DAY_MS: Final = 24 * 60 * 60 * 1000
+
+
+class Guard:
+    """Decides whether the clock can be trusted enough to delete records.
+
+    A process that has run for a day without a step of the system's clock trusts it. Before that,
+    the events in the store must confirm the time: a clock that is years ahead leaves a gap between
+    them, and makes all of them look old.
+
+    :param clock: the time of this process.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._logged: set[str] = set()
+
+    async def trusted(self, store: EventStore, days: int | None, now: int) -> int | None:
+        """Return ``days``, or ``None`` if nothing may be deleted now; log why, once.
+
+        :param days: the age of records to delete; ``None``: never.
+        :param now: milliseconds since 1970 UTC.
+        """
+        doubt = None if days is None else await self._doubt(store, days, now)
+        if doubt is None:
+            return days
+        if doubt not in self._logged:
+            self._logged.add(doubt)
+            _log.error("nothing is expired, because the time may be wrong: %s", doubt)
+        return None
+
+    async def _doubt(self, store: EventStore, days: int, now: int) -> str | None:
+        if self._clock.steady_seconds >= TRUSTED_SECONDS:
+            return None
+        if self._clock.stepped:
+            return "the system's clock was set less than a day ago"
+        arrivals = await store.arrivals(now - days * _DAY_MS)
+        if arrivals is None or arrivals.newest is None:
+            return None
+        if arrivals.newest > now + STEP_MS:
+            return "the newest event was received in the future"
+        if arrivals.last_before is None:
+            return None
+        gap = (arrivals.first_after or now) - arrivals.last_before
+        if gap > max(days, 1) * _DAY_MS:
+            return (
+                f"no event was received in the {gap // _DAY_MS} days after"
+                f" {render_time(arrivals.last_before)}; if that is right, records expire when the"
+                " server has run for a day"
+            )
+        return None
 
 
 async def expire_periodically(
     store: EventStore,
     retention: Retention,
+    clock: Clock,
     *,
     first: float = FIRST_SECONDS,
     every: float = ROUND_SECONDS,
 ) -> None:
     """Expire records in rounds until cancelled. After a failure, the next round tries again.
 
+    :param clock: the time of this process; nothing is deleted while it cannot be trusted.
     :param first: seconds before the first round.
     :param every: seconds between two rounds.
     """
     if retention.events_days is None and retention.dead_letters_days is None:
         return
+    guard = Guard(clock)
     await asyncio.sleep(first)
     while True:
         try:
-            await expire(store, retention, now=int(time.time() * 1000))
+            now = clock()
+            trusted = Retention(
+                events_days=await guard.trusted(store, retention.events_days, now),
+                dead_letters_days=await guard.trusted(store, retention.dead_letters_days, now),
+            )
+            await expire(store, trusted, now=now)
         except StorageUnavailable as error:
             _log.warning("records could not be expired; the next round tries again: %s", error)
         except Exception:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 
-from engage.api import EventFilter, EventStore, ProfileStore, Status
+from engage.api import Arrivals, EventFilter, EventStore, ProfileStore, Status
 
 from .factories import TIME, WORKSPACE, all_pages, event, identify, ids, store_all
 from .harness import Bench, on_store
@@ -134,6 +134,23 @@ class ScanTests:
         (outcome,) = await store.write([event("1", at=10)])
         assert outcome.status is Status.STORED
         assert sorted(await ids(store)) == ["1", "7", "9"]
+
+    @on_store
+    async def test_the_arrivals_around_a_time_are_reported_if_at_all(self, bench: Bench) -> None:
+        """The server looks for a gap in them before it expires events."""
+        store = await bench.open()
+        if await store.arrivals(TIME) is None:
+            return
+        empty = Arrivals(last_before=None, first_after=None, newest=None)
+        assert await store.arrivals(TIME) == empty
+        for number in (5, 3, 9, 1, 7):
+            await store_all(store, event(str(number), at=number))
+        for at, before, after in ((0, None, 1), (1, None, 1), (4, 3, 5), (5, 3, 5), (10, 9, None)):
+            assert await store.arrivals(TIME + at) == Arrivals(
+                last_before=None if before is None else TIME + before,
+                first_after=None if after is None else TIME + after,
+                newest=TIME + 9,
+            )
 
     @on_store
     async def test_expiring_all_events_must_be_forced(self, bench: Bench) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from bson.datetime_ms import DatetimeMS
 
-from engage.api import Event, EventFilter, Page
+from engage.api import Arrivals, Event, EventFilter, Page
 
 from .connection import Connection
 from .documents import any_of, decode_event, event_id, is_text
@@ -56,6 +56,23 @@ class Events:
         with self._connection.calling() as db:
             items, last = await read_page(db[EVENTS].find(query).sort(ARRIVAL), limit, _sized)
         return Page(items, None if last is None else cursor_of(last))
+
+    async def arrivals(self, at: int) -> Arrivals:
+        """Return when the events around a time were received."""
+        time = DatetimeMS(at)
+        with self._connection.calling() as db:
+
+            async def first(query: dict[str, Any], way: int) -> int | None:
+                order = [(field, way) for field, _ in ARRIVAL]
+                cursor = db[EVENTS].find(query, {"receivedAt": 1}).sort(order).limit(1)
+                found = await cursor.to_list(None)
+                return int(found[0]["receivedAt"]) if found else None
+
+            return Arrivals(
+                last_before=await first({"receivedAt": {"$lt": time}}, -1),
+                first_after=await first({"receivedAt": {"$gte": time}}, 1),
+                newest=await first({}, -1),
+            )
 
     async def expire(self, before: int, *, limit: int, force: bool) -> int:
         """Delete the oldest events, and return how many; see :meth:`EventStore.expire`."""

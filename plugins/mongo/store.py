@@ -13,6 +13,7 @@ from typing import Any, Final
 from bson.datetime_ms import DatetimeMS
 
 from engage.api import (
+    Arrivals,
     BudgetUse,
     ConfigError,
     DeadLetter,
@@ -242,6 +243,10 @@ class MongoStorage(EventStore, ProfileStore, SubscriptionStore, DeadLetterStore)
     async def expire(self, before: int, *, limit: int, force: bool = False) -> int:
         await self._ready()
         return await self._events.expire(before, limit=limit, force=force)
+
+    async def arrivals(self, at: int) -> Arrivals:
+        await self._ready()
+        return await self._events.arrivals(at)
 
     # --------------------------------------------------------------------------------- profiles
     async def profile(self, workspace_id: str, user_id: str) -> UserProfile | None:

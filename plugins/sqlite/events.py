@@ -7,7 +7,7 @@ import sqlite3
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
-from engage.api import Event, EventFilter, Outcome, Status
+from engage.api import Arrivals, Event, EventFilter, Outcome, Status
 
 from .connection import insert, key_of, look_up
 from .paging import Window
@@ -93,6 +93,18 @@ def expire(db: sqlite3.Connection, before: int, limit: int, force: bool) -> int:
         "ORDER BY received_at, seq LIMIT ?)",
         (before, limit),
     ).rowcount
+
+
+def arrivals(db: sqlite3.Connection, at: int) -> Arrivals:
+    """Return when the events around a time were received."""
+    # One query for each, because SQLite uses the index for a single min or max only.
+    queries = (
+        "SELECT max(received_at) FROM events WHERE received_at < ?",
+        "SELECT min(received_at) FROM events WHERE received_at >= ?",
+    )
+    before, after = (db.execute(query, (at,)).fetchone()[0] for query in queries)
+    (newest,) = db.execute("SELECT max(received_at) FROM events").fetchone()
+    return Arrivals(last_before=before, first_after=after, newest=newest)
 
 
 def find(db: sqlite3.Connection, workspace_id: str, origin: str, message_id: str) -> Event | None:

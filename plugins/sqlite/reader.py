@@ -11,6 +11,7 @@ import sqlite3
 from collections.abc import Iterator, Sequence
 
 from engage.api import (
+    Arrivals,
     BudgetUse,
     DeadLetter,
     Event,
@@ -45,6 +46,11 @@ class Reader(Session):
             finally:
                 if self._db is not None and self._db.in_transaction:
                     self._db.execute("ROLLBACK")
+
+    def arrivals(self, at: int) -> Arrivals:
+        """Return when the events around a time were received."""
+        with self._snapshot() as db:
+            return events.arrivals(db, at)
 
     def find(self, workspace_id: str, origin: str, message_id: str) -> Event | None:
         """Return the event of this identity, or ``None``."""

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
 from engage.api import (
+    Arrivals,
     BudgetUse,
     DeadLetter,
     DeadLetterStore,
@@ -139,6 +140,9 @@ class SqliteStorage(EventStore, ProfileStore, SubscriptionStore, DeadLetterStore
 
     async def expire(self, before: int, *, limit: int, force: bool = False) -> int:
         return await self._writer.call(Engine.expire, before, limit, force)
+
+    async def arrivals(self, at: int) -> Arrivals:
+        return await self._read(self._reader.arrivals, at)
 
     # -------------------------------------------------------------------------- profiles
     async def profile(self, workspace_id: str, user_id: str) -> UserProfile | None:

@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from engage.api import WebhookRequest
+from engage.deliveries.delivery import Delivery
 from engage.testing import ProviderConformance
 from support.provider_cases import CASES, SES_CERTIFICATE, TwilioJson
 from support.provider_http import PUBLIC_URL, deliver, public, workspace
@@ -30,7 +31,11 @@ PROVIDERS = {
 def clock(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
     """Return the clock that the server compares timestamps with."""
     now = {"is": NOW}
-    monkeypatch.setattr("engage.deliveries.receive.time.time", lambda: now["is"])
+
+    def delivery(**fields: Any) -> Delivery:
+        return Delivery(**{**fields, "arrived_at": now["is"]})
+
+    monkeypatch.setattr("engage.handlers.webhook.Delivery", delivery)
     return now
 
 

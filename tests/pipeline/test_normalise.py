@@ -17,7 +17,6 @@ from engage.api import Event, render_time
 from engage.errors import ApiError
 from engage.pipeline.normalise import (
     Arrival,
-    Clock,
     Envelope,
     apply_transformed,
     normalise,
@@ -440,13 +439,6 @@ def test_parse_time_never_raises(text: str) -> None:
     result = parse_time(text)
     if result is not None:
         assert re.fullmatch(r"[0-9]{4}-.*Z", render_time(result))
-
-
-def test_the_clock_never_goes_back() -> None:
-    times = iter([5_000_000, 3_000_000, 6_999_999])
-    clock = Clock(lambda: next(times))
-    assert [clock(), clock(), clock()] == [5, 5, 6]
-    assert abs(Clock()() - datetime.now(UTC).timestamp() * 1000) < 60_000
 
 
 # -------------------------------------------------------------------------------- apply_transformed

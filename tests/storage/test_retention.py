@@ -7,15 +7,24 @@ import asyncio
 
 import pytest
 
-from engage.api import StorageUnavailable
+from engage.api import EventStore, StorageUnavailable
+from engage.clock import Clock
 from engage.config import Retention
-from engage.storage.retention import expire, expire_periodically
+from engage.storage.retention import Guard, expire, expire_periodically
 from engage.testing.factories import TIME, event, letter
 from support.memory_store import MemoryEvents, MemoryStore
+from support.times import DAY, HOUR, MINUTE, Times
 from support.waiting import eventually
 
-DAY = 24 * 60 * 60 * 1000
 NOW = TIME + 100 * DAY
+
+
+def stopped(now: int) -> Clock:
+    """Return a clock that shows the same time always, and is trusted."""
+    times = Times(now - DAY)
+    clock = times.clock()
+    times.pass_(DAY)
+    return clock
 
 
 class Broken(MemoryEvents):
@@ -64,7 +73,7 @@ async def test_without_a_limit_of_days_nothing_is_deleted() -> None:
     retention = Retention(events_days=None, dead_letters_days=None)
     assert await expire(store, retention, now=NOW) == (0, 0)
     assert store.expired == []
-    await expire_periodically(store, retention)  # Returns at once.
+    await expire_periodically(store, retention, Clock())  # Returns at once.
 
 
 async def test_a_storage_without_dead_letters_can_expire_events() -> None:
@@ -72,13 +81,12 @@ async def test_a_storage_without_dead_letters_can_expire_events() -> None:
 
 
 async def test_a_failure_is_logged_and_the_next_round_goes_on(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr("engage.storage.retention.time.time", lambda: NOW / 1000)
     store = Broken()
     await fill(store, days=3)
     task = asyncio.create_task(
-        expire_periodically(store, Retention(events_days=1), first=0, every=0.01)
+        expire_periodically(store, Retention(events_days=1), stopped(NOW), first=0, every=0.01)
     )
     await eventually(
         lambda: "records could not be expired; the next round tries again: not now" in caplog.text
@@ -87,3 +95,121 @@ async def test_a_failure_is_logged_and_the_next_round_goes_on(
     await eventually(lambda: len(store.events) == 1)
     assert not task.done()
     task.cancel()
+
+
+# ------------------------------------------------------------------------------------- the clock
+class Rounds:
+    """A store with an event a day for 100 days, and the rounds of retention on it."""
+
+    def __init__(self, retention: Retention, now: int = NOW) -> None:
+        self.store = MemoryStore()
+        self.times = Times(now)
+        self.clock = self.times.clock()
+        self.guard = Guard(self.clock)
+        self.retention = retention
+
+    async def fill(self) -> None:
+        """Store the events, and a dead letter of each day."""
+        days = range(100, -1, -1)
+        await self.store.write([event(f"e{day}", at=NOW - TIME - day * DAY) for day in days])
+        await self.store.put([letter(f"l{day}", received_at=NOW - day * DAY) for day in days])
+
+    async def receive(self) -> None:
+        """Store an event that arrives now."""
+        await self.store.write([event(f"now {self.times.elapsed}", at=self.clock() - TIME)])
+
+    async def round(self) -> tuple[int, int]:
+        """Expire what is due, as the server does."""
+        now = self.clock()
+        trusted = Retention(
+            events_days=await self.guard.trusted(self.store, self.retention.events_days, now),
+            dead_letters_days=await self.guard.trusted(
+                self.store, self.retention.dead_letters_days, now
+            ),
+        )
+        return await expire(self.store, trusted, now=now)
+
+
+BOTH = Retention(events_days=30, dead_letters_days=14)
+
+
+async def test_a_server_that_just_started_expires_what_is_old() -> None:
+    rounds = Rounds(BOTH)
+    await rounds.fill()
+    assert await rounds.round() == (70, 86)
+
+
+YEARS = 2 * 365 * DAY
+
+
+async def test_a_clock_that_runs_ahead_for_a_while_deletes_nothing(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Finding 7: one event received meanwhile, and everything older was deleted."""
+    rounds = Rounds(BOTH)
+    await rounds.fill()
+    assert await rounds.round() == (70, 86)
+    rounds.times.step(YEARS)
+    await rounds.receive()
+    assert await rounds.round() == (0, 0)
+    # It is ahead for so long that it is believed.
+    rounds.times.pass_(10 * MINUTE)
+    await rounds.receive()
+    assert await rounds.round() == (0, 0)
+    rounds.times.pass_(12 * HOUR)
+    assert await rounds.round() == (0, 0)
+    rounds.times.step(-YEARS)
+    assert await rounds.round() == (0, 0)
+    assert caplog.text.count("nothing is expired") == 1
+    # A day after the last step, retention goes on.
+    rounds.times.pass_(DAY - 1)
+    assert await rounds.round() == (0, 0)
+    rounds.times.pass_(1)
+    assert await rounds.round() == (2, 2)
+
+
+@pytest.mark.parametrize("received", [0, 1])
+async def test_a_server_that_starts_with_a_clock_that_is_ahead_deletes_nothing(
+    caplog: pytest.LogCaptureFixture, received: int
+) -> None:
+    rounds = Rounds(BOTH, NOW + YEARS)
+    await rounds.fill()
+    for _ in range(received):
+        await rounds.receive()
+    assert await rounds.round() == (0, 0)
+    assert "no event was received in the 730 days after" in caplog.text
+    # The clock is set right: the step is seen.
+    rounds.times.step(-YEARS)
+    assert await rounds.round() == (0, 0)
+    # The next process finds an event from the future, and waits too.
+    rounds = Rounds(rounds.retention)
+    await rounds.fill()
+    await rounds.store.write([event("ahead", at=NOW + YEARS - TIME)])
+    assert await rounds.round() == (0, 0)
+    assert "the newest event was received in the future" in caplog.text
+    rounds.times.pass_(DAY)
+    assert (await rounds.round())[0] > 0
+
+
+@pytest.mark.parametrize(("gap", "deleted"), [(30 * DAY, True), (30 * DAY + 1, False)])
+async def test_a_gap_as_long_as_the_retention_is_believed(gap: int, deleted: bool) -> None:
+    rounds = Rounds(Retention(events_days=30, dead_letters_days=None))
+    await rounds.store.write([event("new", at=NOW - TIME - 29 * DAY)])
+    await rounds.store.write([event("old", at=NOW - TIME - 29 * DAY - gap)])
+    assert await rounds.round() == (int(deleted), 0)
+    rounds.times.pass_(DAY - 1)
+    assert (await rounds.round())[0] == 0
+    rounds.times.pass_(1)
+    assert (await rounds.round())[0] == int(not deleted)
+
+
+async def test_a_storage_that_does_not_know_its_arrivals_can_expire() -> None:
+    class Unknown(MemoryStore):
+        arrivals = EventStore.arrivals  # type: ignore[assignment]
+
+    rounds = Rounds(Retention(events_days=30))
+    rounds.store = Unknown()
+    await rounds.fill()
+    assert await rounds.round() == (70, 86)
+    rounds.times.step(YEARS)
+    assert await rounds.round() == (0, 0)

@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from engage.api import (
+    Arrivals,
     BudgetName,
     DeadLetter,
     DeadLetterStore,
@@ -85,6 +86,14 @@ class MemoryEvents(EventStore):
 
     async def scan(self, wanted: EventFilter, *, after: str | None, limit: int) -> Page[Event]:
         return _page([event for event in self.events.values() if _is(event, wanted)], after, limit)
+
+    async def arrivals(self, at: int) -> Arrivals:
+        times = sorted(event.received_at for event in self.events.values())
+        return Arrivals(
+            last_before=max((time for time in times if time < at), default=None),
+            first_after=min((time for time in times if time >= at), default=None),
+            newest=max(times, default=None),
+        )
 
     async def expire(self, before: int, *, limit: int, force: bool = False) -> int:
         newest = max((event.received_at for event in self.events.values()), default=0)
