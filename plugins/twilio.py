@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Twilio: the fate of text messages.
+"""Twilio: what became of text messages, and who has opted out of them.
 
 Twilio sends a status once and does not retry after an error. The query of the callback's URL, which
 is signed, names the user.
@@ -10,24 +10,28 @@ from __future__ import annotations
 import hashlib
 import hmac
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 from urllib.parse import parse_qsl
 
 from engage.api import (
+    ConfigError,
     PayloadInvalid,
+    Provider,
     ProviderContext,
     ProviderFactory,
+    Recipient,
     Register,
+    Reply,
     SignatureMismatch,
     Signing,
     TranslatedEvent,
     Translation,
     WebhookRequest,
+    WebhookResult,
     hookimpl,
 )
 from engage.webhooks import (
-    SecretProvider,
     check_hmac,
     decode_base64,
     email_recipient,
@@ -38,6 +42,7 @@ from engage.webhooks import (
     options_schema,
     phone_recipient,
     public_url,
+    secrets,
     signed_url,
     spread,
     text,
@@ -45,40 +50,67 @@ from engage.webhooks import (
     user_id,
 )
 
-EVENTS: Final = {
-    "sent": "SMS Sent",
-    "delivered": "SMS Delivered",
-    "undelivered": "SMS Undelivered",
-    "failed": "SMS Failed",
-    "read": "SMS Read",
+#: State of a sent message → what the event's name says after the channel.
+STATES: Final = {
+    "sent": "Sent",
+    "delivered": "Delivered",
+    "undelivered": "Undelivered",
+    "failed": "Failed",
+    "read": "Read",
 }
+#: What a received message means, according to Twilio's Advanced Opt-Out → the same.
+OPT_OUTS: Final = {"stop": "Unsubscribed", "start": "Resubscribed"}
+#: Prefix of an address → the channel's name; an address of SMS or MMS has no prefix.
+CHANNELS: Final = {"whatsapp": "WhatsApp", "rcs": "RCS", "messenger": "Messenger"}
+#: The header that names the key and the algorithm of a signature that is not made with the auth
+#: token.
+SETTINGS: Final = "x-twilio-webhooks-signature-settings"
+MAX_SETTINGS: Final = 8
+ALGORITHMS: Final = {"HMAC_SHA1": "sha1", "HMAC_SHA256": "sha256"}
 PORTS: Final = {"https": "443", "http": "80"}
 #: Parameters of the callback's query that become fields, or belong to Twilio or engage.
 QUERY_FIELDS: Final = ("userId", "user_id", "workspaceId", "bodySHA256")
 
 
-class Twilio(SecretProvider):
-    """Status callbacks of one Twilio account."""
+class Twilio(Provider):
+    """Status callbacks and opt-outs of one Twilio account."""
 
     setup = (
-        "Enter the URL as StatusCallback of each message, with the user's id in its query\n"
-        "(&userId=...), or as the status callback of the messaging service. Enter it exactly,\n"
-        "because it is signed. Copy the account's auth token into the option auth_token."
+        "1. Copy the account's auth token into the option auth_token. If a webhook rule of the\n"
+        "   account signs with a SharedKey, copy its secret into shared_keys instead, under the\n"
+        "   key's id.\n"
+        "2. Enter the URL as StatusCallback of each message, with the user's id in its query\n"
+        "   (&userId=...), or as the status callback of the messaging service. Enter it exactly,\n"
+        "   because it is signed.\n"
+        "3. For opt-outs, enable Advanced Opt-Out in the messaging service, and enter the URL as\n"
+        "   its webhook for incoming messages."
     )
 
     # A form of at most a few KiB.
     max_body = 64 * 1024
-    secret_option = "auth_token"
     signing = Signing(
         signature="x-twilio-signature", encoding="base64", body=True, url=True, form=True
     )
 
     def __init__(self, options: Mapping[str, Any], context: ProviderContext) -> None:
-        super().__init__(options, context)
+        """:raises ConfigError: if a secret is empty, or if there is none."""
+        tokens = secrets(options, "auth_token") if "auth_token" in options else []
+        self._tokens = [token.encode() for token in tokens]
+        shared: Mapping[str, Any] = options.get("shared_keys", {})
+        self._shared = {
+            name: [secret.encode() for secret in secrets(shared, name)] for name in shared
+        }
+        if not self.credentials():
+            raise ConfigError("shared_keys: must contain a key, because auth_token is not set")
         self._url = public_url(options, context)
 
+    def credentials(self) -> Sequence[bytes]:
+        """Return the auth tokens and the secrets of the shared keys."""
+        return [*self._tokens, *(secret for keys in self._shared.values() for secret in keys)]
+
     def verify(self, request: WebhookRequest, fetched: bytes | None) -> None:
-        """Check HMAC-SHA1 over the URL and the form fields, or over a URL with the body's hash."""
+        """Check the HMAC over the URL and the form fields, or over a URL with the body's hash."""
+        keys, algorithm = self._signer(request)
         signature = decode_base64(one_header(request, "x-twilio-signature"))
         url = signed_url(self._url, request)
         rest = b""
@@ -92,32 +124,89 @@ class Twilio(SecretProvider):
             fields = sorted(set(form_bytes(request.body)))
             rest = b"".join(name + value for name, value in fields)
         signed = [candidate.encode() + rest for candidate in _spellings(url)]
-        check_hmac(self.keys, signed, [signature], algorithm="sha1")
+        check_hmac(keys, signed, [signature], algorithm=algorithm)
+
+    def _signer(self, request: WebhookRequest) -> tuple[Sequence[bytes], str]:
+        """Return the secrets and the hash that the signature settings name.
+
+        Without settings, Twilio signs with the auth token and SHA-1. A key whose id is not in
+        ``shared_keys`` must have a secret that is in ``auth_token``.
+
+        :raises SignatureMismatch: if the settings occur twice or cannot be read.
+        """
+        if not request.values(SETTINGS):
+            return self._tokens, "sha1"
+        settings: dict[str, str] = {}
+        items = one_header(request, SETTINGS).split(",", MAX_SETTINGS)
+        if len(items) > MAX_SETTINGS:
+            raise SignatureMismatch(f"{SETTINGS}: too many settings")
+        for item in items:
+            name, _, value = item.partition("=")
+            if settings.setdefault(name.strip().lower(), value.strip()) != value.strip():
+                raise SignatureMismatch(f"{SETTINGS}: a setting is repeated")
+        # Twilio's libraries take SHA-1, too, if the settings name no algorithm.
+        algorithm = ALGORITHMS.get((settings.get("algorithm") or "HMAC_SHA1").upper())
+        if algorithm is None:
+            raise SignatureMismatch(f"{SETTINGS}: the algorithm is unknown")
+        return self._shared.get(settings.get("key", ""), self._tokens), algorithm
 
     def translate(self, request: WebhookRequest) -> Translation:
-        """Return one track event for a status in :data:`EVENTS`; ignore calls and inbound texts."""
+        """Return one track event for a state of a sent message or an opt-out; ignore the rest."""
         query = dict(_query(request.url))
         if "bodySHA256" in query:
             return Translation(ignored=1)
         fields = dict(form_fields(request.body))
-        status = fields.get("MessageStatus") or fields.get("SmsStatus") or ""
-        name = EVENTS.get(status.lower())
         message = text(fields.get("MessageSid") or fields.get("SmsSid"))
-        user = user_id(query.get("userId"), query.get("user_id"))
-        recipient = phone_recipient(fields.get("To")) or email_recipient(fields.get("To"))
+        opt_out = fields.get("OptOutType", "").lower()
+        if opt_out:
+            # Received, so it belongs to the sender; the URL is the same for all of them.
+            status, name, user = opt_out, OPT_OUTS.get(opt_out), None
+            recipient = _recipient(fields.get("From", ""))
+        else:
+            status = (fields.get("MessageStatus") or fields.get("SmsStatus") or "").lower()
+            name = STATES.get(status)
+            user = user_id(query.get("userId"), query.get("user_id"))
+            recipient = _recipient(fields.get("To", ""))
         if name is None:
             return Translation(ignored=1)
         if message is None:
             raise PayloadInvalid("MessageSid: missing")
         # A callback has no time: the event happened when it arrived.
         document = track(
-            name,
-            message_id=event_id(message, status.lower()),
+            f"{_channel(fields)} {name}",
+            message_id=event_id(message, status),
             timestamp=None,
             user=user,
             properties=spread(fields, query, "query", without=QUERY_FIELDS),
         )
         return Translation(events=[TranslatedEvent(document, recipient)])
+
+    def reply(self, request: WebhookRequest, result: WebhookResult) -> Reply | None:
+        """Answer a received message with TwiML that sends nothing back.
+
+        Twilio reports any other answer to a received message as an error (12300).
+        """
+        if "bodySHA256" in dict(_query(request.url)):
+            return None
+        fields = dict(form_bytes(request.body))
+        if fields.get(b"SmsStatus", b"").lower() != b"received" and b"OptOutType" not in fields:
+            return None
+        return Reply(body=b"<Response/>", content_type="text/xml; charset=utf-8")
+
+
+def _channel(fields: Mapping[str, str]) -> str:
+    """Return the name of the channel, which every address except a phone number begins with."""
+    prefixes = [fields.get("ChannelPrefix", "")]
+    prefixes += [fields.get(name, "").rpartition(":")[0] for name in ("From", "To")]
+    known = (CHANNELS.get(prefix.lower()) for prefix in prefixes)
+    return next(filter(None, known), "SMS")
+
+
+def _recipient(address: str) -> Recipient | None:
+    """Return whom an address belongs to; an id of Messenger is not a phone number."""
+    if address.lower().startswith("messenger:"):
+        return None
+    return phone_recipient(address) or email_recipient(address)
 
 
 def _query(url: str) -> list[tuple[str, str]]:

@@ -249,6 +249,22 @@ class Twilio(ProviderConformance):
         return {"X-Twilio-Signature": _base64_hmac(key, signed, "sha1")}
 
 
+class TwilioSharedKey(Twilio):
+    """Signed with a key of the account's choice, by its id."""
+
+    options = {"shared_keys": {"webhooks_sharedkey_1": "one"}}
+    other_options = {"shared_keys": {"webhooks_sharedkey_1": "another"}}
+    secret_option = None  # type: ignore[assignment]
+    headers = {
+        "X-Twilio-Webhooks-Signature-Settings": "key=webhooks_sharedkey_1,algorithm=HMAC_SHA256"
+    }
+
+    def sign(self, body: bytes, options: Mapping[str, Any], timestamp: str) -> Mapping[str, str]:
+        signed = self.url.encode() + b"".join(_fields_of(body))
+        [key] = options["shared_keys"].values()
+        return {"X-Twilio-Signature": _base64_hmac(key.encode(), signed)}
+
+
 class TwilioJson(Twilio):
     """A JSON body: the URL is signed, and carries the body's hash."""
 

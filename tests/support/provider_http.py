@@ -16,7 +16,9 @@ PUBLIC_URL = "https://events.example.com"
 
 
 def toml(value: Any) -> str:
-    """:return: a value as TOML has it: JSON, but for objects."""
+    """Return a value as TOML."""
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{name} = {toml(inner)}" for name, inner in value.items()) + "}"
     return json.dumps(value)
 
 
