@@ -8,6 +8,7 @@
 ``plugins.py``   ``engage plugins``
 ``export.py``    ``engage export``
 ``copy.py``      ``engage copy``
+``users.py``     ``engage users remove-trait``
 ``webhooks.py``  ``engage webhook-url``, ``webhook-test`` and ``webhook-retry``
 ``common.py``    what the commands share: ``--config``, the plugins, the store, errors, times
 ``progress.py``  a progress bar
@@ -31,6 +32,7 @@ from engage.cli.export import export
 from engage.cli.init import init
 from engage.cli.plugins import plugins
 from engage.cli.serve import serve
+from engage.cli.users import users
 from engage.cli.webhooks import webhook_retry, webhook_test, webhook_url
 
 __all__ = ["main"]
@@ -100,6 +102,7 @@ _COMMANDS = (
     init,
     plugins,
     serve,
+    users,
     webhook_retry,
     webhook_test,
     webhook_url,

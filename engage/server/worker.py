@@ -18,11 +18,12 @@ import time
 from typing import TYPE_CHECKING
 
 from engage import logs
-from engage.api import DeadLetterBudget, DeadLetterStore, EventStore, ProfileStore, StorageError
+from engage.api import DeadLetterBudget, DeadLetterStore, EventStore, StorageError
 from engage.http1.sockets import url_of
 from engage.metrics import Metrics, PrometheusMetrics
 from engage.server.metrics_endpoint import serve_metrics
 from engage.storage.budgets import fullness
+from engage.storage.dropped_changes import report_dropped_changes
 from engage.storage.retention import expire_periodically
 
 if TYPE_CHECKING:
@@ -120,6 +121,8 @@ class Worker:
             if not self._number:
                 expiring = expire_periodically(app.store, config.retention, app.clock)
                 _start_task(background, "retention", expiring)
+            reporting = report_dropped_changes(app.store, metrics)
+            _start_task(background, "dropped changes", reporting)
             if isinstance(metrics, PrometheusMetrics):
                 _start_task(background, "sampling", _sample(app.store, metrics))
                 measuring = _measure_budgets(app.store, config.limits.dead_letter_budget, metrics)
@@ -199,12 +202,8 @@ def _start_task(
 
 
 async def _sample(store: EventStore, metrics: Metrics) -> None:
-    dropped = 0
     while True:
         metrics.storage(store.gauges())
-        if isinstance(store, ProfileStore) and store.dropped_changes != dropped:
-            metrics.dropped("profile_change", store.dropped_changes - dropped)
-            dropped = store.dropped_changes
         await asyncio.sleep(SAMPLE_SECONDS)
 
 

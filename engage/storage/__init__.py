@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the core does with any storage; the storages themselves are plugins.
 
-==================  ============================================================
-``time_limit.py``   limits how long a call of the storage may take
-``readiness.py``    checks whether the storage answers (``/readyz``)
-``retention.py``    deletes records that are older than the config allows
-``budgets.py``      computes how full the budgets of dead letters are
-``export.py``       reads the records of a store as JSON
-``copy.py``         copies all records of one store to another
-==================  ============================================================
+======================  ============================================================
+``time_limit.py``       limits how long a call of the storage may take
+``readiness.py``        checks whether the storage answers (``/readyz``)
+``retention.py``        deletes records that are older than the config allows
+``budgets.py``          computes how full the budgets of dead letters are
+``dropped_changes.py``  reports the changes of profiles that a limit dropped
+``export.py``           reads the records of a store as JSON
+``copy.py``             copies all records of one store to another
+======================  ============================================================
 
 The interface of a storage is in :mod:`engage.api.storage`.
 """

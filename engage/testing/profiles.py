@@ -13,9 +13,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from engage.api import (
+    API_ORIGIN,
+    OPERATOR_ORIGIN,
     Event,
     EventStore,
+    ProfileLimits,
     ProfileStore,
+    RemovedTraits,
     Seen,
     Status,
     UserProfile,
@@ -28,6 +32,11 @@ from engage.api import UserTraits as Traits
 
 from .factories import AWKWARD, TIME, WORKSPACE, all_pages, event, identify, store_all
 from .harness import Bench, on_store
+
+
+def removal(message_id: str, user_id: str, at: int, *traits: str) -> Event:
+    """Return the event by which an operator removes traits."""
+    return identify(message_id, user_id, at, origin=OPERATOR_ORIGIN, removedTraits=list(traits))
 
 
 class ProfileTests:
@@ -140,6 +149,66 @@ class ProfileTests:
         assert profile is not None
         assert profile.groups == ["b", "d"]
 
+    @on_store
+    async def test_an_operator_removes_traits(self, bench: Bench) -> None:
+        """A removal is a value of the register: the user does not have the trait, until a later
+        event sets it again."""
+        store = await bench.open_as(ProfileStore)
+        traits = {"email": "a@b.c", "plan": "pro", "n": None, "": 1}
+        await store_all(store, identify("1", "u", 10, traits=traits))
+        await store_all(store, removal("2", "u", 20, "email", "n", "", "unknown"))
+        # What an event from before sets, and arrives now, is removed, too.
+        await store_all(store, identify("3", "u", 15, traits={"email": "late@b.c", "unknown": 1}))
+
+        async def traits_of(user: str) -> Any:
+            profile = await store.profile(WORKSPACE, user)
+            assert profile is not None
+            [scanned] = [
+                one for one in await all_pages(store.scan_users, WORKSPACE) if one.user_id == user
+            ]
+            assert scanned == profile
+            return profile.traits
+
+        assert await traits_of("u") == {"plan": "pro"}
+        wanted = ["a@b.c", "late@b.c", "new@b.c"]
+        assert dict(await store.find_users(WORKSPACE, "email", wanted)) == {}
+        assert await all_pages(store.holders, WORKSPACE, "email", "a@b.c") == []
+        await store_all(store, identify("4", "u", 30, traits={"email": "new@b.c", "n": None}))
+        assert await traits_of("u") == {"plan": "pro", "email": "new@b.c", "n": None}
+        assert dict(await store.find_users(WORKSPACE, "email", wanted)) == {"new@b.c": ["u"]}
+        await store_all(store, removal("5", "v", 30, "email"))
+        assert await traits_of("v") == {}
+
+    @on_store
+    async def test_only_an_operator_removes_traits(self, bench: Bench) -> None:
+        store = await bench.open_as(ProfileStore)
+        await store_all(store, identify("1", "u", 10, traits={"a": 1}))
+        for origin in (API_ORIGIN, "sendgrid"):
+            attempt = identify("2", "u", 20, origin=origin, removedTraits=["a"])
+            await store_all(store, attempt)
+        profile = await store.profile(WORKSPACE, "u")
+        assert profile is not None
+        assert profile.traits == {"a": 1}
+
+    @on_store
+    async def test_a_removed_trait_makes_room(self, bench: Bench) -> None:
+        limits = ProfileLimits(traits=2, trait_bytes=100)
+        store = await bench.open_as(ProfileStore, profile_limits=limits)
+        await store_all(store, identify("1", "u", 1, traits={"a": "x" * 40, "b": "x" * 40}))
+        await store_all(store, identify("2", "u", 2, traits={"c": 1}))
+        assert store.dropped_changes == 1
+        await store_all(store, removal("3", "u", 3, "a", "d", "e", "f"))
+        await store_all(store, identify("4", "u", 4, traits={"c": "x" * 40}))
+        assert store.dropped_changes == 1
+        # Setting the removed trait again needs room again.
+        await store_all(store, identify("5", "u", 5, traits={"a": 1}))
+        assert store.dropped_changes == 2
+        await store_all(store, removal("6", "u", 6, "b"))
+        await store_all(store, identify("7", "u", 7, traits={"a": 1}))
+        profile = await store.profile(WORKSPACE, "u")
+        assert profile is not None
+        assert profile.traits == {"a": 1, "c": "x" * 40}
+
     def test_last_write_wins_in_every_order(self: Any, tmp_path: Path) -> None:
         """Any events, in any order and any writes, some of them twice, make the same profiles."""
         numbers = itertools.count()
@@ -177,7 +246,9 @@ _TIMES = st.sampled_from([0, 0, 0, 1, 2])
 def _events(draw: st.DrawFn, workspace: str) -> list[Event]:
     identities = draw(
         st.lists(
-            st.tuples(st.sampled_from("abcdeABC:1"), st.sampled_from(["api", "sendgrid"])),
+            st.tuples(
+                st.sampled_from("abcdeABC:1"), st.sampled_from(["api", "sendgrid", OPERATOR_ORIGIN])
+            ),
             min_size=3,
             max_size=9,
             unique=True,
@@ -189,6 +260,9 @@ def _events(draw: st.DrawFn, workspace: str) -> list[Event]:
             "traits": draw(st.dictionaries(_NAMES, st.integers(0, 9), min_size=1, max_size=3))
         }
         kind = draw(st.sampled_from(["identify", "identify", "group", "track"]))
+        if origin == OPERATOR_ORIGIN:
+            fields = {"removedTraits": draw(st.lists(_NAMES, min_size=1, max_size=2))}
+            kind = "identify"
         if kind == "group":
             fields["groupId"] = draw(_NAMES)
             if draw(st.booleans()):
@@ -253,6 +327,9 @@ def _merged(events: list[Event]) -> Any:
                     times.setdefault(user, []).append(one.timestamp)
                 case Traits(user, values):
                     traits.setdefault(user, {}).update(values)
+                case RemovedTraits(user, names):
+                    for name in names:
+                        traits.setdefault(user, {}).pop(name, None)
                 case Group(group, values):
                     groups.setdefault(group, {}).update(values)
                 case Member(user, group, assigned):

@@ -32,7 +32,7 @@ from support.distributions import distribution
 from support.sqlite import config_file, open_store
 
 COMMANDS = [
-    *("check", "copy", "export", "init", "plugins", "serve"),
+    *("check", "copy", "export", "init", "plugins", "serve", "users remove-trait"),
     *("webhook-retry", "webhook-test", "webhook-url"),
 ]
 
@@ -91,7 +91,7 @@ def stored(tmp_path: Path) -> Path:
 # ---------------------------------------------------------------------------------------- general
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_has_help_with_an_example(command: str) -> None:
-    result = run(command, "--help")
+    result = run(*command.split(), "--help")
     assert result.exit_code == 0
     assert f"Example:\n    engage {command}" in result.stdout
     if command != "copy":
@@ -103,7 +103,7 @@ def test_help_and_version_are_printed() -> None:
     result = run("--help")
     assert result.exit_code == 0
     for command in COMMANDS:
-        assert f"\n  {command} " in result.stdout
+        assert f"\n  {command.split()[0]} " in result.stdout
     assert "..." not in result.stdout.partition("Commands:")[2], "a summary that was cut"
     assert run("--version").stdout == f"engage, version {engage.__version__}\n"
 
@@ -124,6 +124,8 @@ def test_help_and_version_are_printed() -> None:
         ("serve", "--workers", "0"),
         ("check", "--nothing"),
         ("copy", "--from", "a.toml"),
+        ("users", "remove-trait", "ann", "plan"),
+        ("users", "remove-trait", "--workspace", "acme", "ann"),
         ("copy", "--from", "a.toml", "--to", "./a.toml"),
     ],
 )

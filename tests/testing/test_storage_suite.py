@@ -16,6 +16,7 @@ import pytest
 from _pytest.outcomes import Skipped
 
 from engage.api import (
+    OPERATOR_ORIGIN,
     DeadLetter,
     Event,
     EventStore,
@@ -162,6 +163,47 @@ class YoungestFirst(SqliteStorage):
         return {value: list(reversed(users)) for value, users in found.items()}
 
 
+class IgnoresRemovals(SqliteStorage):
+    """Stores removals of traits as events of a client."""
+
+    async def write(self, events: Sequence[Event]) -> Sequence[Outcome]:
+        return await super().write(
+            [
+                dataclasses.replace(one, origin="api") if one.origin == OPERATOR_ORIGIN else one
+                for one in events
+            ]
+        )
+
+
+class AnyoneRemoves(SqliteStorage):
+    """Applies removals of traits that a client sends."""
+
+    async def write(self, events: Sequence[Event]) -> Sequence[Outcome]:
+        return await super().write(
+            [
+                dataclasses.replace(one, origin=OPERATOR_ORIGIN) if b"removed" in one.body else one
+                for one in events
+            ]
+        )
+
+
+class ClaimsByTimestamp(SqliteStorage):
+    """Takes the client's time for the time of receipt."""
+
+    async def write(self, events: Sequence[Event]) -> Sequence[Outcome]:
+        return await super().write(
+            [dataclasses.replace(one, received_at=one.timestamp) for one in events]
+        )
+
+
+class OnePageOfHolders(SqliteStorage):
+    """Returns the first users with an address only."""
+
+    async def holders(self, *arguments: Any, after: str | None, limit: int) -> Page[str]:
+        page = await super().holders(*arguments, after=after, limit=limit)
+        return Page(page.items, None)
+
+
 class LosesNull(SqliteStorage):
     """Loses a trait that is null."""
 
@@ -234,6 +276,12 @@ FLAWS = [
     (OneReserve, "test_refused_items_leave_room_for_conflicts"),
     (KeepsAll, "test_each_letter_is_reported"),
     (YoungestFirst, "test_users_are_found_by_an_identifier"),
+    (IgnoresRemovals, "test_an_operator_removes_traits"),
+    (IgnoresRemovals, "test_last_write_wins_in_every_order"),
+    (AnyoneRemoves, "test_only_an_operator_removes_traits"),
+    (ClaimsByTimestamp, "test_the_user_with_the_oldest_claim_is_found_first"),
+    (YoungestFirst, "test_a_claim_is_kept_while_the_user_has_another_value"),
+    (OnePageOfHolders, "test_all_holders_of_a_value_are_read"),
     (LosesNull, "test_the_latest_value_of_each_trait_wins"),
 ]
 

@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``engage users remove-trait``."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from engage.api import Event
+from engage.cli import main
+from engage.testing.factories import TIME, identify
+from support.sqlite import config_file, open_store
+
+
+def run(*arguments: object) -> Result:
+    return CliRunner().invoke(main, [str(argument) for argument in arguments], prog_name="engage")
+
+
+def remove(path: Path, *arguments: str) -> Result:
+    return run("users", "remove-trait", "--config", path, "--workspace", "acme", *arguments)
+
+
+def write(path: Path, *events: Event) -> None:
+    async def writing() -> None:
+        async with open_store(path) as store:
+            await store.write(events)
+
+    asyncio.run(writing())
+
+
+def exported(path: Path, kind: str) -> list[Any]:
+    lines = run("export", kind, "--config", path).stdout.splitlines()
+    return [json.loads(line) for line in lines]
+
+
+@pytest.fixture
+def stored(tmp_path: Path) -> Path:
+    """Make a config whose store has the user ``ann``."""
+    path = config_file(tmp_path)
+    write(path, identify("1", "ann", 1, traits={"plan": "pro", "email": "a@b.c", "n": None}))
+    return path
+
+
+def test_traits_are_removed(stored: Path) -> None:
+    result = remove(stored, "ann", "email", "n", "email")
+    assert (result.exit_code, result.stdout) == (0, "removed\temail\nremoved\tn\n")
+    (user,) = exported(stored, "users")
+    assert user["traits"] == {"plan": "pro"}
+    # The removal is an event like any other.
+    event = exported(stored, "events")[-1]
+    assert event["type"] == "identify"
+    assert event["source"] == "operator"
+    assert event["removedTraits"] == ["email", "n"]
+    assert event["timestamp"] == event["receivedAt"]
+    assert (event["workspaceId"], event["userId"]) == ("acme", "ann")
+    # An event from before that arrives late does not bring the trait back, a later one does.
+    write(stored, identify("2", "ann", 5, traits={"email": "late@b.c"}))
+    assert exported(stored, "users")[0]["traits"] == {"plan": "pro"}
+    later = int(time.time() * 1000) - TIME + 1000
+    write(stored, identify("3", "ann", later, traits={"email": "new@b.c"}))
+    assert exported(stored, "users")[0]["traits"] == {"email": "new@b.c", "plan": "pro"}
+
+
+def test_a_trait_that_was_set_in_the_future_is_removed(stored: Path) -> None:
+    """A server had a wrong clock. Only that trait is removed as late as that."""
+    later = int(time.time() * 1000) - TIME + 10**10
+    write(stored, identify("2", "ann", later, traits={"plan": "future"}))
+    assert remove(stored, "ann", "email", "plan").exit_code == 0
+    assert exported(stored, "users")[0]["traits"] == {"n": None}
+    first, second = exported(stored, "events")[-2:]
+    assert first["removedTraits"] == ["email", "plan"]
+    assert second["removedTraits"] == ["plan"]
+    assert first["timestamp"] < second["timestamp"]
+
+
+def test_copies_have_the_removals(stored: Path, tmp_path: Path) -> None:
+    remove(stored, "ann", "email")
+    target = config_file(tmp_path, "target")
+    result = run("copy", "--from", stored, "--to", target)
+    assert result.exit_code == 0, result.output
+    assert exported(target, "users") == exported(stored, "users")
+
+
+def test_what_cannot_be_removed_is_reported(stored: Path) -> None:
+    result = remove(stored, "ann", "email", "unknown\x1b")
+    assert (result.exit_code, result.stdout) == (0, "removed\temail\n")
+    assert result.stderr == "engage: the user does not have the trait 'unknown\\u001b'\n"
+    assert remove(stored, "ann", "email").exit_code == 1
+    count = len(exported(stored, "events"))
+    result = remove(stored, "bob", "email")
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert result.stderr == "engage: the workspace 'acme' has no user 'bob'\n"
+    result = run(
+        *("users", "remove-trait", "--config", stored, "--workspace", "nope", "ann", "email")
+    )
+    assert result.exit_code == 1
+    assert "does not contain a workspace 'nope'" in result.stderr
+    assert len(exported(stored, "events")) == count
