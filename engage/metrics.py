@@ -162,7 +162,7 @@ class PrometheusMetrics(Metrics):
             registry=registry,
         )
         self._dropped = Counter(
-            "engage_dropped", "Things given up to stay within a limit", ["what"], registry=registry
+            "engage_dropped", "What was dropped to stay within a limit", ["what"], registry=registry
         )
         self._storage: dict[str, Gauge] = {}
         # ``labels()`` takes a lock and builds strings; a dictionary lookup costs less.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Twilio: the fate of text messages.
+"""Twilio: what happened to text messages.
 
 Twilio sends a status once and does not retry after an error. The query of the callback's URL, which
 is signed, names the user.

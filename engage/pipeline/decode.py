@@ -136,7 +136,8 @@ def _inflate(body: bytes, wbits: int, limit: Limit) -> bytes:
 def decode_json(data: bytes, limits: Limits) -> Any:
     """Parse a body.
 
-    The body must be UTF-8; a byte order mark is ignored. Of duplicate keys, the last wins.
+    The body must be UTF-8; a byte order mark is ignored. If a key occurs twice, its last value
+    counts.
 
     :return: the JSON value.
     :raises ApiError: 400 ``invalid_json``; 413 ``body_too_large`` if the body has too many values.
