@@ -16,7 +16,7 @@ PUBLIC_URL = "https://events.example.com"
 
 
 def toml(value: Any) -> str:
-    """:return: a value as TOML has it: JSON, but for objects."""
+    """:return: a value as TOML; the same as JSON, except for objects."""
     return json.dumps(value)
 
 
