@@ -170,7 +170,7 @@ class PrometheusMetrics(Metrics):
             registry=registry,
         )
         self._dropped = Counter(
-            "engage_dropped", "Things given up to stay within a limit", ["what"], registry=registry
+            "engage_dropped", "What was dropped to stay within a limit", ["what"], registry=registry
         )
         self._budgets = Gauge(
             "engage_dead_letter_budget_used_ratio",

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Customer.io's reporting webhooks: the fate of messages, and changes of subscriptions.
+"""Customer.io's reporting webhooks: what happened to messages, and changes of subscriptions.
 
 After a failed delivery Customer.io holds back every later one, for up to seven days.
 """

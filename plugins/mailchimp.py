@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Mailchimp Transactional (Mandrill): the fate of e-mails, up to 1000 events in a delivery."""
+"""Mailchimp Transactional (Mandrill): what happened to e-mails, up to 1000 events in a delivery."""
 
 from __future__ import annotations
 

@@ -120,8 +120,10 @@ def _translate(kind: str, record: Mapping[str, Any]) -> TranslatedEvent:
 
 
 def _bounce_type(bounce: str | None) -> str | None:
-    """Return what a bounce means for the address: ``other``, such as an automatic answer, means
-    nothing."""
+    """Return the ``bounceType``.
+
+    ``other``, such as for an automatic answer, says nothing about the address.
+    """
     if bounce is None:
         return None
     return "hard" if bounce in _HARD else "soft" if bounce in _SOFT else "other"

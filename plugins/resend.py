@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Resend: the fate of e-mails. Svix signs the deliveries, as Standard Webhooks specifies."""
+"""Resend: what happened to e-mails. Svix signs the deliveries, as Standard Webhooks specifies."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Segment's webhook destinations: their events already have the form that engage stores.
 
-Of an array, Segment signs only the first element. Arrays are therefore refused, unless the option
-``allow_batch`` accepts that nothing proves that the other elements come from Segment.
+If the body is an array, Segment signs only its first element. Arrays are therefore refused, unless
+the option ``allow_batch`` accepts that nothing proves that the other elements come from Segment.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Segment(SecretProvider):
         self._allow_batch = options.get("allow_batch", False)
 
     def verify(self, request: WebhookRequest, fetched: bytes | None) -> None:
-        """Check HMAC-SHA1 over the body or, of an array, over its first element."""
+        """Check HMAC-SHA1 over the body, or over the first element of an array."""
         signed = request.body
         if signed.lstrip()[:1] == b"[":
             if not self._allow_batch:

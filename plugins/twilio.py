@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Twilio: what became of text messages, and who has opted out of them.
+"""Twilio: what happened to text messages, and who has opted out of them.
 
 Twilio sends a status once and does not retry after an error. The query of the callback's URL, which
 is signed, names the user.

@@ -34,7 +34,10 @@ class StorageError(EngageError):
 
 
 class StorageUnavailable(StorageError):
-    """The storage cannot answer now; the same call may succeed later. The cause is the driver's."""
+    """The storage cannot answer now; the same call may succeed later.
+
+    Its cause is the driver's error.
+    """
 
 
 class StorageMissing(StorageError):

@@ -35,8 +35,8 @@ class WebhookRequest:
     #: The raw bytes, after any ``Content-Encoding`` is decoded.
     body: bytes
     #: The public URL of this request: ``[server] public_url`` with the path and query as sent.
-    #: Nothing of it is from a ``Host`` or forwarding header. Without a ``public_url`` it is only
-    #: the path and query.
+    #: No part of it comes from a ``Host`` or forwarding header. Without a ``public_url`` it is
+    #: only the path and query.
     url: str
     #: The current time: seconds since 1970 UTC.
     now: float
@@ -188,7 +188,7 @@ class Provider(abc.ABC):
 
     @abc.abstractmethod
     def credentials(self) -> Sequence[bytes]:
-        """Return every secret that lets a delivery in, in a canonical form.
+        """Return every secret that authenticates a delivery, in a canonical form.
 
         The server does not start if two workspaces share one, because a delivery for one of them
         would be accepted for the other.
@@ -202,7 +202,9 @@ class Provider(abc.ABC):
         return None
 
     def needs(self, request: WebhookRequest) -> Fetch | None:
-        """Return the document that ``verify`` needs, or ``None``; first check all that does not.
+        """Return the document that ``verify`` needs, or ``None``.
+
+        Before that, check everything that can be checked without the document.
 
         :raises SignatureMismatch: if the delivery can be refused without the document.
         """
@@ -210,7 +212,7 @@ class Provider(abc.ABC):
 
     @abc.abstractmethod
     def verify(self, request: WebhookRequest, fetched: bytes | None) -> None:
-        """Return if the provider sent the delivery. Compare in constant time, over the raw bytes.
+        """Check that the provider sent the delivery: in constant time, over the raw bytes.
 
         :param fetched: the document that ``needs`` returned.
         :raises SignatureMismatch: if the provider did not send it; any other exception counts as
@@ -232,7 +234,7 @@ class Provider(abc.ABC):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ProviderContext:
-    """What a provider receives from the core beside its options."""
+    """What a provider receives from the core in addition to its options."""
 
     workspace_id: str
     #: ``[server] public_url`` without a trailing slash; ``None`` if it is not set. A provider that

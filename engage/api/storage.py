@@ -57,7 +57,7 @@ class EventFilter:
     """Which events :meth:`EventStore.scan` returns; ``None`` means any."""
 
     workspace_id: str | None = None
-    #: The least ``received_at``: milliseconds since 1970 UTC, inclusive.
+    #: The earliest ``received_at``: milliseconds since 1970 UTC, inclusive.
     since: int | None = None
     type: str | None = None
     user_id: str | None = None
@@ -99,7 +99,7 @@ class EventStore(abc.ABC):
 
     @abc.abstractmethod
     async def check(self) -> None:
-        """Return if an event could be written now.
+        """Check that an event could be written now.
 
         :raises StorageUnavailable: if it could not.
         """
@@ -140,8 +140,8 @@ class EventStore(abc.ABC):
         """Delete events with ``received_at`` below ``before`` (milliseconds), oldest first.
 
         :param limit: the maximum number of events, so that one call never stalls writes.
-        :param force: delete even if the newest event is below ``before`` too. Without it, nothing
-            is deleted then, because the clock may have jumped.
+        :param force: delete even if the newest event is below ``before`` too. Otherwise nothing is
+            deleted in that case, because the clock may have jumped.
         :return: how many events were deleted.
         """
 
@@ -169,7 +169,7 @@ class EventStore(abc.ABC):
 class SubscriptionChange:
     """A user's choices, which are applied together."""
 
-    #: Makes the change idempotent: an id that was applied to the workspace before changes nothing.
+    #: Makes the change idempotent: the workspace ignores a second change with the same id.
     id: str
     workspace_id: str
     user_id: str
@@ -252,7 +252,7 @@ class ProfileLimits:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class StorageContext:
-    """What a storage receives from the core beside its options."""
+    """What a storage receives from the core in addition to its options."""
 
     #: The folder of the config file: relative paths in the options are relative to it.
     base_dir: Path

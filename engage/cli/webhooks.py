@@ -63,9 +63,10 @@ class Moment(click.ParamType[float]):
 def webhook_url(
     ctx: click.Context, provider: str, config_path: Path, workspace: str | None
 ) -> None:
-    """Print the URL to enter at PROVIDER.
+    """Print the URL at which a provider delivers.
 
-    There is one for each workspace that has the provider. Below them is what else to set there.
+    Enter the URL at PROVIDER. There is one URL for each workspace that has the provider. The
+    instructions below the URLs say what else to set at the provider.
     """
     config = load(config_path)
     enabled = _enabled(registry_of(ctx), config, provider)
@@ -97,11 +98,11 @@ def webhook_url(
 @click.argument("provider")
 @click.argument("file", type=click.Path(dir_okay=False, exists=True, path_type=Path))
 @config_option
-@click.option("--workspace", metavar="ID", help="The workspace that it is for.")
+@click.option("--workspace", metavar="ID", help="The workspace that the delivery is for.")
 @click.option(
     "--now",
     type=Moment(),
-    help="When it arrived; some providers' deliveries are refused when they are old.",
+    help="When the delivery arrived; some providers' deliveries are refused when they are old.",
 )
 @click.pass_context
 def webhook_test(
@@ -168,11 +169,11 @@ def webhook_retry(
     provider: str | None,
     letter_id: str | None,
 ) -> None:
-    """Translate deliveries that are kept as dead letters again.
+    """Retry the translation of deliveries kept as dead letters.
 
-    Such a delivery was verified, but not or not completely translated. If it can be translated now,
-    its events are stored and the dead letter is removed; events that are stored already are not
-    stored again.
+    Such a delivery was verified, but engage could not translate all of it. If it can be translated
+    now, its events are stored and the dead letter is removed. Events that are already stored are
+    not stored a second time.
     """
     config = load(config_path)
     asyncio.run(_retry(registry_of(ctx), config, workspace, provider, letter_id))

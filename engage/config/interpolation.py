@@ -2,7 +2,7 @@
 """Resolve ``${NAME}`` and ``${file:PATH}`` in the strings of a configuration.
 
 ``${NAME}`` stands for an environment variable. ``${file:PATH}`` stands for the content of a file,
-relative to the folder of the config file, without the line ends at its end. ``$${`` stands for a
+relative to the folder of the config file, without line breaks at its end. ``$${`` stands for a
 literal ``${``. The values are not resolved again. A reference to something that is missing or empty
 is an error, because an empty secret would let anyone in.
 """

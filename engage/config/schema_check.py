@@ -29,7 +29,7 @@ Path = tuple[str | int, ...]
 #: A dotted key and what is wrong with its value.
 Problem = tuple[str, str]
 
-#: Characters of a key or a value that a message quotes, at most.
+#: Maximum number of characters of a key or a value that a message quotes.
 MAX_QUOTED: Final = 80
 _TYPES: Final = {
     "string": "a string",

@@ -3,7 +3,7 @@
 
 A handler overrides :meth:`Handler.check` for what can be refused by the head of a request, and
 implements ``get``, ``post`` … for the rest. All of them raise :class:`~engage.errors.ApiError`.
-:meth:`Handler.write_error` turns any exception, a crash too, into an answer.
+:meth:`Handler.write_error` turns any exception, including a crash, into an answer.
 
 Nothing in here depends on events, write keys or storages. What the routes for clients share beyond
 this is in :mod:`engage.handlers.ingestion`.

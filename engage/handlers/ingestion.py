@@ -127,7 +127,7 @@ class IngestionHandler(Handler):
         self._chunks.append(chunk)
 
     def on_connection_close(self) -> None:
-        """Answer why the body will not be complete.
+        """Answer with the reason why the body is incomplete.
 
         Tornado calls this only while the body arrives: a client that hangs up later cancels
         nothing.

@@ -184,7 +184,8 @@ def _inflate(body: bytes, wbits: int, limit: Limit, parts: list[bytes]) -> Itera
 def decode_json(data: bytes, limits: Limits) -> Any:
     """Parse a small body; :func:`decode_json_in_slices` is for any other.
 
-    The body must be UTF-8; a byte order mark is ignored. Of duplicate keys, the last wins.
+    The body must be UTF-8; a byte order mark is ignored. If a key occurs twice, its last value
+    counts.
 
     :return: the JSON value.
     :raises ApiError: 400 ``invalid_json``; 413 ``body_too_large`` if the body has too many values.

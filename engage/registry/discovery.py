@@ -3,7 +3,7 @@
 
 pluggy alone would silently drop a second entry point of the same name, raise an import error
 without naming the plugin, and ignore a misspelt hook. Here each of these is a :class:`PluginError`:
-one line that names the plugin, its distribution and the cure.
+one line that names the plugin, its distribution and what to do.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ Factory = TypeVar("Factory")
 
 
 class PluginError(ConfigError):
-    """A plugin is broken, or two plugins conflict. The message is one line with the cure."""
+    """A plugin is broken, or two plugins conflict. The message is one line that says what to do."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +58,7 @@ class Plugin:
     project: str
 
     def error(self, problem: str, cure: str) -> PluginError:
-        """Return the error to raise: one line that names this plugin, the problem and the cure."""
+        """Return the error to raise: one line with this plugin, the problem and what to do."""
         who = f'plugin "{self.name}" ({self.target}, distribution {self.distribution})'
         return PluginError(f"{who}: {' '.join(problem.split())}; {cure}")
 

@@ -103,7 +103,7 @@ class Registry:
             identifiers={
                 # Recipients of webhooks are looked up by email and phone, whatever the config
                 # declares. A profile is indexed when it is written, which may be before a provider
-                # is enabled: so index both always.
+                # is enabled, so both are always indexed.
                 workspace.id: tuple(
                     dict.fromkeys((*workspace.subscription_identifiers, "email", "phone"))
                 )
@@ -205,18 +205,20 @@ class Registry:
         yield from problems(table[use.name].schema, use.options, written=written, at=use.at)
 
     def _unknown(self, kind: str, name: str) -> str:
+        thing = "webhook provider" if kind == "webhook" else kind
         names = list(self.tables[kind])
         meant = nearest(name, names)
         if meant is not None:
-            return f"no {kind} {name!r} is installed; did you mean {meant!r}?"
+            return f"no {thing} {name!r} is installed; did you mean {meant!r}?"
         if not self.plugins:
             return (
-                f"no {kind} {name!r} is installed, because no plugin is installed at all; if engage"
-                " runs from a checkout, run pip install -e . there"
+                f"no {thing} {name!r} is installed, because no plugin is installed at all; if"
+                " engage runs from a checkout, run pip install -e . there"
             )
         installed = ", ".join(names) or "none"
         return (
-            f"no {kind} {name!r} is installed; install its plugin with pip (installed: {installed})"
+            f"no {thing} {name!r} is installed; install its plugin with pip"
+            f" (installed: {installed})"
         )
 
     def _shared_secrets(self, config: Config) -> list[str]:

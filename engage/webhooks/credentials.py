@@ -68,13 +68,13 @@ class StaticCredentialProvider(Provider):
         self.signing = Signing(credential=self._header)
 
     def credentials(self) -> Sequence[bytes]:
-        """Return the header values that let a delivery in."""
+        """Return the header values that authenticate a delivery."""
         if not self._basic:
             return self._keys
         return [b"Basic " + base64.b64encode(key) for key in self._keys]
 
     def verify(self, request: WebhookRequest, fetched: bytes | None) -> None:
-        """Return if the header holds one of the secrets.
+        """Check that the header holds one of the secrets.
 
         :raises SignatureMismatch: if it does not.
         """

@@ -57,7 +57,7 @@ def check_hmac(
     *,
     algorithm: str = "sha256",
 ) -> None:
-    """Return if one of the signatures is the HMAC of one of the texts with one of the keys.
+    """Check that one of the signatures is the HMAC of one of the texts with one of the keys.
 
     All pairs are compared, each in constant time, even after one has matched.
 
@@ -83,7 +83,7 @@ def check_hmac(
 
 
 def check_secret(keys: Sequence[bytes], offered: bytes) -> None:
-    """Return if a static credential is one of ``keys``; compare with each in constant time.
+    """Check that a static credential is one of ``keys``, in constant time.
 
     Hashes are compared, so the time does not depend on the length of a secret either.
 
@@ -128,7 +128,7 @@ def check_standard_webhook(
     prefixes: Sequence[str] = ("webhook",),
     tolerance: int = 300,
 ) -> None:
-    """Return if a delivery is signed as the Standard Webhooks specification says.
+    """Check that a delivery is signed as the Standard Webhooks specification says.
 
     The signature is HMAC-SHA256 over ``id.timestamp.body``, in a header that lists signatures with
     their versions.

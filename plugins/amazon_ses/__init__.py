@@ -63,7 +63,7 @@ class AmazonSes(Provider):
         self._versions = ("2",) if options.get("require_v2", False) else ("1", "2")
 
     def credentials(self) -> Sequence[bytes]:
-        """Return the topics: a message of a topic that two workspaces allow would fit both."""
+        """Return the topics: if two workspaces allow one, its messages would verify in both."""
         return [topic.encode() for topic in sorted(self._topics)]
 
     def needs(self, request: WebhookRequest) -> Fetch | None:
@@ -88,7 +88,9 @@ class AmazonSes(Provider):
             raise SignatureMismatch("the certificate was not fetched")
         now = datetime.datetime.fromtimestamp(request.now, datetime.UTC)
         if not any(envelope.is_signed_by(certificate, now) for certificate in certificates):
-            raise SignatureMismatch("the signature is of another message, or of another key")
+            raise SignatureMismatch(
+                "the signature is for another message, or made with another key"
+            )
 
     def translate(self, request: WebhookRequest) -> Translation:
         """Return one event for each recipient that the SES event is about."""

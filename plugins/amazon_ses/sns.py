@@ -203,7 +203,7 @@ def confirmation(message: Mapping[str, str]) -> Fetch:
 def _public_key(signer: x509.Certificate) -> rsa.RSAPublicKey:
     key = signer.public_key()
     if not isinstance(key, rsa.RSAPublicKey) or key.key_size < 2048:
-        raise SignatureMismatch("the certificate is not of an RSA key of at least 2048 bits")
+        raise SignatureMismatch("the certificate's key is not an RSA key of at least 2048 bits")
     return key
 
 
@@ -226,7 +226,7 @@ def _sns_url(url: object, region: str) -> tuple[str, str]:
         url if isinstance(url, str) else "",
     )
     if match is None or "\\" in match[2] or "#" in match[2]:
-        raise SignatureMismatch("a URL of the message is not of SNS in the region of the topic")
+        raise SignatureMismatch("a URL in the message is not a URL of SNS in the topic's region")
     return match[1], match[2]
 
 

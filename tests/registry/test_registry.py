@@ -169,8 +169,8 @@ def test_options_are_checked_against_the_schema_of_the_plugin(config: Any) -> No
         " (installed: t)",
         'observers.o.mode: must be one of "fast", "safe" (it is "${MODE}")',
         "workspaces[0].webhooks.w.secret: must not be empty",
-        "workspaces[0].webhooks.v: no webhook 'v' is installed; install its plugin with pip"
-        " (installed: w)",
+        "workspaces[0].webhooks.v: no webhook provider 'v' is installed; install its plugin with"
+        " pip (installed: w)",
     ]
 
 

@@ -17,7 +17,7 @@ def cached(name: str, ingredients: bytes, make: Callable[[Path], None]) -> Path:
     """Make a folder once for all test processes and runs.
 
     :param name: what the folder holds; begins its name.
-    :param ingredients: what it is made of; when they change, it is made anew.
+    :param ingredients: what it is made of; when they change, it is made again.
     :param make: fills the (empty) folder that it is given. When it raises, nothing is kept.
     :return: the filled folder.
     """

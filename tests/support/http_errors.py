@@ -46,6 +46,6 @@ async def refused(
 
 
 def event(field: str, text: str) -> bytes:
-    """:return: a valid track event, but for one field given as JSON text."""
+    """:return: a valid track event, except for one field, which is given as JSON text."""
     fields = {"userId": '"u"', "event": '"E"', "messageId": '"m"'} | {field: text}
     return ("{" + ",".join(f"{json.dumps(k)}:{v}" for k, v in fields.items()) + "}").encode()

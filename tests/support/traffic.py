@@ -190,7 +190,7 @@ def send_all(address: tuple[str, int], requests: Iterable[Request], connections:
 def expected_users(events: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """What ``engage export users`` must print (sorted by id) for these exported events.
 
-    Written anew from the words of the documentation, so that it shares no mistake with the server.
+    Written only from the documentation, so that it shares no mistake with the server.
     """
     users: dict[str, dict[str, Any]] = {}
     links: dict[str, set[str]] = {}
