@@ -214,6 +214,10 @@ class SubscriptionStore(abc.ABC):
     async def apply(self, change: SubscriptionChange) -> Mapping[str, bool]:
         """Apply the choices and their audit records as one durable, atomic, idempotent write.
 
+        Changes without effect are remembered too, so that one that is repeated does not undo a
+        later one, but only some of the latest (at least ten) of each user: they must not make the
+        store grow.
+
         If the store keeps profiles, the user then exists (as by a :class:`Seen` at ``change.at``).
         A choice that the user had already made writes nothing.
 
@@ -263,8 +267,8 @@ class StorageContext:
     #: Seconds that a call may take; after that it raises :class:`StorageUnavailable`.
     write_timeout: float = 8.0
     #: Days after which the core expires events (by ``received_at``) and dead letters; ``None``:
-    #: never. A storage whose server expires them itself may use these; its ``expire`` then returns
-    #: 0.
+    #: never. The core checks the time before; a storage whose server expires them itself, by its
+    #: clock, may use these, and its ``expire`` then returns 0.
     events_days: int | None = None
     dead_letters_days: int | None = 14
     #: Whether another process of this server had the store open before. If the store is missing

@@ -92,6 +92,17 @@ class SubscriptionTests:
         assert dict(await store.apply(other)) == {"a": True}
 
     @on_store
+    async def test_recent_changes_without_effect_are_remembered(self, bench: Bench) -> None:
+        store = await bench.open_as(SubscriptionStore)
+        await store.apply(change("on", a=True))
+        for number in range(40):
+            await store.apply(change(f"idle {number}", a=True))
+        await store.apply(change("off", a=False))
+        for name in ("on", *(f"idle {number}" for number in range(30, 40)), "off"):
+            assert dict(await store.apply(change(name, a=True))) == {"a": False}
+        assert dict(await store.apply(change("new", a=True))) == {"a": True}
+
+    @on_store
     async def test_one_change_from_concurrent_calls_is_applied_once(self, bench: Bench) -> None:
         store, second = (
             await bench.open_as(SubscriptionStore),

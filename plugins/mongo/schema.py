@@ -86,7 +86,6 @@ _MAX_ATTEMPTS: Final = 5
 #: from which a collection is large.
 _BUILD_SECONDS: Final = 6 * 3600.0
 _LARGE: Final = 50_000
-_SECONDS_PER_DAY: Final = 86_400
 
 
 def identifier_index(trait: str) -> dict[str, int]:
@@ -114,8 +113,6 @@ class Schema:
     """Prepares the store.
 
     :param traits: all declared identifier traits.
-    :param events_days: days after which events expire, for a TTL index; ``None``: never.
-    :param dead_letters_days: the same for dead letters.
     """
 
     def __init__(
@@ -123,12 +120,9 @@ class Schema:
         connection: Connection,
         *,
         traits: Iterable[str],
-        events_days: int | None,
-        dead_letters_days: int | None,
     ) -> None:
         self._connection = connection
         self._traits = sorted(set(traits))
-        self._days = {EVENTS: events_days, DEAD_LETTERS: dead_letters_days}
         self._building: set[asyncio.Task[None]] = set()
 
     async def prepare(self, *, create: bool) -> None:
@@ -218,9 +212,8 @@ class Schema:
             ]
             if missing:
                 await _create(db, collection, missing)
-            if collection in self._days:
-                ttl = there.get(tuple(_RECEIVED.items()))
-                await _expire_after(db, collection, self._days[collection], ttl)
+            if collection in (EVENTS, DEAD_LETTERS):
+                await _drop_ttl(db, collection, there.get(tuple(_RECEIVED.items())))
 
     async def _build_limit(self, collection: str) -> float | None:
         with self._connection.calling() as db:
@@ -302,41 +295,17 @@ async def _create(db: Any, collection: str, indexes: list[dict[str, Any]]) -> No
         _log.warning("an index of %s exists with other options; it is left as it is", collection)
 
 
-async def _expire_after(
-    db: Any, collection: str, days: int | None, there: Mapping[str, Any] | None
-) -> None:
-    """Make the server expire documents, if it can.
+async def _drop_ttl(db: Any, collection: str, there: Mapping[str, Any] | None) -> None:
+    """Drop the TTL index that an earlier version created.
 
-    :param days: ``None`` makes the server stop expiring.
-    :param there: the index on the same keys that exists already.
+    The server would delete by its clock, and everything at once if that is ahead. The core expires
+    the documents, after it has checked the time.
+
+    :param there: the index on ``receivedAt``, if there is one.
     """
-    name = index_name(_RECEIVED)
-    if days is None:
-        if there is not None and "expireAfterSeconds" in there:
-            with contextlib.suppress(OperationFailure):
-                await db.command({"dropIndexes": collection, "index": there["name"]})
-        return
-    seconds = days * _SECONDS_PER_DAY
-    if there is not None:
-        if there.get("expireAfterSeconds") == seconds:
-            return
-        change = {"keyPattern": dict(_RECEIVED), "expireAfterSeconds": seconds}
-        try:
-            await db.command({"collMod": collection, "index": change})
-        except OperationFailure:
-            # Not every server can change an index: it is created again.
+    if there is not None and "expireAfterSeconds" in there:
+        with contextlib.suppress(OperationFailure):
             await db.command({"dropIndexes": collection, "index": there["name"]})
-        else:
-            return
-    index = {"key": dict(_RECEIVED), "name": name, "expireAfterSeconds": seconds}
-    try:
-        await db.command({"createIndexes": collection, "indexes": [index]})
-    except OperationFailure as error:
-        _log.info(
-            "%s: the server has no TTL index (code %s); engage expires the documents",
-            collection,
-            error.code,
-        )
 
 
 def _log_result(task: asyncio.Task[None]) -> None:

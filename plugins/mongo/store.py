@@ -71,8 +71,6 @@ class MongoStorage(EventStore, ProfileStore, SubscriptionStore, DeadLetterStore)
         self._schema = Schema(
             connection,
             traits=traits,
-            events_days=context.events_days,
-            dead_letters_days=context.dead_letters_days,
         )
         #: Set when the housekeeping has something to do.
         self._work = asyncio.Event()

@@ -28,13 +28,15 @@ from engage.api import (
 )
 
 from .connection import DUPLICATE, Connection
-from .documents import Sequencer, escape_key, in_workspace, scoped_id, unescape_key
+from .documents import Sequencer, any_of, escape_key, in_workspace, scoped_id, unescape_key
 from .paging import read_page
 from .profiles import Profiles
 from .schema import HISTORY, SUBSCRIPTIONS
 
 #: Attempts to change a document that other callers change at the same time.
 _MAX_ATTEMPTS: Final = 50
+#: Changes without effect that are remembered of one user.
+MAX_IDLE: Final = 16
 
 
 class Subscriptions:
@@ -121,8 +123,9 @@ class Subscriptions:
             if not await self._is_durable(key, document):
                 return None
             # A change without effect is remembered, too: repeated after a later change it must not
-            # undo that one.
+            # undo that one. Only the latest are: anyone who has a user's link can send any number.
             await self._copy({"_id": key, **names}, record)
+            await self._forget_idle(names)
             return document or {}
         choices = dict(document["choices"]) if document is not None else {}
         for one in record["records"]:
@@ -151,6 +154,14 @@ class Subscriptions:
         await self._copy(changed, record)
         self._copied.append((key, version))
         return changed
+
+    async def _forget_idle(self, user: Mapping[str, Any]) -> None:
+        """Remove the changes of a user that had no effect, except the latest."""
+        history = self._connection.db[HISTORY]
+        idle = history.find({**user, "records": []}, {"_id": 1}).sort([("_seq", -1)])
+        old = [one["_id"] async for one in idle.skip(MAX_IDLE).limit(1000)]
+        if old:
+            await history.delete_many({"_id": any_of(old)})
 
     async def _copy(self, document: Mapping[str, Any], record: Mapping[str, Any]) -> None:
         """Store a record in the history, once."""

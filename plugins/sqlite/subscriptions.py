@@ -4,12 +4,15 @@
 from __future__ import annotations
 
 import sqlite3
-from typing import Any
+from typing import Any, Final
 
 from engage.api import SubscriptionChange, SubscriptionRecord, SubscriptionState
 
 from .connection import insert, key_of
 from .paging import Window
+
+#: Changes without effect that are remembered of one user.
+MAX_IDLE: Final = 16
 
 
 def apply(db: sqlite3.Connection, change: SubscriptionChange) -> bool:
@@ -17,13 +20,9 @@ def apply(db: sqlite3.Connection, change: SubscriptionChange) -> bool:
 
     :return: whether the change is new.
     """
-    # A change without effect is remembered, too: repeated after a later change it must not undo
-    # that one.
-    new = db.execute(
-        "INSERT INTO changes (key) VALUES (?) ON CONFLICT (key) DO NOTHING",
-        (key_of(change.workspace_id, change.id),),
-    ).rowcount
-    if not new:
+    key = key_of(change.workspace_id, change.id)
+    idle = _IdleChanges(db, change)
+    if key in idle or db.execute("SELECT 1 FROM changes WHERE key = ?", (key,)).fetchone():
         return False
     before = state(db, change.workspace_id, change.user_id)
     changed = [
@@ -31,6 +30,10 @@ def apply(db: sqlite3.Connection, change: SubscriptionChange) -> bool:
         for group, wanted in change.choices.items()
         if before.get(group) is not wanted
     ]
+    if not changed:
+        idle.add(key)
+        return True
+    db.execute("INSERT INTO changes (key) VALUES (?)", (key,))
     insert(
         db,
         "INSERT INTO choices (workspace, user_id, group_id, subscribed, updated_at)",
@@ -59,6 +62,41 @@ def apply(db: sqlite3.Connection, change: SubscriptionChange) -> bool:
         ],
     )
     return True
+
+
+class _IdleChanges:
+    """The changes of a user that had no effect.
+
+    They are remembered, because one that is repeated after a later change must not undo that one.
+    Only the latest are: anyone who has a user's link can send any number of them.
+
+    Their rows in the table ``changes`` have longer keys than those of other changes: the user, a
+    number that grows, and the key of the change.
+    """
+
+    def __init__(self, db: sqlite3.Connection, change: SubscriptionChange) -> None:
+        self._db = db
+        self._user = key_of(change.workspace_id, change.user_id)
+        first, last = self._user + bytes(8), self._user + b"\xff" * 8
+        self._rows: list[bytes] = [
+            row
+            for (row,) in db.execute(
+                "SELECT key FROM changes WHERE key > ? AND key < ? ORDER BY key", (first, last)
+            )
+        ]
+
+    def __contains__(self, key: bytes) -> bool:
+        return any(row.endswith(key) for row in self._rows)
+
+    def add(self, key: bytes) -> None:
+        """Remember a change, and forget the oldest if there are too many."""
+        size = len(self._user)
+        number = int.from_bytes(self._rows[-1][size : size + 8], "big") + 1 if self._rows else 0
+        row = self._user + number.to_bytes(8, "big") + key
+        self._db.execute("INSERT INTO changes (key) VALUES (?)", (row,))
+        self._db.executemany(
+            "DELETE FROM changes WHERE key = ?", [(old,) for old in self._rows[: 1 - MAX_IDLE]]
+        )
 
 
 def state(db: sqlite3.Connection, workspace_id: str, user_id: str) -> dict[str, bool]:

@@ -39,6 +39,7 @@ from support.provider_http import PUBLIC_URL, deliver, public, toml, workspace
 from support.providers import make, request, segment_delivery
 from support.server_inprocess import Serving, registry, serving
 from support.server_process import start_server
+from support.times import Times
 
 KEY = "mandrill-key"
 SECRET = "segment-secret"
@@ -532,6 +533,37 @@ async def test_the_log_has_whether_a_dead_letter_was_kept(
         assert (answer.status, answer.json["code"]) == (503, "overloaded")
     assert "webhook segment: not acknowledged, it cannot be kept: " in caplog.text
     assert "kept as dead letter" not in caplog.text
+
+
+async def test_a_signature_may_have_either_time_after_a_step_of_the_clock(tmp_path: Path) -> None:
+    """It is not known yet which is right, and a provider may not send the delivery again."""
+    times = Times(1795253400000)
+    key = b"0123456789abcdef01234567"
+    secret = f"whsec_{base64.b64encode(key).decode()}"
+    async with serving(tmp_path, workspace=hooks(resend={"secret": secret})) as server:
+        server.app.deliveries.clock = times.clock()
+
+        async def status(at: int) -> int:
+            body = b'{"type": "email.sent", "created_at": "2026-01-01T00:00:00Z", "data": {}}'
+            signed = hmac.new(key, b"id.%d." % (at // 1000) + body, "sha256").digest()
+            headers = {
+                "svix-id": "id",
+                "svix-timestamp": str(at // 1000),
+                "svix-signature": f"v1,{base64.b64encode(signed).decode()}",
+            }
+            path = "/api/public/webhooks/resend"
+            return (await server.send(path, body, headers=headers, key=None)).status
+
+        hour = 3_600_000
+        assert await status(times.wall) == 200
+        assert await status(times.wall + hour) == 401
+        times.step(hour)
+        assert await status(times.wall) == 200
+        assert await status(times.wall - hour) == 200
+        assert await status(times.wall + hour) == 401
+        assert await status(times.wall - 2 * hour) == 401
+        times.step(-hour)
+        assert await status(times.wall + hour) == 401
 
 
 async def test_the_log_has_that_no_workspace_uses_the_provider(

@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A server whose system's clock is set while it runs, in a real process."""
+
+from __future__ import annotations
+
+import mmap
+import struct
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from engage.pipeline.normalise import parse_time
+from support.server_process import Server, start_server
+
+SHIM = Path(__file__).parents[1] / "support" / "fake_clock.c"
+YEARS = 2 * 365 * 86_400
+
+
+class SystemClock:
+    """The clock of the servers that have its environment."""
+
+    def __init__(self, folder: Path) -> None:
+        library, offset = folder / "fake_clock.so", folder / "offset"
+        subprocess.run(["cc", "-shared", "-fPIC", "-O1", "-o", library, SHIM], check=True)
+        offset.write_bytes(bytes(8))
+        with offset.open("r+b") as file:
+            self._map = mmap.mmap(file.fileno(), 8)
+        self.environment = {"LD_PRELOAD": str(library), "FAKE_CLOCK": str(offset)}
+
+    def set(self, seconds: int) -> None:
+        """Set the clock ahead of the right time."""
+        self._map[:] = struct.pack("=q", seconds)
+
+
+@pytest.fixture
+def system_clock(tmp_path: Path) -> SystemClock:
+    return SystemClock(tmp_path)
+
+
+def age(server: Server, message_id: str) -> float:
+    """Return how many seconds ago an event was received."""
+    (event,) = [one for one in server.export() if one["messageId"] == message_id]
+    received = parse_time(event["receivedAt"])
+    assert received is not None
+    assert event["timestamp"] == event["receivedAt"]
+    return time.time() - received / 1000
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_step_of_the_clock_does_not_reach_the_events(
+    tmp_path: Path, system_clock: SystemClock, workers: int
+) -> None:
+    """Finding 7: they were stamped two years ahead, until the process was restarted."""
+    folder = tmp_path / "server"
+    folder.mkdir()
+    with start_server(folder, workers=workers, environment=system_clock.environment) as server:
+        server.track("before")
+        system_clock.set(YEARS)
+        for number in range(10):
+            server.track(f"ahead {number}")
+        system_clock.set(0)
+        for number in range(10):
+            server.track(f"after {number}")
+        for message_id in ("before", "ahead 0", "ahead 9", "after 0", "after 9"):
+            assert -1 < age(server, message_id) < 60
+        assert "was set ahead by 6307" in server.log()
+        assert "is right again" in server.log()
+
+    # A server that starts while the clock is ahead cannot know, but follows the step back.
+    system_clock.set(YEARS)
+    with start_server(folder, workers=workers, environment=system_clock.environment) as server:
+        server.track("wrong")
+        assert age(server, "wrong") < -YEARS + 60
+        system_clock.set(0)
+        for number in range(10):
+            server.track(f"right {number}")
+            assert -1 < age(server, f"right {number}") < 60
+        assert "was set back by 6307" in server.log()
