@@ -20,7 +20,7 @@ import jsonschema
 import pluggy
 
 from engage import hookspecs
-from engage.api import ConfigError
+from engage.api import API_ORIGIN, OPERATOR_ORIGIN, ConfigError
 from engage.config.schema_check import nearest
 
 if TYPE_CHECKING:
@@ -37,6 +37,8 @@ KINDS: Final = ("storage", "webhook", "transform", "observer")
 _NAME: Final = re.compile(r"[a-z0-9][a-z0-9-]{0,63}", re.ASCII)
 #: Keys of ``[storage]``, which a table ``[storage.<name>]`` would collide with.
 _RESERVED: Final = {"storage": frozenset({"backend"})}
+#: The name of a provider is the origin of its events, and these origins are not of providers.
+_ORIGINS: Final = frozenset({API_ORIGIN, OPERATOR_ORIGIN})
 
 Factory = TypeVar("Factory")
 
@@ -238,6 +240,8 @@ def _check(plugin: Plugin, kind: str, name: Any, factory: Any, schema: Any) -> N
         )
     if name in _RESERVED.get(kind, ()):
         raise plugin.error(f"{name!r} is a key of the section [{kind}]", "use another name")
+    if kind == "webhook" and name in _ORIGINS:
+        raise plugin.error(f"{name!r} is the origin of other events", "use another name")
     if not callable(factory):
         raise plugin.error(f"the factory of {name!r} is not callable", "pass a function or a class")
     if not isinstance(schema, Mapping):

@@ -66,6 +66,22 @@ def test_the_example_config_has_every_section_and_its_comments_are_the_defaults(
                 assert tomllib.loads(f"x = {match[2]}")["x"] == key["default"], line
 
 
+def test_the_security_page_names_keys_that_exist_and_every_limit() -> None:
+    text = (ROOT / "docs/security.md").read_text("utf-8")
+    properties = config_schema()["properties"]
+    named = set(re.findall(r"`(server|limits|retention)\.([a-z_]+)`", text))
+    # Keys of the HTTP server that are about to be added.
+    named -= {("server", "head_timeout"), ("limits", "pipelined_bytes")} - {
+        (section, key)
+        for section in properties
+        for key in properties[section].get("properties", ())
+    }
+    for section, key in named:
+        assert key in properties[section]["properties"], f"{section}.{key}"
+    limits = {key for section, key in named if section == "limits"}
+    assert properties["limits"]["properties"].keys() - limits == {"queue_wait"}
+
+
 @pytest.mark.parametrize("path", DOCS, ids=lambda path: path.name)
 def test_toml_in_the_documents_is_toml_and_its_tables_are_known(path: Path) -> None:
     sections = config_schema()["properties"].keys() | {"build-system", "project", "tool"}

@@ -249,6 +249,23 @@ def test_a_wrong_registration_is_an_error(install: Install, call: str, said: str
     assert broken("p", "bad 1.0").startswith(said)
 
 
+@pytest.mark.parametrize("name", ["api", "operator"])
+def test_a_provider_cannot_have_the_origin_of_other_events(install: Install, name: str) -> None:
+    install(
+        "bad",
+        {
+            "p": f"""
+                from engage.api import hookimpl
+
+                @hookimpl
+                def engage_register_webhook(register):
+                    register({name!r}, object, {{}})
+            """
+        },
+    )
+    assert broken("p", "bad 1.0").startswith(f"{name!r} is the origin of other events; use another")
+
+
 @pytest.mark.parametrize("name", ["serve", "hello"])
 def test_a_command_that_exists_is_an_error(install: Install, name: str) -> None:
     source = """
