@@ -161,7 +161,8 @@ def _recipient(
 
 def _name(kind: str, metric: str) -> str:
     channel = CHANNELS.get(kind) or kind.replace("_", " ").title()
-    return f"{channel} {METRICS.get(metric) or metric.replace('_', ' ').title()}"
+    words = metric.removeprefix("cio_").replace("_", " ")
+    return f"{channel} {METRICS.get(metric) or words.title()}"
 
 
 def _camel(name: str) -> str:

@@ -13,11 +13,13 @@ from typing import Any, Final
 from engage.api import (
     PayloadInvalid,
     ProviderFactory,
+    Recipient,
     Register,
     TranslatedEvent,
     Translation,
     WebhookRequest,
     hookimpl,
+    identifier_value,
 )
 from engage.webhooks import (
     StaticCredentialProvider,
@@ -49,6 +51,14 @@ _NOT_BOUNCES: Final[Mapping[str, str]] = {
     "Unsubscribe": "Email Unsubscribed",
     "Subscribe": "Email Resubscribed",
 }
+#: Why an address was suppressed → the event's name, if it did not unsubscribe. The webhooks for
+#: bounces and spam complaints report the same event.
+_SUPPRESSIONS: Final[Mapping[str, str]] = {
+    "HardBounce": "Email Bounced",
+    "SpamComplaint": "Email Marked as Spam",
+}
+#: Postmark's id of a message that it does not know, and of the messages of its test deliveries.
+_NO_MESSAGE: Final = "00000000-0000-0000-0000-000000000000"
 _HARD: Final = frozenset({"HardBounce", "BadEmailAddress"})
 _SOFT: Final = frozenset(
     {"Transient", "SoftBounce", "DnsError", "Blocked", "DMARCPolicy", "VirusNotification"}
@@ -81,8 +91,12 @@ def _translate(kind: str, record: Mapping[str, Any]) -> TranslatedEvent:
     bounce = text(record.get("Type")) if kind == "Bounce" else None
     if bounce is not None:
         name = _NOT_BOUNCES.get(bounce, name)
-    if kind == "SubscriptionChange" and record.get("SuppressSending") is False:
-        name = "Email Resubscribed"
+    if kind == "SubscriptionChange":
+        reason = text(record.get("SuppressionReason")) or ""
+        name = _SUPPRESSIONS.get(reason, name)
+        bounce = "HardBounce" if name == "Email Bounced" else None
+        if record.get("SuppressSending") is False:
+            name = "Email Resubscribed"
     metadata = record.get("Metadata")
     recipient = email_recipient(
         record.get("Recipient"),
@@ -90,16 +104,10 @@ def _translate(kind: str, record: Mapping[str, Any]) -> TranslatedEvent:
         metadata.get("recipient") if isinstance(metadata, dict) else None,
     )
     user, taken = own_user_id(metadata)
+    once = _once(name, bounce, record, recipient)
     document = track(
         name,
-        # Two opens of a message differ in the time; two clicks at the same time, in the link.
-        message_id=event_id(
-            kind,
-            *(
-                text(record.get(field)) or ""
-                for field in ("MessageID", "ID", "Recipient", time_field, "OriginalLink")
-            ),
-        ),
+        message_id=event_id(*(once or _distinct(kind, record, time_field))),
         timestamp=iso_time(record.get(time_field)),
         user=user,
         properties=spread(
@@ -116,7 +124,32 @@ def _translate(kind: str, record: Mapping[str, Any]) -> TranslatedEvent:
             without=taken,
         ),
     )
-    return TranslatedEvent(document, recipient)
+    return TranslatedEvent(document, recipient, restated=once is not None)
+
+
+def _once(
+    name: str, bounce: str | None, record: Mapping[str, Any], recipient: Recipient | None
+) -> list[str] | None:
+    """Return what identifies an event that happens once to a message and its recipient.
+
+    A message bounces hard once and is marked as spam once, but two of Postmark's webhooks report
+    it. ``None`` for any other event, and for a message without an id.
+    """
+    message = text(record.get("MessageID"))
+    if message is None or message == _NO_MESSAGE or recipient is None:
+        return None
+    if name != "Email Marked as Spam" and (name != "Email Bounced" or bounce not in _HARD):
+        return None
+    return [name, message, identifier_value("email", recipient.value) or ""]
+
+
+def _distinct(kind: str, record: Mapping[str, Any], time_field: str) -> list[str]:
+    """Return what distinguishes an event from all others of its kind.
+
+    Two opens of a message differ in the time; two clicks at the same time, in the link.
+    """
+    fields = ("MessageID", "ID", "Recipient", time_field, "OriginalLink")
+    return [kind, *(text(record.get(field)) or "" for field in fields)]
 
 
 def _bounce_type(bounce: str | None) -> str | None:

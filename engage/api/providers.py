@@ -90,6 +90,10 @@ class TranslatedEvent:
     recipient: Recipient | None = None
     #: The index of its element in the delivery, for the dead letter if the event is refused.
     index: int = 0
+    #: Whether the service reports this event twice, in different words, under one message id. The
+    #: first report is stored, and the second is a duplicate. Otherwise an event that differs from
+    #: the stored one is kept as a conflict.
+    restated: bool = False
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -248,7 +248,10 @@ class Deliveries:
         accepted = duplicates = 0
         if documents:
             delivered = await self._pipeline.deliver(
-                destination.workspace_id, destination.name, documents
+                destination.workspace_id,
+                destination.name,
+                documents,
+                restated={index for index, event in enumerate(events) if event.restated},
             )
             accepted, duplicates = delivered.accepted, delivered.duplicates
             for refused in delivered.rejected:

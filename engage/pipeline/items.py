@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from engage.api import CONFLICT, EVENT_TYPES, DeadLetter, Event, Outcome, Status
@@ -120,9 +120,18 @@ class Items:
         return taken
 
     async def settle(
-        self, items: Sequence[Any], arrival: Arrival, taken: Taken, outcomes: Sequence[Outcome]
+        self,
+        items: Sequence[Any],
+        arrival: Arrival,
+        taken: Taken,
+        outcomes: Sequence[Outcome],
+        *,
+        restated: Collection[int] = (),
     ) -> None:
         """Add to ``taken`` what became of its events, and keep those that are conflicts.
+
+        :param restated: the indexes of events that are duplicates although they differ from what is
+            stored.
 
         :raises ApiError: 503, if a conflict of a delivery cannot be kept.
         """
@@ -135,7 +144,7 @@ class Items:
             problem = await self._conflicts.problem(event, outcome)
             if isinstance(problem, ApiError):
                 taken.refuse(index, items[index], problem)
-            elif problem is not None:
+            elif problem is not None and index not in restated:
                 conflicts.append((index, event.type, problem))
             else:
                 taken.duplicates += 1

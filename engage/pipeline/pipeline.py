@@ -9,7 +9,7 @@ everything in it is durable, including dead letters.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import orjson
@@ -220,6 +220,8 @@ class Pipeline:
         workspace_id: str,
         provider: str,
         documents: Sequence[Mapping[str, Any]],
+        *,
+        restated: Collection[int] = (),
     ) -> Delivered:
         """Store the events of a verified webhook delivery, in several writes if there are many.
 
@@ -227,6 +229,8 @@ class Pipeline:
         the provider, the limits are those for webhooks, and the clock is not corrected.
 
         :param documents: the events that ``translate`` returned, with ``type`` and ``messageId``.
+        :param restated: the indexes of events that are never conflicts: see
+            :attr:`engage.api.TranslatedEvent.restated`.
         :return: the outcome. The caller keeps the delivery if an event was rejected.
         :raises ApiError: 503 ``overloaded`` or ``shutting_down``.
         :raises StorageUnavailable: if not everything is durable. It is safe for the provider to
@@ -244,7 +248,8 @@ class Pipeline:
                 taken = await self._items.prepare_all(part, arrival)
                 written = self._ingest.submit(taken.events, key) if taken.events else None
             if written is not None:
-                await self._items.settle(part, arrival, taken, await written)
+                again = {index - start for index in restated}
+                await self._items.settle(part, arrival, taken, await written, restated=again)
             self._items.count(taken)
             accepted += taken.accepted
             duplicates += taken.duplicates

@@ -44,6 +44,12 @@ def translate(kind: str, metric: str, **data: Any) -> Translation:
         ("SMS", "sent", "SMS Sent"),
         ("webhook", "attempted", "Webhook Message Attempted"),
         ("customer", "subscribed", "Customer Subscribed"),
+        (
+            "customer",
+            "cio_subscription_preferences_changed",
+            "Customer Subscription Preferences Changed",
+        ),
+        ("email", "human_opened", "Email Human Opened"),
         ("carrier_pigeon", "got_lost", "Carrier Pigeon Got Lost"),
     ],
 )
