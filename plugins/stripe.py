@@ -1,16 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Stripe: customers become users, and everything else becomes a track event."""
+"""Stripe: customers become users, and everything else becomes a track event.
+
+Most objects contain only the customer's id. The trait ``stripeCustomerId`` says whose it is: every
+identify of a customer sets it.
+"""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from engage.api import (
     PayloadInvalid,
     ProviderContext,
     ProviderFactory,
+    Recipient,
     Register,
     SignatureMismatch,
     Signing,
@@ -40,6 +45,8 @@ from engage.webhooks import (
     user_id,
 )
 
+#: The trait with the id of the user's customer.
+CUSTOMER_TRAIT = "stripeCustomerId"
 #: Keys of an object's metadata that name the user.
 USER_KEYS = ("userId", "user_id")
 #: Events whose object is a customer's whole profile.
@@ -52,10 +59,15 @@ class Stripe(SecretProvider):
     """Deliveries to one webhook endpoint of a Stripe account."""
 
     setup = (
-        "Stripe > Developers > Webhooks > Add destination: paste the URL and choose the events.\n"
-        "Copy the endpoint's signing secret (whsec_...) into the option secret.\n"
-        "Set metadata.userId on customers, or their events belong to the customer's id."
+        "1. Stripe > Developers > Webhooks > Add destination: choose the events, among them\n"
+        "   customer.created and customer.updated, and enter the URL.\n"
+        "2. Copy the endpoint's signing secret (whsec_...) into the option secret.\n"
+        "3. Set metadata.userId on each customer, or identify your users with the trait\n"
+        "   stripeCustomerId. Otherwise an event belongs to the user with the customer's e-mail\n"
+        "   address or, if there is none, to a user with the customer's id (cus_...)."
     )
+
+    identifiers = (CUSTOMER_TRAIT,)
 
     signing = Signing(
         signature="stripe-signature",
@@ -104,20 +116,23 @@ class Stripe(SecretProvider):
             raise PayloadInvalid("type: required")
         found = at(payload, "data.object")
         thing: dict[str, Any] = found if isinstance(found, dict) else {}
-        user = _user(thing)
+        user, customer = _user(thing), _customer(thing)
         recipient = email_recipient(
             thing.get("customer_email"),
             thing.get("receipt_email"),
             thing.get("email"),
             at(thing, "customer_details.email"),
             at(thing, "billing_details.email"),
+            at(thing, "customer.email"),
         )
-        if user is None and recipient is None:
+        if user is None and customer is None and recipient is None:
             return Translation(ignored=1)
         created = payload.get("created")
         timestamp = unix_time(created) or iso_time(created)
-        identity = message_id(payload.get("id")) or event_id(name, str(created), str(user))
-        if user is not None and name in PROFILE_EVENTS and thing.get("object") == "customer":
+        identity = message_id(payload.get("id")) or event_id(
+            name, str(created), str(user or customer)
+        )
+        if customer is not None and name in PROFILE_EVENTS and thing.get("object") == "customer":
             document = _identify(thing, user, identity, timestamp, _envelope(payload))
         else:
             document = track(
@@ -127,18 +142,29 @@ class Stripe(SecretProvider):
                 user=user,
                 properties=_properties(thing, _envelope(payload)),
             )
-        return Translation(events=[TranslatedEvent(document, recipient)])
+        lookups = [] if customer is None else [Recipient(CUSTOMER_TRAIT, customer)]
+        event = TranslatedEvent(document, recipient, lookups=lookups, fallback=customer)
+        return Translation(events=[event])
 
 
 def _user(thing: Mapping[str, Any]) -> str | None:
-    """Return the id of the user whom an object belongs to."""
-    metadata = thing.get("metadata")
+    """Return the user id that was sent to Stripe with an object or what it belongs to."""
+    return user_id(*_candidates(thing))
+
+
+def _candidates(thing: Mapping[str, Any]) -> Iterator[object]:
+    yield from (at(thing, f"metadata.{key}") for key in USER_KEYS)
+    yield thing.get("client_reference_id")
+    # An invoice repeats the metadata of its subscription (before and since the API 2025-03-31). The
+    # customer has metadata if it is expanded.
+    for path in ("subscription_details", "parent.subscription_details", "customer"):
+        yield from (at(thing, f"{path}.metadata.{key}") for key in USER_KEYS)
+
+
+def _customer(thing: Mapping[str, Any]) -> str | None:
+    """Return the id of the customer whom an object is or belongs to."""
     customer = thing.get("id" if thing.get("object") == "customer" else "customer")
-    return user_id(
-        *(at(metadata, key) for key in USER_KEYS),
-        thing.get("client_reference_id"),
-        customer.get("id") if isinstance(customer, dict) else customer,
-    )
+    return user_id(customer.get("id") if isinstance(customer, dict) else customer)
 
 
 def _envelope(payload: Mapping[str, Any]) -> dict[str, Any]:
@@ -153,7 +179,7 @@ def _envelope(payload: Mapping[str, Any]) -> dict[str, Any]:
 
 def _identify(
     customer: Mapping[str, Any],
-    user: str,
+    user: str | None,
     identity: str,
     timestamp: str | None,
     envelope: Mapping[str, Any],
@@ -162,13 +188,14 @@ def _identify(
     traits = {
         key: value for key, value in customer.items() if key not in ("id", "object", "metadata")
     }
-    traits["stripeCustomerId"] = customer.get("id")
+    traits[CUSTOMER_TRAIT] = customer.get("id")
     document: dict[str, Any] = {
         "type": "identify",
         "messageId": identity,
-        "userId": user,
         "traits": spread(traits, customer.get("metadata"), "metadata", without=USER_KEYS),
     }
+    if user is not None:
+        document["userId"] = user
     if timestamp is not None:
         document["timestamp"] = timestamp
     if envelope:

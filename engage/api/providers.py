@@ -70,11 +70,12 @@ class Fetch:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Recipient:
-    """The recipient of a message, for events for which the provider gives no user id."""
+    """A trait that finds the user, for events for which the provider gives no user id."""
 
-    #: The trait by which the user is looked up.
-    trait: Literal["email", "phone"]
-    #: The address or number, in any spelling; the core applies :func:`identifier_value`.
+    #: The trait by which the user is looked up: ``email``, ``phone``, or one of
+    #: :attr:`Provider.identifiers`.
+    trait: str
+    #: The address, number or id, in any spelling; the core applies :func:`identifier_value`.
     value: str
 
 
@@ -86,7 +87,8 @@ class TranslatedEvent:
     #: (RFC 3339; it is not corrected), ``properties``, ``traits``, ``context`` …
     #: ``messageId`` must be the same when the same event is delivered again.
     document: dict[str, Any]
-    #: Finds the user if the document has neither ``userId`` nor ``anonymousId``.
+    #: Finds the user if the document has neither ``userId`` nor ``anonymousId``. If there is no
+    #: such user, the address becomes the anonymous id.
     recipient: Recipient | None = None
     #: The index of its element in the delivery, for the dead letter if the event is refused.
     index: int = 0
@@ -94,6 +96,11 @@ class TranslatedEvent:
     #: first report is stored, and the second is a duplicate. Otherwise an event that differs from
     #: the stored one is kept as a conflict.
     restated: bool = False
+    #: Looked up before ``recipient``, in this order; the first that finds a user counts.
+    lookups: Sequence[Recipient] = ()
+    #: The user id if nothing finds another user, instead of an anonymous id. A user who has just
+    #: this id is not looked up: events move on to the real user as soon as one is known.
+    fallback: str | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -185,6 +192,10 @@ class Provider(abc.ABC):
     setup: str = ""
     #: Regular expressions; the core fetches only from hosts that one of them matches as a whole.
     hosts: Sequence[str] = ()
+    #: Traits, besides ``email`` and ``phone``, by which the provider's events find their users.
+    #: Each workspace that enables the provider declares them as identifiers. The core reads them
+    #: from what is registered, so a factory that is not the class needs this attribute itself.
+    identifiers: Sequence[str] = ()
     #: The largest body of the service's deliveries in bytes, compressed and decompressed; ``None``:
     #: ``limits.webhook_body_bytes``, which a larger value does not exceed. A body costs time and
     #: memory before it is verified, so set it if the service's deliveries are small.

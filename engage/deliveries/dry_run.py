@@ -18,7 +18,7 @@ from engage.config import Config
 from engage.deliveries import provider_calls
 from engage.deliveries.delivery import Delivery, Destination, body_limit, named_workspaces
 from engage.deliveries.fetcher import Fetcher
-from engage.deliveries.recipients import with_anonymous_id
+from engage.deliveries.recipients import without_lookup
 from engage.errors import ApiError, Problem, from_problems, located
 from engage.pipeline.decode import check_encoding
 from engage.pipeline.normalise import Arrival, normalise
@@ -153,7 +153,7 @@ async def rehearse(
     documents = []
     for event in translation.events:
         try:
-            documents.append(_stored(with_anonymous_id(event), arrival, schemas))
+            documents.append(_stored(without_lookup(event), arrival, schemas))
         except ApiError as error:
             problems += located(error, f"/{event.index}")
     return Rehearsal(documents=documents, ignored=translation.ignored, problems=problems)

@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Finds the user of an event for which a webhook provider gives only the recipient.
 
-It is the user with that e-mail address or phone number. If several users have it, it is the one
+It is the user with that e-mail address or phone number, or with another trait that the provider
+looks users up by (:attr:`engage.api.Provider.identifiers`). If several users have it, it is the one
 with the oldest claim (see :meth:`ProfileStore.find_users`): a user that somebody else makes with
 the address of a person does not take deliveries away from that person. If no user has it, the
-address itself becomes the anonymous id. Nothing is cached: a user may be identified a moment
-later, by another process, and the next delivery belongs to that user.
+address itself becomes the anonymous id, or the provider names the user id.
+
+Nothing is cached: a user may be identified a moment later, by another process, and the next
+delivery belongs to that user.
 """
 
 from __future__ import annotations
@@ -21,12 +24,12 @@ from engage.api import (
 )
 from engage.storage.time_limit import within
 
-__all__ = ["Recipients", "with_anonymous_id"]
+__all__ = ["Recipients", "without_lookup"]
 
 #: Maximum number of addresses in one storage call.
 LOOKUP: Final = 1000
 
-#: Trait (``email``, ``phone``) and the value in the form by which users are looked up.
+#: Trait, such as ``email``, and the value in the form by which users are looked up.
 Key = tuple[str, str]
 
 
@@ -51,44 +54,51 @@ class Recipients:
         :return: the documents, in the order of the events; the events are not changed.
         :raises StorageUnavailable: if the users could not be looked up.
         """
-        keys = [_key(event) for event in events]
-        users = await self._users(workspace_id, {key for key in keys if key is not None})
-        return [_identified(event, key, users) for event, key in zip(events, keys, strict=True)]
+        keys = [_keys(event) for event in events]
+        users = await self._users(workspace_id, {key for several in keys for key in several})
+        return [_identified(event, own, users) for event, own in zip(events, keys, strict=True)]
 
-    async def _users(self, workspace_id: str, keys: Collection[Key]) -> Mapping[Key, str]:
-        users: dict[Key, str] = {}
+    async def _users(self, workspace_id: str, keys: Collection[Key]) -> Mapping[Key, Sequence[str]]:
+        """Return the users of each key: the one with the oldest claim is first."""
+        users: dict[Key, Sequence[str]] = {}
         if self._store is None:
             return users
-        for trait in ("email", "phone"):
+        for trait in sorted({trait for trait, _ in keys}):
             values = sorted(value for key, value in keys if key == trait)
             for start in range(0, len(values), LOOKUP):
                 part = values[start : start + LOOKUP]
                 async with within(self._timeout):
                     found = await self._store.find_users(workspace_id, trait, part)
-                users.update(((trait, value), ids[0]) for value, ids in found.items())
+                users.update(((trait, value), ids) for value, ids in found.items())
         return users
 
 
-def with_anonymous_id(event: TranslatedEvent) -> dict[str, Any]:
-    """Return the document of an event, with the recipient's address as anonymous id if it has
-    neither user id nor anonymous id."""
-    return _identified(event, _key(event), {})
+def without_lookup(event: TranslatedEvent) -> dict[str, Any]:
+    """Return the document of an event as if nothing that it is looked up by found a user."""
+    return _identified(event, _keys(event), {})
 
 
 def _identified(
-    event: TranslatedEvent, key: Key | None, users: Mapping[Key, str]
+    event: TranslatedEvent, keys: Sequence[Key], users: Mapping[Key, Sequence[str]]
 ) -> dict[str, Any]:
-    if key is None:
+    if not keys and event.fallback is None:
         return event.document
-    user = users.get(key)
-    field, value = ("userId", user) if user else ("anonymousId", ":".join(key))
-    return {**event.document, field: value}
+    if event.document.get("userId") or event.document.get("anonymousId"):
+        return event.document
+    for key in keys:
+        for user in users.get(key, ()):
+            if user != event.fallback:
+                return {**event.document, "userId": user}
+    if event.fallback is not None:
+        return {**event.document, "userId": event.fallback}
+    return {**event.document, "anonymousId": ":".join(keys[-1])}
 
 
-def _key(event: TranslatedEvent) -> Key | None:
+def _keys(event: TranslatedEvent) -> list[Key]:
+    """Return what an event is looked up by; empty if it has an id."""
     document = event.document
-    if event.recipient is None or document.get("userId") or document.get("anonymousId"):
-        return None
-    trait = event.recipient.trait
-    value = identifier_value(trait, event.recipient.value)
-    return None if value is None else (trait, value)
+    if document.get("userId") or document.get("anonymousId"):
+        return []
+    recipients = [*event.lookups, *([event.recipient] if event.recipient is not None else [])]
+    values = ((one.trait, identifier_value(one.trait, one.value)) for one in recipients)
+    return [(trait, value) for trait, value in values if value is not None]

@@ -105,7 +105,14 @@ class Registry:
                 # declares. A profile is indexed when it is written, which may be before a provider
                 # is enabled, so both are always indexed.
                 workspace.id: tuple(
-                    dict.fromkeys((*workspace.subscription_identifiers, "email", "phone"))
+                    dict.fromkeys(
+                        (
+                            *workspace.subscription_identifiers,
+                            "email",
+                            "phone",
+                            *self._identifiers(workspace.webhooks),
+                        )
+                    )
                 )
                 for workspace in config.workspaces
             },
@@ -190,6 +197,13 @@ class Registry:
                 f'plugin "{registered.plugin}" (distribution {registered.distribution}): cannot'
                 f" make the {use.kind} {use.name!r}: {message}"
             ) from error
+
+    def _identifiers(self, providers: Iterable[str]) -> Iterator[str]:
+        """Yield the traits by which the events of these providers find their users."""
+        for name in providers:
+            registered = self.webhooks.get(name)
+            if registered is not None:
+                yield from getattr(registered.factory, "identifiers", ())
 
     def _problems(self, config: Config, use: _Use) -> Iterator[str]:
         table = self.tables[use.kind]

@@ -105,6 +105,26 @@ def test_the_storage_is_made_from_the_config(config: Any, tmp_path: Path) -> Non
     assert (context.events_days, context.dead_letters_days) == (9, 10)
 
 
+class Shop:
+    """A provider that finds users by two traits."""
+
+    identifiers = ("shopId", "email")
+
+
+def test_a_workspace_declares_the_identifiers_of_its_providers(config: Any) -> None:
+    """A trait by which a provider finds users is indexed in the workspaces that enable it."""
+    text = '[storage]\nbackend = "whole"\n'
+    installed = registry(storage={"whole": Whole}, webhook={"shop": Shop, "other": object})
+    for webhooks, expected in (
+        ("", ()),
+        ("[workspaces.webhooks.other]\n", ()),
+        ("[workspaces.webhooks.shop]\n", ("shopId",)),
+    ):
+        made = installed.make_storage(config(text, webhooks))
+        assert isinstance(made, Whole)
+        assert made.context.identifiers == {"acme": ("email", "phone", *expected)}
+
+
 @pytest.mark.parametrize(
     ("backend", "said"),
     [

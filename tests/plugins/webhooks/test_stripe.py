@@ -5,12 +5,16 @@ from __future__ import annotations
 
 import hmac
 import json
+import time
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from engage.api import PayloadInvalid, SignatureMismatch, Translation
+from support.provider_http import deliver
 from support.providers import NOW, make, recipient_of, request
+from support.server_inprocess import Serving, serving
 
 SECRET = {"secret": "whsec_x"}
 
@@ -27,20 +31,107 @@ def translate(kind: str | None, thing: dict[str, Any], **fields: Any) -> Transla
     return make("stripe", SECRET).translate(request(json.dumps(payload)))
 
 
+NAMED = {"userId": "u"}
+
+
 @pytest.mark.parametrize(
     ("thing", "user"),
     [
-        ({"metadata": {"userId": "u"}, "client_reference_id": "r", "customer": "c"}, "u"),
+        ({"metadata": NAMED, "client_reference_id": "r", "customer": "c"}, "u"),
         ({"metadata": {"user_id": 7}, "customer": "c"}, "7"),
         ({"metadata": {}, "client_reference_id": "r", "customer": "c"}, "r"),
-        ({"customer": "c"}, "c"),
-        ({"customer": {"id": "c", "object": "customer"}}, "c"),
-        ({"object": "customer", "id": "c"}, "c"),
+        ({"subscription_details": {"metadata": NAMED}, "customer": "c"}, "u"),
+        ({"parent": {"subscription_details": {"metadata": NAMED}}, "customer": "c"}, "u"),
+        ({"customer": {"id": "c", "object": "customer", "metadata": NAMED}}, "u"),
+        ({"customer": {"id": "c", "metadata": NAMED}, "metadata": {"userId": "own"}}, "own"),
     ],
 )
-def test_an_event_belongs_to_a_user(thing: dict[str, Any], user: str | None) -> None:
+def test_an_event_belongs_to_the_user_that_was_sent_to_stripe(
+    thing: dict[str, Any], user: str
+) -> None:
     [event] = translate("x.y", thing).events
     assert event.document["userId"] == user
+
+
+@pytest.mark.parametrize(
+    ("thing", "email"),
+    [
+        ({"customer": "c"}, None),
+        (
+            {"customer": {"id": "c", "object": "customer", "metadata": {}, "email": "a@b.c"}},
+            "a@b.c",
+        ),
+        ({"object": "customer", "id": "c", "email": "a@b.c"}, "a@b.c"),
+        ({"object": "invoice", "customer": "c", "customer_email": "a@b.c"}, "a@b.c"),
+    ],
+)
+def test_without_a_user_the_customer_decides(thing: dict[str, Any], email: str | None) -> None:
+    """The trait ``stripeCustomerId`` finds the user, else the address, else it is the customer."""
+    for kind in ("x.y", "customer.updated"):
+        [event] = translate(kind, thing).events
+        assert "userId" not in event.document
+        assert [(one.trait, one.value) for one in event.lookups] == [("stripeCustomerId", "c")]
+        assert (event.recipient.value if event.recipient else None) == email
+        assert event.fallback == "c"
+
+
+# ---- on a server
+STRIPE = '[workspaces.webhooks.stripe]\nsecret = "whsec_x"\n'
+
+
+async def send(server: Serving, kind: str, id: str, thing: dict[str, Any]) -> None:
+    payload = {"id": id, "created": 1492774577, "type": kind, "data": {"object": thing}}
+    body, now = json.dumps(payload), str(int(time.time()))
+    signature = hmac.new(b"whsec_x", f"{now}.{body}".encode(), "sha256").hexdigest()
+    headers = {"Stripe-Signature": f"t={now},v1={signature}"}
+    url = "https://events.example.com/api/public/webhooks/stripe"
+    assert (await deliver(server, request(body, headers, url=url))).status == 200
+
+
+async def owners(server: Serving) -> list[str]:
+    """Return whom the stored events of Stripe belong to."""
+    documents = [event.document() for event in await server.events() if event.origin == "stripe"]
+    return [document["userId"] for document in documents]
+
+
+CUSTOMER = {"object": "customer", "id": "cus_1", "email": "ann@example.com"}
+INVOICE = {"object": "invoice", "id": "in_1", "customer": "cus_1"}
+
+
+async def test_a_customer_and_its_user_are_one_person(tmp_path: Path) -> None:
+    """Invoices, charges and subscriptions of a customer with ``metadata.userId`` are the user's."""
+    async with serving(tmp_path, workspace=STRIPE) as server:
+        await send(server, "customer.created", "e1", {**CUSTOMER, "metadata": {"userId": "u1"}})
+        await send(server, "invoice.paid", "e2", INVOICE)
+        await send(server, "charge.succeeded", "e3", {"object": "charge", "customer": "cus_1"})
+        await send(server, "customer.updated", "e4", {**CUSTOMER, "metadata": {}})
+        assert await owners(server) == ["u1"] * 4
+
+
+async def test_a_trait_of_the_api_links_a_user_to_a_customer(tmp_path: Path) -> None:
+    async with serving(tmp_path, workspace=STRIPE) as server:
+        for user, traits in (
+            ("u1", {"stripeCustomerId": "cus_1"}),
+            ("u2", {"email": "ann@example.com"}),
+        ):
+            answer = await server.send("/v1/identify", {"userId": user, "traits": traits})
+            assert answer.status == 200
+        paid = {**INVOICE, "customer_email": "ann@example.com"}
+        await send(server, "invoice.paid", "e1", paid)
+        await send(server, "invoice.paid", "e2", {**paid, "customer": "cus_2"})
+        await send(server, "invoice.paid", "e3", {**INVOICE, "customer": "cus_2"})
+        assert await owners(server) == ["u1", "u2", "cus_2"]
+
+
+async def test_events_move_to_the_user_as_soon_as_one_is_known(tmp_path: Path) -> None:
+    """A user that was made of a customer does not keep the customer's events."""
+    async with serving(tmp_path, workspace=STRIPE) as server:
+        await send(server, "customer.created", "e1", CUSTOMER)
+        await send(server, "invoice.paid", "e2", INVOICE)
+        await server.send("/v1/identify", {"userId": "u1", "traits": {"email": CUSTOMER["email"]}})
+        await send(server, "customer.updated", "e3", {**CUSTOMER, "name": "Ann"})
+        await send(server, "invoice.paid", "e4", INVOICE)
+        assert await owners(server) == ["cus_1", "cus_1", "u1", "u1"]
 
 
 @pytest.mark.parametrize(
