@@ -101,7 +101,7 @@ class Metrics:
         """Count what was dropped to stay within a limit.
 
         :param what: ``dead_letter``, ``conflict``, ``observer_batch``, ``profile_change``,
-            ``connection`` …
+            ``connection``, ``accept`` (no file descriptor was left) …
         """
 
     def dead_letter_budget(self, budget: str, used: float) -> None:

@@ -44,6 +44,9 @@ class ServerConfig:
     workers: int = 1
     #: The server's URL as providers sign it, without a slash at the end; ``None``: not set.
     public_url: str | None = None
+    #: Maximum time for the head of a request to arrive completely, and for a new connection to
+    #: send the first byte.
+    head_timeout: float = 10.0
     #: Maximum time for a request to arrive completely.
     request_timeout: float = 30.0
     #: A connection without a request is closed after this time.
@@ -88,6 +91,8 @@ class Limits:
     json_depth: int = 64
     json_values: int = 250_000
     header_bytes: int = 64 * _KIB
+    #: Read ahead of the request that is being handled, per connection.
+    pipelined_bytes: int = 64 * _KIB
     #: Events and the traits they set, waiting to be written, per worker.
     queue_events: int = 20_000
     queue_bytes: int = 64 * _MIB
@@ -95,7 +100,7 @@ class Limits:
     queue_percent_per_key: int = 50
     #: Seconds that a request waits for room in the queue.
     queue_wait: float = 3.0
-    #: Bodies held in memory, per worker.
+    #: Held in memory for requests without an answer, per worker.
     inflight_bytes: int = 256 * _MIB
     user_traits: int = 500
     user_trait_bytes: int = 256 * _KIB

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, cast
 
 from tornado.web import stream_request_body
 
-from engage.errors import ApiError, Limit, body_too_large, overloaded
+from engage.errors import ApiError, Limit, body_too_large
 from engage.handlers.base import Handler, Route
 from engage.http1 import early_errors
 from engage.http1.exchange import Exchange, Failure
@@ -158,5 +158,5 @@ class IngestionHandler(Handler):
         if failure is Failure.TOO_LARGE:
             return body_too_large(self.body_limit)
         if failure is Failure.OVERLOADED:
-            return overloaded("too much data is being received; send the same request again later")
+            return early_errors.too_many_bytes()
         return ApiError("invalid_request", "the body ended before its declared length")

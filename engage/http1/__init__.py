@@ -2,11 +2,13 @@
 """HTTP/1.1: from a listening socket to a request, and from an answer to bytes.
 
 ====================  ==============================================================
-``sockets.py``        opens the listening socket
+``sockets.py``        opens the listening socket, counts file descriptors
 ``listener.py``       all connections of a process: accept, limit, drain
 ``connection.py``     one connection: reads requests, enforces time and size limits
+``occupant.py``       what a connection holds in memory, without HTTP
+``capacity.py``       all connections and bytes of a process, and which one is given up
 ``exchange.py``       one request and its answer, as Tornado sees them
-``shared.py``         what all connections share: bounds, bytes in memory, the date
+``shared.py``         what all connections share: bounds, capacity, the date
 ``body.py``           takes a body out of the input, by length or chunks
 ``chunked.py``        decodes a chunked body
 ``head.py``           parses the head of a request

@@ -61,8 +61,8 @@ class Body:
         return body
 
     def held(self, buffer: bytearray) -> int:
-        """Return how many bytes of an incomplete body are in memory."""
-        return len(buffer) if self._chunks is None else len(self._decoded)
+        """Return how many bytes of an incomplete body are in memory, its framing included."""
+        return len(buffer) + len(self._decoded)
 
     def discard(self, buffer: bytearray) -> bool:
         """Remove what has arrived of the body from the front of the buffer.
@@ -79,6 +79,8 @@ class Body:
         self._decoded.clear()
         return self.complete
 
-    def forget(self) -> None:
-        """Free the memory of what has been decoded."""
+    def forget(self, buffer: bytearray) -> None:
+        """Free the memory of what has arrived of a body that will not be taken."""
         self._decoded.clear()
+        if self._chunks is None:
+            self.discard(buffer)

@@ -7,8 +7,9 @@ small request, is replaced. A :class:`Connection` cuts heads and bodies out of w
 :class:`engage.http1.exchange.Exchange`, the ``HTTPConnection`` that Tornado writes to.
 
 Requests of one connection are handled one after the other; pipelined requests wait unread.
-Everything is limited before it is parsed: heads in bytes and number, bodies in bytes and in memory
-(:class:`engage.http1.shared.Bounds`), each state in time. A request that is refused before its body
+Everything is limited before it is parsed: heads in bytes and number, bodies in bytes, each state in
+time (:class:`engage.http1.shared.Bounds`), and in memory all that a connection holds
+(:class:`engage.http1.capacity.Capacity`). A request that is refused before its body
 has arrived is answered at once, and the body is read and discarded, so that the client gets the
 answer instead of a reset. What is not HTTP gets a bare 400, and the connection is closed.
 
@@ -20,8 +21,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, cast
 
 from tornado import httputil
@@ -40,6 +39,7 @@ from engage.http1.head import (
     check_beginning,
     peek,
 )
+from engage.http1.occupant import Occupant
 
 if TYPE_CHECKING:
     from engage.errors import ApiError
@@ -54,8 +54,6 @@ DISCARD_BYTES: Final = 20 * 1024 * 1024
 DISCARD_SECONDS: Final = 5.0
 #: For a handler that does not limit its time itself.
 HANDLER_SECONDS: Final = 120.0
-#: How much is read ahead of the request that is being handled.
-_AHEAD_BYTES: Final = 65536
 
 # What is read next.
 _HEAD = 0  #: a request's head, or nothing yet
@@ -66,77 +64,63 @@ _LINGER = 4  #: anything, until the client has the last answer
 _CLOSED = 5
 
 
-class Connection(asyncio.Protocol):
-    """One client's connection, from accept to close.
-
-    :param admit: called with a new connection; returns whether there is room for it.
-    :param forget: called with a connection that is gone.
-    """
+class Connection(Occupant):
+    """One client's connection, from accept to close."""
 
     #: Tornado looks for it in a connection's context.
     protocol = "http"
 
-    def __init__(
-        self,
-        shared: SharedState,
-        *,
-        admit: Callable[[Connection], bool],
-        forget: Callable[[Connection], None],
-    ) -> None:
+    def __init__(self, shared: SharedState) -> None:
+        super().__init__(shared.capacity)
         self.remote_ip: str | None = None
-        #: When :meth:`expired` is to be called; by the event loop's clock.
-        self.deadline = math.inf
         self._shared = shared
-        self._admit = admit
-        self._forget = forget
-        self._loop = asyncio.get_running_loop()
-        self._transport: asyncio.Transport = cast("asyncio.Transport", None)
         self._state = _HEAD
-        self._buffer = bytearray()
         #: How much of the buffer has no end of a head in it.
         self._searched = 0
+        #: When the head began to arrive.
+        self._began = 0.0
         self._exchange: Exchange | None = None
         self._delegate: httputil.HTTPMessageDelegate | None = None
-        self._body = Body(0, chunked=False)
-        #: Bytes of this request's body that count against ``limits.inflight_bytes``.
-        self._held = 0
         self._discarded = 0
-        self._crowded = False
+        #: Whether what the client sends after the current request is discarded.
+        self._overrun = False
         self._half_closed = False
         self._paused = False
-        self._slow_reader = False
 
     # ------------------------------------------------------------------- called by the event loop
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
         peer = transport.get_extra_info("peername")
         self.remote_ip = peer[0] if isinstance(peer, tuple) else None
-        self.deadline = self._loop.time() + self._shared.bounds.idle_timeout
-        if not self._admit(self):
-            self._crowded = True
-            self.deadline = self._loop.time() + DISCARD_SECONDS
+        bounds = self._shared.bounds
+        self.progress_at = self._loop.time()
+        self.deadline = self.progress_at + min(bounds.head_timeout, bounds.idle_timeout)
+        self._capacity.admit(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Forget the connection. A handler that has its request continues."""
         unread = self._state == _BODY
         delegate = self._delegate
         self._state = _CLOSED
-        self._buffer.clear()
-        self._hold(0)
-        self._forget(self)
+        self._slow_reader = False
+        self._release()
+        self._capacity.forget(self)
         if unread and delegate is not None:
             delegate.on_connection_close()
         self._delegate = None
 
     def data_received(self, data: bytes) -> None:
         state = self._state
-        if state == _LINGER:
+        if state == _LINGER or self._overrun:
             self._discard(len(data))
+            return
+        if state == _CLOSED:
             return
         self._buffer += data
         if state == _BUSY:
+            self._hold()
             self._pace()
-        elif state != _CLOSED:
+        else:
             self._advance()
 
     def eof_received(self) -> bool:
@@ -151,20 +135,30 @@ class Connection(asyncio.Protocol):
         return self._state == _BUSY
 
     def pause_writing(self) -> None:
-        """Note that the client does not read its answers."""
+        """Note that the client does not read its answers. They count as held until it does."""
         self._slow_reader = True
+        self.progress_at = self._loop.time()
 
     def resume_writing(self) -> None:
         """Continue: the client has read its answers."""
         self._slow_reader = False
+        self._hold()
         if self._state == _HEAD:
             self._loop.call_soon(self._advance)
 
-    # --------------------------------------------------------------------- called by the listener
+    # -------------------------------------------------------- called by the listener, the capacity
     @property
     def idle(self) -> bool:
         """Whether no request has begun to arrive and no answer is due."""
-        return self._state == _HEAD and not self._buffer and not self._crowded
+        return self._state == _HEAD and not self._buffer
+
+    @property
+    def stalls(self) -> bool:
+        if self._state == _HEAD:
+            return self._slow_reader or bool(self._buffer)
+        if self._state == _BODY:
+            return self._exchange is None or not self._exchange.unread
+        return self._slow_reader and self._state != _BUSY
 
     @property
     def serving(self) -> bool:
@@ -175,13 +169,38 @@ class Connection(asyncio.Protocol):
         """Close once everything written is sent."""
         if self._state != _CLOSED:
             self._state = _CLOSED
+            self._release()
+            self._expend()
             self._last_deadline()
             self._transport.close()
 
     def abort(self) -> None:
         """Close at once."""
         self._state = _CLOSED
+        self._slow_reader = False
+        self._release()
+        self._capacity.leave(self)
         self._transport.abort()
+
+    def give_up(self) -> None:
+        if self._state == _BODY:
+            self._fail(Failure.OVERLOADED)
+        elif self._state == _BUSY:
+            # The request goes on. What follows it is discarded, and its answer is the last one.
+            if not self._overrun:
+                self._overrun = True
+                self._discard(len(self._buffer))
+                self._buffer.clear()
+                self._hold()
+        elif self._state == _HEAD and not self._slow_reader:
+            if self._buffer:
+                capacity = self._capacity
+                full = capacity.held > capacity.limit
+                self._refuse(early_errors.too_many_bytes() if full else early_errors.crowded())
+            self.close()
+            self._capacity.leave(self)
+        else:
+            self.abort()
 
     def expired(self) -> None:
         """End what the connection was doing: its deadline is over."""
@@ -189,7 +208,7 @@ class Connection(asyncio.Protocol):
             self.deadline = self._loop.time() + DISCARD_SECONDS
             self._fail(Failure.TIMEOUT)
         elif self._state == _HEAD and self._buffer and not self._slow_reader:
-            self._refuse(early_errors.request_timeout(self._shared.bounds.request_timeout))
+            self._refuse(early_errors.slow_head(self._shared.bounds))
         elif self._state in (_HEAD, _REST, _LINGER) and not self._slow_reader:
             self.close()
         else:
@@ -203,18 +222,14 @@ class Connection(asyncio.Protocol):
     def _advance(self) -> None:
         """Process the buffer as far as possible."""
         try:
-            while True:
+            more = True
+            while more:
                 if self._state == _HEAD:
-                    if self._slow_reader or not self._read_head():
-                        break
+                    more = self._read_head()
                 elif self._state == _BODY:
-                    if not self._read_body():
-                        break
-                elif self._state == _REST:
-                    if not self._read_rest():
-                        break
+                    more = self._read_body()
                 else:
-                    break
+                    more = self._state == _REST and self._read_rest()
             self._pace()
         except (BadRequestError, BadChunkError, httputil.HTTPInputError):
             if self._state == _REST:
@@ -226,19 +241,29 @@ class Connection(asyncio.Protocol):
                 delegate.on_connection_close()
 
     def _pace(self) -> None:
-        """Pause reading while enough has been read ahead."""
-        exchange = self._exchange
-        unread = self._state == _BODY and exchange is not None and exchange.unread
-        if self._state == _BUSY or unread:
-            if len(self._buffer) > _AHEAD_BYTES and not self._paused:
-                self._paused = True
+        """Pause or resume reading. No other method decides that.
+
+        Reading is paused while more than ``limits.pipelined_bytes`` wait behind a request that is
+        being handled, behind answers that the client does not read, or in a body that the handler
+        leaves unread.
+        """
+        if self._state == _BODY:
+            behind = self._exchange is not None and self._exchange.unread
+        else:
+            behind = self._state == _BUSY or (self._state == _HEAD and self._slow_reader)
+        pause = behind and len(self._buffer) > self._shared.bounds.pipelined_bytes
+        if pause is not self._paused and self._state != _CLOSED:
+            self._paused = pause
+            if pause:
                 self._transport.pause_reading()
-        elif self._paused and self._state != _CLOSED:
-            self._paused = False
-            self._transport.resume_reading()
+            else:
+                self._transport.resume_reading()
 
     def _read_head(self) -> bool:
         buffer = self._buffer
+        if self._slow_reader:  # It waits until the answers before are read.
+            self._hold()
+            return False
         while buffer.startswith(b"\r\n"):  # Some clients send an empty line after a body.
             del buffer[:2]
         if not buffer:
@@ -250,10 +275,8 @@ class Connection(asyncio.Protocol):
         if not self._searched:
             if buffer[0] <= 0x20:
                 raise BadRequestError
-            self.deadline = self._loop.time() + bounds.request_timeout
-            if self._crowded:
-                self._refuse(early_errors.crowded())
-                return False
+            self._began = self._loop.time()
+            self.deadline = self._began + min(bounds.head_timeout, bounds.request_timeout)
         end = buffer.find(b"\r\n\r\n", max(0, self._searched - 3)) + 4
         if end > bounds.header_bytes or (end < 4 and len(buffer) > bounds.header_bytes):
             self._refuse(early_errors.headers_too_large(bounds.header_bytes))
@@ -263,6 +286,8 @@ class Connection(asyncio.Protocol):
             self._searched = len(buffer)
             if self._half_closed:
                 raise BadRequestError
+            self._expend()
+            self._hold()
             return False
         self._searched = 0
         raw = bytes(buffer[:end])
@@ -280,7 +305,12 @@ class Connection(asyncio.Protocol):
         except TooManyArgumentsError:
             self._refuse(early_errors.too_many_arguments(MAX_ARGUMENTS), raw)
             return
-        self._body = Body(head.length, chunked=head.chunked)
+        if self._expendable:
+            self._expendable = False
+            if not self._capacity.take_seat(self):
+                self._refuse(early_errors.crowded(), raw)
+                return
+        self._begin_body(Body(head.length, chunked=head.chunked), len(raw))
         exchange = Exchange(
             self, self._shared, head.version, head.method, keep_alive=head.keep_alive
         )
@@ -312,6 +342,8 @@ class Connection(asyncio.Protocol):
             self._discard_body()
             return False
         if exchange.unread:
+            self.deadline = self._began + self._shared.bounds.request_timeout
+            self._hold()
             return False
         if buffer:
             exchange.expects_continue = False
@@ -321,11 +353,14 @@ class Connection(asyncio.Protocol):
             self._fail(Failure.TOO_LARGE)
             return False
         if body is None:
-            if self._hold(self._body.held(buffer)) and self._half_closed:
+            self.deadline = self._began + self._shared.bounds.request_timeout
+            self._note_progress()
+            if self._hold() and self._half_closed:
                 self._fail(Failure.TRUNCATED)
             return False
+        self._taken += len(body)
         # What follows is held, too, while the handler works.
-        if not self._hold(len(body) + len(buffer)):
+        if not self._hold():
             return False
         self._state = _BUSY
         self.deadline = self._loop.time() + HANDLER_SECONDS
@@ -359,19 +394,6 @@ class Connection(asyncio.Protocol):
         if self._discarded > DISCARD_BYTES:
             self.close()
 
-    def _hold(self, count: int) -> bool:
-        """Count ``count`` bytes of this request as held in memory.
-
-        :return: false if that is too much for this process; the request has then failed.
-        """
-        shared = self._shared
-        shared.inflight += count - self._held
-        self._held = count
-        if count and shared.inflight > shared.bounds.inflight_bytes:
-            self._fail(Failure.OVERLOADED)
-            return False
-        return True
-
     # ---------------------------------------------------------------------------------- answering
     def _fail(self, failure: Failure) -> None:
         """Let the handler answer why the body will not be complete."""
@@ -379,13 +401,14 @@ class Connection(asyncio.Protocol):
         if exchange is None or delegate is None or exchange.failure:
             return
         exchange.failure = failure
-        self._hold(0)
-        self._body.forget()
+        self._body.forget(self._buffer)
+        self._taken = 0
+        self._hold()
         delegate.on_connection_close()
 
     def is_last(self, exchange: Exchange) -> bool:
         if self._state != _BODY:
-            return self._half_closed and not self._buffer
+            return self._overrun or (self._half_closed and not self._buffer)
         # The rest of the body cannot be skipped if it is too long, never comes, or (``Expect``) may
         # or may not be sent.
         return (
@@ -400,21 +423,24 @@ class Connection(asyncio.Protocol):
 
     def read_on(self, exchange: Exchange) -> None:
         if exchange is self._exchange and self._state == _BODY:
+            self.progress_at = self._loop.time()
             self._advance()
 
     def answered(self, exchange: Exchange) -> None:
         if exchange is not self._exchange or self._state not in (_BODY, _BUSY):
             return
-        self._hold(0)
+        self._taken = 0
+        self._hold()
         self._delegate = None
         if self._state == _BODY:
             if self.is_last(exchange):
                 self._linger()
                 return
             self._state = _REST
+            self._expend()
             self.deadline = self._loop.time() + DISCARD_SECONDS
-        elif exchange.closes:
-            if self._buffer:
+        elif exchange.closes or self._overrun:
+            if self._buffer or self._overrun:
                 self._linger()
             else:
                 self.close()
@@ -457,13 +483,12 @@ class Connection(asyncio.Protocol):
     def _linger(self) -> None:
         """Close for writing, and read for a while: closing with unread input would be a reset,
         which may destroy the answer before the client reads it."""
-        self._hold(0)
-        self._buffer.clear()
-        self._body.forget()
+        self._release()
         if self._half_closed:
             self.close()
             return
         self._state = _LINGER
+        self._expend()
         self._pace()
         self._last_deadline()
         if self._transport.can_write_eof():

@@ -6,9 +6,12 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping
 from http import HTTPStatus
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from engage.errors import ApiError, error_body, overloaded
+
+if TYPE_CHECKING:
+    from engage.http1.shared import Bounds
 
 __all__ = [
     "BARE_400",
@@ -17,7 +20,9 @@ __all__ = [
     "refusal",
     "request_id",
     "request_timeout",
+    "slow_head",
     "too_many_arguments",
+    "too_many_bytes",
     "too_many_headers",
 ]
 
@@ -73,6 +78,17 @@ def too_many_arguments(limit: int) -> ApiError:
     return ApiError("invalid_request", f"the query has too many arguments; the limit is {limit}")
 
 
+def slow_head(bounds: Bounds) -> ApiError:
+    """Return the 408 for a request whose head did not arrive completely in time."""
+    if bounds.request_timeout < bounds.head_timeout:
+        return request_timeout(bounds.request_timeout)
+    return ApiError(
+        "request_timeout",
+        "the request line and headers did not arrive completely"
+        f" within {bounds.head_timeout:g} seconds (server.head_timeout)",
+    )
+
+
 def request_timeout(seconds: float) -> ApiError:
     """Return the 408 for a request that did not arrive completely in time."""
     return ApiError(
@@ -85,3 +101,8 @@ def request_timeout(seconds: float) -> ApiError:
 def crowded() -> ApiError:
     """Return the 503 for a connection beyond ``server.max_connections``."""
     return overloaded("there are too many connections; send the same request again later")
+
+
+def too_many_bytes() -> ApiError:
+    """Return the 503 for a request that would exceed ``limits.inflight_bytes``."""
+    return overloaded("too much data is being received; send the same request again later")

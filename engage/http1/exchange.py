@@ -20,6 +20,9 @@ __all__ = ["Channel", "Exchange", "Failure"]
 _STATUS_LINES: Final = {
     status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n" for status in HTTPStatus
 }
+#: A body of this size is written after its head instead of with it. Joining them would be a copy
+#: for each connection, and all connections can share the content of a file.
+_SEPARATE_BYTES: Final = 16 * 1024
 #: Answers that have no body by definition.
 _BODILESS: Final = frozenset({204, 304})
 
@@ -130,7 +133,12 @@ class Exchange(httputil.HTTPConnection):
         lines += [f"{name}: {value}\r\n" for name, value in headers.get_all()]
         lines.append("\r\n")
         head = "".join(lines).encode("latin-1", "replace")
-        self._channel.send(self, head + self._frame(chunk) if chunk else head)
+        if chunk and (self._chunked or len(chunk) < _SEPARATE_BYTES):
+            self._channel.send(self, head + self._frame(chunk))
+        else:
+            self._channel.send(self, head)
+            if chunk:
+                self._channel.send(self, chunk)
         return shared.done
 
     def write(self, chunk: bytes) -> asyncio.Future[None]:

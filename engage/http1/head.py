@@ -32,6 +32,9 @@ MAX_HEADERS: Final = 100
 #: Of the query; Tornado accepts no more.
 MAX_ARGUMENTS: Final = 1000
 
+#: Of a ``Content-Length``. ``int()`` raises for thousands of digits, leading zeros included.
+_LENGTH_DIGITS: Final = 19
+
 _VERSIONS: Final = {b" HTTP/1.1": "HTTP/1.1", b" HTTP/1.0": "HTTP/1.0"}
 _ORIGIN: Final = re.compile(rb"\r\norigin:[ \t]*([^\r\n]*)(?=\r\n)", re.IGNORECASE)
 _METHOD: Final = re.compile(TCHAR.encode() + b"{1,32}")
@@ -147,7 +150,10 @@ class Head:
             if not modern or headers["Transfer-Encoding"].lower() != "chunked":
                 raise BadRequestError
         elif "Content-Length" in headers:
-            self.length = int(headers["Content-Length"])  # llhttp accepts only digits.
+            # llhttp accepts only digits, but any number of zeros before them.
+            if len(headers["Content-Length"]) > _LENGTH_DIGITS:
+                raise BadRequestError
+            self.length = int(headers["Content-Length"])
         self.keep_alive = modern
         if "Connection" in headers:
             options = {option.strip().lower() for option in headers["Connection"].split(",")}

@@ -6,11 +6,11 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, cast
 
 from engage.http1.connection import Connection
 from engage.http1.shared import Bounds, SharedState
-from engage.http1.sockets import BACKLOG
+from engage.http1.sockets import BACKLOG, can_open_files, open_file_limit
 
 if TYPE_CHECKING:
     import socket
@@ -23,8 +23,8 @@ __all__ = ["Listener"]
 
 _log = logging.getLogger(__name__)
 
-#: How many connections beyond ``server.max_connections`` get a 503; further ones are cut off.
-_MAX_REFUSED: Final = 256
+#: File descriptors for everything except connections. Fewer are left if the system allows few.
+_OTHER_FILES: Final = 128
 #: Seconds between two searches for connections whose time is over.
 _SWEEP: Final = 1.0
 
@@ -50,8 +50,10 @@ class Listener:
     ) -> None:
         self.shared = SharedState(application, bounds, metrics, cors)
         #: All that are open.
-        self.connections: set[Connection] = set()
+        self.connections = cast("set[Connection]", self.shared.capacity.connections)
         self._metrics = metrics
+        #: Whether no file could be opened when that was last tried.
+        self._exhausted = False
         self._servers: list[asyncio.Server] = []
         self._sockets: list[socket.socket] = []
         self._sweeper: asyncio.TimerHandle | None = None
@@ -63,12 +65,15 @@ class Listener:
             await loop.create_server(self.make_connection, sock=sock, backlog=BACKLOG)
         )
         self._sockets.append(sock)
+        limit = open_file_limit()
+        if limit is not None:
+            self.shared.capacity.restrict(max(limit - _OTHER_FILES, limit // 2))
         if self._sweeper is None:
             self._sweep()
 
     def make_connection(self) -> Connection:
         """Return the protocol of a new connection, for the event loop to give it a transport."""
-        return Connection(self.shared, admit=self._admit, forget=self.connections.discard)
+        return Connection(self.shared)
 
     def start_draining(self) -> None:
         """Make each answer the last of its connection, with ``Connection: close``."""
@@ -121,31 +126,12 @@ class Listener:
             self._sweeper.cancel()
             self._sweeper = None
 
-    def _admit(self, connection: Connection) -> bool:
-        """Count a new connection.
-
-        :return: false if there are too many; the connection then answers 503.
-        """
-        connections = self.connections
-        connections.add(connection)
-        excess = len(connections) - self.shared.bounds.max_connections
-        if excess <= 0:
-            return True
-        idle = [one for one in connections if one.idle and one is not connection]
-        if idle:
-            # Prefer a client with a request: close the idle connection that expires first.
-            min(idle, key=lambda one: one.deadline).close()
-            return True
-        self._metrics.dropped("connection")
-        if excess > _MAX_REFUSED:
-            connection.abort()
-        return False
-
     def _sweep(self) -> None:
         loop = asyncio.get_running_loop()
         bounds = self.shared.bounds
         # Looking at all connections now and then is cheaper than a timer for each request.
-        interval = min(_SWEEP, bounds.request_timeout / 4, bounds.idle_timeout / 4)
+        shortest = min(bounds.head_timeout, bounds.request_timeout, bounds.idle_timeout)
+        interval = min(_SWEEP, shortest / 4)
         self._sweeper = loop.call_later(interval, self._sweep)
         now = loop.time()
         for connection in [one for one in self.connections if one.deadline <= now]:
@@ -154,3 +140,21 @@ class Listener:
             except Exception:
                 _log.exception("an expired connection could not be closed")
                 connection.abort()
+        self._check_files()
+
+    def _check_files(self) -> None:
+        """Log when the process or the system can open no more files, and count the times.
+
+        Without a file descriptor, uvloop closes new connections as they come, and reports nothing.
+        """
+        exhausted = not can_open_files()
+        if exhausted:
+            self._metrics.dropped("accept")
+            if not self._exhausted:
+                _log.error(
+                    "no more files can be opened, so new connections are closed; raise the limit"
+                    " of open files (ulimit -n, LimitNOFILE) or lower server.max_connections"
+                )
+        elif self._exhausted:
+            _log.info("files can be opened again; new connections are accepted")
+        self._exhausted = exhausted

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What all connections of a process share: the application, the bounds, and how much they hold."""
+"""What all connections of a process share: the application, the bounds and the capacity."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from email.utils import formatdate
 from typing import TYPE_CHECKING
 
 from engage import logs
+from engage.http1.capacity import Capacity
 
 if TYPE_CHECKING:
     from tornado.web import Application
@@ -27,8 +28,10 @@ class Bounds:
     """What one process accepts; sizes in bytes, times in seconds. See :mod:`engage.config`."""
 
     header_bytes: int
+    pipelined_bytes: int
     body_bytes: int
     inflight_bytes: int
+    head_timeout: float
     request_timeout: float
     idle_timeout: float
     max_connections: int
@@ -38,8 +41,10 @@ class Bounds:
         """Return the bounds that a config sets."""
         return cls(
             header_bytes=config.limits.header_bytes,
+            pipelined_bytes=config.limits.pipelined_bytes,
             body_bytes=config.limits.body_bytes,
             inflight_bytes=config.limits.inflight_bytes,
+            head_timeout=config.server.head_timeout,
             request_timeout=config.server.request_timeout,
             idle_timeout=config.server.idle_timeout,
             max_connections=config.server.max_connections,
@@ -64,8 +69,8 @@ class SharedState:
         self.application = application
         self.bounds = bounds
         self.cors = cors
-        #: Bytes of bodies held in memory for requests that are not answered.
-        self.inflight = 0
+        #: All connections and the bytes they hold.
+        self.capacity = Capacity(bounds.max_connections, bounds.inflight_bytes, metrics)
         #: Whether every answer is the last of its connection.
         self.draining = False
         #: A future that is done: nothing waits until a small answer is written.

@@ -1,15 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The listening socket."""
+"""The listening socket, and the file descriptors that connections need."""
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
+import sys
 from typing import Final
 
 from engage.api import EngageError
 
-__all__ = ["BACKLOG", "listen", "url_of"]
+__all__ = ["BACKLOG", "can_open_files", "listen", "open_file_limit", "url_of"]
 
 #: How many connections the kernel completes before one of them is accepted.
 BACKLOG: Final = 4096
@@ -53,3 +55,22 @@ def url_of(sock: socket.socket) -> str:
     """Return ``http://host:port`` of a listening socket."""
     host, port = sock.getsockname()[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def open_file_limit() -> int | None:
+    """Return how many files this process may have open; ``None`` if there is no limit."""
+    if sys.platform == "win32":
+        return None
+    import resource
+
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return None if soft == resource.RLIM_INFINITY else soft
+
+
+def can_open_files() -> bool:
+    """Return whether this process can open another file, such as a connection."""
+    try:
+        os.close(os.open(os.devnull, os.O_RDONLY))
+    except OSError as error:
+        return error.errno not in (errno.EMFILE, errno.ENFILE)
+    return True

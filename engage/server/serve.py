@@ -85,8 +85,8 @@ def _raise_open_file_limit(connections: int) -> None:
         possible = soft
     if possible < wanted:
         _log.warning(
-            "server.max_connections is %d, but the system allows only %d open files"
-            " (ulimit -n, LimitNOFILE)",
+            "server.max_connections is %d, but the system allows only %d open files, so there will"
+            " be fewer connections (ulimit -n, LimitNOFILE)",
             connections,
             possible,
         )

@@ -73,6 +73,7 @@ def test_every_key_is_loaded(write: Any) -> None:
         port = 9000
         workers = 3
         public_url = "https://events.example.com/base/"
+        head_timeout = 1
         request_timeout = 1.5
         idle_timeout = 5
         max_connections = 10
@@ -135,6 +136,7 @@ def test_every_key_is_loaded(write: Any) -> None:
         port=9000,
         workers=3,
         public_url="https://events.example.com/base",
+        head_timeout=1,
         request_timeout=1.5,
         idle_timeout=5,
         max_connections=10,

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from support.http_client import Answer
-from support.server_inprocess import BASIC, Serving, serving
+from support.server_inprocess import BASIC, Serving, Valve, serving
 from support.waiting import eventually
 
 ORIGIN = "https://shop.example.com"
@@ -68,22 +68,28 @@ async def test_a_large_head_is_answered(tmp_path: Path, path: str, lines: list[s
 
 
 async def test_a_slow_head_is_answered(tmp_path: Path) -> None:
-    async with serving(tmp_path, server="request_timeout = 0.3") as server:
-        check(await ask(server, head()), 408, "request_timeout")
+    for key in ("head_timeout", "request_timeout"):
+        async with serving(tmp_path, server=f"{key} = 0.3") as server:
+            answer = await ask(server, head())
+            check(answer, 408, "request_timeout")
+            assert f"(server.{key})" in answer.json["message"]
 
 
 async def test_a_connection_too_many_is_answered(tmp_path: Path) -> None:
+    valve = Valve("write")
     async with (
-        serving(tmp_path, server="max_connections = 1") as server,
+        serving(tmp_path, server="max_connections = 1", meddle=valve) as server,
         await server.connect() as busy,
     ):
-        await busy.send(head())
+        valve.gate.clear()
+        await busy.send(head() + b"\r\n" + BODY)
         listener = server.app.listener
         assert listener is not None
-        await eventually(lambda: any(not one.idle for one in listener.connections))
+        await eventually(lambda: any(one.serving for one in listener.connections))
         answer = await ask(server, head() + b"\r\n" + BODY)
         check(answer, 503, "overloaded")
         assert 1 <= int(answer.headers["retry-after"]) <= 5
+        valve.gate.set()
 
 
 @pytest.mark.parametrize(

@@ -306,7 +306,7 @@ def test_any_bytes_are_answered_without_an_exception(
         return wire.sent, listener
 
     sent, listener = asyncio.run(feed())
-    assert listener.shared.inflight == 0
+    assert listener.shared.capacity.held == 0
     assert not listener.connections
     while sent:
         head, separator, sent = sent.partition(b"\r\n\r\n")

@@ -135,7 +135,7 @@ async def test_a_large_head_is_refused(head: bytes) -> None:
 async def test_a_slow_head_is_refused() -> None:
     """With 408, even if more bytes arrive."""
     async with (
-        running(request_timeout=0.4) as server,
+        running(head_timeout=0.4) as server,
         await RawClient.connect(server.port) as client,
     ):
         answering = asyncio.create_task(client.answer())
@@ -204,7 +204,7 @@ async def test_a_body_that_is_too_long_is_refused(size: int) -> None:
                 # The server discards a bounded part of the rest before it resets the connection.
                 assert await client.closed(reset=size > 20 * 2**20)
         assert server.seen == []
-        assert server.listener.shared.inflight == 0
+        assert server.listener.shared.capacity.held == 0
 
 
 async def test_a_refused_body_is_skipped() -> None:

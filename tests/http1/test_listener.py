@@ -21,30 +21,31 @@ async def test_bodies_in_memory_are_bounded() -> None:
         gate = server.settings["gate"] = asyncio.Event()
         async with await RawClient.connect(server.port) as first:
             await first.send(request(b"a" * 90_000))
-            await eventually(lambda: server.listener.shared.inflight == 90_000)
+            held = await eventually(lambda: server.listener.shared.capacity.held)
             answer = await server.ask(request(b"b" * 90_000))
             assert (answer.status, answer.body) == (418, b"overloaded")
-            assert server.listener.shared.inflight == 90_000
+            assert server.listener.shared.capacity.held == held > 90_000
             gate.set()
             assert (await first.answer()).status == 200
             assert (await server.ask(request(b"c" * 90_000))).status == 200
-            assert server.listener.shared.inflight == 0
+            assert server.listener.shared.capacity.held == 0
 
 
 async def test_an_idle_connection_makes_room_for_a_new_one() -> None:
     """If all connections are busy, the new one gets an answer and is closed."""
     async with running(max_connections=2) as server, contextlib.AsyncExitStack() as stack:
-        gate = server.settings["gate"] = asyncio.Event()
 
         async def connect() -> RawClient:
             return await stack.enter_async_context(await RawClient.connect(server.port))
 
-        idle, busy = await connect(), await connect()
+        idle, busy, also_busy = await connect(), await connect(), await connect()
+        await idle.send(request(b"0"))
+        assert (await idle.answer()).status == 200
+        gate = server.settings["gate"] = asyncio.Event()
         await busy.send(request(b"1"))
         await eventually(lambda: any(one.serving for one in server.listener.connections))
-        also_busy = await connect()
-        assert await idle.closed()
         await also_busy.send(request(b"2"))
+        assert await idle.closed()
         await eventually(lambda: all(one.serving for one in server.listener.connections))
         told = await connect()
         await told.send(request(b"3"))

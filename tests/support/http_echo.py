@@ -19,8 +19,10 @@ from support.waiting import eventually
 
 BOUNDS: dict[str, Any] = {
     "header_bytes": 4096,
+    "pipelined_bytes": 65536,
     "body_bytes": 100_000,
     "inflight_bytes": 1_000_000,
+    "head_timeout": 30.0,
     "request_timeout": 30.0,
     "idle_timeout": 30.0,
     "max_connections": 50,
@@ -83,6 +85,18 @@ class Stream(RequestHandler):
             await self.flush()
 
 
+#: What :class:`Large` answers with.
+LARGE = b"x" * 300_000
+
+
+class Large(RequestHandler):
+    """Has the same large content for every client."""
+
+    def get(self) -> None:
+        """Answer with it."""
+        self.finish(LARGE)
+
+
 class Running:
     """A listener on a free port."""
 
@@ -107,7 +121,8 @@ class Running:
 @contextlib.asynccontextmanager
 async def running(**changed: Any) -> AsyncIterator[Running]:
     """Run a listener, with other bounds if wanted."""
-    application = Application([(r"/echo.*|\*", Echo), ("/stream", Stream)], seen=[])
+    routes = [(r"/echo.*|\*", Echo), ("/stream", Stream), ("/large", Large)]
+    application = Application(routes, seen=[])
     listener = Listener(application, Bounds(**BOUNDS | changed), Metrics())
     sock = listening()
     await listener.serve(sock)

@@ -1,0 +1,448 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The rule: a client that keeps the server waiting cannot shut out the others.
+
+What a client that has proven nothing can make the server hold is bounded, per connection and in
+total, before it is parsed: connections, bytes of heads and bodies, pipelined requests, and answers
+that it does not read. When there is no room, the client goes that stalls, not the one that comes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import os
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+
+from engage.http1 import capacity as capacity_module
+from engage.http1.connection import Connection
+from support.http_client import RawClient, request
+from support.http_echo import Running, on_uvloop, running
+from support.waiting import eventually
+
+POST = b"POST /echo HTTP/1.1\r\nHost: a\r\n"
+
+
+class Clients(contextlib.AsyncExitStack):
+    """Connects clients and closes them in the end."""
+
+    def __init__(self, server: Running) -> None:
+        super().__init__()
+        self.server = server
+
+    async def connect(self, data: bytes = b"") -> RawClient:
+        """Connect and send, and wait until the server has both."""
+        before = set(self.server.listener.connections)
+        client = await self.enter_async_context(await RawClient.connect(self.server.port))
+        new = await eventually(lambda: set(self.server.listener.connections) - before)
+        await client.send(data)
+        if data:
+            connection: Connection = new.pop()
+            await eventually(lambda: connection.held or not connection.idle)
+        return client
+
+
+async def is_open(client: RawClient) -> bool:
+    """Whether the server has neither closed the connection nor sent anything."""
+    try:
+        await asyncio.wait_for(client.reader.read(1), 0.05)
+    except TimeoutError:
+        return True
+    except ConnectionError:
+        return False
+    return False
+
+
+def held(server: Running) -> int:
+    return server.listener.shared.capacity.held
+
+
+# --------------------------------------------------------------------------------- connections
+async def test_heads_that_never_end_cost_nobody_a_connection(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Neither a new client nor an idle one notices; the oldest of the incomplete heads goes."""
+    monkeypatch.setattr(capacity_module, "SPARE", 4)
+    async with running(max_connections=4) as server, Clients(server) as clients:
+        idle = [await clients.connect() for _ in range(2)]
+        for client in idle:
+            await client.send(request(b"first"))
+            assert (await client.answer()).status == 200
+        hostile = [await clients.connect(b"P") for _ in range(6)]
+        assert len(server.listener.connections) == 8
+        more = [await clients.connect(b"P") for _ in range(3)]
+        for client in hostile[:3]:
+            answer = await client.answer()
+            assert (answer.status, answer.json["code"]) == (503, "overloaded")
+            assert await client.closed()
+        for client in hostile[3:] + more:
+            assert await is_open(client)
+        assert (await server.ask(request(b"new"))).body == b"new"
+        for client in idle:
+            await client.send(request(b"again"))
+            assert (await client.answer()).body == b"again"
+
+
+async def test_connections_that_send_nothing_cost_nobody_a_connection(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """They count as heads of which nothing has come; the oldest is closed in silence."""
+    monkeypatch.setattr(capacity_module, "SPARE", 2)
+    async with running(max_connections=2) as server, Clients(server) as clients:
+        hostile = [await clients.connect() for _ in range(5)]
+        assert await hostile[0].closed()
+        assert await is_open(hostile[1])
+        assert (await server.ask(request(b"new"))).body == b"new"
+
+
+async def test_a_second_head_that_never_ends_counts_as_the_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A client that has had an answer has still proven nothing."""
+    monkeypatch.setattr(capacity_module, "SPARE", 2)
+    async with running(max_connections=2) as server, Clients(server) as clients:
+        hostile = [await clients.connect() for _ in range(2)]
+        for client in hostile:
+            await client.send(request(b"x"))
+            assert (await client.answer()).status == 200
+            await client.send(b"P")
+        await eventually(lambda: not any(one.idle for one in server.listener.connections))
+        for _ in range(3):
+            assert (await server.ask(request(b"new"))).body == b"new"
+
+
+async def test_an_idle_connection_is_closed_only_for_a_request() -> None:
+    """A connection that has sent a part of a head takes the place of none that is idle."""
+    async with running(max_connections=1) as server, Clients(server) as clients:
+        idle = await clients.connect()
+        await idle.send(request(b"x"))
+        assert (await idle.answer()).status == 200
+        newcomer = await clients.connect(POST)
+        assert await is_open(idle)
+        await newcomer.send(b"Content-Length: 1\r\n\r\ny")
+        assert (await newcomer.answer()).body == b"y"
+        assert await idle.closed()
+
+
+@pytest.mark.parametrize("stalled", ["body", "answer", "refused body"])
+async def test_a_client_that_stalls_loses_its_place(
+    monkeypatch: pytest.MonkeyPatch, stalled: str
+) -> None:
+    """One that sends no more of a body, or reads no answer, goes before an idle one."""
+    monkeypatch.setattr(capacity_module, "STALL_SECONDS", 0.1)
+    async with running(max_connections=2) as server, Clients(server) as clients:
+        idle = await clients.connect()
+        await idle.send(request(b"x"))
+        assert (await idle.answer()).status == 200
+        if stalled == "body":
+            hostile = await clients.connect(POST + b"Content-Length: 9\r\n\r\n123")
+        elif stalled == "refused body":
+            hostile = await clients.connect()
+            await hostile.send(POST + b"X-Refuse: 1\r\nContent-Length: 9\r\n\r\n123")
+            assert (await hostile.answer()).status == 403
+        else:
+            hostile = await clients.connect()
+            transport: Any = hostile.writer.transport
+            transport.pause_reading()
+            sending = asyncio.create_task(hostile.send(request(b"x" * 90_000) * 500))
+            await eventually(lambda: any(c._slow_reader for c in server.listener.connections))
+            clients.callback(sending.cancel)
+        await asyncio.sleep(0.15)
+        newcomer = await clients.connect()
+        await newcomer.send(request(b"new"))
+        assert (await newcomer.answer()).body == b"new"
+        assert await is_open(idle)
+
+
+async def test_a_body_that_arrives_keeps_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While its client makes progress, another request is answered 503."""
+    monkeypatch.setattr(capacity_module, "STALL_SECONDS", 5.0)
+    async with running(max_connections=1) as server, Clients(server) as clients:
+        upload = await clients.connect(POST + b"Content-Length: 9\r\n\r\n123")
+        answer = await server.ask(request(b"new"))
+        assert (answer.status, answer.json["code"]) == (503, "overloaded")
+        await upload.send(b"456789")
+        assert (await upload.answer()).body == b"123456789"
+
+
+async def test_answers_nobody_reads_count_as_connections(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A connection that is to be closed once its answer is read stays within the limit."""
+    monkeypatch.setattr(capacity_module, "SPARE", 2)
+    async with running(max_connections=2) as server, Clients(server) as clients:
+        for _ in range(12):
+            client = await clients.connect()
+            transport: Any = client.writer.transport
+            transport.pause_reading()
+            data = request(b"x" * 90_000) * 80 + request(b"x", headers={"Connection": "close"})
+            sending = asyncio.create_task(client.send(data))
+            clients.callback(sending.cancel)
+            await asyncio.sleep(0.01)
+        assert len(server.listener.connections) <= 5
+        assert held(server) <= 1_000_000 + 500_000
+
+
+# --------------------------------------------------------------------------------------- bytes
+@pytest.mark.parametrize("framing", ["length", "chunks"])
+async def test_stalled_uploads_do_not_shut_out_others(framing: str) -> None:
+    """The one that has stalled longest is answered 503; small and large requests get in."""
+    async with running(inflight_bytes=300_000, max_connections=30) as server:
+        async with Clients(server) as clients:
+            hostile = []
+            for _ in range(3):
+                if framing == "length":
+                    data = POST + b"Content-Length: 99900\r\n\r\n" + b"x" * 99_800
+                else:
+                    data = POST + b"Transfer-Encoding: chunked\r\n\r\n18600\r\n" + b"x" * 99_800
+                hostile.append(await clients.connect(data))
+                await asyncio.sleep(0.02)
+            room = 300_000 - held(server)
+            filler = await clients.connect(POST + b"X: " + b"y" * (room - len(POST) - 3))
+            assert held(server) == 300_000
+            small = await server.ask(request(b"small"))
+            assert (small.status, small.body) == (200, b"small")
+            answer = await hostile[0].answer()
+            assert (answer.status, answer.body) == (418, b"overloaded")
+            assert await hostile[0].closed()
+            assert await is_open(hostile[1])
+            assert await is_open(hostile[2])
+            await asyncio.sleep(1.1)  # A large one takes room only from those that have stalled.
+            for _ in range(5):
+                large = await server.ask(request(b"z" * 100_000))
+                assert large.status == 200
+            assert not await is_open(hostile[1])
+            assert await is_open(filler)  # It holds no more than its share.
+        await eventually(lambda: held(server) == 0)
+
+
+async def test_a_trickle_is_no_progress() -> None:
+    """A byte now and then does not make an upload younger."""
+    async with (
+        running(inflight_bytes=300_000, max_connections=30) as server,
+        Clients(server) as clients,
+    ):
+        data = POST + b"Content-Length: 99900\r\n\r\n" + b"x" * 99_000
+        hostile = [await clients.connect(data) for _ in range(3)]
+
+        async def trickle() -> None:
+            while True:
+                for client in hostile:
+                    await client.send(b"x")
+                await asyncio.sleep(0.05)
+
+        trickling = asyncio.create_task(trickle())
+        await asyncio.sleep(1.2)
+        answer = await server.ask(request(b"z" * 90_000))
+        trickling.cancel()
+        assert answer.status == 200
+
+
+async def test_an_upload_that_arrives_is_not_given_up_for_another_large_one() -> None:
+    """The newcomer gives way: else no upload would ever be complete under load."""
+    async with (
+        running(inflight_bytes=150_000, max_connections=30) as server,
+        Clients(server) as clients,
+    ):
+        first = await clients.connect(POST + b"Content-Length: 99000\r\n\r\n" + b"x" * 98_000)
+        answer = await server.ask(request(b"z" * 90_000))
+        assert (answer.status, answer.body) == (418, b"overloaded")
+        await first.send(b"x" * 1000)
+        assert (await first.answer()).status == 200
+
+
+async def test_heads_count_and_the_newcomer_is_not_refused_for_them() -> None:
+    """Heads over the share are given up with 503, the one that has stalled longest first."""
+    async with (
+        running(inflight_bytes=100_000, body_bytes=50_000, header_bytes=65_536) as server,
+        Clients(server) as clients,
+    ):
+        hostile = [await clients.connect(b"GET /" + b"x" * 60_000)]
+        await asyncio.sleep(1.05)
+        hostile.append(await clients.connect(b"GET /" + b"x" * 60_000))
+        answer = await hostile[0].answer()
+        assert (answer.status, answer.json["code"]) == (503, "overloaded")
+        assert await hostile[0].closed()
+        assert await is_open(hostile[1])
+        assert held(server) == 60_005
+        assert (await server.ask(request(b"new"))).body == b"new"
+
+
+async def test_pipelined_requests_count() -> None:
+    """What is sent ahead is counted; past the limit it is dropped and the connection closed."""
+    async with running(inflight_bytes=200_000, max_connections=30) as server:
+        gate = server.settings["gate"] = asyncio.Event()
+        async with Clients(server) as clients:
+            busy = await clients.connect(request(b"1"))
+            await busy.send(request(b"x" * 60_000))
+            await eventually(lambda: held(server) > 60_000)
+            others = []
+            for _ in range(5):
+                client = await clients.connect(request(b"2"))
+                await client.send(request(b"x" * 60_000))
+                others.append(client)
+            await asyncio.sleep(0.1)
+            assert held(server) <= 200_000
+            gate.set()
+            assert (await busy.answer()).body == b"1"
+            assert (await busy.answer()).status == 200
+            closing = [await client.answer() for client in others]
+            assert all(answer.body == b"2" for answer in closing)
+            assert closing[-1].headers["connection"] == "close"
+            assert await others[-1].closed()
+        await eventually(lambda: held(server) == 0)
+
+
+@pytest.mark.parametrize("target", ["/echo", "/large"])
+async def test_a_client_that_reads_nothing_is_not_read_either(target: str) -> None:
+    """Pipelined requests wait unread, and unread answers are bounded."""
+    async with running(inflight_bytes=100_000_000) as server, Clients(server) as clients:
+        client = await clients.connect()
+        transport: Any = client.writer.transport
+        transport.pause_reading()
+        one = request(None, method="GET", target=target)
+        sending = asyncio.create_task(client.send(one * (100_000_000 // len(one))))
+        clients.callback(sending.cancel)
+        connection = await eventually(
+            lambda: next((c for c in server.listener.connections if c._slow_reader), None)
+        )
+        await eventually(lambda: connection._paused)
+        await asyncio.sleep(0.3)
+        # The allowance, and what one call of the event loop reads.
+        assert len(connection._buffer) <= 65_536 + 262_144
+        assert connection._transport.get_write_buffer_size() <= 65_536 + 310_000
+        assert held(server) == connection.held >= len(connection._buffer)
+
+
+async def test_reading_goes_on_once_answers_are_read() -> None:
+    """A client that pipelines much and reads late gets every answer."""
+    async with running() as server, Clients(server) as clients:
+        client = await clients.connect()
+        transport: Any = client.writer.transport
+        transport.pause_reading()
+        one = request(b"x" * 3000)
+        sending = asyncio.create_task(client.send(one * 6000))
+        await eventually(lambda: any(c._paused for c in server.listener.connections))
+        transport.resume_reading()
+        for _ in range(6000):
+            assert len((await client.answer()).body) == 3000
+        await sending
+        await eventually(lambda: held(server) == 0)
+
+
+@pytest.mark.parametrize(("size", "paused"), [(60_000, False), (70_000, True)])
+async def test_the_allowance_of_a_pipeline(size: int, paused: bool) -> None:
+    """``limits.pipelined_bytes`` may wait; with more, reading pauses until it is parsed."""
+    async with running() as server, Clients(server) as clients:
+        gate = server.settings["gate"] = asyncio.Event()
+        client = await clients.connect(request(b"1"))
+        await client.send(request(b"x" * size))
+        await eventually(lambda: held(server) > size)
+        connection = next(iter(server.listener.connections))
+        assert connection._paused is paused
+        gate.set()
+        assert (await client.answer()).body == b"1"
+        assert len((await client.answer()).body) == size
+        assert not connection._paused
+
+
+async def test_reserved_bytes_count_with_the_others() -> None:
+    """What no connection holds, such as a decompressed body, shares the limit."""
+    async with running(inflight_bytes=100_000) as server, Clients(server) as clients:
+        capacity = server.listener.shared.capacity
+        assert capacity.reserve(100_000)
+        assert not capacity.reserve(1)
+        assert capacity.held == 100_000
+        capacity.release(100_000)
+        stalled = await clients.connect(POST + b"Content-Length: 90000\r\n\r\n" + b"x" * 80_000)
+        assert capacity.reserve(2000)
+        assert capacity.reserve(2000) is True
+        capacity.release(4000)
+        assert not capacity.reserve(50_000)  # It does not stall yet.
+        connection = next(iter(server.listener.connections))
+        connection.progress_at -= 2
+        assert capacity.reserve(50_000)
+        assert (await stalled.answer()).body == b"overloaded"
+        capacity.release(50_000)
+        await eventually(lambda: capacity.held == 0)
+
+
+# ------------------------------------------------------------------------------------- the rest
+async def test_a_new_connection_is_closed_if_nothing_comes() -> None:
+    """``server.head_timeout`` bounds the silence before the first byte, not the one after it."""
+    async with running(head_timeout=0.3) as server, Clients(server) as clients:
+        used = await clients.connect()
+        await used.send(request(b"x"))
+        assert (await used.answer()).status == 200
+        silent = await clients.connect()
+        assert await silent.closed()
+        assert await is_open(used)
+
+
+async def test_the_time_of_a_body_is_not_that_of_a_head() -> None:
+    """A body may take longer than ``server.head_timeout``."""
+    async with running(head_timeout=0.2) as server, Clients(server) as clients:
+        client = await clients.connect(POST + b"Content-Length: 4\r\n\r\n")
+        for _ in range(4):
+            await asyncio.sleep(0.15)
+            await client.send(b"x")
+        assert (await client.answer()).body == b"xxxx"
+
+
+async def test_few_files_mean_few_connections(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server keeps descriptors for itself, whatever ``server.max_connections`` says."""
+    monkeypatch.setattr("engage.http1.listener.open_file_limit", lambda: 8)
+    async with running() as server, Clients(server) as clients:
+        hostile = [await clients.connect() for _ in range(8)]
+        assert await hostile[0].closed()
+        assert len(server.listener.connections) == 4
+
+
+async def test_exhausted_files_are_logged_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The error names the cure; that it is over is logged, too."""
+    real = os.open
+
+    def refuse(path: Any, *arguments: Any, **options: Any) -> int:
+        if path == os.devnull:
+            raise OSError(errno.EMFILE, "Too many open files")
+        return real(path, *arguments, **options)
+
+    caplog.set_level("INFO", "engage")
+    async with running() as server:
+        dropped: list[str] = []
+        monkeypatch.setattr(server.listener._metrics, "dropped", dropped.append)
+        monkeypatch.setattr(os, "open", refuse)
+        for _ in range(3):
+            server.listener._check_files()
+        monkeypatch.setattr(os, "open", real)
+        for _ in range(2):
+            server.listener._check_files()
+    assert dropped == ["accept"] * 3
+    levels = [(record.levelname, "LimitNOFILE" in record.message) for record in caplog.records]
+    assert levels == [("ERROR", True), ("INFO", False)]
+
+
+@pytest.mark.parametrize(
+    "test",
+    [
+        test_an_idle_connection_is_closed_only_for_a_request,
+        test_a_trickle_is_no_progress,
+        test_heads_count_and_the_newcomer_is_not_refused_for_them,
+        test_pipelined_requests_count,
+        test_reading_goes_on_once_answers_are_read,
+        test_reserved_bytes_count_with_the_others,
+    ],
+)
+def test_with_uvloop(test: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    """The server's event loop has other transports than asyncio's."""
+    on_uvloop(test())
+
+
+@pytest.mark.parametrize("target", ["/echo", "/large"])
+def test_a_client_that_reads_nothing_with_uvloop(target: str) -> None:
+    on_uvloop(test_a_client_that_reads_nothing_is_not_read_either(target))
