@@ -25,6 +25,8 @@ _log = logging.getLogger(__name__)
 STEP_MS: Final = 120_000
 #: Milliseconds for which a time after a step ahead must hold before it is taken over.
 STABLE_MS: Final = 600_000
+#: Milliseconds since the last call within which a call does not look at the other clock.
+_NEAR_MS: Final = 1000
 #: 2026-01-01, a time before this version was made: a clock that shows less was never set, and a
 #: step ahead from there sets it right.
 EARLIEST_MS: Final = 1_767_225_600_000
@@ -66,8 +68,12 @@ class Clock:
 
     def __call__(self) -> int:
         """Return the current time."""
-        elapsed = self._elapsed() // 1_000_000
         now = self._wall() // 1_000_000
+        if 0 <= now - self._last <= _NEAR_MS and self._ahead is None:
+            # Most calls: a step would show without the other clock.
+            self._last = now
+            return now
+        elapsed = self._elapsed() // 1_000_000
         drift = now - elapsed - self._offset
         if -STEP_MS <= drift <= STEP_MS:
             self._offset += drift
