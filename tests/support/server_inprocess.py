@@ -6,7 +6,6 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
-import functools
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from pathlib import Path
@@ -16,18 +15,12 @@ from engage.api import DeadLetter, DeadLetterStore, Event, EventFilter, EventSto
 from engage.app import App, build
 from engage.config import Config, load
 from engage.metrics import Metrics
-from engage.registry import Registry, load_plugins
+from support.exports import registry
 from support.http_client import Answer, RawClient, listening
 from support.server_process import KEY, config_text
 
 #: The usual header.
 BASIC = "Basic " + base64.b64encode(f"{KEY}:".encode()).decode()
-
-
-@functools.cache
-def registry() -> Registry:
-    """:return: the installed plugins."""
-    return load_plugins()
 
 
 class Serving:

@@ -16,6 +16,8 @@ from typing import Any, Self
 
 import httpx
 
+from engage.storage.export import Kind
+from support.exports import exported
 from support.waiting import DEADLINE, wait_for
 
 #: The write key of the workspace ``acme`` that every server here has.
@@ -202,21 +204,9 @@ class Server:
         event = {"userId": "u", "event": "Tested", "messageId": message_id, **fields}
         return self.post("/v1/track", event)
 
-    def export(self, what: str = "events", *arguments: str) -> list[dict[str, Any]]:
-        """What ``engage export`` prints; the server may run or not."""
-        done = subprocess.run(
-            [
-                *(sys.executable, "-m", "engage", "export", what),
-                *("--config", str(self.config), *arguments),
-            ],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            env=self.environment,
-            timeout=3 * DEADLINE,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr.decode()
-        return [json.loads(line) for line in done.stdout.splitlines()]
+    def export(self, kind: Kind = "events") -> list[dict[str, Any]]:
+        """Return the records of a kind in the store; the server may run or not."""
+        return exported(self.config, kind, environment=self.environment)
 
     # ----------------------------------------------------------------------------------- its log
     def log(self) -> str:

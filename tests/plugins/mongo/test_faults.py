@@ -20,15 +20,12 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-import orjson
 import pytest
 
 from engage.api import StorageUnavailable
-from engage.config import load
-from engage.registry import load_plugins
-from engage.storage.export import Kind, Selection, export
 from engage.testing.harness import eventually
 from support import mongo
+from support.exports import read_store
 from support.mongo_proxy import CLOSE, CUT, LOSE_REPLY, NOT_PRIMARY, SILENCE, Proxy
 from support.server_process import Server, config_text, start_server
 from support.traffic import Sender, Traffic, expected_groups, expected_users, send_all
@@ -65,7 +62,7 @@ def run(server: Server, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 @dataclasses.dataclass(frozen=True)
 class Snapshot:
-    """What ``engage export`` would print, without starting a process for it."""
+    """What a store has."""
 
     events: list[dict[str, Any]]
     users: list[dict[str, Any]]
@@ -85,20 +82,10 @@ class Snapshot:
 
 def look(server: Server) -> Snapshot:
     async def read() -> Snapshot:
-        store = load_plugins().make_storage(load(server.config))
-        await store.open(create=False)
-        try:
-            kinds: tuple[Kind, ...] = ("events", "users", "groups")
-            found = [
-                [orjson.loads(record.json) async for record in export(store, kind, Selection())]
-                for kind in kinds
-            ]
-        finally:
-            await store.close()
-        names = ("userId", "groupId")
-        for documents, name in zip(found[1:], names, strict=True):
-            documents.sort(key=operator.itemgetter(name))
-        return Snapshot(*found)
+        events, users, groups = await read_store(server.config, "events", "users", "groups")
+        users.sort(key=operator.itemgetter("userId"))
+        groups.sort(key=operator.itemgetter("groupId"))
+        return Snapshot(events, users, groups)
 
     # The config's time limit is short, and a server that was just killed may need longer.
     return asyncio.run(eventually(read, StorageUnavailable))
