@@ -16,7 +16,7 @@ _HOP = {"connection", "keep-alive", "transfer-encoding"}
 
 
 class ReverseProxy:
-    """Passes requests on, one connection to the server for each."""
+    """A proxy that passes each request on over a new connection."""
 
     def __init__(self, target: str) -> None:
         #: Where requests go; may be changed.
@@ -94,7 +94,7 @@ class ReverseProxy:
 
 @contextlib.contextmanager
 def reverse_proxy(target: str) -> Iterator[ReverseProxy]:
-    """:return: a running proxy to a server's URL."""
+    """Start a proxy to the URL of a server."""
     proxy = ReverseProxy(target)
     try:
         yield proxy

@@ -69,7 +69,7 @@ def large(name: str) -> Event:
 
 @contextlib.contextmanager
 def file_limit(size: int) -> Iterator[None]:
-    """No file of this process may grow beyond; for root, too."""
+    """Limit the size of all files of this process, for root, too."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
     try:
@@ -79,7 +79,7 @@ def file_limit(size: int) -> Iterator[None]:
 
 
 async def until_full(store: SqliteStorage) -> list[str]:
-    """Write until there is no more room; what was acknowledged."""
+    """Write until there is no space, and return the acknowledged message ids."""
     acknowledged: list[str] = []
     failures = 0
     for number in range(2000):
@@ -90,7 +90,7 @@ async def until_full(store: SqliteStorage) -> list[str]:
         except StorageUnavailable as error:
             if "no answer within" in str(error):
                 continue
-            # A log that may not grow starts anew once it is copied: the first is not the last.
+            # A log that cannot grow begins again when it was copied: one failure is not final.
             failures += 1
             if failures == 5:
                 return acknowledged
