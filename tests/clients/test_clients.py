@@ -6,7 +6,6 @@ from __future__ import annotations
 import gzip
 import itertools
 import json
-import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ import pytest
 from clients.libraries import LIBRARIES, Answer, Request, Send
 
 from support.server_process import SQLITE, Server, start_server
+from support.sqlite import locked
 from support.waiting import wait_for
 
 pytestmark = [pytest.mark.timeout(300)]
@@ -174,13 +174,8 @@ def test_a_503_has_retry_after_in_seconds(tmp_path: Path, send: Send) -> None:
     storage = SQLITE.replace("[storage]", "[storage]\nwrite_timeout = 1")
     with start_server(tmp_path, storage=storage) as server:
         sent = Sent(server)
-        connection = sqlite3.connect(server.database, isolation_level=None)
-        connection.execute("BEGIN IMMEDIATE")
-        try:
+        with locked(server.database):
             [answer] = send([sent.post("1")])
-        finally:
-            connection.execute("ROLLBACK")
-            connection.close()
         assert error_of(answer) == (503, "storage_unavailable")
         assert 5 <= int(answer.headers["retry-after"]) <= 30
         wait_for(lambda: send([sent.post("1")])[0].status == 200, what="the storage")

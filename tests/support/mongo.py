@@ -257,7 +257,7 @@ def proxied_kind() -> str:
 
 @functools.cache
 def shared(kind: str) -> MongoServer:
-    """Return the server of this kind that all tests of a process share; it ends with the process."""
+    """Return the server of this kind that all tests of a process share and that ends with it."""
     folder = Path(tempfile.mkdtemp(prefix=f"engage-{kind}-"))
     made = MongoServer(kind, folder / "data")
 

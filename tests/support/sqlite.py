@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import resource
+import sqlite3
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -65,6 +66,17 @@ def make(tmp_path: Path, *, timeout: float = 30, **options: Any) -> SqliteStorag
 def large(name: str) -> Event:
     """Make an event of 50 kB."""
     return event(name, properties={"text": "x" * 50_000})
+
+
+@contextlib.contextmanager
+def locked(database: Path) -> Iterator[None]:
+    """Hold SQLite's write lock, like a backup tool that hangs."""
+    with contextlib.closing(sqlite3.connect(database, isolation_level=None)) as connection:
+        connection.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+        finally:
+            connection.execute("ROLLBACK")
 
 
 @contextlib.contextmanager
