@@ -13,19 +13,22 @@ from support.server_process import Server
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def snippet(engage: Server, attributes: str = "") -> str:
-    """Return the lines of docs/snippet.md with the URL and the write key of this server."""
+def snippet(engage: Server, attributes: str = "", url: str | None = None) -> str:
+    """Return the lines of docs/snippet.md with the write key and the URL of a server.
+
+    :param url: instead of the server's.
+    """
     text = (ROOT / "docs/snippet.md").read_text()
     [lines] = re.findall(r"```html\n(.*?)```", text, re.DOTALL)
-    lines = str(lines).replace("https://events.example.com", engage.url)
+    lines = str(lines).replace("https://events.example.com", url or engage.url)
     return lines.replace('"YOUR_WRITE_KEY"', f'"{engage.key}" {attributes}')
 
 
-def site(engage: Server, attributes: str = "", before: str = "") -> str:
+def site(engage: Server, attributes: str = "", before: str = "", url: str | None = None) -> str:
     """Return a page with the snippet; ``before`` is a script in front of it."""
     return (
         "<!doctype html><html lang=en><head><meta charset=utf-8><title>Shop</title>"
-        f"<script>{before}</script>{snippet(engage, attributes)}</head><body></body></html>"
+        f"<script>{before}</script>{snippet(engage, attributes, url)}</head><body></body></html>"
     )
 
 

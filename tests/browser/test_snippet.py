@@ -10,6 +10,7 @@ import pytest
 from browser.snippet import shape, site, visit
 
 from support.browser import Browser, Pages, eventually
+from support.reverse_proxy import reverse_proxy
 from support.server_process import Server
 from support.sqlite import locked
 
@@ -106,14 +107,16 @@ def test_another_user_gets_another_anonymous_id(
 def test_an_event_is_sent_again_after_an_error(
     engage: Server, browser: Browser, pages: Pages
 ) -> None:
-    with locked(engage.database):
-        visit(browser, pages, site(engage))
-        eventually(browser.errors, lambda errors: any("503" in error for error in errors))
-    stored = eventually(lambda: engage.export("events"), lambda e: len(e) >= 1)
-    assert len(stored) == 1
-    browser.run('engage.track("Next");')
-    stored = eventually(lambda: engage.export("events"), lambda e: len(e) >= 2)
-    assert [event["type"] for event in stored] == ["page", "track"]
+    with reverse_proxy(engage.url) as proxy:
+        proxy.retry_after = 1
+        with locked(engage.database):
+            visit(browser, pages, site(engage, url=proxy.url))
+            eventually(browser.errors, lambda errors: any("503" in error for error in errors))
+        stored = eventually(lambda: engage.export("events"), lambda e: len(e) >= 1)
+        assert len(stored) == 1
+        browser.run('engage.track("Next");')
+        stored = eventually(lambda: engage.export("events"), lambda e: len(e) >= 2)
+        assert [event["type"] for event in stored] == ["page", "track"]
 
 
 def test_events_arrive_after_the_server_was_down(

@@ -40,13 +40,14 @@ def test_a_wrong_key_is_final(engage: Server, sdk: Sdk) -> None:
 def test_a_locked_storage_loses_no_event(engage: Server, sdk: Sdk) -> None:
     """The answer is 503 with ``Retry-After``; the SDK retries, and no event is stored twice."""
     with reverse_proxy(engage.url) as proxy:
+        proxy.retry_after = 1
         with locked(engage.database):
             process = sdk.start(proxy.url, engage.key, tracks(5))
             deadline = time.monotonic() + 60
             while not any(status == 503 for *_, status in proxy.requests):
                 assert time.monotonic() < deadline, proxy.requests
                 time.sleep(0.05)
-            time.sleep(2)  # the two seconds are the subject here
+            time.sleep(2)  # Long enough for a second attempt.
         assert sdk.finish(process) == []
         statuses = [status for *_, status in proxy.requests]
     assert 503 in statuses
