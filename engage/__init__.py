@@ -23,7 +23,6 @@ what these parts use
 ``errors.py``       the error codes with their statuses, and the body of an error
 ``logs.py``         the log: a line for each request, and other lines
 ``metrics.py``      the Prometheus metrics
-``clock.py``        the time that is stamped on what arrives
 ``__main__.py``     ``python -m engage``
 ------------------  --------------------------------------------------------------------------------
 PUBLIC, for plugins

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from engage.api import StorageError
-from engage.clock import Clock
 from engage.deliveries.fetcher import Fetcher
 from engage.deliveries.receive import Deliveries
 from engage.errors import Limit
@@ -22,6 +21,7 @@ from engage.http1.listener import Listener
 from engage.http1.shared import Bounds
 from engage.metrics import Metrics
 from engage.pipeline.auth import Authenticator
+from engage.pipeline.clock import Clock
 from engage.pipeline.ingest import Ingest
 from engage.pipeline.observers import Observers
 from engage.pipeline.pipeline import Pipeline

@@ -12,8 +12,9 @@ import pytest
 from engage.api import DROP, ConfigError, Event, StorageUnavailable
 from engage.app import build
 from engage.config import Config, load
+from support.exports import registry
 from support.http_client import listening
-from support.server_inprocess import Meddling, Serving, registry, serving
+from support.server_inprocess import Meddling, Serving, serving
 from support.server_process import config_text
 from support.waiting import eventually
 

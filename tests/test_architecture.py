@@ -19,12 +19,13 @@ pytestmark = pytest.mark.checkout
 ROOT = Path(__file__).resolve().parents[1]
 ENGAGE = ROOT / "engage"
 PLUGINS = ROOT / "plugins"
+TESTS = ROOT / "tests"
 
 #: From the inside to the outside: a module may import from the lines above its own, and never from
 #: its own line or from one below. A folder is one name; inside it modules may import each other.
 LAYERS = (
     "api",
-    "hookspecs webhooks testing logs errors metrics clock",
+    "hookspecs webhooks testing logs errors metrics",
     "config",
     "registry storage http1",
     "pipeline",
@@ -201,6 +202,27 @@ def test_every_file_names_its_licence(folder: str) -> None:
         text = path.read_text("utf-8")
         if text.strip() and path.name != "__init__.py":
             assert text.startswith("# SPDX-License-Identifier: Apache-2.0\n"), path
+
+
+def test_every_test_file_is_described() -> None:
+    for path in sources(TESTS):
+        # The examples are printed in docs/, without docstrings.
+        if not path.relative_to(TESTS).parts[0].startswith("example_"):
+            assert ast.get_docstring(ast.parse(path.read_text("utf-8"))), path
+
+
+def test_no_test_module_imports_another() -> None:
+    """What several need is in ``tests/support``."""
+    for path in sources(TESTS):
+        for name in imports(path):
+            assert not name.rpartition(".")[2].startswith("test_"), f"{path} imports {name}"
+
+
+def test_the_map_of_the_test_helpers_names_every_module() -> None:
+    described = ast.get_docstring(ast.parse((TESTS / "support/__init__.py").read_text("utf-8")))
+    assert described is not None
+    for path in sources(TESTS / "support"):
+        assert path.stem == "__init__" or f"``{path.stem}``" in described, path
 
 
 def test_every_public_name_is_documented() -> None:

@@ -29,7 +29,6 @@ from engage.api import (
     WebhookResult,
     render_time,
 )
-from engage.clock import Clock
 from engage.deliveries import provider_calls
 from engage.deliveries.delivery import (
     UNTRANSLATED,
@@ -44,6 +43,7 @@ from engage.deliveries.fetcher import Fetcher, FetchError, FetchRefusedError
 from engage.deliveries.recipients import Recipients
 from engage.errors import ApiError, Limit, Problem, located, overloaded
 from engage.pipeline.admission import LARGE_BODY
+from engage.pipeline.clock import Clock
 
 if TYPE_CHECKING:
     from engage.config import Limits

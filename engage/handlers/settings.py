@@ -13,9 +13,9 @@ from urllib.parse import unquote
 import orjson
 
 from engage.api import render_time
-from engage.clock import Clock
 from engage.errors import ApiError
 from engage.handlers.ingestion import IngestionHandler
+from engage.pipeline.clock import Clock
 
 __all__ = ["ProjectSettingsHandler", "SourceConfigHandler"]
 

@@ -7,6 +7,7 @@
 ``auth.py``           finds the workspace of a write key
 ``decode.py``         decompresses and parses a body, within the limits
 ``validate.py``       checks an item against the schema of its type
+``clock.py``          the time that is stamped on what arrives
 ``normalise.py``      turns a valid item into the event that is stored
 ``items.py``          prepares items for a write, and settles what became of them
 ``ids.py``            makes the message ids of items that have none

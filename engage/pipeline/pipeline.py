@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any, Final
 import orjson
 
 from engage.api import EventStore, Status
-from engage.clock import Clock
 from engage.errors import ApiError, Limit, from_problems
 from engage.pipeline.admission import LARGE_BODY
 from engage.pipeline.auth import KEYLESS_BODY, Authenticator, Principal
+from engage.pipeline.clock import Clock
 from engage.pipeline.conflicts import Conflicts
 from engage.pipeline.dead_letters import Conflict, letter_of
 from engage.pipeline.decode import (

@@ -8,13 +8,12 @@ import logging
 from typing import TYPE_CHECKING, Final
 
 from engage.api import DeadLetterStore, EventStore, StorageUnavailable, render_time
-from engage.clock import STEP_MS
 from engage.config import Retention
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from engage.clock import Clock
+    from engage.pipeline.clock import Clock
 
 __all__ = ["Guard", "expire", "expire_periodically"]
 
@@ -69,7 +68,7 @@ class Guard:
         arrivals = await store.arrivals(now - days * _DAY_MS)
         if arrivals is None or arrivals.newest is None:
             return None
-        if arrivals.newest > now + STEP_MS:
+        if arrivals.newest > now + self._clock.step_ms:
             return "the newest event was received in the future"
         if arrivals.last_before is None:
             return None

@@ -82,17 +82,23 @@ class FailureTests:
                 lambda: store.remove(WORKSPACE, ["l"]),
             ]
             reading.append(lambda: store.scan_dead_letters(None, after=None, limit=1))
+
+        async def fails(call: Call) -> None:
+            with pytest.raises(StorageUnavailable) as raised:
+                await call()
+            # The message is logged: it must be one line, and not empty.
+            assert str(raised.value).strip()
+            assert "\n" not in str(raised.value)
+
+        async def may_fail(call: Call) -> None:
+            # Reading may still work; any other error is wrong.
+            with contextlib.suppress(StorageUnavailable):
+                await call()
+
+        # At the same time, because each may wait until its time limit.
         async with bench.broken():
-            for call in writing:
-                with pytest.raises(StorageUnavailable) as raised:
-                    await call()
-                # The message is logged: it must be one line, and not empty.
-                assert str(raised.value).strip()
-                assert "\n" not in str(raised.value)
-            for call in reading:
-                # Reading may still work; any other error is wrong.
-                with contextlib.suppress(StorageUnavailable):
-                    await call()
+            await asyncio.gather(*map(fails, writing))
+            await asyncio.gather(*map(may_fail, reading))
         await eventually(store.check, StorageUnavailable)
         for call in (*writing, *reading):
             await eventually(call, StorageUnavailable)

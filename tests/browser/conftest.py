@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from support.browser import Browser, Pages
+from support.server_process import Server
 
 
 @pytest.fixture(scope="session")
@@ -38,6 +39,6 @@ def pages() -> Iterator[Pages]:
     pages.close()
 
 
-def events(engage: Any) -> list[dict[str, Any]]:
+def events(engage: Server) -> list[dict[str, Any]]:
     exported: list[dict[str, Any]] = engage.export("events")
     return exported

@@ -6,9 +6,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from browser.test_sdks import locked
 
 from support.browser import Browser, Pages, eventually
+from support.server_process import Server
+from support.sqlite import locked
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
 
@@ -39,7 +40,7 @@ def post(page: Browser, url: str, body: str, **headers: str) -> Any:
 EVENT = '{"userId": "u", "event": "E", "messageId": "m-1"}'
 
 
-def test_a_request_with_a_preflight_can_be_sent_and_read(engage: Any, page: Browser) -> None:
+def test_a_request_with_a_preflight_can_be_sent_and_read(engage: Server, page: Browser) -> None:
     """Authorization and custom headers are allowed, the answer can be read."""
     answer = post(
         page,
@@ -54,26 +55,26 @@ def test_a_request_with_a_preflight_can_be_sent_and_read(engage: Any, page: Brow
 
 
 @pytest.mark.parametrize("path", ["/v1/track", "/v1/batch", "/api/public/apps/identify"])
-def test_an_error_can_be_read(engage: Any, page: Browser, path: str) -> None:
+def test_an_error_can_be_read(engage: Server, page: Browser, path: str) -> None:
     answer = post(page, engage.url + path, "{", Authorization=engage.authorization)
     assert answer["status"] == 400
     assert answer["body"]["code"] == "invalid_json"
 
 
-def test_a_wrong_key_opens_no_login_dialog(engage: Any, page: Browser) -> None:
+def test_a_wrong_key_opens_no_login_dialog(engage: Server, page: Browser) -> None:
     answer = post(page, engage.url + "/v1/track", EVENT, Authorization="Basic bm86")
     assert answer["status"] == 401
     assert answer["body"]["code"] == "invalid_write_key"
 
 
-def test_retry_after_can_be_read(engage: Any, page: Browser) -> None:
-    with locked(engage):
+def test_retry_after_can_be_read(engage: Server, page: Browser) -> None:
+    with locked(engage.database):
         answer = post(page, engage.url + "/v1/track", EVENT, Authorization=engage.authorization)
     assert answer["status"] == 503
     assert 1 <= int(answer["retryAfter"]) <= 30
 
 
-def test_a_beacon_is_stored(engage: Any, page: Browser) -> None:
+def test_a_beacon_is_stored(engage: Server, page: Browser) -> None:
     """``sendBeacon`` sends credentials and cannot set headers, so the key is in the query."""
     sent = page.run(
         "return navigator.sendBeacon(arguments[0], arguments[1])",

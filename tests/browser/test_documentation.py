@@ -4,13 +4,13 @@
 from __future__ import annotations
 
 import subprocess
-from typing import Any
 
 import pytest
 
 from support.browser import WEB, Browser, Pages, eventually
 from support.clients_page import example
 from support.node import node, node_project
+from support.server_process import Server
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
 
@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
     ],
 )
 def test_the_example_works(
-    engage: Any, browser: Browser, pages: Pages, name: str, call: str
+    engage: Server, browser: Browser, pages: Pages, name: str, call: str
 ) -> None:
     project = node_project(WEB)
     done = subprocess.run(

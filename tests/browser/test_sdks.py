@@ -4,15 +4,14 @@
 from __future__ import annotations
 
 import base64
-import contextlib
 import dataclasses
-import sqlite3
-from collections.abc import Iterator
-from typing import Any
 
 import pytest
+from browser.snippet import shape
 
 from support.browser import Browser, Pages, eventually
+from support.server_process import Server
+from support.sqlite import locked
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(400)]
 
@@ -33,7 +32,7 @@ class Kind:
     last: str = 'sdk.track("Last");'
     retries: bool = True
 
-    def page(self, engage: Any) -> str:
+    def page(self, engage: Server) -> str:
         start = self.start
         for name, value in {
             "HOST": engage.url,
@@ -110,12 +109,8 @@ sdk.screen({userId: "u-1", name: "Start"});
 ]
 
 
-def shape(event: dict[str, Any]) -> tuple[str, str | None]:
-    return event["type"], event.get("event") or event.get("name")
-
-
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
-def test_every_call_arrives(engage: Any, browser: Browser, pages: Pages, kind: Kind) -> None:
+def test_every_call_arrives(engage: Server, browser: Browser, pages: Pages, kind: Kind) -> None:
     """Each call is stored once with the right fields; nothing fails or is logged on the console."""
     pages.pages["/"] = kind.page(engage)
     browser.open(pages.url + "/")
@@ -150,7 +145,7 @@ def test_every_call_arrives(engage: Any, browser: Browser, pages: Pages, kind: K
     "kind", [kind for kind in KINDS if kind.bundle != "dittofeed"], ids=lambda kind: kind.name
 )
 def test_a_visitor_without_identify_is_anonymous(
-    engage: Any, browser: Browser, pages: Pages, kind: Kind
+    engage: Server, browser: Browser, pages: Pages, kind: Kind
 ) -> None:
     """Without identify, events have the SDK's anonymous id and no user id."""
     pages.pages["/"] = kind.page(engage)
@@ -164,7 +159,7 @@ def test_a_visitor_without_identify_is_anonymous(
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
 def test_the_last_event_before_leaving_the_page_arrives(
-    engage: Any, browser: Browser, pages: Pages, kind: Kind
+    engage: Server, browser: Browser, pages: Pages, kind: Kind
 ) -> None:
     """The SDK sends it with ``keepalive`` or ``sendBeacon``, or keeps it for the next page."""
     pages.pages["/"] = kind.page(engage)
@@ -180,22 +175,11 @@ def test_the_last_event_before_leaving_the_page_arrives(
     eventually(lambda: {e["event"] for e in engage.export("events")}, lambda names: "Last" in names)
 
 
-@contextlib.contextmanager
-def locked(engage: Any) -> Iterator[None]:
-    connection = sqlite3.connect(engage.database, isolation_level=None)
-    connection.execute("BEGIN IMMEDIATE")
-    try:
-        yield
-    finally:
-        connection.execute("ROLLBACK")
-        connection.close()
-
-
 @pytest.mark.parametrize(
     "kind", [kind for kind in KINDS if kind.retries], ids=lambda kind: kind.name
 )
 def test_an_event_is_sent_again_after_an_error(
-    engage: Any, browser: Browser, pages: Pages, kind: Kind
+    engage: Server, browser: Browser, pages: Pages, kind: Kind
 ) -> None:
     """The answer is 503 while the storage is locked; afterwards each event is stored once."""
     pages.pages["/"] = kind.page(engage)
@@ -203,7 +187,7 @@ def test_an_event_is_sent_again_after_an_error(
     browser.run('sdk.track("First");')
     eventually(lambda: engage.export("events"), lambda e: len(e) == 1)
     browser.errors()
-    with locked(engage):
+    with locked(engage.database):
         browser.run('sdk.track("Again");')
         eventually(browser.errors, lambda errors: any("503" in error for error in errors))
     stored = eventually(lambda: engage.export("events"), lambda e: len(e) >= 2)

@@ -4,34 +4,17 @@
 from __future__ import annotations
 
 import gzip
-import re
 from pathlib import Path
-from typing import Any
 
 import pytest
-from browser.test_sdks import locked, shape
+from browser.snippet import shape, site, visit
 
 from support.browser import Browser, Pages, eventually
+from support.reverse_proxy import reverse_proxy
+from support.server_process import Server
+from support.sqlite import locked
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
-
-ROOT = Path(__file__).resolve().parents[2]
-
-
-def snippet(engage: Any, attributes: str = "") -> str:
-    """Return the lines of docs/snippet.md with the URL and the write key of this server."""
-    text = (ROOT / "docs/snippet.md").read_text()
-    [lines] = re.findall(r"```html\n(.*?)```", text, re.DOTALL)
-    lines = str(lines).replace("https://events.example.com", engage.url)
-    return lines.replace('"YOUR_WRITE_KEY"', f'"{engage.key}" {attributes}')
-
-
-def site(engage: Any, attributes: str = "", before: str = "") -> str:
-    return (
-        "<!doctype html><html lang=en><head><meta charset=utf-8><title>Shop</title>"
-        f"<script>{before}</script>{snippet(engage, attributes)}</head><body></body></html>"
-    )
-
 
 NO_STORAGE = """
 Object.defineProperty(window, "localStorage", {get() { throw new DOMException("denied"); }});
@@ -41,13 +24,7 @@ Object.defineProperty(document, "cookie", {get() { return ""; }, set() {}});
 """
 
 
-def visit(browser: Browser, pages: Pages, html: str, path: str = "/") -> None:
-    pages.pages[path.split("?")[0]] = html
-    browser.open(pages.url + path)
-    eventually(lambda: browser.run("return typeof window.engage.push"), lambda t: t == "undefined")
-
-
-def test_every_call_is_stored(engage: Any, browser: Browser, pages: Pages) -> None:
+def test_every_call_is_stored(engage: Server, browser: Browser, pages: Pages) -> None:
     visit(browser, pages, site(engage), "/docs?q=1")
     browser.run("""
         engage.identify("u-1", {email: "a@b.co", nested: {a: [1, null]}});
@@ -89,7 +66,7 @@ def test_every_call_is_stored(engage: Any, browser: Browser, pages: Pages) -> No
     assert browser.errors() == []
 
 
-def test_the_snippet_causes_no_preflight(engage: Any, browser: Browser, pages: Pages) -> None:
+def test_the_snippet_causes_no_preflight(engage: Server, browser: Browser, pages: Pages) -> None:
     visit(browser, pages, site(engage))
     eventually(lambda: engage.export("events"), lambda e: len(e) == 1)
     assert "OPTIONS" not in engage.log()
@@ -97,7 +74,7 @@ def test_the_snippet_causes_no_preflight(engage: Any, browser: Browser, pages: P
 
 @pytest.mark.parametrize("before", ["", NO_STORAGE], ids=["localStorage", "cookies"])
 def test_a_visitor_keeps_the_anonymous_id_on_the_next_page(
-    engage: Any, browser: Browser, pages: Pages, before: str
+    engage: Server, browser: Browser, pages: Pages, before: str
 ) -> None:
     for path in ("/one", "/two"):
         visit(browser, pages, site(engage, before=before), path)
@@ -106,7 +83,7 @@ def test_a_visitor_keeps_the_anonymous_id_on_the_next_page(
 
 
 def test_without_storage_the_anonymous_id_lasts_as_long_as_the_page(
-    engage: Any, browser: Browser, pages: Pages
+    engage: Server, browser: Browser, pages: Pages
 ) -> None:
     """The browser blocks localStorage and cookies."""
     visit(browser, pages, site(engage, before=NO_STORAGE + NO_COOKIES))
@@ -118,7 +95,7 @@ def test_without_storage_the_anonymous_id_lasts_as_long_as_the_page(
 
 
 def test_another_user_gets_another_anonymous_id(
-    engage: Any, browser: Browser, pages: Pages
+    engage: Server, browser: Browser, pages: Pages
 ) -> None:
     visit(browser, pages, site(engage))
     browser.run('engage.identify("u-1"); engage.identify(2);')
@@ -127,19 +104,23 @@ def test_another_user_gets_another_anonymous_id(
     assert stored[1]["anonymousId"] != stored[2]["anonymousId"]
 
 
-def test_an_event_is_sent_again_after_an_error(engage: Any, browser: Browser, pages: Pages) -> None:
-    with locked(engage):
-        visit(browser, pages, site(engage))
-        eventually(browser.errors, lambda errors: any("503" in error for error in errors))
-    stored = eventually(lambda: engage.export("events"), lambda e: len(e) >= 1)
-    assert len(stored) == 1
-    browser.run('engage.track("Next");')
-    stored = eventually(lambda: engage.export("events"), lambda e: len(e) >= 2)
-    assert [event["type"] for event in stored] == ["page", "track"]
+def test_an_event_is_sent_again_after_an_error(
+    engage: Server, browser: Browser, pages: Pages
+) -> None:
+    with reverse_proxy(engage.url) as proxy:
+        proxy.retry_after = 1
+        with locked(engage.database):
+            visit(browser, pages, site(engage, url=proxy.url))
+            eventually(browser.errors, lambda errors: any("503" in error for error in errors))
+        stored = eventually(lambda: engage.export("events"), lambda e: len(e) >= 1)
+        assert len(stored) == 1
+        browser.run('engage.track("Next");')
+        stored = eventually(lambda: engage.export("events"), lambda e: len(e) >= 2)
+        assert [event["type"] for event in stored] == ["page", "track"]
 
 
 def test_events_arrive_after_the_server_was_down(
-    engage: Any, browser: Browser, pages: Pages
+    engage: Server, browser: Browser, pages: Pages
 ) -> None:
     visit(browser, pages, site(engage))
     eventually(lambda: engage.export("events"), lambda e: len(e) == 1)
@@ -153,7 +134,7 @@ def test_events_arrive_after_the_server_was_down(
 
 
 def test_the_last_event_before_leaving_the_page_arrives(
-    engage: Any, browser: Browser, pages: Pages
+    engage: Server, browser: Browser, pages: Pages
 ) -> None:
     visit(browser, pages, site(engage))
     eventually(lambda: engage.export("events"), lambda e: len(e) == 1)
@@ -163,12 +144,12 @@ def test_the_last_event_before_leaving_the_page_arrives(
 
 
 def test_events_that_a_beacon_cannot_carry_are_sent_from_a_later_page(
-    engage: Any, browser: Browser, pages: Pages
+    engage: Server, browser: Browser, pages: Pages
 ) -> None:
     before = 'if (location.pathname === "/one") navigator.sendBeacon = () => false;'
     visit(browser, pages, site(engage, before=before), "/one")
     eventually(lambda: engage.export("events"), lambda e: len(e) == 1)
-    with locked(engage):
+    with locked(engage.database):
         browser.run('engage.track("Kept");')
         pages.pages["/two"] = "<!doctype html>"
         browser.run('location.href = "/two";')
@@ -188,7 +169,7 @@ def test_events_that_a_beacon_cannot_carry_are_sent_from_a_later_page(
     ids=["gpc", "dnt"],
 )
 def test_privacy_signals_are_respected_where_the_page_asks_for_it(
-    engage: Any, browser: Browser, pages: Pages, signal: str
+    engage: Server, browser: Browser, pages: Pages, signal: str
 ) -> None:
     """Then nothing is sent and nothing is stored; otherwise the signal is ignored."""
     visit(browser, pages, site(engage, "data-respect-privacy", signal), "/silent")
@@ -201,7 +182,7 @@ def test_privacy_signals_are_respected_where_the_page_asks_for_it(
 
 
 def test_a_page_that_respects_signals_sends_events_without_one(
-    engage: Any, browser: Browser, pages: Pages
+    engage: Server, browser: Browser, pages: Pages
 ) -> None:
     visit(browser, pages, site(engage, "data-respect-privacy"))
     eventually(lambda: engage.export("events"), lambda e: len(e) == 1)
@@ -211,7 +192,7 @@ def test_a_page_that_respects_signals_sends_events_without_one(
     "left", ["{", "null", "7", '[null, 5, {"a": 1}]', '{"length": 3}'], ids=str
 )
 def test_an_unreadable_queue_in_storage_does_no_harm(
-    engage: Any, browser: Browser, pages: Pages, left: str
+    engage: Server, browser: Browser, pages: Pages, left: str
 ) -> None:
     pages.pages["/"] = "<!doctype html>"
     browser.open(pages.url + "/")
@@ -222,7 +203,7 @@ def test_an_unreadable_queue_in_storage_does_no_harm(
 
 
 def test_many_events_are_sent_in_several_requests(
-    engage: Any, browser: Browser, pages: Pages
+    engage: Server, browser: Browser, pages: Pages
 ) -> None:
     visit(browser, pages, site(engage))
     browser.run('for (let n = 0; n < 250; n++) engage.track("E", {n, text: "é".repeat(300)});')
@@ -233,5 +214,5 @@ def test_many_events_are_sent_in_several_requests(
 
 def test_the_snippet_is_small() -> None:
     """It has at most 3000 bytes as it is transferred."""
-    script = (ROOT / "engage/handlers/static/engage.js").read_bytes()
+    script = (Path(__file__).resolve().parents[2] / "engage/handlers/static/engage.js").read_bytes()
     assert len(gzip.compress(script, 9)) <= 3000

@@ -7,9 +7,10 @@ import json
 from typing import Any
 
 import pytest
-from browser.test_snippet import site, visit
+from browser.snippet import site, visit
 
 from support.browser import Browser, Pages, eventually
+from support.server_process import Server
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
 
@@ -31,7 +32,7 @@ def names(events: list[dict[str, Any]]) -> list[str | None]:
 
 @pytest.mark.parametrize("before", [FULL_STORAGE, SANDBOX], ids=["full", "sandbox"])
 def test_the_snippet_works_with_full_storage(
-    engage: Any, browser: Browser, pages: Pages, before: str
+    engage: Server, browser: Browser, pages: Pages, before: str
 ) -> None:
     """Events still have one anonymous id, and later calls know the user id."""
     visit(browser, pages, site(engage, before=before))
@@ -46,7 +47,7 @@ def test_the_snippet_works_with_full_storage(
 
 
 def test_an_event_that_cannot_be_sent_does_not_stop_others(
-    engage: Any, browser: Browser, pages: Pages
+    engage: Server, browser: Browser, pages: Pages
 ) -> None:
     visit(browser, pages, site(engage))
     browser.run("""
@@ -68,7 +69,7 @@ def test_an_event_that_cannot_be_sent_does_not_stop_others(
     assert stored[-1]["properties"]["x"] == 1
 
 
-def test_an_event_is_copied_at_the_call(engage: Any, browser: Browser, pages: Pages) -> None:
+def test_an_event_is_copied_at_the_call(engage: Server, browser: Browser, pages: Pages) -> None:
     visit(browser, pages, site(engage))
     browser.run('const cart = {items: [1]}; engage.track("Cart", cart); cart.items.push(2);')
     stored = eventually(lambda: engage.export("events"), lambda e: len(e) >= 2)
@@ -76,7 +77,7 @@ def test_an_event_is_copied_at_the_call(engage: Any, browser: Browser, pages: Pa
 
 
 def test_a_steady_stream_of_events_is_sent_before_it_ends(
-    engage: Any, browser: Browser, pages: Pages
+    engage: Server, browser: Browser, pages: Pages
 ) -> None:
     """The calls follow each other faster than the pause after which a request is sent."""
     visit(browser, pages, site(engage))
@@ -86,7 +87,7 @@ def test_a_steady_stream_of_events_is_sent_before_it_ends(
 
 
 def test_events_of_a_page_left_while_the_server_is_away_arrive(
-    engage: Any, browser: Browser, pages: Pages
+    engage: Server, browser: Browser, pages: Pages
 ) -> None:
     """The browser accepts the beacon and cannot deliver it; the next page sends its events."""
     visit(browser, pages, site(engage), "/one")
@@ -105,7 +106,9 @@ def test_events_of_a_page_left_while_the_server_is_away_arrive(
     eventually(lambda: browser.run('return localStorage.getItem("engage_queue")'), lambda q: not q)
 
 
-def test_events_of_another_tab_stay_in_storage(engage: Any, browser: Browser, pages: Pages) -> None:
+def test_events_of_another_tab_stay_in_storage(
+    engage: Server, browser: Browser, pages: Pages
+) -> None:
     visit(browser, pages, site(engage), "/one")
     eventually(lambda: engage.export("events"), lambda e: len(e) == 1)
     left = browser.run("""
@@ -128,7 +131,7 @@ def test_events_of_another_tab_stay_in_storage(engage: Any, browser: Browser, pa
 
 
 def test_a_snippet_that_is_loaded_twice_sends_events_once(
-    engage: Any, browser: Browser, pages: Pages
+    engage: Server, browser: Browser, pages: Pages
 ) -> None:
     """A script of the page adds the same lines again, and another one kept a stub."""
     hold = "<script>window.held = engage.track;</script>"

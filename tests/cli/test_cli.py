@@ -459,7 +459,7 @@ def test_a_broken_plugin_is_one_line_and_help_still_works(tmp_path: Path) -> Non
 
 # ---------------------------------------------------------------------------------------- export
 def exported(*arguments: object) -> list[dict[str, Any]]:
-    """:return: the lines of an export."""
+    """Return the lines of an export."""
     result = run("export", *arguments)
     assert (result.exit_code, result.stderr) == (0, "")
     return [json.loads(line) for line in result.stdout.splitlines()]

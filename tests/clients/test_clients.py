@@ -4,19 +4,22 @@
 from __future__ import annotations
 
 import gzip
+import itertools
 import json
-import sqlite3
-from collections.abc import Callable
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from clients.libraries import LIBRARIES, Answer, Request, Send
 
+from support.server_process import SQLITE, Server, start_server
+from support.sqlite import locked
+from support.waiting import wait_for
+
 pytestmark = [pytest.mark.timeout(300)]
 
 EVENT = {"userId": "u", "event": "E", "properties": {"text": "ünï ✓"}}
-
-Post = Callable[..., Request]
 
 
 @pytest.fixture(params=LIBRARIES, ids=str)
@@ -24,76 +27,102 @@ def send(request: pytest.FixtureRequest) -> Send:
     return LIBRARIES[request.param]
 
 
-@pytest.fixture
-def post(engage: Any) -> Post:
-    def make(
-        number: int = 0, path: str = "/v1/track", body: bytes | None = None, **more: Any
+@pytest.fixture(scope="module")
+def engage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """Start one server for all tests; each test has its own message ids, see :class:`Sent`."""
+    with start_server(tmp_path_factory.mktemp("clients")) as server:
+        yield server
+
+
+class Sent:
+    """Makes the requests of one test, and finds its events among those of other tests."""
+
+    _numbers = itertools.count()
+
+    def __init__(self, engage: Server) -> None:
+        self.engage = engage
+        self.prefix = f"test-{next(self._numbers)}-"
+
+    def post(
+        self,
+        message_id: str = "m",
+        path: str = "/v1/track",
+        body: bytes | None = None,
+        **more: Any,
     ) -> Request:
-        event = {**EVENT, "messageId": f"m-{number}"}
-        headers = {"Authorization": engage.authorization, **more.pop("headers", {})}
+        """Make a request with the write key; without a body, it is an event with this id."""
+        headers = {"Authorization": self.engage.authorization, **more.pop("headers", {})}
         return Request(
             method=more.pop("method", "POST"),
-            url=engage.url + path,
-            body=json.dumps(event).encode() if body is None else body,
+            url=self.engage.url + path,
+            body=self.event(message_id) if body is None else body,
             headers=headers,
             **more,
         )
 
-    return make
+    def event(self, message_id: str) -> bytes:
+        """Return an event whose stored id begins with :attr:`prefix`."""
+        return json.dumps({**EVENT, "messageId": self.prefix + message_id}).encode()
+
+    def stored(self) -> list[str]:
+        """Return the ids of the stored events of this test, in order, without the prefix."""
+        ids = [event["messageId"] for event in self.engage.export("events")]
+        return [one.removeprefix(self.prefix) for one in ids if one.startswith(self.prefix)]
 
 
-def stored(engage: Any) -> list[str]:
-    return [event["messageId"] for event in engage.export("events")]
+@pytest.fixture
+def sent(engage: Server) -> Sent:
+    return Sent(engage)
 
 
-def test_many_requests_on_one_connection_are_answered(engage: Any, send: Send, post: Post) -> None:
+def test_many_requests_on_one_connection_are_answered(send: Send, sent: Sent) -> None:
     """Each answer belongs to its request, and none is lost."""
-    answers = send([post(number) for number in range(20)])
+    answers = send([sent.post(str(number)) for number in range(20)])
     assert [answer.json() for answer in answers] == [
-        {"success": True, "messageId": f"m-{number}"} for number in range(20)
+        {"success": True, "messageId": f"{sent.prefix}{number}"} for number in range(20)
     ]
-    assert stored(engage) == [f"m-{number}" for number in range(20)]
+    assert sent.stored() == [str(number) for number in range(20)]
 
 
-def test_a_chunked_body_is_stored(engage: Any, send: Send, post: Post) -> None:
-    answers = send([post(1, chunked=True), post(2, chunked=True), post(3)])
+def test_a_chunked_body_is_stored(send: Send, sent: Sent) -> None:
+    answers = send([sent.post("1", chunked=True), sent.post("2", chunked=True), sent.post("3")])
     assert [answer.status for answer in answers] == [200, 200, 200]
-    assert stored(engage) == ["m-1", "m-2", "m-3"]
+    assert sent.stored() == ["1", "2", "3"]
 
 
-def test_a_gzip_body_is_stored(engage: Any, send: Send, post: Post) -> None:
-    body = gzip.compress(json.dumps({**EVENT, "messageId": "zipped"}).encode())
-    [answer] = send([post(body=body, headers={"Content-Encoding": "gzip"})])
+def test_a_gzip_body_is_stored(send: Send, sent: Sent) -> None:
+    body = gzip.compress(sent.event("zipped"))
+    [answer] = send([sent.post(body=body, headers={"Content-Encoding": "gzip"})])
     assert answer.status == 200
-    assert stored(engage) == ["zipped"]
+    assert sent.stored() == ["zipped"]
 
 
-def test_a_request_can_close_the_connection(engage: Any, send: Send, post: Post) -> None:
+def test_a_request_can_close_the_connection(send: Send, sent: Sent) -> None:
     """The server announces that it closes, and closes; the client opens another connection."""
-    answers = send([post(1, close=True), post(2)])
+    answers = send([sent.post("1", close=True), sent.post("2")])
     assert [answer.status for answer in answers] == [200, 200]
     assert answers[0].headers.get("connection", "close").lower() == "close"
 
 
 @pytest.mark.parametrize("size", [10, 100_000])
-def test_a_client_can_wait_for_100_continue(engage: Any, send: Send, post: Post, size: int) -> None:
+def test_a_client_can_wait_for_100_continue(send: Send, sent: Sent, size: int) -> None:
     body = json.dumps({"batch": [{**EVENT, "type": "track"}], "padding": "x" * size}).encode()
-    answers = send([post(path="/v1/batch", body=body, headers={"Expect": "100-continue"}), post(2)])
+    answers = send(
+        [sent.post(path="/v1/batch", body=body, headers={"Expect": "100-continue"}), sent.post("2")]
+    )
     assert [answer.status for answer in answers] == [200, 200]
 
 
-def test_a_client_that_waits_with_a_large_body_is_refused(
-    engage: Any, send: Send, post: Post
-) -> None:
+def test_a_client_that_waits_with_a_large_body_is_refused(send: Send, sent: Sent) -> None:
     """The client gets the answer, whether it waits for permission or sends the body anyway."""
     body = b" " * (5 * 1024 * 1024 + 1)
-    [answer] = send([post(path="/v1/batch", body=body, headers={"Expect": "100-continue"})])
+    [answer] = send([sent.post(path="/v1/batch", body=body, headers={"Expect": "100-continue"})])
     assert answer.status == 413
     assert answer.json()["code"] == "body_too_large"
 
 
 @pytest.mark.parametrize("path", ["/healthz", "/readyz"])
-def test_head_has_no_body(engage: Any, send: Send, path: str) -> None:
+def test_head_has_no_body(engage: Server, send: Send, path: str) -> None:
     """The headers are those of GET, and the connection can be used again."""
     get, head, again = send(
         [Request(method=method, url=engage.url + path) for method in ("GET", "HEAD", "GET")]
@@ -115,16 +144,16 @@ def error_of(answer: Answer) -> tuple[int, object]:
     return answer.status, body["code"]
 
 
-def test_errors_have_one_shape(engage: Any, send: Send, post: Post) -> None:
+def test_errors_have_one_shape(send: Send, sent: Sent) -> None:
     answers = send(
         [
-            post(path="/nowhere"),
-            post(method="GET", body=b""),
-            post(body=b"{"),
-            post(body=b'{"event": "E"}'),
-            post(headers={"Authorization": "Basic bm86"}),
-            post(headers={"Content-Encoding": "br"}),
-            post(7),
+            sent.post(path="/nowhere"),
+            sent.post(method="GET", body=b""),
+            sent.post(body=b"{"),
+            sent.post(body=b'{"event": "E"}'),
+            sent.post(headers={"Authorization": "Basic bm86"}),
+            sent.post(headers={"Content-Encoding": "br"}),
+            sent.post("7"),
         ]
     )
     assert [error_of(answer) for answer in answers[:-1]] == [
@@ -138,25 +167,22 @@ def test_errors_have_one_shape(engage: Any, send: Send, post: Post) -> None:
     assert "POST" in answers[1].headers["allow"]
     assert answers[4].headers["www-authenticate"].startswith("Basic")
     assert answers[-1].status == 200
-    assert stored(engage) == ["m-7"]
+    assert sent.stored() == ["7"]
 
 
-def test_a_503_has_retry_after_in_seconds(engage: Any, send: Send, post: Post) -> None:
-    connection = sqlite3.connect(engage.database, isolation_level=None)
-    connection.execute("BEGIN IMMEDIATE")
-    try:
-        [answer] = send([post(1)])
-    finally:
-        connection.execute("ROLLBACK")
-        connection.close()
-    assert error_of(answer) == (503, "storage_unavailable")
-    assert 5 <= int(answer.headers["retry-after"]) <= 30
-    [answer] = send([post(1)])
-    assert answer.status == 200
-    assert stored(engage) == ["m-1"]
+def test_a_503_has_retry_after_in_seconds(tmp_path: Path, send: Send) -> None:
+    storage = SQLITE.replace("[storage]", "[storage]\nwrite_timeout = 1")
+    with start_server(tmp_path, storage=storage) as server:
+        sent = Sent(server)
+        with locked(server.database):
+            [answer] = send([sent.post("1")])
+        assert error_of(answer) == (503, "storage_unavailable")
+        assert 5 <= int(answer.headers["retry-after"]) <= 30
+        wait_for(lambda: send([sent.post("1")])[0].status == 200, what="the storage")
+        assert sent.stored() == ["1"]
 
 
-def test_options_is_answered(engage: Any, send: Send, post: Post) -> None:
+def test_options_is_answered(engage: Server, send: Send) -> None:
     headers = {
         "Origin": "https://shop.test",
         "Access-Control-Request-Method": "POST",

@@ -7,9 +7,10 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
+
+from support.server_process import Server
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -19,7 +20,7 @@ HERE = Path(__file__).parent
 EXAMPLES = int(os.environ.get("ENGAGE_SCHEMATHESIS_EXAMPLES", "15"))
 
 
-def test_schemathesis_finds_no_undescribed_answer(engage: Any, tmp_path: Path) -> None:
+def test_schemathesis_finds_no_undescribed_answer(engage: Server, tmp_path: Path) -> None:
     """It sends valid and invalid data to every operation; a 5xx is a failure, too."""
     program = Path(sys.executable).with_name("schemathesis")
     done = subprocess.run(
@@ -42,5 +43,6 @@ def test_schemathesis_finds_no_undescribed_answer(engage: Any, tmp_path: Path) -
         timeout=560,
     )
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
+    assert engage.process is not None
     assert engage.process.poll() is None
     assert "internal_error" not in engage.log()

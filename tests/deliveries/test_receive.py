@@ -35,9 +35,10 @@ from engage.config import Config, load
 from engage.deliveries.delivery import PATH_HEADER, REDACTED, redacted
 from engage.metrics import Metrics
 from engage.registry import shared_credentials
+from support.exports import registry
 from support.provider_http import PUBLIC_URL, deliver, public, toml, workspace
 from support.providers import make, request, segment_delivery
-from support.server_inprocess import Serving, registry, serving
+from support.server_inprocess import Serving, serving
 from support.server_process import start_server
 from support.times import Times
 

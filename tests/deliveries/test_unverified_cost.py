@@ -25,10 +25,11 @@ from engage.config import Limits, load
 from engage.deliveries.delivery import Delivery
 from engage.errors import ApiError
 from engage.pipeline.decode import check_encoding
+from support.exports import registry
 from support.provider_http import deliver, public
 from support.provider_senders import PUBLIC_URL, SENDERS, Header, Sender, webhooks_table
 from support.providers import request
-from support.server_inprocess import registry, serving
+from support.server_inprocess import serving
 from support.server_process import config_text
 
 PROVIDERS = sorted(SENDERS)

@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 from sdks.catalogue import SDKS, Sdk
 
+from support.server_process import Server
+
 pytestmark = [pytest.mark.sdk, pytest.mark.timeout(400)]
 
 VARIANTS = [
@@ -74,7 +76,7 @@ def without_none(value: Mapping[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("sdk", "options"), VARIANTS)
-def test_each_call_is_stored_as_meant(engage: Any, sdk: Sdk, options: dict[str, Any]) -> None:
+def test_each_call_is_stored_as_meant(engage: Server, sdk: Sdk, options: dict[str, Any]) -> None:
     """Field by field: type, ids, name, traits, properties, times, library."""
     made = calls(sdk)
     before = datetime.now(UTC) - timedelta(seconds=2)
@@ -136,7 +138,7 @@ def _is(event: Mapping[str, Any], call: Mapping[str, Any]) -> bool:
 
 
 @pytest.mark.parametrize("sdk", SDKS, ids=str)
-def test_profiles_have_what_the_calls_set(engage: Any, sdk: Sdk) -> None:
+def test_profiles_have_what_the_calls_set(engage: Server, sdk: Sdk) -> None:
     """Traits, memberships, traits of groups, and links."""
     assert sdk.run(engage.url, engage.key, calls(sdk)) == []
     [user] = engage.export("users")
@@ -152,7 +154,7 @@ def test_profiles_have_what_the_calls_set(engage: Any, sdk: Sdk) -> None:
 
 
 @pytest.mark.parametrize("sdk", [sdk for sdk in SDKS if sdk.language == "python"], ids=str)
-def test_numeric_ids_become_strings(engage: Any, sdk: Sdk) -> None:
+def test_numeric_ids_become_strings(engage: Server, sdk: Sdk) -> None:
     """An application with integers as user ids needs no change."""
     assert sdk.run(engage.url, engage.key, [{"call": "track", "userId": 42, "event": "E"}]) == []
     [event] = engage.export("events")
@@ -160,7 +162,7 @@ def test_numeric_ids_become_strings(engage: Any, sdk: Sdk) -> None:
 
 
 @pytest.mark.parametrize("sdk", SDKS, ids=str)
-def test_many_events_arrive_once_and_in_order(engage: Any, sdk: Sdk) -> None:
+def test_many_events_arrive_once_and_in_order(engage: Server, sdk: Sdk) -> None:
     """More than fit into one batch of the SDK."""
     made = [
         {"call": "track", "userId": "u", "event": "E", "properties": {"n": n}} for n in range(250)

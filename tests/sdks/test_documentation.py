@@ -4,13 +4,13 @@
 from __future__ import annotations
 
 import subprocess
-from typing import Any
 
 import pytest
 from sdks.catalogue import HERE, SDKS, Sdk
 
 from support.clients_page import PAGE, example
 from support.node import node, node_project
+from support.server_process import Server
 from support.venv import venv
 
 pytestmark = [pytest.mark.sdk, pytest.mark.timeout(300)]
@@ -25,7 +25,7 @@ NODE_END = {
 
 
 @pytest.mark.parametrize("sdk", SDKS, ids=str)
-def test_the_example_of_an_sdk_works(engage: Any, sdk: Sdk) -> None:
+def test_the_example_of_an_sdk_works(engage: Server, sdk: Sdk) -> None:
     if sdk.language == "python":
         code = example(sdk.name, engage) + PYTHON_END
         command = [str(venv(HERE / f"python/{sdk.name}.txt")), "-c", code]

@@ -3,17 +3,16 @@
 
 from __future__ import annotations
 
-import contextlib
-import sqlite3
 import threading
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from sdks.catalogue import SDKS, Sdk
 
 from support.reverse_proxy import reverse_proxy
+from support.server_process import Server
+from support.sqlite import locked
 
 pytestmark = [pytest.mark.sdk, pytest.mark.timeout(400)]
 
@@ -26,20 +25,8 @@ def tracks(count: int) -> list[dict[str, Any]]:
     ]
 
 
-@contextlib.contextmanager
-def locked(database: Any) -> Iterator[None]:
-    """Hold SQLite's write lock, like a backup tool that hangs."""
-    connection = sqlite3.connect(database, isolation_level=None)
-    connection.execute("BEGIN IMMEDIATE")
-    try:
-        yield
-    finally:
-        connection.execute("ROLLBACK")
-        connection.close()
-
-
 @pytest.mark.parametrize("sdk", SDKS, ids=str)
-def test_a_wrong_key_is_final(engage: Any, sdk: Sdk) -> None:
+def test_a_wrong_key_is_final(engage: Server, sdk: Sdk) -> None:
     """The SDK sends one request, reports an error, and nothing is stored."""
     with reverse_proxy(engage.url) as proxy:
         errors = sdk.run(proxy.url, "not-a-key", tracks(1))
@@ -50,16 +37,17 @@ def test_a_wrong_key_is_final(engage: Any, sdk: Sdk) -> None:
 
 
 @pytest.mark.parametrize("sdk", RETRYING, ids=str)
-def test_a_locked_storage_loses_no_event(engage: Any, sdk: Sdk) -> None:
+def test_a_locked_storage_loses_no_event(engage: Server, sdk: Sdk) -> None:
     """The answer is 503 with ``Retry-After``; the SDK retries, and no event is stored twice."""
     with reverse_proxy(engage.url) as proxy:
+        proxy.retry_after = 1
         with locked(engage.database):
             process = sdk.start(proxy.url, engage.key, tracks(5))
             deadline = time.monotonic() + 60
             while not any(status == 503 for *_, status in proxy.requests):
                 assert time.monotonic() < deadline, proxy.requests
                 time.sleep(0.05)
-            time.sleep(2)  # the two seconds are the subject here
+            time.sleep(2)  # Long enough for a second attempt.
         assert sdk.finish(process) == []
         statuses = [status for *_, status in proxy.requests]
     assert 503 in statuses
@@ -67,7 +55,7 @@ def test_a_locked_storage_loses_no_event(engage: Any, sdk: Sdk) -> None:
     assert sorted(e["properties"]["n"] for e in engage.export("events")) == list(range(5))
 
 
-def test_dittofeed_drops_events_on_503(engage: Any) -> None:
+def test_dittofeed_drops_events_on_503(engage: Server) -> None:
     """The Dittofeed SDK never retries (see docs/clients.md); its flush reports the error."""
     [sdk] = [sdk for sdk in SDKS if not sdk.retries]
     with reverse_proxy(engage.url) as proxy:
@@ -79,7 +67,7 @@ def test_dittofeed_drops_events_on_503(engage: Any) -> None:
 
 
 @pytest.mark.parametrize("sdk", SDKS, ids=str)
-def test_a_bad_event_does_not_affect_others(engage: Any, sdk: Sdk) -> None:
+def test_a_bad_event_does_not_affect_others(engage: Server, sdk: Sdk) -> None:
     """An event with a user id of 513 characters becomes a dead letter; the others are stored."""
     made = tracks(4)
     made[2]["userId"] = "x" * 513
@@ -92,7 +80,7 @@ def test_a_bad_event_does_not_affect_others(engage: Any, sdk: Sdk) -> None:
 
 
 @pytest.mark.parametrize("sdk", SDKS, ids=str)
-def test_a_lost_answer_stores_no_event_twice(engage: Any, sdk: Sdk) -> None:
+def test_a_lost_answer_stores_no_event_twice(engage: Server, sdk: Sdk) -> None:
     """The server is killed before it sends the answer; the retry is a duplicate."""
     lost = threading.Event()
     restarted = threading.Event()

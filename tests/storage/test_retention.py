@@ -8,8 +8,8 @@ import asyncio
 import pytest
 
 from engage.api import EventStore, StorageUnavailable
-from engage.clock import Clock
 from engage.config import Retention
+from engage.pipeline.clock import Clock
 from engage.storage.retention import Guard, expire, expire_periodically
 from engage.testing.factories import TIME, event, letter
 from support.memory_store import MemoryEvents, MemoryStore

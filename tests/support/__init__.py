@@ -14,6 +14,7 @@ A storage or a pipeline, without HTTP:
   ``mongo_conformance`` is the conformance suite on one, ``mongo_async`` a plugin with pymongo's
   asynchronous client
 - ``distributions``: installed plugin packages
+- ``exports``: what a store has, as ``engage export`` would write it
 
 A server and clients:
 

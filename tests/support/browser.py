@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A real Chromium, and web pages of another origin than the server's for it to open."""
+"""A real Chromium, and web pages for it whose origin differs from that of the server."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from support.node import node, node_project
 
 WEB = Path(__file__).resolve().parents[1] / "browser/web"
 
-#: Seconds that tests wait for what must come.
+#: Seconds that tests wait for something that must happen.
 PATIENCE = 60
 
 
 def bundles() -> Path:
-    """:return: a folder with each browser SDK as one script, made by esbuild from its package."""
+    """Return a folder with each browser SDK as one script, which esbuild makes from its package."""
     project = node_project(WEB)
     sources = sorted(WEB.glob("*.js"))
 
@@ -55,7 +55,7 @@ def bundles() -> Path:
 
 
 class Pages:
-    """Serves the bundles and whatever pages a test puts into it, on an origin of its own."""
+    """A web server for the bundles and for pages of a test, with a separate origin."""
 
     def __init__(self) -> None:
         #: Path → HTML.
@@ -129,18 +129,18 @@ class Browser:
         self.driver.get(url)
 
     def run(self, script: str, *arguments: Any) -> Any:
-        """Run JavaScript in the page; :return: its value."""
+        """Run JavaScript in the page, and return its value."""
         return self.driver.execute_script(script, *arguments)
 
     def cdp(self, command: str, **arguments: Any) -> Any:
         return self.driver.execute_cdp_cmd(command, arguments)
 
     def leave(self) -> None:
-        """Go to an empty page: the page before is unloaded."""
+        """Open an empty page, which unloads the current one."""
         self.driver.get("about:blank")
 
     def errors(self) -> list[str]:
-        """:return: console errors and failed requests since the last call."""
+        """Return console errors and failed requests since the last call."""
         found = [
             entry["message"]
             for entry in self.driver.get_log("browser")  # type: ignore[no-untyped-call]
@@ -150,7 +150,7 @@ class Browser:
             message = json.loads(entry["message"])["message"]
             method, params = message["method"], message["params"]
             if method == "Network.requestWillBeSent":
-                # The browser's own start page asks for things too; those are not the page's.
+                # The start page of the browser sends requests, too; they do not count.
                 if params["documentURL"].startswith("http://127.0.0.1"):
                     self._requests[params["requestId"]] = params["request"]["url"]
             elif method == "Network.loadingFailed" and not params.get("canceled"):
@@ -165,9 +165,8 @@ class Browser:
 
 
 def eventually(read: Callable[[], Any], good: Callable[[Any], bool]) -> Any:
-    """Read until the value is good.
+    """Read a value until it is good, and return it.
 
-    :return: the good value.
     :raises AssertionError: after :data:`PATIENCE` seconds, with the last value.
     """
     deadline = time.monotonic() + PATIENCE

@@ -16,9 +16,9 @@ CACHE = Path(__file__).resolve().parents[2] / ".cache"
 def cached(name: str, ingredients: bytes, make: Callable[[Path], None]) -> Path:
     """Make a folder once for all test processes and runs.
 
-    :param name: what the folder holds; begins its name.
+    :param name: the beginning of the folder's name.
     :param ingredients: what it is made of; when they change, it is made again.
-    :param make: fills the (empty) folder that it is given. When it raises, nothing is kept.
+    :param make: fills an empty folder. If it raises, nothing is kept.
     :return: the filled folder.
     """
     CACHE.mkdir(exist_ok=True)

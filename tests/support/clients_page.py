@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any
+
+from support.server_process import Server
 
 PAGE = Path(__file__).resolve().parents[2] / "docs/clients.md"
 
 
-def example(heading: str, engage: Any) -> str:
+def example(heading: str, engage: Server) -> str:
     """Return the code under a heading of docs/clients.md, with the server's URL and write key."""
     text = PAGE.read_text()
     found = re.search(

@@ -13,9 +13,9 @@ def distribution(
 ) -> Path:
     """Lay out an installed distribution whose modules are plugins.
 
-    :param folder: where; put it on ``sys.path`` (or ``PYTHONPATH``) to have it installed.
-    :param modules: ``entry point = module`` → the module's source; one without ``=`` has both names
-        alike.
+    :param folder: put it on ``sys.path`` or ``PYTHONPATH`` to install the distribution.
+    :param modules: ``entry point = module`` → the source of the module. Without ``=`` both names
+        are the same.
     :return: the folder.
     """
     folder.mkdir(parents=True, exist_ok=True)

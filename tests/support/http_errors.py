@@ -21,7 +21,7 @@ ERROR = jsonschema.Draft202012Validator(
 
 
 def check_error(answer: Answer, status: int, code: str) -> None:
-    """The one shape."""
+    """Check the status, the code and the shape of an error answer."""
     assert (answer.status, answer.json.get("code")) == (status, code), answer.body
     assert list(ERROR.iter_errors(answer.json)) == []
     assert answer.json["status"] == status
@@ -34,7 +34,7 @@ def check_error(answer: Answer, status: int, code: str) -> None:
 async def refused(
     server: Serving, path: str, body: Any, status: int, code: str, **arguments: Any
 ) -> Answer:
-    """Send it, check the answer, that nothing is stored, and that the connection goes on."""
+    """Send a body; check the error, that nothing is stored, and that the connection stays."""
     async with await server.connect() as client:
         answer = await server.send(path, body, client=client, **arguments)
         check_error(answer, status, code)
@@ -46,6 +46,6 @@ async def refused(
 
 
 def event(field: str, text: str) -> bytes:
-    """:return: a valid track event, except for one field, which is given as JSON text."""
+    """Return a valid track event except for one field, which is given as JSON text."""
     fields = {"userId": '"u"', "event": '"E"', "messageId": '"m"'} | {field: text}
     return ("{" + ",".join(f"{json.dumps(k)}:{v}" for k, v in fields.items()) + "}").encode()

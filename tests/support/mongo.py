@@ -10,8 +10,7 @@ Looked for in this order:
    ``ferretdb`` (FerretDB 1, durable on disk, but concurrent updates of one document lose some) and
    ``java`` (mongo-java-server, updates of one document are atomic, but all is in memory).
 
-Nothing is skipped for want of a server: :func:`server` fails with one line that says what to
-install.
+No test is skipped because a server is missing: it fails with one line that says what to install.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ HELP = (
 
 
 class NoServerError(Exception):
-    """There is no server to be had; the message says what to install."""
+    """There is no server; the message says what to install."""
 
 
 # ---------------------------------------------------------------------------------------- building
@@ -72,7 +71,7 @@ def _ingredients(*files: Path) -> bytes:
 
 @functools.cache
 def ferretdb_binary() -> Path:
-    """:return: the server program, built if it is not there; about 90 s the first time."""
+    """Return the server program; building it the first time takes about 90 s."""
     source = SOURCES / "ferretdb"
 
     def build(folder: Path) -> None:
@@ -84,7 +83,7 @@ def ferretdb_binary() -> Path:
 
 @functools.cache
 def java_classpath() -> str:
-    """:return: the class path of the Java server, fetched and compiled if it is not there."""
+    """Return the class path of the Java server; it is fetched and compiled the first time."""
     source = SOURCES / "java"
 
     def build(folder: Path) -> None:
@@ -101,7 +100,7 @@ def java_classpath() -> str:
 
 
 def _jars(source: Path, folder: Path) -> None:
-    """Get the jars into ``folder`` with Maven; exactly the listed ones."""
+    """Fetch exactly the listed jars into ``folder`` with Maven."""
     maven = shutil.which("mvn")
     if maven is None:
         raise NoServerError(HELP)
@@ -123,8 +122,9 @@ def _jars(source: Path, folder: Path) -> None:
 
 # ----------------------------------------------------------------------------------------- servers
 def free_port() -> int:
-    """:return: a free port below those that the kernel hands out to clients, so that a server that
-    is down for a moment finds it free again."""
+    """Return a free port below those that the kernel gives to clients.
+
+    A server that restarts finds it free again."""
     while True:
         port = random.randint(15000, 32000)
         with socket.socket() as probe, contextlib.suppress(OSError):
@@ -133,7 +133,7 @@ def free_port() -> int:
 
 
 class MongoServer:
-    """A server process of the tests, on a port that stays the same over restarts."""
+    """A server process, whose port stays the same when it is restarted."""
 
     def __init__(self, kind: str, folder: Path) -> None:
         self.kind = kind
@@ -143,7 +143,7 @@ class MongoServer:
         self._databases: set[str] = set()
 
     def url(self, database: str | None = None, options: str = "") -> str:
-        """:return: a connection string for ``database``; a new name if it is ``None``."""
+        """Return a connection string for ``database``, or for a new name if it is ``None``."""
         if database is None:
             database = f"engage_test_{uuid.uuid4().hex[:12]}"
         if self.kind == "url":
@@ -216,7 +216,7 @@ class MongoServer:
                     time.sleep(0.05)
 
     def kill(self) -> None:
-        """SIGKILL; returns once it is gone."""
+        """Kill the process (SIGKILL), and wait for its end."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
@@ -225,19 +225,19 @@ class MongoServer:
             self._process = None
 
     def drop(self) -> None:
-        """Drop the databases that were used on somebody else's server."""
+        """Drop the databases that tests used on a server that is not theirs."""
         if self._databases:
             client: pymongo.MongoClient[dict[str, Any]] = pymongo.MongoClient(self.url())
             with client:
                 for database in self._databases:
                     client.drop_database(database)
 
-    #: A test has nothing to gain from a gentle end.
+    #: A gentle end would gain nothing.
     stop = kill
 
 
 def kinds() -> list[str]:
-    """:return: the servers on which the storage is tested, in this order."""
+    """Return the kinds of servers on which the storage is tested, in this order."""
     if os.environ.get("ENGAGE_TEST_MONGO_URL"):
         return ["url"]
     if shutil.which("mongod"):
@@ -246,18 +246,18 @@ def kinds() -> list[str]:
 
 
 def durable_kind() -> str:
-    """:return: the kind of a server that a test may kill, and that keeps what it acknowledged."""
+    """Return the kind of a server that a test may kill and that is durable."""
     return "mongod" if shutil.which("mongod") else "ferretdb"
 
 
 def proxied_kind() -> str:
-    """:return: the kind of a server in front of which a test may put a proxy that misbehaves."""
+    """Return the kind of a server in front of which a test may put the proxy of ``mongo_proxy``."""
     return "mongod" if shutil.which("mongod") else "java"
 
 
 @functools.cache
 def shared(kind: str) -> MongoServer:
-    """:return: the server of this kind that all tests of this process share; it ends with it."""
+    """Return the server of this kind that all tests of a process share and that ends with it."""
     folder = Path(tempfile.mkdtemp(prefix=f"engage-{kind}-"))
     made = MongoServer(kind, folder / "data")
 
@@ -273,7 +273,7 @@ def shared(kind: str) -> MongoServer:
 
 @contextlib.contextmanager
 def own(folder: Path, kind: str | None = None) -> Iterator[MongoServer]:
-    """A server for one test, to be killed as it likes.
+    """Start a server for one test, which may kill it.
 
     :param kind: default: :func:`durable_kind`.
     """
@@ -288,7 +288,7 @@ def own(folder: Path, kind: str | None = None) -> Iterator[MongoServer]:
 # ------------------------------------------------------------------------------ what it can do
 @functools.cache
 def can(kind: str, feature: str) -> bool:
-    """Ask the server: servers of one protocol keep different promises.
+    """Return whether a server has a feature; servers of one protocol differ.
 
     :param feature: ``atomic-updates``, ``nested-arrays`` or ``ttl``.
     """
@@ -302,7 +302,7 @@ def can(kind: str, feature: str) -> bool:
 
 
 def _atomic(database: Any) -> bool:
-    """200 of 200 increments by four connections."""
+    """Return whether 200 increments by four connections make 200."""
     database.c.insert_one({"_id": 1, "n": 0})
 
     def add() -> None:
@@ -337,7 +337,7 @@ _ASK = {"atomic-updates": _atomic, "nested-arrays": _nested, "ttl": _ttl}
 
 
 def summary(terminalreporter: Any) -> None:
-    """End the run with a line of what was not shown, and on which server."""
+    """Print a line at the end of the run about features that no server had."""
     missing: set[str] = set()
     for report in terminalreporter.stats.get("skipped", ()):
         reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else ""

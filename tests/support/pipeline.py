@@ -60,7 +60,7 @@ BAD = {"type": "track", "userId": "u", "messageId": "bad"}
 
 
 class CountingMetrics(Metrics):
-    """Remembers what was counted."""
+    """Metrics that keep what was counted."""
 
     def __init__(self) -> None:
         self.events: collections.Counter[tuple[str, str]] = collections.Counter()
@@ -87,7 +87,7 @@ class CountingMetrics(Metrics):
 
 @dataclasses.dataclass
 class Core:
-    """A composed pipeline and what it is made of."""
+    """A composed pipeline and its parts."""
 
     pipeline: Pipeline
     ingest: Ingest
@@ -97,12 +97,12 @@ class Core:
 
     @property
     def documents(self) -> list[dict[str, Any]]:
-        """The stored events."""
+        """Return the documents of the stored events."""
         return [event.document() for event in self.store.events.values()]
 
     @property
     def letters(self) -> list[DeadLetter]:
-        """The dead letters."""
+        """Return the dead letters."""
         return list(self.store.letters.values())
 
 
@@ -117,7 +117,7 @@ def make_core(
 ) -> Core:
     """Compose a pipeline on a store in memory.
 
-    :param changed: limits that differ from ``limits``.
+    :param changed: replaces single values of ``limits``.
     """
     limits = dataclasses.replace(limits, **changed)
     store = MemoryStore() if store is None else store
@@ -181,6 +181,6 @@ def limit(size: int, key: str = "limits.event_bytes") -> Limit:
 
 
 async def turns(count: int = 5) -> None:
-    """Let everything run that can run now."""
+    """Let the tasks run that can run now."""
     for _ in range(count):
         await asyncio.sleep(0)

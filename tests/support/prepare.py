@@ -41,7 +41,7 @@ def _go_client() -> object:
 
 
 def main() -> None:
-    """Do it, one after the other; say what took long and what failed."""
+    """Do all steps in order; print which took long and which failed."""
     steps = [("SDKs for browsers", bundles)] if "browser" in sys.argv[1:] else _steps()
     for name, step in steps:
         started = time.monotonic()

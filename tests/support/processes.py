@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def alive(pid: int) -> bool:
-    """Whether the process is there and not a zombie."""
+    """Return whether the process exists and is not a zombie."""
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except (FileNotFoundError, ProcessLookupError):
@@ -17,7 +17,7 @@ def alive(pid: int) -> bool:
 
 
 def children(pid: int) -> set[int]:
-    """Ids of the living processes that ``pid`` started."""
+    """Return the ids of the living processes that ``pid`` started."""
     found: set[int] = set()
     # A child belongs to the thread that started it.
     for thread in Path(f"/proc/{pid}/task").glob("*/children"):
@@ -27,7 +27,7 @@ def children(pid: int) -> set[int]:
 
 
 def descendants(pid: int) -> set[int]:
-    """Ids of the living processes that ``pid`` started, and of those that these started …"""
+    """Return the ids of the living processes that ``pid`` started, and of their descendants."""
     found = children(pid)
     for child in tuple(found):
         found |= descendants(child)

@@ -55,8 +55,7 @@ def _standard(
 
 
 def _fields_of(body: bytes) -> list[bytes]:
-    """Names and values, as a provider that sent this body would have signed them: sorted, each
-    pair once."""
+    """Return names and values as a provider signs them: sorted, each pair once."""
     pairs = parse_qsl(body.decode("latin-1"), keep_blank_values=True, encoding="latin-1")
     return [(name + value).encode("latin-1") for name, value in sorted(set(pairs))]
 
@@ -106,7 +105,7 @@ class Segment(ProviderConformance):
 
 
 class SegmentBatch(Segment):
-    """An array, of which the first element is signed."""
+    """A batch, of which only the first element is signed."""
 
     options = {"secret": "one", "allow_batch": True}
     other_options = {"secret": "another", "allow_batch": True}
@@ -124,7 +123,9 @@ class SegmentBatch(Segment):
         end = len(Segment.body) + 1
         yield body[1:end], lambda first: change(b"[" + first + body[end:])
 
-    @pytest.mark.skip("what follows the first element is not signed, a comma or anything else")
+    @pytest.mark.skip(
+        "only the first element of a batch is signed, so another body after it is accepted"
+    )
     def test_a_signature_of_other_content_is_refused(self) -> None: ...
 
 
@@ -266,7 +267,7 @@ class TwilioSharedKey(Twilio):
 
 
 class TwilioJson(Twilio):
-    """A JSON body: the URL is signed, and carries the body's hash."""
+    """A JSON body: the URL is signed and has the hash of the body."""
 
     body = b'{"status":"delivered"}'
     url = f"https://events.example.com/api/x?bodySHA256={hashlib.sha256(body).hexdigest()}"
@@ -275,7 +276,7 @@ class TwilioJson(Twilio):
         key = options["auth_token"].encode()
         return {"X-Twilio-Signature": _base64_hmac(key, self.url.encode(), "sha1")}
 
-    @pytest.mark.skip("such a delivery is not about a message")
+    @pytest.mark.skip("a delivery in JSON has no message, and so no event")
     def test_a_genuine_delivery_becomes_events(self) -> None: ...
 
 
@@ -432,7 +433,7 @@ SES_CERTIFICATE = certificate(now=NOW)
 
 
 class AmazonSes(ProviderConformance):
-    """A body is the message; the envelope around it is SNS's."""
+    """A body is the message, which SNS wraps in an envelope."""
 
     plugin = "engage_plugins.amazon_ses"
     options = {"allowed_topic_arns": [TOPIC]}
@@ -477,7 +478,7 @@ class AmazonSes(ProviderConformance):
 
     @staticmethod
     def _with(delivery: WebhookRequest, name: str, raw: bytes) -> WebhookRequest:
-        # Bytes that are not UTF-8 stand in the body as they are.
+        # Bytes that are not UTF-8 are sent unchanged.
         envelope = json.loads(delivery.body) | {name: raw.decode("utf-8", "surrogateescape")}
         text = json.dumps(envelope, ensure_ascii=False)
         return request(text.encode("utf-8", "surrogateescape"))

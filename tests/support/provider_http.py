@@ -23,7 +23,7 @@ def toml(value: Any) -> str:
 
 
 def workspace(id: str, webhooks: Mapping[str, Mapping[str, Any]]) -> str:
-    """:return: a workspace of the config with these webhook providers."""
+    """Return a workspace of the config with these webhook providers."""
     lines = ["[[workspaces]]", f'id = "{id}"', f'name = "{id}"']
     for provider, options in webhooks.items():
         lines.append(f"[workspaces.webhooks.{provider}]")
@@ -32,12 +32,12 @@ def workspace(id: str, webhooks: Mapping[str, Mapping[str, Any]]) -> str:
 
 
 def public(url: str = PUBLIC_URL) -> str:
-    """:return: the line of ``[server]`` that says how providers reach it."""
+    """Return the line of ``[server]`` with the URL at which providers reach it."""
     return f'public_url = "{url}"'
 
 
 async def deliver(server: Serving, request: WebhookRequest) -> Answer:
-    """Send a delivery as it stands, to the path and query of its URL."""
+    """Send a delivery unchanged to the path and the query of its URL."""
     parts = urlsplit(request.url)
     target = parts.path + (f"?{parts.query}" if parts.query else "")
     lines = [f"{request.method} {target} HTTP/1.1", "Host: elsewhere.example.com"]

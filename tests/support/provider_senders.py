@@ -29,9 +29,9 @@ Header = tuple[str, bytes]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Sender:
-    """A provider as a sender."""
+    """How a provider sends deliveries."""
 
-    #: Of the workspace, and of another one.
+    #: The options of the workspace, and of another one.
     options: Mapping[str, Any]
     other: Mapping[str, Any]
     #: A payload of one event or more.
@@ -56,7 +56,7 @@ class Sender:
         payload: bytes | None = None,
         options: Mapping[str, Any] | None = None,
     ) -> tuple[list[Header], bytes]:
-        """:return: headers and body of a delivery to a path and query."""
+        """Return the headers and the body of a delivery to a path and query."""
         chosen = self.options if options is None else options
         body = self.wrap(chosen, self.payload if payload is None else payload)
         timestamp = now if isinstance(now, str) else str(int(now))
@@ -176,7 +176,7 @@ def _mailchimp_wrap(options: Mapping[str, Any], payload: bytes) -> bytes:
     return urlencode({"mandrill_events": payload}).encode()
 
 
-#: Stands for the form of a status callback, which is no JSON.
+#: Stands for the form of a status callback, which is not JSON.
 TWILIO = b"status callback"
 
 SENDERS: dict[str, Sender] = {
@@ -295,11 +295,11 @@ SENDERS: dict[str, Sender] = {
 
 
 def webhooks_table(which: str = "options", providers: Mapping[str, Sender] = SENDERS) -> str:
-    """:return: tables ``[workspaces.webhooks.…]`` of a config, with ``options`` or ``other``."""
+    """Return the tables ``[workspaces.webhooks.…]`` of a config, with ``options`` or ``other``."""
     lines = []
     for provider, sender in providers.items():
         lines.append(f"[workspaces.webhooks.{provider}]")
         options = getattr(sender, which)
-        # JSON's strings, lists and booleans are TOML's.
+        # Strings, lists and booleans of JSON are valid TOML.
         lines += [f"{name} = {json.dumps(value)}" for name, value in options.items()]
     return "\n".join(lines) + "\n"

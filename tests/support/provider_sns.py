@@ -39,7 +39,7 @@ def certificate(
     now: float | None = None,
     days: tuple[int, int] = (-1, 1),
 ) -> bytes:
-    """:return: a self-signed certificate in PEM, valid for those days around ``now``."""
+    """Return a self-signed certificate in PEM, valid for those days around ``now``."""
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "sns.amazonaws.com")])
     moment = datetime.datetime.fromtimestamp(time.time() if now is None else now, datetime.UTC)
     since, until = (moment + datetime.timedelta(days=day) for day in days)
@@ -48,7 +48,7 @@ def certificate(
 
 
 def notification(message: Any, **changes: Any) -> dict[str, Any]:
-    """:return: an unsigned message of SNS."""
+    """Return an unsigned message of SNS."""
     text = message if isinstance(message, str) else json.dumps(message)
     return {
         "Type": "Notification",
@@ -63,7 +63,7 @@ def notification(message: Any, **changes: Any) -> dict[str, Any]:
 
 
 def confirmation(kind: str = "SubscriptionConfirmation", **changes: Any) -> dict[str, Any]:
-    """:return: an unsigned message about a subscription."""
+    """Return an unsigned message about a subscription."""
     token = changes.get("Token", "2336412f37f")
     url = f"{HOST}/?Action=ConfirmSubscription&TopicArn={TOPIC}&Token={token}"
     own = {"Type": kind, "Token": token, "SubscribeURL": url}
@@ -71,7 +71,7 @@ def confirmation(kind: str = "SubscriptionConfirmation", **changes: Any) -> dict
 
 
 def sign(envelope: Mapping[str, Any], key: rsa.RSAPrivateKey = KEY) -> bytes:
-    """:return: the signature, as Amazon describes it."""
+    """Return the signature, as Amazon describes it."""
     fields = [name for name in SIGNED[envelope["Type"]] if name in envelope]
     text = "".join(f"{name}\n{envelope[name]}\n" for name in fields)
     digest = hashes.SHA1() if envelope["SignatureVersion"] == "1" else hashes.SHA256()
@@ -79,11 +79,11 @@ def sign(envelope: Mapping[str, Any], key: rsa.RSAPrivateKey = KEY) -> bytes:
 
 
 def signed(envelope: Mapping[str, Any], key: rsa.RSAPrivateKey = KEY) -> dict[str, Any]:
-    """:return: the message with its signature."""
+    """Return the message with its signature."""
     return {**envelope, "Signature": base64.b64encode(sign(envelope, key)).decode()}
 
 
-#: URLs that are not of SNS in the region of the topic, or are more than host, path and query.
+#: URLs that are not of SNS in the region of the topic, or have other parts than host, path, query.
 ELSEWHERE: tuple[Any, ...] = (
     "http://sns.eu-west-1.amazonaws.com/SimpleNotificationService-0a.pem",
     "https://evil.example/SimpleNotificationService-0a.pem",

@@ -16,11 +16,11 @@ BASIC = {"basic_user": "hook", "basic_password": "pä:ss"}
 
 
 def basic(pair: str) -> str:
-    """:return: the header of HTTP Basic."""
+    """Return the header of HTTP Basic."""
     return "Basic " + base64.b64encode(pair.encode()).decode()
 
 
 def translate(provider: str, payload: Any, options: Mapping[str, Any] = HEADER) -> Translation:
-    """:return: what a provider makes of a payload (bytes as they are, anything else as JSON)."""
+    """Return the translation of a payload; bytes are sent unchanged, anything else as JSON."""
     body = payload if isinstance(payload, bytes) else json.dumps(payload).encode()
     return make(provider, options).translate(request(body))

@@ -30,7 +30,7 @@ from engage.api import (
 
 DATA = Path(__file__).parent.parent / "data"
 
-#: When a vector has no clock of its own.
+#: The clock of vectors that have none.
 NOW = 1_700_000_000.0
 
 
@@ -43,7 +43,7 @@ class Registered:
 
 
 def registered(provider: str) -> Registered:
-    """:return: what the module of a built-in provider registers under this name."""
+    """Return what the module of a built-in provider registers under this name."""
     module = importlib.import_module(f"engage_plugins.{provider.replace('-', '_')}")
     found: dict[str, Registered] = {}
     module.engage_register_webhook(
@@ -66,7 +66,7 @@ def make(
 
 @functools.cache
 def signature_vectors(provider: str) -> list[dict[str, Any]]:
-    """:return: the vectors of the provider, with ``raw`` (bytes) and ``now`` filled in."""
+    """Return the vectors of the provider, with ``raw`` (bytes) and ``now`` filled in."""
     vectors = json.loads((DATA / "webhook_signatures.json").read_bytes())
     found = [vector for vector in vectors if vector["provider"] == provider]
     for vector in found:
@@ -80,7 +80,7 @@ def signature_vectors(provider: str) -> list[dict[str, Any]]:
 
 @functools.cache
 def mappings(provider: str) -> list[dict[str, Any]]:
-    """:return: the recorded translations of the provider."""
+    """Return the recorded translations of the provider."""
     found = json.loads((DATA / "webhook_mappings.json").read_bytes())
     return [mapping for mapping in found if mapping["provider"] == provider]
 
@@ -110,7 +110,7 @@ def request(
     method: str = "POST",
     now: float = NOW,
 ) -> WebhookRequest:
-    """Make a request as the core would."""
+    """Make a request like the core."""
     pairs = list(headers.items()) if isinstance(headers, Mapping) else list(headers or ())
     raw = body.encode() if isinstance(body, str) else body
     return WebhookRequest(method=method, headers=pairs, body=raw, url=url, now=now)
@@ -118,7 +118,7 @@ def request(
 
 def request_of(vector: Mapping[str, Any]) -> WebhookRequest:
     """Make the request of a signature vector."""
-    # Headers travel as bytes; the core decodes them as Latin-1.
+    # Headers are sent as bytes; the core decodes them as Latin-1.
     headers = [(name, value.encode("utf-8").decode("latin-1")) for name, value in vector["headers"]]
     return request(
         vector["raw"],
@@ -175,8 +175,10 @@ def recipient_of(event: TranslatedEvent) -> tuple[str, str]:
 
 
 def assert_matches(got: Mapping[str, Any], expected: Mapping[str, Any]) -> None:
-    """Compare an event with a recorded one: ``properties``, ``context`` and ``traits`` hold
-    at least what was recorded, every other recorded field is equal."""
+    """Compare an event with a recorded one.
+
+    ``properties``, ``context`` and ``traits`` must have at least the recorded members; every other
+    recorded field must be equal."""
     for key, value in expected.items():
         if key in ("properties", "context", "traits"):
             for name, member in value.items():

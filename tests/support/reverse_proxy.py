@@ -16,7 +16,7 @@ _HOP = {"connection", "keep-alive", "transfer-encoding"}
 
 
 class ReverseProxy:
-    """Passes requests on, one connection to the server for each."""
+    """A proxy that passes each request on over a new connection."""
 
     def __init__(self, target: str) -> None:
         #: Where requests go; may be changed.
@@ -25,6 +25,8 @@ class ReverseProxy:
         self.requests: list[tuple[str, str, dict[str, str], bytes, int | None]] = []
         #: Called with a complete answer's status before it is passed on; true: lose the answer.
         self.lose: Callable[[int], bool] = lambda status: False
+        #: Replaces the seconds of ``Retry-After``, so that a test need not wait 5 to 30 seconds.
+        self.retry_after: int | None = None
         proxy = self
 
         class Handler(http.server.BaseHTTPRequestHandler):
@@ -59,7 +61,9 @@ class ReverseProxy:
                     return
                 self.send_response(status)
                 for name, value in answer.getheaders():
-                    if name.lower() not in {*_HOP, "content-length", "date", "server"}:
+                    if name.lower() == "retry-after" and proxy.retry_after is not None:
+                        self.send_header(name, str(proxy.retry_after))
+                    elif name.lower() not in {*_HOP, "content-length", "date", "server"}:
                         self.send_header(name, value)
                 self.send_header("Content-Length", str(len(content)))
                 self.end_headers()
@@ -94,7 +98,7 @@ class ReverseProxy:
 
 @contextlib.contextmanager
 def reverse_proxy(target: str) -> Iterator[ReverseProxy]:
-    """:return: a running proxy to a server's URL."""
+    """Start a proxy to the URL of a server."""
     proxy = ReverseProxy(target)
     try:
         yield proxy

@@ -6,7 +6,6 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
-import functools
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from pathlib import Path
@@ -16,7 +15,7 @@ from engage.api import DeadLetter, DeadLetterStore, Event, EventFilter, EventSto
 from engage.app import App, build
 from engage.config import Config, load
 from engage.metrics import Metrics
-from engage.registry import Registry, load_plugins
+from support.exports import registry
 from support.http_client import Answer, RawClient, listening
 from support.server_process import KEY, config_text
 
@@ -24,21 +23,15 @@ from support.server_process import KEY, config_text
 BASIC = "Basic " + base64.b64encode(f"{KEY}:".encode()).decode()
 
 
-@functools.cache
-def registry() -> Registry:
-    """:return: the installed plugins."""
-    return load_plugins()
-
-
 class Serving:
-    """A server that answers on :attr:`port`."""
+    """A running server, which listens on :attr:`port`."""
 
     def __init__(self, app: App, port: int) -> None:
         self.app = app
         self.port = port
 
     async def connect(self) -> RawClient:
-        """:return: a connection."""
+        """Open a connection."""
         return await RawClient.connect(self.port)
 
     async def send(
@@ -53,7 +46,7 @@ class Serving:
     ) -> Answer:
         """Send a request and read its answer.
 
-        :param body: bytes as they are, ``None`` for none, anything else as JSON.
+        :param body: bytes are sent unchanged, ``None`` is no body, anything else is sent as JSON.
         :param key: the header ``Authorization``, if any.
         :param client: a connection to use instead of a new one.
         """
@@ -78,25 +71,25 @@ class Serving:
         return await self.send("/v1/track", {"userId": "u", "event": "E", **fields}, client=client)
 
     async def events(self) -> list[Event]:
-        """:return: what is stored, in order of arrival."""
+        """Return the stored events in order of arrival."""
         page = await self.app.store.scan(EventFilter(), after=None, limit=10_000)
         return list(page.items)
 
     async def stored(self, message_id: str, workspace: str = "acme") -> dict[str, Any]:
-        """:return: one event as it is stored."""
+        """Return a stored event."""
         event = await self.app.store.find(workspace, "api", message_id)
         assert event is not None, f"{message_id!r} is not stored"
         return event.document()
 
     async def dead_letters(self) -> list[DeadLetter]:
-        """:return: what was refused and kept."""
+        """Return the dead letters."""
         assert isinstance(self.app.store, DeadLetterStore)
         page = await self.app.store.scan_dead_letters(None, after=None, limit=10_000)
         return list(page.items)
 
 
 class Meddling:
-    """The installed plugins, with a storage of which some methods can be made to fail or wait."""
+    """The installed plugins, with a storage whose methods a test can make fail or wait."""
 
     def __init__(self, meddle: Callable[[EventStore], None]) -> None:
         self._meddle = meddle
@@ -112,7 +105,7 @@ class Meddling:
 
 
 class Valve:
-    """Stands before methods of a storage; open at first."""
+    """Makes methods of a storage fail or wait; it is open at first."""
 
     def __init__(self, *methods: str) -> None:
         self.methods = methods
@@ -123,7 +116,7 @@ class Valve:
         self.gate.set()
 
     def __call__(self, store: EventStore) -> None:
-        """Put it there."""
+        """Wrap the methods of a storage."""
         for name in self.methods:
             setattr(store, name, self._wrap(getattr(store, name)))
 
@@ -149,7 +142,7 @@ async def serving(
 ) -> AsyncIterator[Serving]:
     """Serve until the block ends. The texts are those of ``start_server``.
 
-    :param meddle: gets the storage before anybody else does.
+    :param meddle: called with the storage before it is used.
     """
     path = folder / "engage.toml"
     path.write_text(config_text(server=server, workspace=workspace, config_extra=config_extra))

@@ -16,11 +16,13 @@ from typing import Any, Self
 
 import httpx
 
+from engage.storage.export import Kind
+from support.exports import exported
 from support.waiting import DEADLINE, wait_for
 
 #: The write key of the workspace ``acme`` that every server here has.
 KEY = "test-write-key-of-acme"
-#: Its subscription secret.
+#: The subscription secret of the workspace ``acme``.
 SECRET = "test-subscription-secret-of-acme"
 
 SQLITE = """
@@ -33,7 +35,7 @@ path = "engage.db"
 
 
 class Server:
-    """A running server. As a context manager it is killed at the end."""
+    """A server process. At the end of a ``with`` block it is killed."""
 
     #: Write key of the workspace ``acme``.
     key = KEY
@@ -78,7 +80,7 @@ class Server:
                 stderr=log,
                 env=self.environment,
                 preexec_fn=self.preexec,
-                # Its own process group: a signal to the test run is not one to the server.
+                # A separate process group, so that signals to the test run do not reach the server.
                 start_new_session=True,
             )
         return self.process
@@ -88,7 +90,7 @@ class Server:
 
         :param arguments: further arguments of ``engage serve``.
         :param ready: also wait until ``/readyz`` answers 200.
-        :raises AssertionError: it ended or never became ready; the message has its log.
+        :raises AssertionError: if it ends or does not become ready; the message has its log.
         """
         process = self.launch(*arguments)
         try:
@@ -103,7 +105,7 @@ class Server:
         return self
 
     def listening(self) -> str | None:
-        """The URL, once the server has said that it listens."""
+        """Return the URL from the log, once the server listens."""
         url = next((line["url"] for line in self.lines() if line["message"] == "listening"), None)
         if url is None and self.process is not None:
             assert self.process.poll() is None, "it ended before it listened"
@@ -136,7 +138,7 @@ class Server:
         return self.wait()
 
     def kill(self) -> None:
-        """End it without warning (SIGKILL), workers included; no error if it does not run."""
+        """Kill the server and its workers (SIGKILL); it is not an error if it does not run."""
         if self.process is None:
             return
         with contextlib.suppress(ProcessLookupError):
@@ -162,15 +164,15 @@ class Server:
     def __exit__(self, *_: object) -> None:
         self.kill()
 
-    # ---------------------------------------------------------------------------------- asking
+    # -------------------------------------------------------------------------------- requests
     @property
     def authorization(self) -> str:
-        """The header that names the workspace ``acme``."""
+        """Return the header with the write key of the workspace ``acme``."""
         return "Basic " + base64.b64encode(f"{self.key}:".encode()).decode()
 
     @property
     def database(self) -> Path:
-        """SQLite's file."""
+        """Return the path of SQLite's file."""
         return self.folder / "engage.db"
 
     @property
@@ -179,7 +181,7 @@ class Server:
 
     @property
     def client(self) -> httpx.Client:
-        """Kept-alive connections to the server; closed when it ends."""
+        """Return a client that keeps connections to the server open until it ends."""
         if self._client is None:
             self._client = httpx.Client(base_url=self.url, timeout=DEADLINE)
         return self._client
@@ -190,7 +192,7 @@ class Server:
     def post(
         self, path: str, body: Any, *, key: str | None = KEY, **options: Any
     ) -> httpx.Response:
-        """POST ``body`` (bytes as they are, anything else as JSON), with the write key."""
+        """Send a POST with the write key; bytes are sent unchanged, anything else as JSON."""
         content = body if isinstance(body, bytes) else json.dumps(body).encode()
         if key is not None:
             options.setdefault("auth", (key, ""))
@@ -202,30 +204,18 @@ class Server:
         event = {"userId": "u", "event": "Tested", "messageId": message_id, **fields}
         return self.post("/v1/track", event)
 
-    def export(self, what: str = "events", *arguments: str) -> list[dict[str, Any]]:
-        """What ``engage export`` prints; the server may run or not."""
-        done = subprocess.run(
-            [
-                *(sys.executable, "-m", "engage", "export", what),
-                *("--config", str(self.config), *arguments),
-            ],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            env=self.environment,
-            timeout=3 * DEADLINE,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr.decode()
-        return [json.loads(line) for line in done.stdout.splitlines()]
+    def export(self, kind: Kind = "events") -> list[dict[str, Any]]:
+        """Return the records of a kind in the store; the server may run or not."""
+        return exported(self.config, kind, environment=self.environment)
 
     # ----------------------------------------------------------------------------------- its log
     def log(self) -> str:
-        """What the running (or last) process wrote to standard output and error."""
+        """Return what the running (or last) process wrote to standard output and error."""
         data = self.log_path.read_bytes()[self._log_start :] if self.log_path.exists() else b""
         return data.decode("utf-8", "replace")
 
     def lines(self) -> list[dict[str, Any]]:
-        """The whole JSON lines of :meth:`log`."""
+        """Return the complete JSON lines of :meth:`log`."""
         lines = []
         for line in self.log().splitlines():
             with contextlib.suppress(ValueError):
@@ -234,7 +224,7 @@ class Server:
         return lines
 
     def metrics(self) -> str:
-        """What Prometheus would get (the config must set ``server.metrics_port = 0``)."""
+        """Return the metrics; the config must set ``server.metrics_port = 0``."""
         url = wait_for(
             lambda: next((x["url"] for x in self.lines() if x["message"] == "metrics"), None),
             what="the metrics' address",
@@ -250,7 +240,7 @@ def config_text(
     workspace: str = "",
     config_extra: str = "",
 ) -> str:
-    """The config of :func:`start_server`."""
+    """Return the config of :func:`start_server`."""
     return f"""
 [server]
 host = "127.0.0.1"
@@ -294,7 +284,7 @@ def start_server(
     :param config_extra: further tables; ``[[workspaces.…]]`` and ``[workspaces.webhooks.…]`` belong
         to ``acme``.
     :param arguments: further arguments of ``engage serve``.
-    :raises AssertionError: it did not become ready; it is killed then.
+    :raises AssertionError: if it does not become ready; then it is killed.
     """
     config = config_text(
         workers=workers,

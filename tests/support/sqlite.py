@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import resource
+import sqlite3
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -77,8 +78,19 @@ def large(name: str) -> Event:
 
 
 @contextlib.contextmanager
+def locked(database: Path) -> Iterator[None]:
+    """Hold SQLite's write lock, like a backup tool that hangs."""
+    with contextlib.closing(sqlite3.connect(database, isolation_level=None)) as connection:
+        connection.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+        finally:
+            connection.execute("ROLLBACK")
+
+
+@contextlib.contextmanager
 def file_limit(size: int) -> Iterator[None]:
-    """No file of this process may grow beyond; for root, too."""
+    """Limit the size of all files of this process, for root, too."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
     try:
@@ -88,7 +100,7 @@ def file_limit(size: int) -> Iterator[None]:
 
 
 async def until_full(store: SqliteStorage) -> list[str]:
-    """Write until there is no more room; what was acknowledged."""
+    """Write until there is no space, and return the acknowledged message ids."""
     acknowledged: list[str] = []
     failures = 0
     for number in range(2000):
@@ -99,7 +111,7 @@ async def until_full(store: SqliteStorage) -> list[str]:
         except StorageUnavailable as error:
             if "no answer within" in str(error):
                 continue
-            # A log that may not grow starts anew once it is copied: the first is not the last.
+            # A log that cannot grow begins again when it was copied: one failure is not final.
             failures += 1
             if failures == 5:
                 return acknowledged

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from engage.clock import Clock
+from engage.pipeline.clock import Clock
 
 MINUTE = 60_000
 HOUR = 60 * MINUTE

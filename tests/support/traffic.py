@@ -21,7 +21,7 @@ from support.waiting import DEADLINE, wait_for
 
 @dataclass(frozen=True)
 class Request:
-    """One request; sending it again is safe."""
+    """A request, which may be sent again."""
 
     path: str
     body: bytes
@@ -29,9 +29,9 @@ class Request:
 
 
 class Traffic:
-    """Makes requests of every kind, about few users, so that they meet.
+    """Random requests of every kind about few users, so that their profiles change often.
 
-    :param seed: the same one makes the same requests.
+    :param seed: the same seed makes the same requests.
     """
 
     USERS, GROUPS, TRAITS = 12, 4, 5
@@ -42,7 +42,7 @@ class Traffic:
         self._seed = seed
 
     def request(self) -> Request:
-        """Make the next one: a single event, or a batch of up to 12."""
+        """Make the next request: a single event, or a batch of up to 12."""
         if self._random.random() < 0.6:
             event = self._event()
             path = f"/v1/{event['type']}"
@@ -54,7 +54,7 @@ class Traffic:
     def _event(self) -> dict[str, Any]:
         pick = self._random
         self._count += 1
-        # Few different times, so that ties and late arrivals happen.
+        # Few different times, so that events have the same time or arrive late.
         at = datetime(2024, 5, 1, tzinfo=UTC) + timedelta(milliseconds=pick.randrange(200))
         event: dict[str, Any] = {
             "type": pick.choice(
@@ -85,17 +85,14 @@ class Traffic:
 
 @dataclass
 class Sender:
-    """Sends requests over several connections until the server is gone.
-
-    :param requests: where they come from.
-    """
+    """Sends requests over several connections until the server has gone."""
 
     address: tuple[str, int]
     traffic: Traffic
     connections: int = 6
     acknowledged: list[Request] = field(default_factory=list)
     unanswered: list[Request] = field(default_factory=list)
-    #: Answers that no request of ours deserves.
+    #: Answers other than 200 and 503.
     wrong: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -110,17 +107,17 @@ class Sender:
             thread.start()
 
     def wait_for(self, *, acknowledged: int) -> None:
-        """Wait until so many requests are acknowledged."""
+        """Wait until so many requests have been acknowledged."""
         wait_for(lambda: len(self.acknowledged) >= acknowledged, what="acknowledged requests")
 
     def join(self) -> None:
-        """Wait until every connection noticed that the server is gone."""
+        """Wait until every connection has noticed that the server is gone."""
         for thread in self._threads:
             thread.join(DEADLINE)
             assert not thread.is_alive(), "a connection waits although the server is gone"
 
     def stop(self) -> None:
-        """End after the requests under way, with a server that lives on."""
+        """Stop after the open requests, while the server runs."""
         self._stopping = True
         self.join()
 
@@ -168,7 +165,7 @@ def send_all(address: tuple[str, int], requests: Iterable[Request], connections:
                 acknowledged, answer = _send(connection, request)
                 end = time.monotonic() + DEADLINE
                 while answer.startswith("503") and time.monotonic() < end:
-                    time.sleep(0.2)  # A disk that stalls, on a busy machine.
+                    time.sleep(0.2)  # The disk of a busy machine may stall.
                     acknowledged, answer = _send(connection, request)
                 if not acknowledged:
                     failures.append(answer)
@@ -188,7 +185,7 @@ def send_all(address: tuple[str, int], requests: Iterable[Request], connections:
 
 # ---------------------------------------------------------------------------- what must be there
 def expected_users(events: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """What ``engage export users`` must print (sorted by id) for these exported events.
+    """Return what ``engage export users`` must print, sorted by id, for these exported events.
 
     Written only from the documentation, so that it shares no mistake with the server.
     """
@@ -232,7 +229,7 @@ def expected_users(events: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def expected_groups(events: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """What ``engage export groups`` must print (sorted by id) for these exported events."""
+    """Return what ``engage export groups`` must print, sorted by id, for these exported events."""
     registers: dict[tuple[str, str, str], tuple[str, str, Any]] = {}
     groups = set()
     for event in events:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Virtual environments of the tests: packages that must not share one with engage."""
+"""Virtual environments for packages that must not be installed beside engage."""
 
 from __future__ import annotations
 
@@ -11,11 +11,7 @@ from support.cache import cached
 
 
 def venv(requirements: Path) -> Path:
-    """Make a virtual environment with what a requirements file pins.
-
-    :param requirements: the file.
-    :return: the environment's Python.
-    """
+    """Make a virtual environment with the packages of a requirements file; return its Python."""
 
     def make(folder: Path) -> None:
         subprocess.run([sys.executable, "-m", "venv", folder / "env"], check=True, timeout=300)

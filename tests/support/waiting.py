@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-#: Seconds that anything may take before it counts as broken.
+#: Seconds after which a step counts as failed.
 DEADLINE = 60.0
 
 

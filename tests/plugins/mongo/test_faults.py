@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import itertools
 import operator
 import os
 import random
@@ -20,15 +19,12 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-import orjson
 import pytest
 
 from engage.api import StorageUnavailable
-from engage.config import load
-from engage.registry import load_plugins
-from engage.storage.export import Kind, Selection, export
 from engage.testing.harness import eventually
 from support import mongo
+from support.exports import read_store
 from support.mongo_proxy import CLOSE, CUT, LOSE_REPLY, NOT_PRIMARY, SILENCE, Proxy
 from support.server_process import Server, config_text, start_server
 from support.traffic import Sender, Traffic, expected_groups, expected_users, send_all
@@ -39,7 +35,7 @@ pytestmark = [pytest.mark.mongo, pytest.mark.slow]
 #: For tests that kill nothing, the database need not be durable.
 KIND = mongo.proxied_kind()
 #: Short time limits, so that the tests need not wait long for faults.
-IMPATIENT = "timeoutMS=2000&serverSelectionTimeoutMS=500"
+IMPATIENT = "timeoutMS=1000&serverSelectionTimeoutMS=500"
 
 
 def storage(url: str, *, write_timeout: float = 4) -> str:
@@ -65,7 +61,7 @@ def run(server: Server, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 @dataclasses.dataclass(frozen=True)
 class Snapshot:
-    """What ``engage export`` would print, without starting a process for it."""
+    """What a store has."""
 
     events: list[dict[str, Any]]
     users: list[dict[str, Any]]
@@ -85,20 +81,10 @@ class Snapshot:
 
 def look(server: Server) -> Snapshot:
     async def read() -> Snapshot:
-        store = load_plugins().make_storage(load(server.config))
-        await store.open(create=False)
-        try:
-            kinds: tuple[Kind, ...] = ("events", "users", "groups")
-            found = [
-                [orjson.loads(record.json) async for record in export(store, kind, Selection())]
-                for kind in kinds
-            ]
-        finally:
-            await store.close()
-        names = ("userId", "groupId")
-        for documents, name in zip(found[1:], names, strict=True):
-            documents.sort(key=operator.itemgetter(name))
-        return Snapshot(*found)
+        events, users, groups = await read_store(server.config, "events", "users", "groups")
+        users.sort(key=operator.itemgetter("userId"))
+        groups.sort(key=operator.itemgetter("groupId"))
+        return Snapshot(events, users, groups)
 
     # The config's time limit is short, and a server that was just killed may need longer.
     return asyncio.run(eventually(read, StorageUnavailable))
@@ -159,23 +145,40 @@ def test_check_warns_of_weak_acknowledgement(tmp_path: Path) -> None:
 
 
 # -------------------------------------------------------------------------- the network misbehaves
-def every(count: int, action: Any, *names: str) -> Any:
-    """Return a rule: each ``count``-th of these commands gets ``action``."""
-    numbers = itertools.count(1)
-    return lambda name, _: action if name in names and next(numbers) % count == 0 else None
+class Every:
+    """A rule of the proxy: each ``count``-th of these commands gets ``action``."""
+
+    def __init__(self, count: int, action: Any, *names: str) -> None:
+        self.count, self.action, self.names = count, action, names
+        self.seen = 0
+        #: How many commands got the action.
+        self.faults = 0
+
+    def __call__(self, name: str, _: Any) -> Any:
+        if name not in self.names:
+            return None
+        self.seen += 1
+        if self.seen % self.count:
+            return None
+        self.faults += 1
+        return self.action
+
+    def wait_for(self, *, faults: int) -> None:
+        """Wait until so many commands got the action."""
+        wait_for(lambda: self.faults >= faults, what="faults")
 
 
 WRITES = ("insert", "update")
 FAULTS = {
-    "cut in the middle of a reply": every(4, CUT, *WRITES),
-    "cut in the middle of any reply": every(7, CUT, *WRITES, "find", "ismaster"),
-    "a reply is lost": every(4, LOSE_REPLY, *WRITES),
-    "hung up before it was passed on": every(4, CLOSE, *WRITES),
-    "not primary": every(4, NOT_PRIMARY, *WRITES),
-    "interrupted at shutdown": every(
+    "cut in the middle of a reply": Every(4, CUT, *WRITES),
+    "cut in the middle of any reply": Every(7, CUT, *WRITES, "find", "ismaster"),
+    "a reply is lost": Every(4, LOSE_REPLY, *WRITES),
+    "hung up before it was passed on": Every(4, CLOSE, *WRITES),
+    "not primary": Every(4, NOT_PRIMARY, *WRITES),
+    "interrupted at shutdown": Every(
         4, {"ok": 0.0, "code": 11600, "errmsg": "interrupted"}, *WRITES
     ),
-    "write concern failed": every(
+    "write concern failed": Every(
         4, {"ok": 1.0, "n": 1, "writeConcernError": {"code": 91, "errmsg": "x"}}, "insert"
     ),
 }
@@ -193,7 +196,8 @@ def test_events_survive_faults_of_the_network(tmp_path: Path) -> None:
                 sender = Sender(("127.0.0.1", server.port), Traffic(number), connections=4)
                 proxy.rule = rule
                 sender.start()
-                sender.wait_for(acknowledged=12)
+                rule.wait_for(faults=4)
+                sender.wait_for(acknowledged=4)
                 proxy.rule = None
                 # The server recovers by itself, and the other requests can be sent again.
                 sender.wait_for(acknowledged=len(sender.acknowledged) + 4)

@@ -50,6 +50,9 @@ class Clock:
     :param elapsed: a clock in nanoseconds that cannot be set.
     """
 
+    #: Milliseconds by which two clocks may differ.
+    step_ms = STEP_MS
+
     def __init__(
         self,
         wall: Callable[[], int] = time.time_ns,

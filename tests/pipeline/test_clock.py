@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engage.clock import EARLIEST_MS, Clock
+from engage.pipeline.clock import EARLIEST_MS, Clock
 from support.times import DAY, MINUTE, Times
 
 #: 2026-11-21T09:30:00.000Z
