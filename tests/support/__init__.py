@@ -39,6 +39,7 @@ Webhook providers:
 
 Programs and files:
 
+- ``times``: clocks that a test sets
 - ``waiting``: waits until a condition is true
 - ``processes``: the processes that another one started
 - ``cache``: keeps what was installed or built once; ``prepare`` fills it before the tests run
