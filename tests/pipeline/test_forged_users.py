@@ -111,7 +111,7 @@ async def recipient(core: Core) -> str:
     """Return the user to whom a webhook delivery for the address goes."""
     recipients = Recipients(core.store, 60)
     users = await recipients._users("acme", {("email", EMAIL)})
-    return users["email", EMAIL]
+    return users["email", EMAIL][0]
 
 
 @pytest.mark.parametrize("kind", ["sqlite", pytest.param("mongo", marks=pytest.mark.mongo)])
