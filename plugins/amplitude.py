@@ -52,10 +52,9 @@ class Amplitude(StaticCredentialProvider):
     """Deliveries of one event each, in the form of Amplitude's export."""
 
     setup = (
-        "Amplitude > Data > Destinations > Webhook: paste the URL and leave the payload as it\n"
-        "is.\n"
-        "Amplitude signs nothing. Add a header with a long random value there, and enter both\n"
-        "in the options header and value."
+        "1. Choose a long random value, enter it in the option value, and restart engage.\n"
+        "2. Amplitude > Data > Destinations > Webhook: enter the URL, add the header\n"
+        "   Authorization with that value, and leave the payload as it is."
     )
 
     def translate(self, request: WebhookRequest) -> Translation:

@@ -64,9 +64,11 @@ class CustomerIo(SecretProvider):
     """Deliveries of one reporting webhook."""
 
     setup = (
-        "Customer.io > Data & Integrations > Integrations > Reporting Webhooks: paste the URL\n"
-        "as the webhook endpoint and choose the events.\n"
-        "Copy the webhook signing key into the option signing_key."
+        "1. Customer.io > Data & Integrations > Integrations > Reporting Webhooks > Add\n"
+        "   Reporting Webhook: enter the URL as the webhook endpoint, choose the events, and\n"
+        "   save.\n"
+        "2. Copy the signing key of the webhook into the option signing_key, and restart\n"
+        "   engage."
     )
 
     secret_option = "signing_key"

@@ -59,10 +59,11 @@ class Mailchimp(SecretProvider):
     """Deliveries of one Mandrill webhook."""
 
     setup = (
-        "Mandrill > Settings > Webhooks > Add a Webhook: choose the events and paste the URL\n"
-        "exactly as printed, because it is signed. Copy the webhook's key into the option\n"
-        "webhook_key.\n"
-        "Send e-mails with the metadata userId, and their events belong to that user."
+        "1. Mandrill > Settings > Webhooks > Add a Webhook: choose the events and enter the\n"
+        "   URL exactly as printed, because it is signed. engage must be running, because\n"
+        "   Mandrill tries the URL.\n"
+        "2. Copy the key of the webhook into the option webhook_key, and restart engage.\n"
+        "3. Send e-mails with the metadata userId, and their events belong to that user."
     )
 
     secret_option = "webhook_key"

@@ -58,9 +58,10 @@ class Mixpanel(StaticCredentialProvider):
     """Deliveries of a page of a cohort's members, or of a list of events."""
 
     setup = (
-        "Mixpanel > Integrations > Webhooks (cohort sync): paste the URL.\n"
-        "Mixpanel signs nothing. Set a user name and a password there, and enter both in the\n"
-        "options basic_user and basic_password."
+        "1. Choose a user name and a long random password, enter them in the options\n"
+        "   basic_user and basic_password, and restart engage. (After a 401, Mixpanel pauses\n"
+        "   the sync.)\n"
+        "2. Mixpanel > Integrations > Webhooks (cohort sync): enter the URL with both."
     )
 
     def translate(self, request: WebhookRequest) -> Translation:

@@ -69,9 +69,9 @@ class MParticle(StaticCredentialProvider):
     """Deliveries of one batch each: a user's identities and attributes, and their events."""
 
     setup = (
-        "mParticle > Setup > Outputs > Webhook: paste the URL as POST URL.\n"
-        "mParticle signs nothing. Set its authorization header to a long random value, and\n"
-        "enter the same value in the option value."
+        "1. Choose a long random value, enter it in the option value, and restart engage.\n"
+        "2. mParticle > Setup > Outputs > Webhook: enter the URL as POST URL, and that value\n"
+        "   as authorization header."
     )
 
     def __init__(self, options: Mapping[str, Any], context: ProviderContext) -> None:

@@ -53,9 +53,9 @@ class PostHog(StaticCredentialProvider):
     """Deliveries with the default body, ``{"event": {event}, "person": {person}}``: one event."""
 
     setup = (
-        "PostHog > Data pipelines > Destinations > HTTP Webhook: paste the URL and leave the\n"
-        "body as it is. PostHog signs nothing. Add a header with a long random value there, and\n"
-        "enter both in the options header and value."
+        "1. Choose a long random value, enter it in the option value, and restart engage.\n"
+        "2. PostHog > Data pipelines > Destinations > HTTP Webhook: enter the URL, add the\n"
+        "   header Authorization with that value, and leave the body as it is."
     )
 
     def translate(self, request: WebhookRequest) -> Translation:

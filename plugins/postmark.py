@@ -69,10 +69,12 @@ class Postmark(StaticCredentialProvider):
     """Deliveries of one record each."""
 
     setup = (
-        "Postmark > Server > Message stream > Webhooks > Add webhook: paste the URL and choose\n"
-        "the events. Postmark signs nothing. Set HTTP authentication (options basic_user,\n"
-        "basic_password) or a custom header (options header, value) there and here.\n"
-        "Send e-mails with the metadata userId, and their events belong to that user."
+        "1. Choose a user name and a long random password, enter them in the options\n"
+        "   basic_user and basic_password (or a header in the options header and value), and\n"
+        "   restart engage.\n"
+        "2. Postmark > Server > Message stream > Webhooks > Add webhook: enter the URL and\n"
+        "   the same credentials, and choose the events.\n"
+        "3. Send e-mails with the metadata userId, and their events belong to that user."
     )
 
     def translate(self, request: WebhookRequest) -> Translation:

@@ -51,9 +51,10 @@ class Resend(SecretProvider):
     """Deliveries of one Resend webhook."""
 
     setup = (
-        "Resend > Webhooks > Add Webhook: paste the URL and choose the events email.*.\n"
-        "Copy the webhook's signing secret (whsec_...) into the option secret.\n"
-        "Send e-mails with the tag userId, and their events belong to that user."
+        "1. Resend > Webhooks > Add Webhook: enter the URL and choose the events email.*.\n"
+        "2. Copy the signing secret of the webhook (whsec_...) into the option secret, and\n"
+        "   restart engage.\n"
+        "3. Send e-mails with the tag userId, and their events belong to that user."
     )
 
     signing = Signing(

@@ -43,9 +43,10 @@ class RudderStack(StaticCredentialProvider):
     """Deliveries of one event, or of a list of events (HTTP Webhook with batching)."""
 
     setup = (
-        "RudderStack > Destinations > Webhook: paste the URL and choose the method POST.\n"
-        "RudderStack signs nothing. Add a header with a long random value there, and enter both\n"
-        "in the options header and value."
+        "1. Choose a long random value, enter it in the option value, and restart engage.\n"
+        "   (RudderStack does not repeat an event after a 401.)\n"
+        "2. RudderStack > Destinations > Webhook: enter the URL, choose the method POST, and\n"
+        "   add the header Authorization with that value."
     )
 
     def translate(self, request: WebhookRequest) -> Translation:

@@ -50,10 +50,10 @@ class Segment(SecretProvider):
     """Deliveries of one Segment destination."""
 
     setup = (
-        "Segment > Destinations > Webhooks (Actions): paste the URL as the webhook URL.\n"
-        "Enter the same shared secret there and in the option secret.\n"
-        "Leave batching off: of a batch only the first event is signed (see the option\n"
-        "allow_batch)."
+        "1. Choose a long random secret, enter it in the option secret, and restart engage.\n"
+        "2. Segment > Destinations > Webhooks (Actions): enter the URL, and the secret as\n"
+        "   shared secret. Leave batching off: of a batch only the first event is signed (see\n"
+        "   the option allow_batch)."
     )
 
     signing = Signing(signature="x-signature", body=True)

@@ -72,9 +72,12 @@ class SendGrid(Provider):
     """Signed batches of delivery and engagement events."""
 
     setup = (
-        "SendGrid > Settings > Mail Settings > Event Webhook: paste the URL, choose the events,\n"
-        "and enable the signature. Copy the verification key into the option verification_key.\n"
-        "Send e-mails with the custom argument userId, and their events belong to that user."
+        "1. SendGrid > Settings > Mail Settings > Event Webhooks > Create new webhook: enter\n"
+        "   the URL, choose the events, enable Signed Event Webhook, and save.\n"
+        "2. Open the webhook again, copy its verification key into the option\n"
+        "   verification_key, and restart engage.\n"
+        "3. Send e-mails with the custom argument userId, and their events belong to that\n"
+        "   user."
     )
 
     signing = Signing(

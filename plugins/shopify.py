@@ -69,10 +69,11 @@ class Shopify(SecretProvider):
     """Deliveries of the webhooks of one app."""
 
     setup = (
-        "Shopify > Settings > Notifications > Webhooks, or the app's webhook subscriptions:\n"
-        "paste the URL, with the format JSON, for customers/*, orders/* and checkouts/*.\n"
-        "Copy the app's client secret (or the signing secret on that page) into the option\n"
-        "client_secret."
+        "1. Copy the client secret of the app into the option client_secret, and restart\n"
+        "   engage. Without an app, it is the secret that Settings > Notifications > Webhooks\n"
+        "   shows.\n"
+        "2. In the webhook subscriptions of the app, or on that page, enter the URL, with the\n"
+        "   format JSON, for customers/*, orders/* and checkouts/*."
     )
 
     secret_option = "client_secret"

@@ -42,10 +42,11 @@ class StandardWebhooks(SecretProvider):
     """Deliveries of one sender."""
 
     setup = (
-        "At the sender: add a webhook endpoint with this URL and choose its events.\n"
-        "Copy the endpoint's signing secret (whsec_ and base64) into the option secret.\n"
-        "The option user_id lists where a payload may have the user's id (by default\n"
-        "data.userId, data.user_id, data.id)."
+        "1. At the sender: add a webhook endpoint with this URL and choose its events.\n"
+        "2. Copy the signing secret of the endpoint (whsec_ and base64) into the option\n"
+        "   secret, and restart engage.\n"
+        "3. If the payloads have the id of the user elsewhere than in data.userId,\n"
+        "   data.user_id or data.id, name the place in the option user_id."
     )
 
     signing = Signing(

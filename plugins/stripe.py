@@ -61,10 +61,11 @@ class Stripe(SecretProvider):
     setup = (
         "1. Stripe > Developers > Webhooks > Add destination: choose the events, among them\n"
         "   customer.created and customer.updated, and enter the URL.\n"
-        "2. Copy the endpoint's signing secret (whsec_...) into the option secret.\n"
+        "2. Copy the signing secret of the endpoint (whsec_...) into the option secret, and\n"
+        "   restart engage.\n"
         "3. Set metadata.userId on each customer, or identify your users with the trait\n"
-        "   stripeCustomerId. Otherwise an event belongs to the user with the customer's e-mail\n"
-        "   address or, if there is none, to a user with the customer's id (cus_...)."
+        "   stripeCustomerId. Otherwise an event belongs to the user with the customer's\n"
+        "   e-mail address or, if there is none, to a user with the customer's id (cus_...)."
     )
 
     identifiers = (CUSTOMER_TRAIT,)

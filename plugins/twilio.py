@@ -76,14 +76,14 @@ class Twilio(Provider):
     """Status callbacks and opt-outs of one Twilio account."""
 
     setup = (
-        "1. Copy the account's auth token into the option auth_token. If a webhook rule of the\n"
-        "   account signs with a SharedKey, copy its secret into shared_keys instead, under the\n"
-        "   key's id.\n"
-        "2. Enter the URL as StatusCallback of each message, with the user's id in its query\n"
-        "   (&userId=...), or as the status callback of the messaging service. Enter it exactly,\n"
-        "   because it is signed.\n"
-        "3. For opt-outs, enable Advanced Opt-Out in the messaging service, and enter the URL as\n"
-        "   its webhook for incoming messages."
+        "1. Copy the auth token of the account into the option auth_token, and restart\n"
+        "   engage. If a webhook rule of the account signs with a SharedKey, copy its secret\n"
+        "   into shared_keys instead, under the id of the key.\n"
+        "2. Enter the URL as StatusCallback of each message, with the id of the user in its\n"
+        "   query (&userId=...), or as the status callback of the messaging service. Enter it\n"
+        "   exactly, because it is signed.\n"
+        "3. For opt-outs, enable Advanced Opt-Out in the messaging service, and enter the URL\n"
+        "   as its webhook for incoming messages."
     )
 
     # A form of at most a few KiB.

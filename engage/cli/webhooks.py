@@ -15,10 +15,17 @@ from typing import TYPE_CHECKING
 import click
 import orjson
 
-from engage.api import MAX_TIME, ConfigError, DeadLetterStore, EngageError, Provider
-from engage.cli.common import config_option, parse_time, registry_of, safe
+from engage.api import (
+    MAX_TIME,
+    ConfigError,
+    DeadLetterStore,
+    EngageError,
+    Provider,
+    ProviderFactory,
+)
+from engage.cli.common import config_option, opened, parse_time, registry_of, safe
 from engage.config import Config, load
-from engage.registry import Registry
+from engage.registry import Registered, Registry
 from engage.storage.export import all_pages
 
 if TYPE_CHECKING:
@@ -63,15 +70,21 @@ class Moment(click.ParamType[float]):
 def webhook_url(
     ctx: click.Context, provider: str, config_path: Path, workspace: str | None
 ) -> None:
-    """Print the URL at which a provider delivers.
+    """Print the URL at which a provider delivers, and the steps of the set-up.
 
-    Enter the URL at PROVIDER. There is one URL for each workspace that has the provider. The
-    instructions below the URLs say what else to set at the provider.
+    Enter the URL at PROVIDER. There is one URL for each workspace that has the provider. If none
+    has it yet, there is one for each workspace: some services show their secret only after the URL
+    is entered there. The steps below the URLs are to be followed in their order.
     """
     config = load(config_path)
-    enabled = _enabled(registry_of(ctx), config, provider)
+    registered = _installed(registry_of(ctx), provider)
+    tables = {known.id: known.webhooks.get(provider) for known in config.workspaces}
+    enabled = [name for name, table in tables.items() if table is not None]
+    chosen = enabled or list(tables)
     if workspace is not None:
-        enabled = {_chosen(enabled, provider, workspace): enabled[workspace]}
+        if workspace not in tables:
+            raise ConfigError(f"{config.path} does not contain a workspace {workspace!r}")
+        chosen = [workspace]
     base = config.server.public_url
     if base is None:
         base = f"http://{config.server.host}:{config.server.port}"
@@ -80,15 +93,21 @@ def webhook_url(
             " server",
             err=True,
         )
-    options = {known.id: known.webhooks for known in config.workspaces}
-    for name in enabled:
+    for name in chosen:
         url = f"{base}/api/public/webhooks/{provider}?workspaceId={name}"
         # The provider signs the URL that is registered there; an option can set another one.
-        own = options[name][provider].get("public_url")
+        own = (tables[name] or {}).get("public_url")
         click.echo(f"{name}\t{safe(own if isinstance(own, str) else url)}")
-    setup = next(iter(enabled.values())).setup
+    setup = getattr(registered.factory, "setup", "")
     if setup:
         click.echo(f"\n{setup}")
+    missing = [name for name in chosen if name not in enabled]
+    if missing:
+        click.echo(
+            f"\nThe options belong into the table [workspaces.webhooks.{provider}]. Deliveries are"
+            f" refused until\nit is in the config and engage has been restarted."
+            f" Missing in: {', '.join(missing)}"
+        )
 
 
 @click.command(
@@ -99,6 +118,7 @@ def webhook_url(
 @click.argument("file", type=click.Path(dir_okay=False, exists=True, path_type=Path))
 @config_option
 @click.option("--workspace", metavar="ID", help="The workspace that the delivery is for.")
+@click.option("--store", is_flag=True, help="Look users up in the storage, as the server does.")
 @click.option(
     "--now",
     type=Moment(),
@@ -111,13 +131,17 @@ def webhook_test(
     file: Path,
     config_path: Path,
     workspace: str | None,
+    store: bool,
     now: float | None,
 ) -> None:
     """Try a recorded delivery without storing it.
 
-    Verifies and translates it as the server would. FILE is the request as it was sent (headers, an
-    empty line and the body, optionally a request line before them), or a JSON object with headers,
-    body or body_base64, and optionally url and now. The events are printed as NDJSON.
+    Verifies and translates it as the server would. Without --store, users are not looked up: an
+    event without a user id is printed as if its address belonged to nobody.
+
+    FILE is the request as it was sent (headers, an empty line and the body, optionally a request
+    line before them), or a JSON object with headers, body or body_base64, and optionally url and
+    now. docs/webhooks.md describes how to record one. The events are printed as NDJSON.
     """
     from engage.deliveries.delivery import Destination
     from engage.deliveries.dry_run import named_workspace, read_recording
@@ -128,16 +152,28 @@ def webhook_test(
     delivery = read_recording(file.read_bytes(), provider, now=now)
     chosen = _chosen(enabled, provider, workspace or named_workspace(delivery))
     destination = Destination(name=provider, workspace_id=chosen, provider=enabled[chosen])
-    asyncio.run(_rehearse(config, destination, delivery))
+    asyncio.run(_rehearse(registry if store else None, config, destination, delivery))
 
 
-async def _rehearse(config: Config, destination: Destination, delivery: Delivery) -> None:
+async def _rehearse(
+    registry: Registry | None, config: Config, destination: Destination, delivery: Delivery
+) -> None:
+    """Print what the server would make of a delivery.
+
+    :param registry: opens the storage in which users are looked up; ``None``: they are not.
+    """
     from engage.deliveries.dry_run import rehearse
     from engage.deliveries.fetcher import Fetcher
+    from engage.deliveries.recipients import Recipients
 
     fetcher = Fetcher()
     try:
-        result = await rehearse(config, destination, delivery, fetcher)
+        if registry is None:
+            result = await rehearse(config, destination, delivery, fetcher)
+        else:
+            async with opened(registry, config) as store:
+                recipients = Recipients(store, config.storage.write_timeout)
+                result = await rehearse(config, destination, delivery, fetcher, recipients)
     finally:
         await fetcher.close()
     terminal = sys.stdout.isatty()
@@ -145,8 +181,14 @@ async def _rehearse(config: Config, destination: Destination, delivery: Delivery
     for document in result.documents:
         line = orjson.dumps(document).decode()
         click.echo(safe(line) if terminal else line)
+    if registry is None and result.lookups:
+        click.echo(
+            f"engage: {_number(result.lookups, 'event')} without a user id: the server looks for"
+            " the user by address or another trait; use --store to do the same",
+            err=True,
+        )
     click.echo(
-        f"{len(result.documents)} events, {result.ignored} ignored,"
+        f"{_number(len(result.documents), 'event')}, {result.ignored} ignored,"
         f" {len(result.problems)} not translated",
         err=True,
     )
@@ -220,9 +262,28 @@ async def _retry(
                 done += 1
     finally:
         await app.close()
-    click.echo(f"{done} deliveries translated, {events} events stored")
+    translated = f"{done} {'delivery' if done == 1 else 'deliveries'}"
+    click.echo(f"{translated} translated, {_number(events, 'event')} stored")
     if left:
         raise EngageError(f"{left} of {done + left} deliveries still cannot be translated")
+
+
+def _number(count: int, noun: str) -> str:
+    """Return a number with its noun in singular or plural."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def _installed(registry: Registry, provider: str) -> Registered[ProviderFactory]:
+    """Return what is registered for a provider.
+
+    :raises ConfigError: if the provider is not installed.
+    """
+    if provider not in registry.webhooks:
+        raise ConfigError(
+            f"the webhook provider {provider!r} is not installed; installed are:"
+            f" {', '.join(sorted(registry.webhooks)) or 'no providers'}"
+        )
+    return registry.webhooks[provider]
 
 
 def _enabled(registry: Registry, config: Config, provider: str) -> Mapping[str, Provider]:
@@ -230,11 +291,7 @@ def _enabled(registry: Registry, config: Config, provider: str) -> Mapping[str, 
 
     :raises ConfigError: if the provider is not installed, or no workspace has it.
     """
-    if provider not in registry.webhooks:
-        raise ConfigError(
-            f"the webhook provider {provider!r} is not installed; installed are:"
-            f" {', '.join(sorted(registry.webhooks)) or 'no providers'}"
-        )
+    _installed(registry, provider)
     enabled = registry.make_webhooks(config).get(provider, {})
     if not enabled:
         raise ConfigError(

@@ -18,7 +18,7 @@ from engage.config import Config
 from engage.deliveries import provider_calls
 from engage.deliveries.delivery import Delivery, Destination, body_limit, named_workspaces
 from engage.deliveries.fetcher import Fetcher
-from engage.deliveries.recipients import without_lookup
+from engage.deliveries.recipients import Recipients, is_looked_up, without_lookup
 from engage.errors import ApiError, Problem, from_problems, located
 from engage.pipeline.decode import check_encoding
 from engage.pipeline.normalise import Arrival, normalise
@@ -37,6 +37,8 @@ class Rehearsal:
     ignored: int
     #: Why it would keep the delivery as a dead letter.
     problems: Sequence[Problem]
+    #: How many events the server looks a user up for, because the delivery names none.
+    lookups: int
 
 
 def read_recording(data: bytes, provider: str, *, now: float | None = None) -> Delivery:
@@ -123,13 +125,18 @@ def named_workspace(delivery: Delivery) -> str | None:
 
 
 async def rehearse(
-    config: Config, destination: Destination, delivery: Delivery, fetcher: Fetcher
+    config: Config,
+    destination: Destination,
+    delivery: Delivery,
+    fetcher: Fetcher,
+    recipients: Recipients | None = None,
 ) -> Rehearsal:
     """Verify, translate, validate and normalise a delivery.
 
-    Recipients are not looked up and transforms do not run. The only outgoing call is for a document
+    Transforms do not run. The only outgoing call is for a document
     that the signature needs.
 
+    :param recipients: looks the users of events up; ``None``: no event finds a user.
     :raises EngageError: if the delivery could not be verified; the message gives the reason.
     """
     limits = config.limits
@@ -137,7 +144,7 @@ async def rehearse(
     largest = body_limit(destination.name, [provider], limits)
     request = await provider_calls.request_of(delivery, config.server.public_url, largest)
     if provider_calls.probe(provider, request) is not None:
-        return Rehearsal(documents=[], ignored=0, problems=[])
+        return Rehearsal(documents=[], ignored=0, problems=[], lookups=0)
     try:
         await provider_calls.verify(provider, request, fetcher)
     except SignatureMismatch as error:
@@ -151,12 +158,22 @@ async def rehearse(
     )
     schemas = Schemas.load()
     documents = []
-    for event in translation.events:
+    events = translation.events
+    if recipients is None:
+        found = [without_lookup(event) for event in events]
+    else:
+        found = await recipients.identify(destination.workspace_id, events)
+    for event, document in zip(events, found, strict=True):
         try:
-            documents.append(_stored(without_lookup(event), arrival, schemas))
+            documents.append(_stored(document, arrival, schemas))
         except ApiError as error:
             problems += located(error, f"/{event.index}")
-    return Rehearsal(documents=documents, ignored=translation.ignored, problems=problems)
+    return Rehearsal(
+        documents=documents,
+        ignored=translation.ignored,
+        problems=problems,
+        lookups=sum(map(is_looked_up, events)),
+    )
 
 
 def _stored(document: dict[str, Any], arrival: Arrival, schemas: Schemas) -> dict[str, Any]:

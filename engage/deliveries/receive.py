@@ -139,7 +139,9 @@ class Deliveries:
             )
             raise ApiError(
                 "workspace_required",
-                "name the workspace that this is for: append ?workspaceId= to the URL",
+                "name the workspace that this is for: append ?workspaceId= to the URL"
+                if enabled
+                else "no workspace of this server receives deliveries of this provider",
             )
         workspace_id, *others = named or enabled
         if others or workspace_id not in enabled:

@@ -24,7 +24,7 @@ from engage.api import (
 )
 from engage.storage.time_limit import within
 
-__all__ = ["Recipients", "without_lookup"]
+__all__ = ["Recipients", "is_looked_up", "without_lookup"]
 
 #: Maximum number of addresses in one storage call.
 LOOKUP: Final = 1000
@@ -71,6 +71,11 @@ class Recipients:
                     found = await self._store.find_users(workspace_id, trait, part)
                 users.update(((trait, value), ids) for value, ids in found.items())
         return users
+
+
+def is_looked_up(event: TranslatedEvent) -> bool:
+    """Return whether a user is looked up for an event."""
+    return bool(_keys(event))
 
 
 def without_lookup(event: TranslatedEvent) -> dict[str, Any]:

@@ -37,10 +37,13 @@ class AmazonSes(Provider):
     """SES events from the allowed topics."""
 
     setup = (
-        "SNS: subscribe this URL (protocol HTTPS, raw message delivery off) to a topic, and add\n"
-        "the topic's ARN to allowed_topic_arns. SES: add the topic as an event destination of\n"
-        "the configuration set. engage confirms the subscription unless auto_confirm is off.\n"
-        "Send e-mails with the tag userId, and their events belong to that user."
+        "1. SNS: create a topic. Add its ARN to the option allowed_topic_arns, and restart\n"
+        "   engage.\n"
+        "2. SNS: subscribe the URL to the topic (protocol HTTPS, raw message delivery off).\n"
+        "   engage confirms the subscription unless the option auto_confirm is off.\n"
+        "3. SES: add the topic as an event destination of the configuration set, and send\n"
+        "   with that configuration set.\n"
+        "4. Send e-mails with the tag userId, and their events belong to that user."
     )
 
     # Only the region of the topic is called, see sns.py. The label before .amazonaws.com must be a

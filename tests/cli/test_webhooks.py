@@ -17,8 +17,9 @@ from click.testing import CliRunner, Result
 from engage.api import Provider, WebhookRequest
 from engage.app import build
 from engage.cli import main
-from engage.config import load
+from engage.config import Limits, load
 from engage.deliveries.delivery import Delivery
+from engage.pipeline.normalise import Arrival, normalise
 from engage.registry import load_plugins
 from support.provider_http import public, workspace
 from support.providers import segment_delivery, signature_vectors
@@ -79,8 +80,7 @@ def test_webhook_url_prints_the_url_that_an_option_gives(tmp_path: Path) -> None
     ("arguments", "said"),
     [
         (("nobody",), "the webhook provider 'nobody' is not installed; installed are: "),
-        (("segment",), "no workspace has segment; add [workspaces.webhooks.segment]"),
-        (("stripe", "--workspace", "x"), "the workspace 'x' does not have stripe"),
+        (("stripe", "--workspace", "x"), "does not contain a workspace 'x'"),
     ],
 )
 def test_webhook_url_reports_what_is_missing(
@@ -90,6 +90,33 @@ def test_webhook_url_reports_what_is_missing(
     assert result.exit_code == 1
     assert said in result.stderr
     assert len(result.stderr.splitlines()) == 1
+
+
+def test_webhook_url_needs_no_table_and_no_secret(tmp_path: Path) -> None:
+    """Some services show their secret only after the URL is entered there."""
+    path = config(tmp_path, workspace("acme", {}), workspace("other", {}))
+    url = "https://events.example.com/api/public/webhooks/sendgrid?workspaceId="
+    result = run("webhook-url", "sendgrid", "--config", path)
+    assert result.exit_code == 0, result.stderr
+    assert result.stdout.startswith(f"acme\t{url}acme\nother\t{url}other\n")
+    assert "1. SendGrid > " in result.stdout
+    assert "[workspaces.webhooks.sendgrid]" in result.stdout
+    assert "Missing in: acme, other\n" in result.stdout
+    only = run("webhook-url", "sendgrid", "--config", path, "--workspace", "other")
+    assert only.stdout.startswith(f"other\t{url}other\n")
+    assert "acme" not in only.stdout
+    # A key that is not filled in yet is not an error here, and `check` reports it.
+    path = config(
+        tmp_path,
+        workspace("acme", {"sendgrid": {"verification_key": "to do"}}),
+        workspace("other", {}),
+    )
+    result = run("webhook-url", "sendgrid", "--config", path)
+    assert result.stdout.startswith(f"acme\t{url}acme\n\n")
+    assert "Missing in" not in result.stdout
+    assert "verification_key" in run("check", "--config", path).stderr
+    result = run("webhook-url", "sendgrid", "--config", path, "--workspace", "other")
+    assert "Missing in: other\n" in result.stdout
 
 
 def test_every_provider_describes_its_setup(tmp_path: Path) -> None:
@@ -115,7 +142,7 @@ def test_a_recording_may_be_json(stripe: Path, tmp_path: Path) -> None:
     assert document["workspaceId"] == "acme"
     assert document["source"] == "webhook:stripe"
     assert "verified for workspace acme" in result.stderr
-    assert "1 events, 0 ignored, 0 not translated" in result.stderr
+    assert "1 event, 0 ignored, 0 not translated" in result.stderr
     assert not (tmp_path / "engage.db").exists()
 
 
@@ -188,6 +215,55 @@ def test_a_recipient_becomes_the_anonymous_id_that_the_server_stores(tmp_path: P
     assert json.loads(result.stdout)["anonymousId"] == "email:ann@example.com"
 
 
+def test_users_are_looked_up_in_the_storage_on_demand(tmp_path: Path) -> None:
+    """Without ``--store`` the answer differs from the server's, and the command says so."""
+    path = config(tmp_path, workspace("acme", {"postmark": {"value": "a long random value"}}))
+
+    async def fill() -> None:
+        app = build(load(path), load_plugins())
+        await app.open()
+        try:
+            event = {"type": "identify", "userId": "u1", "traits": {"email": "ann@example.com"}}
+            await app.store.write([normalise(event, "identify", arrival)])
+        finally:
+            await app.close()
+
+    arrival = Arrival.of_delivery("acme", "api", received_at=1, limits=Limits())
+    asyncio.run(fill())
+    body = {"RecordType": "Delivery", "MessageID": "m", "Recipient": "Ann@Example.COM"}
+    headers = [["Authorization", "a long random value"]]
+    file = recorded(tmp_path, {"headers": headers, "body": json.dumps(body)})
+    without = run("webhook-test", "postmark", file, "--config", path)
+    assert json.loads(without.stdout)["anonymousId"] == "email:ann@example.com"
+    assert "1 event without a user id" in without.stderr
+    assert "use --store" in without.stderr
+    looked_up = run("webhook-test", "postmark", file, "--config", path, "--store")
+    assert looked_up.exit_code == 0, looked_up.stderr
+    assert json.loads(looked_up.stdout)["userId"] == "u1"
+    assert "--store" not in looked_up.stderr
+    # A delivery that names its user needs no look-up.
+    named = {**body, "Metadata": {"userId": "u2"}}
+    file = recorded(tmp_path, {"headers": headers, "body": json.dumps(named)})
+    result = run("webhook-test", "postmark", file, "--config", path)
+    assert json.loads(result.stdout)["userId"] == "u2"
+    assert "--store" not in result.stderr
+
+
+def test_a_delivery_recorded_with_netcat_can_be_tried(stripe: Path, tmp_path: Path) -> None:
+    """What docs/webhooks.md describes: the bytes of a connection are a recording."""
+    path = tmp_path / "delivery.http"
+    lines = [
+        "POST /api/public/webhooks/stripe?workspaceId=acme HTTP/1.1",
+        "Host: events.example.com",
+    ]
+    lines += [f"{name}: {value}" for name, value in VECTOR["headers"]]
+    lines.append(f"Content-Length: {len(VECTOR['raw'])}")
+    path.write_bytes("\r\n".join([*lines, "", ""]).encode() + VECTOR["raw"])
+    result = run("webhook-test", "stripe", path, "--config", stripe, "--now", VECTOR["now"])
+    assert result.exit_code == 0, result.stderr
+    assert json.loads(result.stdout)["workspaceId"] == "acme"
+
+
 @pytest.mark.parametrize("now", ["nan", "inf", "-1", "1e300", "yesterday"])
 def test_a_value_that_is_not_a_time_is_wrong_usage(stripe: Path, tmp_path: Path, now: str) -> None:
     result = run("webhook-test", "stripe", recorded(tmp_path), "--config", stripe, "--now", now)
@@ -258,7 +334,7 @@ def test_webhook_retry_translates_dead_letters_again(tmp_path: Path) -> None:
         result = run("webhook-retry", "--config", path, "--provider", "segment")
     finally:
         segment_class.translate = original
-    assert "1 deliveries translated, 1 events stored" in result.stdout
+    assert "1 delivery translated, 1 event stored" in result.stdout
     assert "1 of 2 deliveries still" in result.stderr
     exported = run("export", "dead-letters", "--config", path)
     assert len(exported.stdout.splitlines()) == 1
