@@ -23,9 +23,9 @@ from click.testing import CliRunner, Result
 from engage.app import build
 from engage.cli import main
 from engage.config import load
+from support.exports import registry
 from support.http_client import Answer, RawClient, listening
 from support.provider_senders import SENDERS, Header, webhooks_table
-from support.server_inprocess import registry
 
 #: Services that show their secret only after the URL is entered there.
 SHOWS_SECRET_LATER = {
