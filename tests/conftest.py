@@ -31,10 +31,15 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     mongo.summary(terminalreporter)
 
 
+# No time limits for single examples: a busy machine exceeds them.
+hypothesis.settings.register_profile(
+    "tests", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
 # In CI hypothesis always draws the same examples, so that a second run has the same result.
-hypothesis.settings.register_profile("ci", derandomize=True, print_blob=True)
-if os.environ.get("CI"):
-    hypothesis.settings.load_profile("ci")
+hypothesis.settings.register_profile(
+    "ci", hypothesis.settings.get_profile("tests"), derandomize=True, print_blob=True
+)
+hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "tests")
 
 
 @pytest.fixture(autouse=True)

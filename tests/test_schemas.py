@@ -394,7 +394,7 @@ likely = st.builds(
 
 
 @pytest.mark.parametrize("kind", sorted(SCHEMAS.documents))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(value=payloads | likely)
 def test_both_libraries_agree(kind: str, value: Any) -> None:
     exact = validator(SCHEMAS.documents[kind]).is_valid(value)

@@ -272,7 +272,7 @@ _PIECES = [
     st.lists(st.integers(0, 4000), max_size=12),
     st.booleans(),
 )
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_any_bytes_are_answered_without_an_exception(
     pieces: list[bytes],
     changes: list[tuple[int, int, bytes]],

@@ -98,7 +98,6 @@ def exactly(value: Any) -> Any:
 
 
 @given(objects)
-@settings(deadline=None)
 def test_any_object_comes_back_byte_for_byte(fields: dict[str, Any]) -> None:
     event = make_event({name: value for name, value in fields.items() if name not in OWN})
     assert documents.decode_event(encode(event)) == event
@@ -195,7 +194,7 @@ def test_any_object_comes_back_from_a_server(kind: str, tmp_path: Any) -> None:
         count = 0
 
         @given(objects)
-        @settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+        @settings(max_examples=40, suppress_health_check=list(HealthCheck))
         def through(fields: dict[str, Any]) -> None:
             nonlocal count
             count += 1

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from jsonschema import ValidationError
 
@@ -269,7 +269,6 @@ def test_the_signature_has_one_spelling(ses: Provider) -> None:
             ses.verify(delivery(envelope | {"Signature": other}), PEM)
 
 
-@settings(deadline=None)
 @given(st.data())
 def test_any_flipped_bit_is_refused(data: st.DataObject) -> None:
     ses = make("amazon-ses", {"allowed_topic_arns": [TOPIC]})

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, rsa, utils
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from engage.api import (
@@ -153,7 +153,6 @@ def test_the_signature_is_canonical_der(sendgrid: Provider) -> None:
 RECORDED = sign()
 
 
-@settings(deadline=None)
 @given(st.data())
 def test_any_flipped_bit_is_refused(data: st.DataObject) -> None:
     sendgrid = make("sendgrid", OPTIONS)
