@@ -9,6 +9,7 @@ while decompressing, the number of values before parsing, and the depth without 
 from __future__ import annotations
 
 import asyncio
+import gc
 import re
 import zlib
 from collections.abc import Iterator, Sequence
@@ -199,7 +200,13 @@ def decode_json(data: bytes, limits: Limits) -> Any:
 
 async def decode_json_in_slices(data: bytes, limits: Limits) -> Any:
     """Parse a body as :func:`decode_json` does, in several turns of the event loop."""
-    value = _parse(data, limits)
+    # While a large body is parsed, the garbage collector would look again and again at containers
+    # that are all alive: 60 ms instead of 6 for 160,000 lists.
+    gc.disable()
+    try:
+        value = _parse(data, limits)
+    finally:
+        gc.enable()
     if len(data) > SLICE:
         # Parsing took most of what one turn may take.
         await asyncio.sleep(0)

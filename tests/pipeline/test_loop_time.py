@@ -9,15 +9,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import gzip
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 
 from engage.config import DEFAULT_LIMITS
 from engage.errors import ApiError
 from engage.pipeline.decode import Encoding
+from engage.server.worker import GC_THRESHOLD
 from support.pipeline import make_core
 
 #: Seconds of processor time that one turn of the loop may take.
@@ -77,6 +79,18 @@ BODIES: dict[str, Callable[[], bytes]] = {
         b'{"type":"track","userId":"u","event":"e",' + keys(95, 10)[1:], 2500
     ),
 }
+
+
+@pytest.fixture(autouse=True)
+def collector() -> Iterator[None]:
+    """Set the garbage collector as a worker does."""
+    before = gc.get_threshold()
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(GC_THRESHOLD)
+    yield
+    gc.set_threshold(*before)
+    gc.unfreeze()
 
 
 @pytest.mark.parametrize("encoding", ["identity", "gzip"])
