@@ -20,7 +20,7 @@ import pytest
 from engage.http1 import capacity as capacity_module
 from engage.http1.connection import Connection
 from support.http_client import RawClient, request
-from support.http_echo import Running, on_uvloop, running
+from support.http_echo import LARGE, Running, on_uvloop, running
 from support.waiting import eventually
 
 POST = b"POST /echo HTTP/1.1\r\nHost: a\r\n"
@@ -446,3 +446,21 @@ def test_with_uvloop(test: Callable[[], Coroutine[Any, Any, None]]) -> None:
 @pytest.mark.parametrize("target", ["/echo", "/large"])
 def test_a_client_that_reads_nothing_with_uvloop(target: str) -> None:
     on_uvloop(test_a_client_that_reads_nothing_is_not_read_either(target))
+
+
+async def test_the_content_of_a_file_is_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All connections write the same object, so unread answers of files cost hardly any memory."""
+    written: list[object] = []
+    async with running() as server, Clients(server) as clients:
+        client = await clients.connect()
+        connection = next(iter(server.listener.connections))
+        write = connection._transport.write
+
+        def note(data: bytes) -> None:
+            written.append(data)
+            write(data)
+
+        monkeypatch.setattr(connection._transport, "write", note)
+        await client.send(request(None, method="GET", target="/large"))
+        assert (await client.answer()).body == LARGE
+    assert any(data is LARGE for data in written)

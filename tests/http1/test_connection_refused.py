@@ -28,6 +28,8 @@ POST = b"POST /echo HTTP/1.1\r\n" + HOST
         POST + b"Content-Length: 0x3\r\n\r\nabc",
         POST + b"Content-Length:\r\n\r\nabc",
         POST + b"Content-Length: 99999999999999999999\r\n\r\nabc",
+        POST + b"Content-Length: 00000000000000000003\r\n\r\nabc",
+        POST + b"Content-Length: " + b"0" * 4000 + b"3\r\n\r\nabc",
         POST + b"Content-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
         POST + b"Transfer-Encoding: chunked\r\nContent-Length: 3\r\n\r\n0\r\n\r\n",
         POST + b"Transfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n",

@@ -39,6 +39,17 @@ def test_only_100_continue_is_a_known_expectation(value: str, expects: bool) -> 
     assert not Head(raw.replace(b"HTTP/1.1", b"HTTP/1.0")).expects_continue
 
 
+@pytest.mark.parametrize("digits", [1, 19, 20, 4300, 4301, 60_000])
+def test_the_digits_of_a_length_are_limited(digits: int) -> None:
+    """To 19: ``int()`` raises for thousands of them, and leading zeros need not end."""
+    raw = PLAIN.replace(b"Content-Length: 5", b"Content-Length: %0*d" % (digits, 5))
+    if digits <= 19:
+        assert Head(raw).length == 5
+    else:
+        with pytest.raises(BadRequestError):
+            Head(raw)
+
+
 def test_the_number_of_headers_is_limited() -> None:
     """For every method."""
     for method in (b"POST", b"BREW"):
