@@ -9,14 +9,14 @@ when each user first had each value, and ``identifiers`` repeats it for the curr
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Container, Mapping, Sequence
 from typing import Final
 
 import orjson
 
 from engage.api import identifier_value
 
-from .connection import insert, is_text
+from .connection import insert, is_text, look_up
 from .schema import USER, version_of
 
 #: Maximum number of users that are returned for one value; the interface defines it.
@@ -79,25 +79,34 @@ def index(db: sqlite3.Connection, declared: Declared) -> None:
         raise
 
 
-def claim(db: sqlite3.Connection, claims: Sequence[tuple[int, str, str, int]]) -> None:
+def claim(
+    db: sqlite3.Connection, claims: Mapping[tuple[int, str, str], int], new: Container[int]
+) -> None:
     """Store claims: of several for one value of a user, the least time stays.
 
-    :param claims: (number of the user, trait, value, time of receipt); each value once.
+    :param claims: (number of the user, trait, value) → time of receipt.
+    :param new: the numbers of the users of whom nothing is stored yet.
     """
+    query = (
+        "SELECT c.profile, c.trait, c.value, c.received_at FROM {keys} k CROSS JOIN claims c "
+        "ON c.profile = k.column1 AND c.trait = k.column2 AND c.value = k.column3"
+    )
+    old = [key for key in claims if key[0] not in new]
+    stored = {(row[0], row[1], row[2]): row[3] for row in look_up(db, query, old)}
+    todo = [(*key, at) for key, at in claims.items() if key not in stored or at < stored[key]]
     insert(
         db,
         "INSERT INTO claims (profile, trait, value, received_at)",
-        claims,
-        "ON CONFLICT (profile, trait, value) DO UPDATE SET received_at = excluded.received_at "
-        "WHERE excluded.received_at < received_at",
+        todo,
+        "ON CONFLICT (profile, trait, value) DO UPDATE SET received_at = excluded.received_at",
     )
-    # A user that has the value now; that is rare, because events usually arrive in order.
-    for profile, trait, value, at in claims:
-        db.execute(
-            "UPDATE identifiers SET claimed_at = ? "
-            "WHERE profile = ? AND trait = ? AND value = ? AND claimed_at > ?",
-            (at, profile, trait, value, at),
-        )
+    # A user that has the value now. That is rare, because events usually arrive in order.
+    for profile, trait, value, at in todo:
+        if (profile, trait, value) in stored:
+            db.execute(
+                "UPDATE identifiers SET claimed_at = ? WHERE profile = ? AND trait = ? AND value = ?",
+                (at, profile, trait, value),
+            )
 
 
 def store(

@@ -121,13 +121,12 @@ class Profiles:
             if known is not None and not known.new and known.created_at is not None:
                 del folded.links[link]
         _set_times(rows, folded)
-        identifiers.claim(
-            db,
-            [
-                (rows[user].id, trait, value, at)
+        if folded.claims:
+            claims = {
+                (rows[user].id, trait, value): at
                 for (user, trait, value), at in folded.claims.items()
-            ],
-        )
+            }
+            identifiers.claim(db, claims, {row.id for row in rows.values() if row.new})
         dropped = self._set_traits(db, rows, folded.traits)
         dropped += self._set_memberships(db, rows, folded.memberships)
         over_limit = self._add_links(db, rows, folded.links)
