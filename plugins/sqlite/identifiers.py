@@ -104,7 +104,8 @@ def claim(
     for profile, trait, value, at in todo:
         if (profile, trait, value) in stored:
             db.execute(
-                "UPDATE identifiers SET claimed_at = ? WHERE profile = ? AND trait = ? AND value = ?",
+                "UPDATE identifiers SET claimed_at = ? "
+                "WHERE profile = ? AND trait = ? AND value = ?",
                 (at, profile, trait, value),
             )
 

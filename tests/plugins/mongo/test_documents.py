@@ -240,12 +240,13 @@ def test_an_upsert_names_the_shard_key_that_the_documentation_advises() -> None:
     advised = dict(re.findall(r'shardCollection\("engage[.](\w+)", {(\w+): "hashed"}\)', page))
     changing = [
         event("1", type="group", user_id="u", anonymous_id="v", groupId="g", traits={"a": 1}),
-        identify("2", "u", traits={"a": 1}),
+        identify("2", "u", traits={"a": 1, "email": "a@b.c"}),
     ]
-    folded = FoldedChanges([(one, changes_of(one)) for one in changing], {})
+    declared = {"acme": frozenset({"email"})}
+    folded = FoldedChanges([(one, changes_of(one)) for one in changing], {}, declared)
     none: Any = {"users": {}, "groups": {}, "links": {}, "memberships": {}}
     statements = folded.statements(StoredState(none, none), ProfileLimits(), {})
-    assert statements.keys() == none.keys()
+    assert statements.keys() == none.keys() | {"claims"}
     for collection, found in statements.items():
         for statement in found:
             assert statement["upsert"]
