@@ -13,11 +13,11 @@ answer, and then the idle one that would expire first.
 
 **Bytes.** Everything held for requests without an answer counts against ``limits.inflight_bytes``:
 heads, bodies, pipelined requests and answers that the client does not read. A connection's share is
-``limits.inflight_bytes / server.max_connections``. When the limit is reached, the connection over
-its share with the most bytes times seconds since its last progress is given up. Progress is 16 KiB
-more of a body (:data:`~engage.http1.occupant.PROGRESS_BYTES`); a head makes none. A connection that
-is over its share itself gives way unless another has made no progress for :data:`STALL_SECONDS`. A
-request that is complete is never given up.
+half of the limit divided by the number of connections. When the limit is reached, the connection
+over its share with the most bytes times seconds since its last progress is given up. Progress is
+16 KiB more of a body (:data:`~engage.http1.occupant.PROGRESS_BYTES`); a head makes none. A
+connection that is over its share itself gives way unless another has made no progress for
+:data:`STALL_SECONDS`. A request that is complete is never given up.
 """
 
 from __future__ import annotations
@@ -83,9 +83,10 @@ class Capacity:
         self.held = 0
         #: … and how many there may be.
         self.limit = limit
-        self._share = limit // seats
         self._seats = seats
         self._most = seats + SPARE
+        # Half of the limit is for all shares: if none holds more, there is room for a newcomer.
+        self._share = limit // (2 * self._most)
         self._metrics = metrics
         self._time = asyncio.get_running_loop().time
         #: Connections to close, the first one last, with what was true of them when chosen.

@@ -39,7 +39,7 @@ from engage.http1.head import (
     check_beginning,
     peek,
 )
-from engage.http1.occupant import Occupant
+from engage.http1.occupant import UNREAD_BYTES, Occupant
 
 if TYPE_CHECKING:
     from engage.errors import ApiError
@@ -90,6 +90,7 @@ class Connection(Occupant):
     # ------------------------------------------------------------------- called by the event loop
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
+        self._transport.set_write_buffer_limits(UNREAD_BYTES)
         peer = transport.get_extra_info("peername")
         self.remote_ip = peer[0] if isinstance(peer, tuple) else None
         bounds = self._shared.bounds
@@ -194,8 +195,7 @@ class Connection(Occupant):
                 self._hold()
         elif self._state == _HEAD and not self._slow_reader:
             if self._buffer:
-                capacity = self._capacity
-                full = capacity.held > capacity.limit
+                full = self._capacity.held > self._capacity.limit
                 self._refuse(early_errors.too_many_bytes() if full else early_errors.crowded())
             self.close()
             self._capacity.leave(self)

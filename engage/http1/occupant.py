@@ -17,10 +17,13 @@ from engage.http1.body import Body
 if TYPE_CHECKING:
     from engage.http1.capacity import Capacity
 
-__all__ = ["PROGRESS_BYTES", "Occupant"]
+__all__ = ["PROGRESS_BYTES", "UNREAD_BYTES", "Occupant"]
 
 #: A body makes progress when it has grown by this much.
 PROGRESS_BYTES: Final = 16 * 1024
+#: When more than this of a connection's answers is waiting for the client, all of it counts as
+#: held, and no other request of the connection begins.
+UNREAD_BYTES: Final = 16 * 1024
 
 
 class Occupant(asyncio.Protocol, abc.ABC):

@@ -200,9 +200,11 @@ async def test_stalled_uploads_do_not_shut_out_others(framing: str) -> None:
                     data = POST + b"Transfer-Encoding: chunked\r\n\r\n18600\r\n" + b"x" * 99_800
                 hostile.append(await clients.connect(data))
                 await asyncio.sleep(0.02)
+            share = server.listener.shared.capacity._share
             room = 300_000 - held(server)
             filler = await clients.connect(POST + b"X: " + b"y" * (room - len(POST) - 3))
             assert held(server) == 300_000
+            assert room <= share
             small = await server.ask(request(b"small"))
             assert (small.status, small.body) == (200, b"small")
             answer = await hostile[0].answer()
@@ -271,6 +273,23 @@ async def test_heads_count_and_the_newcomer_is_not_refused_for_them() -> None:
         assert (await server.ask(request(b"new"))).body == b"new"
 
 
+async def test_connections_within_their_share_leave_room_for_another() -> None:
+    """However many they are: the shares of all connections take half of the memory."""
+    async with running(inflight_bytes=1_000_000, max_connections=20) as server:
+        capacity = server.listener.shared.capacity
+        async with Clients(server) as clients:
+            head = POST + b"Content-Length: 99000\r\n\r\n"
+            body = head + b"x" * (capacity._share - len(head))
+            hostile = [await clients.connect(body) for _ in range(20)]
+            heads = [await clients.connect(POST + b"X: " + b"y" * 1700) for _ in range(250)]
+            assert held(server) < 500_000
+            for client in hostile + heads:
+                assert client.reader._buffer == b""  # type: ignore[attr-defined]
+            await hostile[0].send(b"x" * (99_000 - len(body) + len(head)))
+            assert (await hostile[0].answer()).status == 200
+            assert (await server.ask(request(b"new"))).body == b"new"
+
+
 async def test_pipelined_requests_count() -> None:
     """What is sent ahead is counted; past the limit it is dropped and the connection closed."""
     async with running(inflight_bytes=200_000, max_connections=30) as server:
@@ -313,7 +332,7 @@ async def test_a_client_that_reads_nothing_is_not_read_either(target: str) -> No
         await asyncio.sleep(0.3)
         # The allowance, and what one call of the event loop reads.
         assert len(connection._buffer) <= 65_536 + 262_144
-        assert connection._transport.get_write_buffer_size() <= 65_536 + 310_000
+        assert connection._transport.get_write_buffer_size() <= 16_384 + 310_000
         assert held(server) == connection.held >= len(connection._buffer)
 
 

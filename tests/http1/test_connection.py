@@ -247,6 +247,9 @@ class _Wire(asyncio.Transport):
 
     abort = close
 
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        """Accept any."""
+
     def pause_reading(self) -> None:
         """See :class:`asyncio.ReadTransport`."""
 
