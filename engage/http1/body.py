@@ -32,6 +32,11 @@ class Body:
         """Whether all of it has been taken or discarded."""
         return not self.left and self._chunks is None
 
+    @property
+    def stopped(self) -> bool:
+        """Whether more of the buffer can be taken or discarded, in another turn of the loop."""
+        return self._chunks is not None and self._chunks.stopped
+
     def take(self, buffer: bytearray, limit: int) -> bytes | None:
         """Take the body from the front of the buffer.
 

@@ -28,6 +28,9 @@ _TRAILER_BYTES: Final = 8192
 #: By how much sizes, extensions and line ends may be longer than the data itself.
 _FRAMING_BYTES: Final = 65536
 
+#: Lines (sizes, line ends) that one call decodes: about 5 ms. A client may send chunks of a byte.
+_LINES_PER_CALL: Final = 4000
+
 # What is expected next.
 _SIZE, _DATA, _DATA_END, _TRAILERS, _END = range(5)
 
@@ -39,7 +42,7 @@ class BadChunkError(Exception):
 class ChunkedBody:
     """Decodes one body from the front of a buffer that grows."""
 
-    __slots__ = ("_expects", "_framing", "_left", "_taken", "_trailers")
+    __slots__ = ("_expects", "_framing", "_left", "_taken", "_trailers", "stopped")
 
     def __init__(self) -> None:
         self._expects = _SIZE
@@ -47,9 +50,13 @@ class ChunkedBody:
         self._taken = 0
         self._framing = 0
         self._trailers = 0
+        #: Whether the last call stopped although it could have gone on.
+        self.stopped = False
 
     def take(self, buffer: bytearray, into: bytearray) -> bool:
         """Decode what is in the buffer and remove it from there.
+
+        Very many chunks take several calls: see :attr:`stopped`.
 
         :param buffer: begins where the last call stopped.
         :param into: the data is appended here.
@@ -57,8 +64,13 @@ class ChunkedBody:
         :raises BadChunkError: if it is not a chunked body, or has too much framing for its data.
         """
         position = 0
+        lines = 0
+        self.stopped = False
         try:
             while self._expects != _END:
+                if lines == _LINES_PER_CALL:
+                    self.stopped = True
+                    return False
                 if self._expects == _DATA:
                     chunk = buffer[position : position + self._left]
                     if not chunk:
@@ -81,6 +93,7 @@ class ChunkedBody:
                     return False
                 line = bytes(buffer[position:end])
                 position = end + 2
+                lines += 1
                 self._line(line)
             return True
         finally:

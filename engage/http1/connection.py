@@ -128,7 +128,8 @@ class Connection(Occupant):
         """Note that the client sends no more; it may still read (``nc -N``)."""
         self._half_closed = True
         if self._state == _BODY:
-            self._fail(Failure.TRUNCATED)
+            if not self._body.stopped:
+                self._fail(Failure.TRUNCATED)
             return True
         if self._state == _HEAD and self._buffer:
             self._loop.call_soon(self._advance)
@@ -230,6 +231,8 @@ class Connection(Occupant):
                     more = self._read_body()
                 else:
                     more = self._state == _REST and self._read_rest()
+            if self._body.stopped and self._state in (_BODY, _REST):
+                self._loop.call_soon(self._advance)
             self._pace()
         except (BadRequestError, BadChunkError, httputil.HTTPInputError):
             if self._state == _REST:
@@ -245,13 +248,15 @@ class Connection(Occupant):
 
         Reading is paused while more than ``limits.pipelined_bytes`` wait behind a request that is
         being handled, behind answers that the client does not read, or in a body that the handler
-        leaves unread.
+        leaves unread; and while very many chunks are decoded in several turns of the loop.
         """
         if self._state == _BODY:
             behind = self._exchange is not None and self._exchange.unread
         else:
             behind = self._state == _BUSY or (self._state == _HEAD and self._slow_reader)
         pause = behind and len(self._buffer) > self._shared.bounds.pipelined_bytes
+        if self._body.stopped:
+            pause = self._state in (_BODY, _REST)
         if pause is not self._paused and self._state != _CLOSED:
             self._paused = pause
             if pause:
@@ -355,7 +360,7 @@ class Connection(Occupant):
         if body is None:
             self.deadline = self._began + self._shared.bounds.request_timeout
             self._note_progress()
-            if self._hold() and self._half_closed:
+            if self._hold() and self._half_closed and not self._body.stopped:
                 self._fail(Failure.TRUNCATED)
             return False
         self._taken += len(body)

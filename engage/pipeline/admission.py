@@ -49,6 +49,10 @@ class Admission:
         self._unread: dict[str, _Waiting] = {}
         self._taken = False
 
+    def has_room(self, key: str) -> bool:
+        """Return whether the queue has room for a write key that was found in the body."""
+        return self._has_room(key)
+
     async def enter(self, key: str, *, small: bool) -> contextlib.AbstractContextManager[None]:
         """Wait until a request may be decoded.
 

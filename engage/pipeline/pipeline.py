@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 import orjson
 
 from engage.api import EventStore, Status
-from engage.errors import ApiError, Limit, from_problems
+from engage.errors import ApiError, Limit, from_problems, overloaded
 from engage.pipeline.admission import LARGE_BODY
 from engage.pipeline.auth import KEYLESS_BODY, Authenticator, Principal
 from engage.pipeline.clock import Clock
@@ -283,9 +283,14 @@ class Pipeline:
     def _principal(self, body: Any) -> Principal:
         """Return the principal of the write key in the body.
 
-        :raises ApiError: if there is no key, or it is unknown or disabled.
+        :raises ApiError: if there is no key, it is unknown or disabled, or the queue has no room
+            for it (503 ``overloaded``).
         """
-        return self._authenticator.body(body.get("writeKey") if type(body) is dict else None)
+        principal = self._authenticator.body(body.get("writeKey") if type(body) is dict else None)
+        # The body was decoded in the share of all bodies that name their key.
+        if not self._ingest.admission.has_room(_key_of(principal)):
+            raise overloaded()
+        return principal
 
     def _arrival(
         self,

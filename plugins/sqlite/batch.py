@@ -77,7 +77,7 @@ class Batch:
             found.append(changing)
         return found
 
-    def outcomes(self, duplicates: Mapping[bytes, bytes]) -> list[Outcome]:
+    def outcomes(self, duplicates: Mapping[bytes, bytes | None]) -> list[Outcome]:
         """Return one outcome per event, in their order.
 
         :param duplicates: key → stored body, for the events that were stored before this write.

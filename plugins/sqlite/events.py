@@ -18,6 +18,10 @@ _COLUMNS: Final = (
 #: Rows that are counted at most to find the first event received since a given time.
 _MAX_COUNTED: Final = 1_000_000
 
+#: Bytes of stored events that one write returns for its duplicates. A small write of duplicates of
+#: large events would need much memory otherwise; the core looks up the others one by one.
+_MAX_RETURNED: Final = 16 * 1024 * 1024
+
 #: The outcome of every newly stored event: one object, because there are many of them.
 STORED: Final = Outcome(Status.STORED)
 
@@ -59,11 +63,12 @@ def event_of(row: Row) -> Event:
 
 def insert_new(
     db: sqlite3.Connection, rows: Mapping[bytes, Row]
-) -> tuple[Iterable[bytes], Mapping[bytes, bytes]]:
+) -> tuple[Iterable[bytes], Mapping[bytes, bytes | None]]:
     """Insert the events that are not stored yet.
 
     :param rows: key → row; the keys are different.
-    :return: the keys of the inserted events, in order, and key → stored body of the others.
+    :return: the keys of the inserted events, in order, and key → stored body of the others, or
+        ``None`` for those that are too large together.
     """
     last = db.execute("SELECT seq FROM sqlite_sequence WHERE name = 'events'").fetchone()
     count = insert(
@@ -78,9 +83,15 @@ def insert_new(
     new = [
         key for (key,) in db.execute("SELECT key FROM events WHERE seq > ? ORDER BY seq", (after,))
     ]
-    known = rows.keys() - set(new)
+    known: dict[bytes, bytes | None] = dict.fromkeys(rows.keys() - set(new))
     query = "SELECT e.key, e.body FROM {keys} k CROSS JOIN events e ON e.key = k.column1"
-    return new, dict(look_up(db, query, [(key,) for key in known]))
+    size = 0
+    for key, body in look_up(db, query, [(key,) for key in known]):
+        known[key] = body
+        size += len(body)
+        if size > _MAX_RETURNED:
+            break
+    return new, known
 
 
 def expire(db: sqlite3.Connection, before: int, limit: int, force: bool) -> int:

@@ -97,3 +97,23 @@ def test_the_decoder_is_as_strict_as_llhttp(pieces: list[bytes], cuts: list[int]
     parser.feed_data(data[: len(data) - len(ours[2])])
     assert reference.complete
     assert reference.body == ours[0]
+
+
+def test_very_many_chunks_take_several_calls() -> None:
+    """One call decodes what takes a few milliseconds; it stops, and the next one goes on."""
+    body = b"7\r\n       \r\n" * 10_000 + b"0\r\n\r\nrest"
+    chunks, buffer, into = ChunkedBody(), bytearray(body), bytearray()
+    calls = 1
+    while not chunks.take(buffer, into):
+        assert chunks.stopped
+        calls += 1
+    assert not chunks.stopped
+    assert calls == 6
+    assert into == b" " * 70_000
+    assert buffer == b"rest"
+
+
+def test_a_call_that_waits_for_more_has_not_stopped() -> None:
+    chunks, buffer, into = ChunkedBody(), bytearray(b"7\r\n   "), bytearray()
+    assert not chunks.take(buffer, into)
+    assert not chunks.stopped
