@@ -10,12 +10,10 @@ user id, workspace id, identifier and identifier key, keyed with the workspace's
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import hashlib
 import hmac
-import time
 import uuid
-from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 import orjson
@@ -24,13 +22,13 @@ from engage.api import (
     EventStore,
     Page,
     ProfileStore,
-    StorageUnavailable,
     SubscriptionChange,
     SubscriptionStore,
     identifier_value,
 )
-from engage.errors import ApiError, Problem, from_problems, pointer
+from engage.errors import ApiError, Problem, from_problems, overloaded, pointer
 from engage.pipeline.ids import uuid7
+from engage.pipeline.shared_search import SharedSearch
 from engage.storage.time_limit import within
 
 if TYPE_CHECKING:
@@ -40,10 +38,8 @@ __all__ = ["Subscriptions", "subscription_hash"]
 
 #: Users with the same identifier value whose hashes every request computes at once.
 FIRST_HOLDERS: Final = 100
-#: Of users beyond these, how many are read and computed before other work of the event loop runs
-#: (about 3 ms), and how many before another request that is past the first users gets its turn.
+#: Users that are read at once beyond these, in the search that requests share.
 HOLDERS_STEP: Final = 500
-HOLDERS_TURN: Final = 5000
 #: Seconds after which a request that has not found its user is refused with 503.
 SEARCH_SECONDS: Final = 60.0
 
@@ -85,8 +81,10 @@ class Subscriptions:
         self._store = store
         self._clock = clock
         self._timeout = timeout
-        #: Held by the request that searches beyond the first users with an identifier.
-        self._searching = asyncio.Lock()
+        #: Held for a turn of the event loop by each request that has read the first users.
+        self._first = asyncio.Lock()
+        #: Searches beyond the first users with an identifier.
+        self._shared = SharedSearch()
 
     async def change(self, body: Mapping[str, Any]) -> Mapping[str, bool]:
         """Apply a change and return once it is durable.
@@ -94,7 +92,8 @@ class Subscriptions:
         :param body: a body that is valid by the schema ``subscriptions``.
         :return: for every group of the workspace, whether the user is subscribed after the change.
         :raises ApiError: 401 ``invalid_user_hash`` if any of the credentials is wrong; 400
-            ``unknown_subscription_group``.
+            ``unknown_subscription_group``; 503 ``overloaded`` if the hash could not be compared
+            with all users in time.
         :raises StorageUnavailable: if the change may not be durable.
         """
         if type(body.get("userId")) is float:  # JSON Schema accepts 1.0 as an integer
@@ -140,60 +139,67 @@ class Subscriptions:
         """Return the user that the hash belongs to, if there is one.
 
         At least one HMAC is computed in any case, to reveal less by timing.
+
+        Anyone who has a write key can give any number of users the address of another person. So a
+        link must work however many users have the address, and requests with wrong hashes, which
+        are compared with all of them, must not stop others.
         """
         given = body["hash"].encode()
         secrets = () if workspace is None else workspace.subscription_secrets
-        computed = False
-        if workspace is not None and secrets:
-            async with contextlib.aclosing(self._candidates(workspace, body)) as pages:
-                async for users in pages:
-                    computed = True
-                    # All of a page, so that the time does not tell which one it is.
-                    equal = [user for user in users if _is_hash_of(user, body, secrets, given)]
-                    if equal:
-                        return equal[0]
-        if not computed:
+        if workspace is None or not secrets:
             _is_hash_of("", body, secrets or ("-",), given)
-        return None
+            return None
+        page = await self._first_candidates(workspace, body)
+        # All of a page, so that the time does not tell which one it is.
+        equal = [user for user in page.items or ("",) if _is_hash_of(user, body, secrets, given)]
+        if equal:
+            return equal[0] if page.items else None
+        return None if page.cursor is None else await self._search(workspace, body, given)
 
-    async def _candidates(
-        self, workspace: Workspace, body: Mapping[str, Any]
-    ) -> AsyncGenerator[Sequence[str], None]:
-        """Return the users whom the request may mean, page by page.
-
-        Anyone who has a write key can give any number of users the address of another person. So a
-        link must work however many users have the address, and a request with a wrong hash, which
-        is compared with all of them, must not stop others.
-        """
+    async def _first_candidates(self, workspace: Workspace, body: Mapping[str, Any]) -> Page[str]:
+        """Return the users whom the request may mean, or the first of them with a cursor."""
         key, identifier = body["identifierKey"], body["identifier"]
+        nobody: Page[str] = Page((), None)
         if key != "id" and key not in workspace.subscription_identifiers:
-            return  # not indexed: a request must not cause a scan
+            return nobody  # not indexed: a request must not cause a scan
         user_id = body.get("userId")
         if user_id is not None and user_id != "":
-            yield (str(user_id),)
-            return
+            return Page((str(user_id),), None)
         if key == "id":
-            yield (identifier,)
-            return
+            return Page((identifier,), None)
         value = identifier_value(key, identifier)
         if value is None or not isinstance(self._store, ProfileStore):
-            return
+            return nobody
         page = await self._holders(workspace.id, key, value, None, FIRST_HOLDERS)
-        if page.items:
-            yield page.items
-        deadline = time.monotonic() + SEARCH_SECONDS
-        while page.cursor is not None:
-            # One request at a time, and they take turns.
-            async with self._searching:
-                for _ in range(HOLDERS_TURN // HOLDERS_STEP):
-                    if page.cursor is None:
-                        break
-                    await asyncio.sleep(0)
-                    page = await self._holders(workspace.id, key, value, page.cursor, HOLDERS_STEP)
-                    if page.items:
-                        yield page.items
-            if time.monotonic() > deadline:
-                raise StorageUnavailable("too many users have the same identifier")
+        # The hashes of many requests, computed without a pause, would hold the event loop.
+        async with self._first:
+            await asyncio.sleep(0)
+        return page
+
+    async def _search(
+        self, workspace: Workspace, body: Mapping[str, Any], given: bytes
+    ) -> str | None:
+        """Return the user that the hash belongs to, among all users with the identifier."""
+        key, identifier = body["identifierKey"], body["identifier"]
+        value = identifier_value(key, identifier)
+        assert value is not None
+
+        async def read(after: str | None) -> Page[str]:
+            return await self._holders(workspace.id, key, value, after, HOLDERS_STEP)
+
+        def hashes(user_id: str) -> list[bytes]:
+            return _hashes(user_id, body, workspace.subscription_secrets)
+
+        try:
+            async with asyncio.timeout(SEARCH_SECONDS):
+                # The identifier as it was sent, because the hash contains it in that form.
+                found = self._shared.find((workspace.id, key, identifier), given, read, hashes)
+                return await found
+        except TimeoutError as error:
+            raise overloaded(
+                "the hash could not be compared with all users of the identifier in time;"
+                " send the same request again later"
+            ) from error
 
     async def _holders(
         self, workspace_id: str, trait: str, value: str, after: str | None, limit: int
@@ -203,19 +209,26 @@ class Subscriptions:
             return await self._store.holders(workspace_id, trait, value, after=after, limit=limit)
 
 
-def _is_hash_of(
-    user_id: str, body: Mapping[str, Any], secrets: Iterable[str], given: bytes
-) -> bool:
-    found = False
-    for secret in secrets:
-        expected = subscription_hash(
+def _hashes(user_id: str, body: Mapping[str, Any], secrets: Iterable[str]) -> list[bytes]:
+    """Return the hashes that are right if the request means a user, one for each secret."""
+    return [
+        subscription_hash(
             secret,
             user_id=user_id,
             workspace_id=body["workspaceId"],
             identifier=body["identifier"],
             identifier_key=body["identifierKey"],
-        )
-        found |= hmac.compare_digest(expected.encode(), given)
+        ).encode()
+        for secret in secrets
+    ]
+
+
+def _is_hash_of(
+    user_id: str, body: Mapping[str, Any], secrets: Iterable[str], given: bytes
+) -> bool:
+    found = False
+    for expected in _hashes(user_id, body, secrets):
+        found |= hmac.compare_digest(expected, given)
     return found
 
 

@@ -155,13 +155,75 @@ async def test_the_event_loop_is_not_held_by_many_users() -> None:
     await core.pipeline.subscriptions(orjson.dumps(body(user="u-19999")))
 
 
-async def test_a_search_that_takes_too_long_is_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_search_that_takes_too_long_is_overloaded(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is not a 401: the link may be right."""
     monkeypatch.setattr("engage.pipeline.subscriptions.SEARCH_SECONDS", -1.0)
     store = store_with_users(*(f"u-{number}" for number in range(6_000)))
     await put(store, body(user="u-99"))
-    with pytest.raises(StorageUnavailable, match="too many users"):
+    with pytest.raises(ApiError, match="in time") as caught:
         await put(store, body(user="u-5999"))
+    assert (caught.value.status, caught.value.code) == (503, "overloaded")
+
+
+async def test_wrong_hashes_do_not_delay_the_right_one() -> None:
+    """Their requests share the search, so its time does not depend on their number."""
+    store = store_with_users(*(f"u-{number}" for number in range(20_000)))
+    core = make_core(store)
+    wrong = [orjson.dumps(body(hash=f"{number:064x}")) for number in range(200)]
+    requests = [asyncio.create_task(core.pipeline.subscriptions(one)) for one in wrong]
+    await asyncio.sleep(0.05)
+    right = asyncio.create_task(core.pipeline.subscriptions(orjson.dumps(body(user="u-19999"))))
+    started = time.thread_time()
+    longest, last = 0.0, started
+    while not right.done():
+        await asyncio.sleep(0)
+        now = time.thread_time()
+        longest, last = max(longest, now - last), now
+    assert await right == {"news": False, "offers": False}
+    assert time.thread_time() - started < 5
+    assert longest < 0.05  # usually 5 ms; that of the garbage collector counts, too
+    for answer in await asyncio.gather(*requests, return_exceptions=True):
+        assert isinstance(answer, ApiError)
+        assert answer.code == "invalid_user_hash"
+
+
+async def test_identifiers_take_turns() -> None:
+    """The form as sent counts, because it is what the hash contains."""
+    store = store_with_users(*(f"u-{number}" for number in range(20_000)))
+    store.users["acme", "email", "bob@example.com"] = [f"b-{number}" for number in range(1_000)]
+    core = make_core(store)
+    others = [body(identifier=f"{' ' * number}ada@example.com", user="-") for number in range(5)]
+    requests = [
+        asyncio.create_task(core.pipeline.subscriptions(orjson.dumps(one))) for one in others
+    ]
+    await asyncio.sleep(0.05)
+    bob = body(identifier="bob@example.com", user="b-999")
+    await core.pipeline.subscriptions(orjson.dumps(bob))
+    assert not any(task.done() for task in requests)
+    ada = body(identifier="Ada@Example.com", user="u-19999")
+    await core.pipeline.subscriptions(orjson.dumps(ada))
+    assert [change.user_id for change in store.changes] == ["b-999", "u-19999"]
+    answers = await asyncio.gather(*requests, return_exceptions=True)
+    assert {type(answer) for answer in answers} == {ApiError}
+
+
+async def test_a_failed_read_ends_only_the_search_that_it_belongs_to() -> None:
+    store = store_with_users(*(f"u-{number}" for number in range(2_000)))
+    core = make_core(store)
+    holders = store.holders
+
+    async def failing(*arguments: Any, **options: Any) -> Any:
+        if options["after"] is not None:
+            store.holders = holders  # type: ignore[method-assign]
+            raise StorageUnavailable("down")
+        return await holders(*arguments, **options)
+
+    store.holders = failing  # type: ignore[method-assign]
+    right = orjson.dumps(body(user="u-1999"))
+    with pytest.raises(StorageUnavailable):
+        await core.pipeline.subscriptions(right)
+    await core.pipeline.subscriptions(right)
+    assert [change.user_id for change in store.changes] == ["u-1999"]
 
 
 async def test_a_user_named_by_id_is_not_looked_up() -> None:
