@@ -31,7 +31,8 @@ BudgetName = Literal["api", "webhook", "conflict"]
 class DeadLetter:
     """A refused event, or a webhook delivery that could not be translated."""
 
-    #: A hash of workspace, origin and item, so that a retry does not make a second letter.
+    #: A hash of workspace, origin and item, so that a retry does not make a second letter. That of
+    #: a conflict has the message id in it too, and is never that of another letter.
     id: str
     workspace_id: str
     #: ``api``, or the provider's name.
@@ -45,7 +46,8 @@ class DeadLetter:
     message: str
     #: Objects of the form ``{"pointer": …, "message": …}``.
     errors: Sequence[Mapping[str, str]]
-    #: The raw item as received; for a delivery, the raw body.
+    #: The raw item as received; for a delivery, the raw body; for a conflict, the event as it would
+    #: be stored, without the times that differ in a retry.
     item: bytes
     #: Whether ``item`` was cut.
     truncated: bool

@@ -6,12 +6,12 @@ Nothing is acknowledged that is kept nowhere: a conflict that cannot be kept is 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from engage.api import API_ORIGIN, Event, EventStore, Outcome, Status, StorageUnavailable
 from engage.errors import ApiError, conflict_not_kept, overloaded
-from engage.pipeline.dead_letters import Conflict, find_conflict, letter_of
+from engage.pipeline.dead_letters import Conflict, find_conflict, letter_of_conflict
 from engage.storage.time_limit import within
 
 if TYPE_CHECKING:
@@ -52,22 +52,25 @@ class Conflicts:
         return find_conflict(event, stored)
 
     async def keep(
-        self, conflicts: Sequence[tuple[Any, Conflict]], arrival: Arrival
+        self, conflicts: Sequence[tuple[Mapping[str, Any], Event, Conflict]], arrival: Arrival
     ) -> Sequence[ApiError | None]:
         """Keep events that conflict with stored ones as dead letters, whole.
 
-        :param conflicts: items, each with its conflict.
+        :param conflicts: items as received, each with its event and its conflict.
         :return: for each, the refusal if it cannot be kept: nothing is acknowledged that is kept
             nowhere.
         :raises ApiError: 503, if an event of a delivery cannot be kept; the provider sends it again
             and stops after some days.
         """
         kept = await self._ingest.keep(
-            [letter_of(item, conflict, arrival, max_item=None) for item, conflict in conflicts]
+            [
+                letter_of_conflict(item, event, conflict, arrival)
+                for item, event, conflict in conflicts
+            ]
         )
         if arrival.origin != API_ORIGIN and not all(kept):
             raise overloaded("a conflict of this delivery cannot be kept; send it again later")
         return [
             None if stored else conflict_not_kept(conflict.message, conflict.errors)
-            for (_, conflict), stored in zip(conflicts, kept, strict=True)
+            for (_, _, conflict), stored in zip(conflicts, kept, strict=True)
         ]

@@ -21,10 +21,17 @@ from engage.pipeline.normalise import WRITE_KEY, without_write_keys
 if TYPE_CHECKING:
     from engage.pipeline.normalise import Arrival
 
-__all__ = ["MAX_ITEM", "Conflict", "find_conflict", "letter_id", "letter_of"]
+__all__ = [
+    "MAX_ITEM",
+    "Conflict",
+    "find_conflict",
+    "letter_id",
+    "letter_of",
+    "letter_of_conflict",
+]
 
-#: Maximum number of bytes kept of a refused item from the API. A conflict, which is acknowledged,
-#: and a webhook delivery are kept whole.
+#: Maximum number of bytes kept of a refused item. A conflict, which is acknowledged, and a webhook
+#: delivery are kept whole.
 MAX_ITEM: Final = 16 * 1024
 
 #: Fields that must be equal in two events with the same message id, or they are a conflict.
@@ -74,18 +81,11 @@ class Conflict:
         return [Problem(f"/{field}", message) for field in self.fields]
 
 
-def letter_of(
-    item: Any,
-    problem: ApiError | Conflict,
-    arrival: Arrival,
-    *,
-    max_item: int | None = MAX_ITEM,
-) -> DeadLetter:
-    """Return the dead letter of an item.
+def letter_of(item: Any, problem: ApiError, arrival: Arrival) -> DeadLetter:
+    """Return the dead letter of a refused item, with its first :data:`MAX_ITEM` bytes.
 
     :param item: the decoded item as received. Members named ``writeKey`` are not kept.
-    :param problem: why it was not stored.
-    :param max_item: maximum number of bytes to keep of the item; ``None`` to keep it whole.
+    :param problem: why it was refused.
     """
     fields: Mapping[str, Any] = item if isinstance(item, dict) else {}
     raw = _encoded(item)
@@ -97,7 +97,7 @@ def letter_of(
         same = _encoded({n: v for n, v in fields.items() if n not in _VOLATILE})
     else:
         same = raw
-    kept = raw if max_item is None or len(raw) <= max_item else _cut(raw, max_item)
+    kept = raw if len(raw) <= MAX_ITEM else _cut(raw, MAX_ITEM)
     return DeadLetter(
         id=letter_id(arrival.workspace_id, arrival.origin, same),
         workspace_id=arrival.workspace_id,
@@ -116,13 +116,59 @@ def letter_of(
     )
 
 
-def letter_id(workspace_id: str, origin: str, item: bytes) -> str:
+def letter_of_conflict(
+    item: Mapping[str, Any], event: Event, conflict: Conflict, arrival: Arrival
+) -> DeadLetter:
+    """Return the dead letter of a conflict: the event as it would be stored, whole.
+
+    The event is acknowledged, so its letter must not be mistaken for another one. The id covers
+    what is not in the item as received: the type of the route, the message id from an
+    ``Idempotency-Key``, and the envelope of a batch. No refused item has the same id.
+
+    :param item: the decoded item as received.
+    :param event: the event of the item, after the transforms.
+    """
+    document = event.document()
+    own = item.get("timestamp")
+    if own is not None:  # as sent: the corrected one differs in each retry
+        document["timestamp"] = own
+    elif (
+        item.get("originalTimestamp") is not None or document["timestamp"] == document["receivedAt"]
+    ):
+        del document["timestamp"]
+    del document["receivedAt"]
+    for name in _VOLATILE:
+        document.pop(name, None)
+    # Sorted, because the type of the route has another place than a type in the item.
+    same = orjson.dumps(document, option=orjson.OPT_SORT_KEYS)
+    return DeadLetter(
+        id=letter_id(
+            event.workspace_id, event.origin, b"conflict", event.message_id.encode(), same
+        ),
+        workspace_id=event.workspace_id,
+        origin=event.origin,
+        write_key_id=arrival.write_key_id,
+        user_id=_text(event.user_id, 512),
+        anonymous_id=_text(event.anonymous_id, 512),
+        message_id=_text(event.message_id, 256),
+        reason=conflict.code,
+        message=conflict.message,
+        errors=[error.as_dict() for error in conflict.errors],
+        item=orjson.dumps(document),
+        truncated=False,
+        headers=(),
+        received_at=event.received_at,
+    )
+
+
+def letter_id(workspace_id: str, origin: str, *parts: bytes) -> str:
     """Return the id of a letter: a hash, so that a retry of the item makes no second letter.
 
-    :param item: the item as JSON, without the fields that may change in a retry.
+    :param parts: what the letter is made of, without the fields that may change in a retry: for a
+        refused item or a delivery, one part.
     """
     digest = hashlib.blake2b(digest_size=16)
-    for part in (workspace_id.encode(), origin.encode(), item):
+    for part in (workspace_id.encode(), origin.encode(), *parts):
         digest.update(len(part).to_bytes(8, "big"))
         digest.update(part)
     return digest.hexdigest()

@@ -135,7 +135,7 @@ class Items:
 
         :raises ApiError: 503, if a conflict of a delivery cannot be kept.
         """
-        conflicts: list[tuple[int, str, Conflict]] = []
+        conflicts: list[tuple[int, Event, Conflict]] = []
         for event, index, outcome in zip(taken.events, taken.indexes, outcomes, strict=True):
             if outcome.status is Status.STORED:
                 taken.accepted += 1
@@ -145,19 +145,19 @@ class Items:
             if isinstance(problem, ApiError):
                 taken.refuse(index, items[index], problem)
             elif problem is not None and index not in restated:
-                conflicts.append((index, event.type, problem))
+                conflicts.append((index, event, problem))
             else:
                 taken.duplicates += 1
                 taken.counts[event.type, "duplicate"] += 1
         refusals = await self._conflicts.keep(
-            [(items[index], conflict) for index, _, conflict in conflicts], arrival
+            [(items[index], event, conflict) for index, event, conflict in conflicts], arrival
         )
-        for (index, kind, conflict), refusal in zip(conflicts, refusals, strict=True):
+        for (index, event, conflict), refusal in zip(conflicts, refusals, strict=True):
             if refusal is not None:
                 taken.refuse(index, items[index], refusal)
             else:
                 taken.duplicates += 1
-                taken.counts[kind, outcome_of(conflict)] += 1
+                taken.counts[event.type, outcome_of(conflict)] += 1
 
     def letters(self, items: list[Any], arrival: Arrival, taken: Taken) -> list[DeadLetter]:
         """Return the dead letters of items that were refused since the last call.

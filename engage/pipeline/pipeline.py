@@ -143,7 +143,8 @@ class Pipeline:
             return Result(event.message_id, principal)
         problem = await self._conflicts.problem(event, outcome)
         if isinstance(problem, Conflict):
-            problem = (await self._conflicts.keep([(item, problem)], arrival))[0] or problem
+            kept = await self._conflicts.keep([(item, event, problem)], arrival)
+            problem = kept[0] or problem
         elif problem is not None:
             await self._ingest.keep([letter_of(item, problem, arrival)])
         self._metrics.event(event.type, outcome_of(problem))

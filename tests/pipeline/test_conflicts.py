@@ -17,12 +17,14 @@ from engage.api import DeadLetterBudget, DeadLetterStore, StorageUnavailable
 from engage.config import Limits
 from engage.testing.factories import all_pages
 from support.memory_store import MemoryEvents, MemoryStore
-from support.pipeline import BAD, GOOD, Core, error_of, make_core, send_batch, send_event
+from support.pipeline import BAD, GOOD, NOW, Core, error_of, make_core, send_batch, send_event
 from support.sqlite import make
 
 FIRST = {**GOOD, "messageId": "m"}
 OTHER = {**GOOD, "messageId": "m", "properties": {"a": 1}}
 CODE = "message_id_conflict"
+#: What the server adds to an event, except its times.
+SET_BY_SERVER = {"workspaceId": "acme", "writeKeyId": "website", "source": "api"}
 
 
 def conflict(number: int, size: int = 0) -> dict[str, Any]:
@@ -126,7 +128,83 @@ async def test_a_conflict_is_kept_whole() -> None:
     await send_event(core, item)
     await send_batch(core, [conflict(2, 60_000)])
     assert [letter.truncated for letter in core.letters] == [False, False]
-    assert orjson.loads(core.letters[0].item) == item
+    assert orjson.loads(core.letters[0].item) == {**item, **SET_BY_SERVER}
+
+
+async def test_the_letter_of_a_refused_item_does_not_stand_for_its_conflict() -> None:
+    core = make_core()
+    await send_event(core, FIRST)
+    item = {"messageId": "m", "userId": "u", "event": "e", "properties": {"x": "x" * 20_000}}
+    assert (await error_of(send_event(core, item, operation="alias"))).code == "invalid_payload"
+    await send_event(core, item)
+    refused, kept = core.letters
+    assert (refused.reason, refused.truncated) == ("invalid_payload", True)
+    assert (kept.reason, kept.truncated) == (CODE, False)
+    assert orjson.loads(kept.item) == {**item, "type": "track", **SET_BY_SERVER}
+
+
+async def test_the_letter_of_a_conflict_has_the_type_of_the_route() -> None:
+    core = make_core()
+    await send_event(core, {**FIRST, "messageId": "m2"})
+    item = {"messageId": "m2", "userId": "v"}
+    await send_event(core, item, operation="page")
+    await send_event(core, item, operation="screen")
+    assert [orjson.loads(letter.item)["type"] for letter in core.letters] == ["page", "screen"]
+    # In a batch the item has its type, and the same letter.
+    await send_batch(core, [{"type": "page", **item}, {**item, "type": "screen"}])
+    assert len(core.letters) == 2
+
+
+async def test_the_letter_of_a_conflict_has_the_message_id_of_an_idempotency_key() -> None:
+    core = make_core()
+    ids = []
+    for key in ("k1", "k2"):
+        stored = await send_event(core, {"userId": "u", "event": "first"}, idempotency_key=key)
+        ids.append(stored.message_id)
+    for key in ("k1", "k2", "k1"):
+        await send_event(core, {"userId": "u", "event": "second"}, idempotency_key=key)
+    assert [letter.message_id for letter in core.letters] == ids
+    assert [orjson.loads(letter.item)["messageId"] for letter in core.letters] == ids
+
+
+async def test_the_letter_of_a_conflict_has_the_envelope_of_its_batch() -> None:
+    core = make_core()
+    await send_event(core, FIRST)
+    for app in ("a", "b", "b"):
+        await send_batch(core, [OTHER], {"context": {"app": app}, "integrations": {"All": True}})
+    items = [orjson.loads(letter.item) for letter in core.letters]
+    assert [item["context"] for item in items] == [{"app": "a"}, {"app": "b"}]
+    assert items[0]["integrations"] == {"All": True}
+
+
+@pytest.mark.parametrize("time", [{}, {"timestamp": "2026-11-21T09:00:00Z"}])
+async def test_a_retry_of_a_conflict_is_the_same_letter(time: dict[str, str]) -> None:
+    now = NOW
+    core = make_core(clock=lambda: now)
+    await send_event(core, FIRST)
+    item = {**OTHER, **time}
+    await send_event(core, {**item, "sentAt": "2026-11-21T09:20:00Z"})
+    now += 90_000
+    await send_event(core, {**item, "sentAt": "2026-11-21T09:21:00Z"})
+    await send_batch(core, [item], {"sentAt": "2026-11-21T09:22:00Z"})
+    (letter,) = core.letters
+    assert letter.received_at == NOW
+    kept = orjson.loads(letter.item)
+    assert "sentAt" not in kept
+    assert "receivedAt" not in kept
+    assert kept.get("timestamp") == kept.get("originalTimestamp") == time.get("timestamp")
+
+
+async def test_the_letter_of_a_conflict_has_the_transformed_event() -> None:
+    def redact(event: dict[str, Any]) -> dict[str, Any]:
+        return {**event, "properties": {"seen": True}, "timestamp": "2026-01-01T00:00:00Z"}
+
+    core = make_core(transforms=[("redact", redact)])
+    await send_event(core, FIRST)
+    await send_event(core, {**FIRST, "userId": "v"})
+    kept = orjson.loads(core.letters[0].item)
+    assert kept["properties"] == {"seen": True}
+    assert kept["timestamp"] == "2026-01-01T00:00:00.000Z"
 
 
 async def fill(core: Core, count: int) -> None:

@@ -8,9 +8,17 @@ from typing import Any
 import orjson
 import pytest
 
+from engage.api import DeadLetter
 from engage.errors import ApiError, Problem
-from engage.pipeline.dead_letters import MAX_ITEM, Conflict, find_conflict, letter_id, letter_of
-from engage.pipeline.normalise import Arrival
+from engage.pipeline.dead_letters import (
+    MAX_ITEM,
+    Conflict,
+    find_conflict,
+    letter_id,
+    letter_of,
+    letter_of_conflict,
+)
+from engage.pipeline.normalise import Arrival, normalise
 from support.pipeline import NOW, limit, make_event
 
 ERROR = ApiError("invalid_payload", "event: is required", errors=[Problem("/event", "is required")])
@@ -70,6 +78,75 @@ def test_a_retry_is_the_same_letter() -> None:
 def test_the_id_of_a_letter_is_a_hash_of_length_prefixed_parts() -> None:
     assert letter_id("ab", "c", b"d") != letter_id("a", "bc", b"d")
     assert letter_id("a", "b", b"cd") != letter_id("a", "bc", b"d")
+    assert letter_id("a", "b", b"c", b"d") != letter_id("a", "b", b"cd")
+
+
+def test_the_letters_of_refused_items_keep_their_ids() -> None:
+    """Stores have letters with these ids."""
+    letter = letter_of({"userId": "u", "sentAt": "2026-11-21T09:30:00Z"}, ERROR, arrival())
+    assert letter.id == "bc8a70221170d0e2729a172986bf66d7"
+
+
+def conflict_of(item: dict[str, Any], kind: str = "track", now: int = NOW) -> DeadLetter:
+    at = arrival(now=now)
+    return letter_of_conflict(item, normalise(item, kind, at), Conflict(["userId"]), at)
+
+
+def test_the_letter_of_a_conflict_has_the_event_as_it_would_be_stored() -> None:
+    item = {"userId": 7, "messageId": "m", "event": "e", "writeKey": "key-1", "x": "é" * MAX_ITEM}
+    letter = conflict_of(item)
+    assert orjson.loads(letter.item) == {
+        "type": "track",
+        "userId": "7",
+        "messageId": "m",
+        "event": "e",
+        "x": "é" * MAX_ITEM,
+        "workspaceId": "acme",
+        "writeKeyId": "website",
+        "source": "api",
+    }
+    assert not letter.truncated
+    assert (letter.workspace_id, letter.origin, letter.write_key_id) == ("acme", "api", "website")
+    assert (letter.user_id, letter.anonymous_id, letter.message_id) == ("7", None, "m")
+    assert (letter.reason, letter.received_at) == ("message_id_conflict", NOW)
+    assert [error["pointer"] for error in letter.errors] == ["/userId"]
+
+
+def test_the_id_of_a_conflict_depends_on_what_would_be_stored() -> None:
+    item = {"userId": "u", "messageId": "m", "event": "e"}
+    letter = conflict_of(item)
+    again = conflict_of({"type": "track", **item, "sentAt": "2026-11-21T09:31:00Z"}, now=NOW + 1)
+    assert again.id == letter.id
+    others = [
+        letter_of(item, ERROR, arrival()),
+        letter_of(orjson.loads(letter.item), ERROR, arrival()),
+        conflict_of(item, "page"),
+        conflict_of({**item, "messageId": "n"}),
+        conflict_of({**item, "context": {"a": 1}}),
+        conflict_of({**item, "originalTimestamp": "2026-11-21T09:00:00Z"}),
+        conflict_of({**item, "timestamp": "2026-11-21T09:00:00Z"}),
+    ]
+    assert len({letter.id, *(other.id for other in others)}) == 8
+
+
+@pytest.mark.parametrize(
+    ("sent", "kept"),
+    [
+        ({}, None),
+        ({"originalTimestamp": "2026-11-21T09:00:00Z"}, None),
+        ({"timestamp": "2026-11-21T09:00:00Z"}, "2026-11-21T09:00:00Z"),
+        # In the future, so that the stored time is that of the arrival.
+        ({"timestamp": "2027-11-21T09:00:00Z"}, "2027-11-21T09:00:00Z"),
+    ],
+)
+def test_the_letter_of_a_conflict_has_the_time_that_was_sent(
+    sent: dict[str, str], kept: str | None
+) -> None:
+    item = {"userId": "u", "messageId": "m", "event": "e", **sent}
+    first = conflict_of({**item, "sentAt": "2026-11-21T09:10:00Z"})
+    again = conflict_of({**item, "sentAt": "2026-11-21T09:11:00Z"}, now=NOW + 61_000)
+    assert (again.id, again.item) == (first.id, first.item)
+    assert orjson.loads(first.item).get("timestamp") == kept
 
 
 def test_a_long_item_is_cut_between_characters() -> None:
@@ -81,9 +158,6 @@ def test_a_long_item_is_cut_between_characters() -> None:
     letter_of({"ab": "é" * MAX_ITEM}, ERROR, arrival()).item.decode()
     # two that differ only after the cut are two letters
     assert letter_of({"a": "é" * MAX_ITEM + "x"}, ERROR, arrival()).id != letter.id
-    whole = letter_of(item, ERROR, arrival(), max_item=None)
-    assert not whole.truncated
-    assert orjson.loads(whole.item) == item
     exact = {"a": "x" * (MAX_ITEM - 8)}
     assert len(letter_of(exact, ERROR, arrival()).item) == MAX_ITEM
     assert not letter_of(exact, ERROR, arrival()).truncated

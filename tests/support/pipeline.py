@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import collections
 import dataclasses
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import orjson
@@ -113,6 +113,7 @@ def make_core(
     transforms: Sequence[tuple[str, Transform]] = (),
     write_timeout: float = 30.0,
     workspace: Workspace = ACME,
+    clock: Callable[[], int] = lambda: NOW,
     **changed: int,
 ) -> Core:
     """Compose a pipeline on a store in memory.
@@ -135,7 +136,7 @@ def make_core(
         store=store,
         metrics=metrics,
         timeout=write_timeout,
-        clock=lambda: NOW,
+        clock=clock,
     )
     return Core(pipeline, ingest, store, metrics, Principal(workspace, workspace.write_keys[0]))
 
