@@ -39,7 +39,7 @@ class Broken(MemoryEvents):
 
 
 async def fill(store: MemoryEvents, *, days: int) -> None:
-    """Store 25 events that are so many days old, and one of today.
+    """Store 25 events of ``days`` ago and one of today.
 
     Without the last one nothing would expire: the clock could have jumped.
     """

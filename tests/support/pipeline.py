@@ -177,7 +177,7 @@ def make_event(message_id: str, body: bytes | None = None) -> Event:
 
 
 def limit(size: int, key: str = "limits.event_bytes") -> Limit:
-    """Return a limit of so many bytes."""
+    """Return a limit of ``size`` bytes."""
     return Limit(size, key)
 
 

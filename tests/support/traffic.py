@@ -107,7 +107,7 @@ class Sender:
             thread.start()
 
     def wait_for(self, *, acknowledged: int) -> None:
-        """Wait until so many requests have been acknowledged."""
+        """Wait until this number of requests has been acknowledged."""
         wait_for(lambda: len(self.acknowledged) >= acknowledged, what="acknowledged requests")
 
     def join(self) -> None:

@@ -164,7 +164,7 @@ class Every:
         return self.action
 
     def wait_for(self, *, faults: int) -> None:
-        """Wait until so many commands got the action."""
+        """Wait until this number of commands got the action."""
         wait_for(lambda: self.faults >= faults, what="faults")
 
 
