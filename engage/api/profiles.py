@@ -66,6 +66,8 @@ class ProfileStore(abc.ABC):
         trait to this value (compared in the form of :func:`identifier_value`), in whatever order
         they arrived and whatever the trait was in between. A client can choose a timestamp, but
         not a claim. What was set before the store recorded claims is older than every claim.
+        A storage may keep only the first 100 or more claims of a user for each trait; a later value
+        then counts as claimed when it was received, until the user has another one.
 
         Only a trait's current value counts. An index serves this.
 

@@ -22,6 +22,10 @@ from .schema import USER, version_of
 #: Maximum number of users that are returned for one value; the interface defines it.
 _MAX_USERS: Final = 100
 
+#: Maximum number of claims that are stored for a trait of a user. Without it, anyone who has a
+#: write key could make them grow without bound. A person has fewer addresses.
+MAX_CLAIMS: Final = 100
+
 #: Less than every claim.
 _BEFORE_ALL: Final = -(2**63)
 
@@ -70,7 +74,7 @@ def index(db: sqlite3.Connection, declared: Declared) -> None:
                     db.execute(
                         "INSERT INTO claims VALUES (?, ?, ?, 0) ON CONFLICT DO NOTHING", claim
                     )
-                    store(db, profile, workspace, trait, encoded)
+                    store(db, profile, workspace, trait, encoded, {})
             db.execute("INSERT INTO indexed VALUES (?, ?)", (workspace, trait))
         db.execute("COMMIT")
     except BaseException:
@@ -84,6 +88,8 @@ def claim(
 ) -> None:
     """Store claims: of several for one value of a user, the least time stays.
 
+    A user keeps the first :data:`MAX_CLAIMS` of a trait. Later ones are left out.
+
     :param claims: (number of the user, trait, value) → time of receipt.
     :param new: the numbers of the users of whom nothing is stored yet.
     """
@@ -93,7 +99,18 @@ def claim(
     )
     old = [key for key in claims if key[0] not in new]
     stored = {(row[0], row[1], row[2]): row[3] for row in look_up(db, query, old)}
-    todo = [(*key, at) for key, at in claims.items() if key not in stored or at < stored[key]]
+    counts = _counts(db, {key[:2] for key in old if key not in stored})
+    todo = []
+    for key, at in claims.items():
+        if key in stored:
+            if at >= stored[key]:
+                continue
+        else:
+            count = counts.get(key[:2], 0)
+            if count >= MAX_CLAIMS:
+                continue
+            counts[key[:2]] = count + 1
+        todo.append((*key, at))
     insert(
         db,
         "INSERT INTO claims (profile, trait, value, received_at)",
@@ -110,14 +127,32 @@ def claim(
             )
 
 
+def _counts(
+    db: sqlite3.Connection, users: Collection[tuple[int, str]]
+) -> dict[tuple[int, str], int]:
+    """Return how many claims are stored: (number of the user, trait) → at most the maximum."""
+    query = (
+        "SELECT column1, column2, (SELECT count(*) FROM (SELECT 1 FROM claims "
+        f"WHERE profile = column1 AND trait = column2 LIMIT {MAX_CLAIMS})) FROM {{keys}}"
+    )
+    return {(profile, trait): count for profile, trait, count in look_up(db, query, users)}
+
+
 def store(
-    db: sqlite3.Connection, profile: int, workspace: str, trait: str, encoded: bytes | None
+    db: sqlite3.Connection,
+    profile: int,
+    workspace: str,
+    trait: str,
+    encoded: bytes | None,
+    claims: Mapping[tuple[int, str, str], int],
 ) -> None:
     """Store the current value of a declared trait, so that the user is found by it.
 
-    Its claim must be stored already.
+    Its claim must be stored already. If it was left out, because the user has too many, the value
+    counts as claimed when it was received, until the user has another one.
 
     :param profile: the number of the user.
+    :param claims: what was given to :func:`claim`.
     :param encoded: the value as JSON; ``None``, or a value by which no user can be looked up,
         removes the entry.
     """
@@ -127,9 +162,11 @@ def store(
     else:
         db.execute(
             "INSERT OR REPLACE INTO identifiers (profile, trait, workspace, value, claimed_at) "
-            "SELECT profile, trait, ?, value, received_at FROM claims "
-            "WHERE profile = ? AND trait = ? AND value = ?",
-            (workspace, profile, trait, value),
+            "SELECT ?1, ?2, ?3, ?4, coalesce("
+            "(SELECT received_at FROM claims WHERE profile = ?1 AND trait = ?2 AND value = ?4), "
+            "(SELECT claimed_at FROM identifiers WHERE profile = ?1 AND trait = ?2 AND value = ?4),"
+            " ?5)",
+            (profile, trait, workspace, value, claims.get((profile, trait, value), 0)),
         )
 
 

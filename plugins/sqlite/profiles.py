@@ -121,13 +121,12 @@ class Profiles:
             if known is not None and not known.new and known.created_at is not None:
                 del folded.links[link]
         _set_times(rows, folded)
-        if folded.claims:
-            claims = {
-                (rows[user].id, trait, value): at
-                for (user, trait, value), at in folded.claims.items()
-            }
+        claims = {
+            (rows[user].id, trait, value): at for (user, trait, value), at in folded.claims.items()
+        }
+        if claims:
             identifiers.claim(db, claims, {row.id for row in rows.values() if row.new})
-        dropped = self._set_traits(db, rows, folded.traits)
+        dropped = self._set_traits(db, rows, folded.traits, claims)
         dropped += self._set_memberships(db, rows, folded.memberships)
         over_limit = self._add_links(db, rows, folded.links)
         _store(db, {subject: row for subject, row in rows.items() if subject in subjects})
@@ -140,6 +139,7 @@ class Profiles:
         db: sqlite3.Connection,
         rows: Mapping[Subject, _Row],
         registers: Mapping[tuple[Subject, str], tuple[Version, bytes | None]],
+        claims: Mapping[tuple[int, str, str], int],
     ) -> int:
         """Store the registers that win, and return how many were dropped."""
         stored = _stored(db, "traits", "trait", "size", rows, registers)
@@ -164,7 +164,7 @@ class Profiles:
             row.changed = True
             winners.append((row.id, trait, *version, size, REMOVED if value is None else value))
             if identifies:
-                identifiers.store(db, row.id, subject[0], trait, value)
+                identifiers.store(db, row.id, subject[0], trait, value, claims)
         insert(
             db,
             "INSERT OR REPLACE INTO traits "

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import sqlite3
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -152,3 +153,39 @@ async def test_wrong_hashes_do_not_stop_the_events_of_others(tmp_path: Path) -> 
         for task in bogus:
             task.cancel()
         await asyncio.wait(bogus)
+
+
+@pytest.mark.parametrize("batch", [1, 40, 10_000])
+async def test_the_claims_of_a_user_are_bounded(tmp_path: Path, batch: int) -> None:
+    """The first 100 values of a trait keep their claims; later ones count while the user has them,
+    from when they were received."""
+
+    def address(user: str, number: int, at: int) -> Any:
+        email = {"email": f"{number}@example.com"}
+        return identify(f"{user}-{number}-{at}", user, at, traits=email)
+
+    async with forged(tmp_path, "sqlite", 0) as core:
+        claims = [address("bob", number, 100 + number) for number in range(1_000)]
+        for start in range(0, len(claims), batch):
+            await core.store.write(claims[start : start + batch])
+        with contextlib.closing(sqlite3.connect(tmp_path / "engage.db")) as db:
+            query = "SELECT count(*), max(count) FROM (SELECT count(*) AS count FROM claims"
+            assert db.execute(f"{query} GROUP BY profile)").fetchone() == (2, 100)
+
+        async def found(number: int) -> list[str]:
+            value = f"{number}@example.com"
+            users = await core.store.find_users("acme", "email", [value])
+            return list(users.get(value, ()))
+
+        # The current value is found, and its claim is older than that of a later user.
+        await core.store.write([address("later", 999, 2_000)])
+        await core.store.write([address("bob", 999, 2_001)])
+        assert await found(999) == ["bob", "later"]
+        # The 100th value has a claim that is kept, the 101st does not.
+        for number in (99, 100):
+            await core.store.write([address(f"forged-{number}", number, 3_000)])
+            await core.store.write([address("bob", number, 3_001 + number)])
+        assert await found(99) == ["forged-99"]
+        assert await found(100) == ["forged-100", "bob"]
+        await core.store.write([address("bob", 99, 4_000)])
+        assert await found(99) == ["bob", "forged-99"]
