@@ -20,7 +20,6 @@
 ``conflicts.py``      keeps events whose message id another event has
 ``shared_search.py``  finds the user of a signed link, for many requests at once
 ``subscriptions.py``  changes a user's subscription choices
-``shared_search.py``  finds the user that a hash belongs to, for many requests at once
 ``removal.py``        removes traits of a user, for the operator
 ``results.py``        the results that the pipeline returns
 ====================  ==============================================================
