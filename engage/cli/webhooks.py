@@ -70,7 +70,7 @@ class Moment(click.ParamType[float]):
 def webhook_url(
     ctx: click.Context, provider: str, config_path: Path, workspace: str | None
 ) -> None:
-    """Print the URL at which a provider delivers, and the steps of the set-up.
+    """Print the webhook URL of a provider, and how to set it up.
 
     Enter the URL at PROVIDER. There is one URL for each workspace that has the provider. If none
     has it yet, there is one for each workspace: some services show their secret only after the URL
