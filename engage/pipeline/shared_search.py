@@ -3,12 +3,14 @@
 
 Requests that search for the same identifier share the passes over its users: the hashes of a user
 are computed once a pass, whatever the number of requests. So the requests that someone forges
-cannot delay a right one by more than a pass. Different identifiers take turns, a page each.
+cannot delay a right one by more than a pass. Different identifiers take turns, a page each. The
+odd forms of identifiers have one turn together: a client can send any number of them.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable, Hashable, Iterable, Sequence
 from typing import Final
 
@@ -37,28 +39,33 @@ class SharedSearch:
         self._tasks: dict[Hashable, asyncio.Task[None]] = {}
         #: Held by the search that reads and computes a page.
         self._turn = asyncio.Lock()
+        #: Held also, and first, by a search for an odd form of an identifier.
+        self._odd = asyncio.Lock()
 
-    async def find(self, key: Hashable, given: bytes, read: Read, hashes: Hashes) -> str | None:
+    async def find(
+        self, key: Hashable, given: bytes, read: Read, hashes: Hashes, *, odd: bool
+    ) -> str | None:
         """Return the user that a hash belongs to, or ``None`` if it belongs to none of them.
 
         :param key: requests with the same key share the search. Their ``read`` and ``hashes`` must
             be equivalent.
         :param given: the hash.
+        :param odd: the identifier was not sent in the form in which users are looked up.
         :raises Exception: what ``read`` raises.
         """
         result: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
         self._joined.setdefault(key, []).append((given, result))
         if key not in self._tasks:
-            self._tasks[key] = asyncio.create_task(self._run(key, read, hashes))
+            self._tasks[key] = asyncio.create_task(self._run(key, read, hashes, odd))
         return await result
 
-    async def _run(self, key: Hashable, read: Read, hashes: Hashes) -> None:
+    async def _run(self, key: Hashable, read: Read, hashes: Hashes, odd: bool) -> None:
         """Run passes while requests are waiting."""
         requests: list[_Request] = []
         try:
             while requests := self._joined.pop(key, []):
                 try:
-                    await self._pass(requests, read, hashes)
+                    await self._pass(requests, read, hashes, odd)
                 except Exception as error:
                     for result in _waiting(requests):
                         result.set_exception(error)
@@ -68,7 +75,9 @@ class SharedSearch:
             for result in _waiting([*requests, *self._joined.pop(key, [])]):
                 result.cancel()
 
-    async def _pass(self, requests: Sequence[_Request], read: Read, hashes: Hashes) -> None:
+    async def _pass(
+        self, requests: Sequence[_Request], read: Read, hashes: Hashes, odd: bool
+    ) -> None:
         """Compare the hashes of requests with all users."""
         wanted: dict[bytes, list[_Request]] = {}
         for request in requests:
@@ -76,7 +85,7 @@ class SharedSearch:
         cursor = None
         # A request may end before its search does: the client disconnects, or the time is over.
         while any(_waiting(requests)):
-            async with self._turn:
+            async with self._odd if odd else contextlib.nullcontext(), self._turn:
                 page = await read(cursor)
                 found: dict[bytes, str] = {}
                 computed = 0

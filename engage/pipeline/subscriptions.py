@@ -193,8 +193,8 @@ class Subscriptions:
         try:
             async with asyncio.timeout(SEARCH_SECONDS):
                 # The identifier as it was sent, because the hash contains it in that form.
-                found = self._shared.find((workspace.id, key, identifier), given, read, hashes)
-                return await found
+                form = (workspace.id, key, identifier)
+                return await self._shared.find(form, given, read, hashes, odd=identifier != value)
         except TimeoutError as error:
             raise overloaded(
                 "the hash could not be compared with all users of the identifier in time;"

@@ -207,6 +207,22 @@ async def test_identifiers_take_turns() -> None:
     assert {type(answer) for answer in answers} == {ApiError}
 
 
+async def test_many_forms_of_an_identifier_do_not_delay_the_plain_one() -> None:
+    """Each form needs a separate search, because its hashes differ."""
+    store = store_with_users(*(f"u-{number}" for number in range(20_000)))
+    core = make_core(store)
+    odd = [body(identifier=f"{' ' * number}ada@example.com", user="-") for number in range(1, 101)]
+    requests = [asyncio.create_task(core.pipeline.subscriptions(orjson.dumps(one))) for one in odd]
+    await asyncio.sleep(0.5)
+    started = time.thread_time()
+    plain = body(identifier="ada@example.com", user="u-19999")
+    await core.pipeline.subscriptions(orjson.dumps(plain))
+    assert time.thread_time() - started < 5
+    for task in requests:
+        task.cancel()
+    await asyncio.wait(requests)
+
+
 async def test_a_failed_read_ends_only_the_search_that_it_belongs_to() -> None:
     store = store_with_users(*(f"u-{number}" for number in range(2_000)))
     core = make_core(store)
