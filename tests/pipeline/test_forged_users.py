@@ -138,7 +138,13 @@ async def test_deliveries_stay_with_the_person(tmp_path: Path, kind: str) -> Non
 async def test_wrong_hashes_do_not_stop_the_events_of_others(tmp_path: Path) -> None:
     """Each of them is compared with all users."""
     async with forged(tmp_path, "sqlite", 100_000) as core:
-        bogus = [asyncio.create_task(follow(core, right=False)) for _ in range(20)]
+
+        async def guess() -> None:
+            while True:
+                with pytest.raises(ApiError):
+                    await follow(core, right=False)
+
+        bogus = [asyncio.create_task(guess()) for _ in range(20)]
         latencies = []
         for number in range(300):
             started = time.monotonic()
@@ -146,9 +152,9 @@ async def test_wrong_hashes_do_not_stop_the_events_of_others(tmp_path: Path) -> 
             await send_event(core, item)
             latencies.append(time.monotonic() - started)
             await asyncio.sleep(0.01)
-        assert not all(task.done() for task in bogus)
+        assert not any(task.done() for task in bogus)
         assert sorted(latencies)[len(latencies) * 99 // 100] < 0.5
-        # The right link gets its turns among the others.
+        # The right link is found all the same.
         assert (await follow(core))["news"] is False
         for task in bogus:
             task.cancel()
