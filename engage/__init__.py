@@ -21,8 +21,7 @@ what these parts use
 ``config/``         reads and checks the config file
 ``registry/``       finds the plugins, and makes those that the config selects
 ``errors.py``       the error codes with their statuses, and the body of an error
-``logs.py``         the log: a line for each request, and other lines
-``metrics.py``      the Prometheus metrics
+``monitoring/``     what the server reports about itself: the log, the metrics
 ``__main__.py``     ``python -m engage``
 ------------------  --------------------------------------------------------------------------------
 PUBLIC, for plugins

@@ -19,7 +19,7 @@ from engage.handlers.ingestion import Services
 from engage.handlers.routes import Router
 from engage.http1.listener import Listener
 from engage.http1.shared import Bounds
-from engage.metrics import Metrics
+from engage.monitoring.metrics import Metrics
 from engage.pipeline.auth import Authenticator
 from engage.pipeline.clock import Clock
 from engage.pipeline.ingest import Ingest

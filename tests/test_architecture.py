@@ -25,7 +25,7 @@ TESTS = ROOT / "tests"
 #: its own line or from one below. A folder is one name; inside it modules may import each other.
 LAYERS = (
     "api",
-    "hookspecs webhooks testing logs errors metrics",
+    "hookspecs webhooks testing monitoring errors",
     "config",
     "registry storage http1",
     "pipeline",

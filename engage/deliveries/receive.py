@@ -47,7 +47,7 @@ from engage.pipeline.clock import Clock
 
 if TYPE_CHECKING:
     from engage.config import Limits
-    from engage.metrics import Metrics
+    from engage.monitoring.metrics import Metrics
     from engage.pipeline.ingest import Ingest
     from engage.pipeline.pipeline import Pipeline
 

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, Final
 from tornado import httputil
 from tornado.web import Application, RequestHandler
 
-from engage import logs
 from engage.handlers.base import Route
 from engage.handlers.events import BatchHandler, EventHandler
 from engage.handlers.files import DescriptionHandler, PageHandler, SnippetHandler
@@ -20,9 +19,10 @@ from engage.handlers.operations import OPERATIONS
 from engage.handlers.settings import ProjectSettingsHandler, SourceConfigHandler
 from engage.handlers.subscriptions import SubscriptionsHandler
 from engage.handlers.webhook import WebhookHandler
+from engage.monitoring import logs
 
 if TYPE_CHECKING:
-    from engage.metrics import Metrics
+    from engage.monitoring.metrics import Metrics
 
 __all__ = ["HANDLERS", "Router"]
 

@@ -30,7 +30,7 @@ from collections import OrderedDict
 from typing import TYPE_CHECKING, Final, Protocol
 
 if TYPE_CHECKING:
-    from engage.metrics import Metrics
+    from engage.monitoring.metrics import Metrics
 
 __all__ = ["SPARE", "STALL_SECONDS", "Capacity", "Holder"]
 

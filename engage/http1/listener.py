@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from tornado.web import Application
 
-    from engage.metrics import Metrics
+    from engage.monitoring.metrics import Metrics
 
 __all__ = ["Listener"]
 

@@ -10,15 +10,15 @@ from collections.abc import Callable, Mapping
 from email.utils import formatdate
 from typing import TYPE_CHECKING
 
-from engage import logs
 from engage.http1.capacity import Capacity
+from engage.monitoring import logs
 
 if TYPE_CHECKING:
     from tornado.web import Application
 
     from engage.config import Config
     from engage.errors import ApiError
-    from engage.metrics import Metrics
+    from engage.monitoring.metrics import Metrics
 
 __all__ = ["Bounds", "SharedState"]
 

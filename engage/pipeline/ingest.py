@@ -30,7 +30,7 @@ from engage.pipeline.write_queue import GROUP_WEIGHT
 
 if TYPE_CHECKING:
     from engage.config import Limits
-    from engage.metrics import Metrics
+    from engage.monitoring.metrics import Metrics
 
 __all__ = ["Ingest"]
 

@@ -15,7 +15,7 @@ from engage.pipeline.normalise import Arrival, normalise
 from engage.pipeline.results import Taken, not_strict, outcome_of
 
 if TYPE_CHECKING:
-    from engage.metrics import Metrics
+    from engage.monitoring.metrics import Metrics
     from engage.pipeline.conflicts import Conflicts
     from engage.pipeline.transforms import Transforms
     from engage.pipeline.validate import Schemas

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 from engage.api import Event, Observer
 
 if TYPE_CHECKING:
-    from engage.metrics import Metrics
+    from engage.monitoring.metrics import Metrics
 
 __all__ = ["Observers"]
 

@@ -42,7 +42,7 @@ from engage.pipeline.validate import Schemas
 
 if TYPE_CHECKING:
     from engage.config import Limits, Workspace
-    from engage.metrics import Metrics
+    from engage.monitoring.metrics import Metrics
     from engage.pipeline.ingest import Ingest
     from engage.pipeline.transforms import Transforms
 

@@ -110,7 +110,7 @@ class Taken:
     rejected: list[RejectedItem] = dataclasses.field(default_factory=list)
     #: Of the rejected items, the indexes of those whose dead letters have not been made.
     unkept: list[tuple[int, ApiError]] = dataclasses.field(default_factory=list)
-    #: Numbers by type and outcome, for :meth:`engage.metrics.Metrics.event`.
+    #: Numbers by type and outcome, for :meth:`engage.monitoring.metrics.Metrics.event`.
     counts: collections.Counter[tuple[str, str]] = dataclasses.field(
         default_factory=collections.Counter
     )

@@ -25,8 +25,8 @@ import struct
 import sys
 from typing import TYPE_CHECKING
 
-from engage import logs
 from engage.api import EngageError
+from engage.monitoring import logs
 from engage.server.worker import Worker, new_event_loop
 
 if TYPE_CHECKING:

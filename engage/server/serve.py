@@ -17,10 +17,10 @@ import sys
 import tempfile
 from typing import TYPE_CHECKING
 
-from engage import logs
 from engage.api import EngageError
 from engage.config.schema_check import strings
 from engage.http1.sockets import listen
+from engage.monitoring import logs
 from engage.server.metrics_endpoint import SHARED_FOLDER_VARIABLE
 from engage.server.supervisor import Supervisor
 from engage.server.worker import Worker, new_event_loop

@@ -22,9 +22,9 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any, Final
 
-from engage import logs
 from engage.api import EngageError
 from engage.http1.sockets import url_of
+from engage.monitoring import logs
 from engage.server.child import BLOCKED, Setup, send_setup
 from engage.server.metrics_endpoint import forget_process, serve_shared_metrics
 from engage.server.worker import handle_signals

@@ -17,10 +17,10 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
-from engage import logs
 from engage.api import DeadLetterBudget, DeadLetterStore, EventStore, StorageError
 from engage.http1.sockets import url_of
-from engage.metrics import Metrics, PrometheusMetrics
+from engage.monitoring import logs
+from engage.monitoring.metrics import Metrics, PrometheusMetrics
 from engage.server.metrics_endpoint import serve_metrics
 from engage.storage.budgets import fullness
 from engage.storage.dropped_changes import report_dropped_changes

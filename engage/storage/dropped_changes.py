@@ -15,7 +15,7 @@ from engage.api import EventStore, ProfileStore
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from engage.metrics import Metrics
+    from engage.monitoring.metrics import Metrics
 
 __all__ = ["report_dropped_changes"]
 

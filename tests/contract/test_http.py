@@ -14,8 +14,8 @@ import pytest
 
 from engage.api import StorageUnavailable
 from engage.handlers.operations import OPERATIONS
-from engage.logs import ACCESS
-from engage.metrics import Metrics
+from engage.monitoring.logs import ACCESS
+from engage.monitoring.metrics import Metrics
 from support.server_inprocess import BASIC, Serving, Valve, serving
 from support.server_process import KEY
 from support.waiting import eventually
@@ -412,7 +412,7 @@ class Counting(Metrics):
         self.requests: list[tuple[str, int]] = []
 
     def request(self, route: str, status: int, seconds: float) -> None:
-        """See :meth:`engage.metrics.Metrics.request`."""
+        """See :meth:`engage.monitoring.metrics.Metrics.request`."""
         assert seconds >= 0
         self.requests.append((route, status))
 

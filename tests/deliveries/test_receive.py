@@ -33,7 +33,7 @@ from engage.app import build
 from engage.cli import main
 from engage.config import Config, load
 from engage.deliveries.delivery import PATH_HEADER, REDACTED, redacted
-from engage.metrics import Metrics
+from engage.monitoring.metrics import Metrics
 from engage.registry import shared_credentials
 from support.exports import registry
 from support.provider_http import PUBLIC_URL, deliver, public, toml, workspace

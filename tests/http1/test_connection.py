@@ -16,7 +16,7 @@ from tornado.web import Application
 
 from engage.http1.listener import Listener
 from engage.http1.shared import Bounds
-from engage.metrics import Metrics
+from engage.monitoring.metrics import Metrics
 from support.http_client import RawClient, request
 from support.http_echo import BOUNDS, Echo, on_uvloop, running
 from support.waiting import eventually

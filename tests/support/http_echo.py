@@ -13,7 +13,7 @@ from tornado.web import Application, RequestHandler, stream_request_body
 from engage.http1.exchange import Failure
 from engage.http1.listener import Listener
 from engage.http1.shared import Bounds
-from engage.metrics import Metrics
+from engage.monitoring.metrics import Metrics
 from support.http_client import Answer, RawClient, listening
 from support.waiting import eventually
 

@@ -22,7 +22,7 @@ from engage.api import (
 )
 from engage.config import DEFAULT_LIMITS, Limits, SubscriptionGroup, Workspace, WriteKey
 from engage.errors import ApiError, Limit
-from engage.metrics import Metrics
+from engage.monitoring.metrics import Metrics
 from engage.pipeline.auth import Authenticator, Principal
 from engage.pipeline.ingest import Ingest
 from engage.pipeline.normalise import Arrival, normalise

@@ -14,7 +14,7 @@ from typing import Any
 from engage.api import DeadLetter, DeadLetterStore, Event, EventFilter, EventStore
 from engage.app import App, build
 from engage.config import Config, load
-from engage.metrics import Metrics
+from engage.monitoring.metrics import Metrics
 from support.exports import registry
 from support.http_client import Answer, RawClient, listening
 from support.server_process import KEY, config_text

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""engage.metrics: everything that is counted is in the answer to Prometheus."""
+"""engage.monitoring.metrics: everything that is counted is in the answer to Prometheus."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import inspect
 
 from prometheus_client import CollectorRegistry, generate_latest
 
-from engage.metrics import Metrics, PrometheusMetrics
+from engage.monitoring.metrics import Metrics, PrometheusMetrics
 
 
 def _lines(metrics: PrometheusMetrics) -> list[str]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""engage.logs writes one JSON line per request, and no secret in any line."""
+"""engage.monitoring.logs writes one JSON line per request, and no secret in any line."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from engage import logs
+from engage.monitoring import logs
 from support.waiting import eventually
 
 Configure = Callable[..., io.StringIO]
