@@ -23,6 +23,8 @@ The errors of engage, with what raises each of them and what follows::
 ``events.py``          an event, and the changes that it makes to profiles
 ``storage.py``         the interfaces of a storage
 ``dead_letters.py``    dead letters, their budgets, and the interface of a storage that keeps them
+``records.py``         the interface of a storage that keeps small records, such as write keys
+``counts.py``          the interface of a storage that keeps counters per minute and hour
 ``pages.py``           a page of a scan
 ``profiles.py``        the interface of a storage that also keeps users and groups
 ``providers.py``       the interface of a webhook provider
@@ -40,6 +42,7 @@ from typing import Final
 
 import pluggy
 
+from engage.api.counts import Count, CountStore, CountSum
 from engage.api.dead_letters import (
     CONFLICT,
     BudgetName,
@@ -91,6 +94,7 @@ from engage.api.providers import (
     WebhookRequest,
     WebhookResult,
 )
+from engage.api.records import MAX_RECORD_BYTES, Record, RecordStore
 from engage.api.registration import OptionsSchema, Register
 from engage.api.storage import (
     Arrivals,
@@ -120,6 +124,7 @@ __all__ = [
     "CONFLICT",
     "DROP",
     "EVENT_TYPES",
+    "MAX_RECORD_BYTES",
     "MAX_TIME",
     "OPERATOR_ORIGIN",
     "Arrivals",
@@ -127,6 +132,9 @@ __all__ = [
     "BudgetUse",
     "Change",
     "ConfigError",
+    "Count",
+    "CountStore",
+    "CountSum",
     "DeadLetter",
     "DeadLetterBudget",
     "DeadLetterStore",
@@ -152,6 +160,8 @@ __all__ = [
     "ProviderContext",
     "ProviderFactory",
     "Recipient",
+    "Record",
+    "RecordStore",
     "Register",
     "Rejected",
     "RemovedTraits",

@@ -55,6 +55,14 @@ class DeadLetter:
     headers: Sequence[tuple[str, str]]
     #: Milliseconds since 1970 UTC.
     received_at: int
+    #: What is needed to process the item again. The type that the route gave it: ``identify``,
+    #: ``track``, ``page``, ``screen``, ``batch``; ``None``: unknown, because an earlier version
+    #: made the letter.
+    operation: str | None = None
+    #: Compact JSON of an object with what applied to the item and is not in it: the ``context``,
+    #: ``integrations`` and ``sentAt`` of its batch, the message id from an ``Idempotency-Key``.
+    #: ``None``: unknown. It counts towards the budget.
+    envelope: bytes | None = None
 
     @property
     def budget(self) -> BudgetName:
@@ -114,6 +122,32 @@ class DeadLetterStore(abc.ABC):
         self, workspace_id: str | None, *, after: str | None, limit: int
     ) -> Page[DeadLetter]:
         """Return one page of all dead letters, in order of arrival."""
+
+    async def recent_dead_letters(
+        self, workspace_id: str | None, *, before: str | None = None, limit: int
+    ) -> Page[DeadLetter] | None:
+        """Return one page of dead letters, newest first (the reverse of the order of arrival).
+
+        :param before: the cursor of the previous page; ``None`` for the newest letters.
+        :param limit: the maximum number of items.
+        :return: ``None`` if the storage cannot do this, which is the default.
+        """
+        return None
+
+    async def dead_letter(self, workspace_id: str, letter_id: str) -> DeadLetter | None:
+        """Return the letter with this id, or ``None``.
+
+        By default it scans all letters; a storage overrides it with a look-up.
+        """
+        after: str | None = None
+        while True:
+            page = await self.scan_dead_letters(workspace_id, after=after, limit=200)
+            for letter in page.items:
+                if letter.id == letter_id:
+                    return letter
+            if page.cursor is None:
+                return None
+            after = page.cursor
 
     @abc.abstractmethod
     async def remove(self, workspace_id: str, ids: Sequence[str]) -> int:

@@ -61,6 +61,27 @@ class EventFilter:
     since: int | None = None
     type: str | None = None
     user_id: str | None = None
+    #: ``event`` of a track call, ``name`` of a page or screen.
+    name: str | None = None
+    origin: str | None = None
+    #: The end of ``received_at``, exclusive.
+    until: int | None = None
+
+    def matches(self, event: Event) -> bool:
+        """Return whether an event is wanted.
+
+        The core applies it to what a storage returns, because a storage that was written for an
+        earlier version does not know the newer fields.
+        """
+        return (
+            (self.workspace_id is None or event.workspace_id == self.workspace_id)
+            and (self.since is None or event.received_at >= self.since)
+            and (self.type is None or event.type == self.type)
+            and (self.user_id is None or event.user_id == self.user_id)
+            and (self.name is None or event.name == self.name)
+            and (self.origin is None or event.origin == self.origin)
+            and (self.until is None or event.received_at < self.until)
+        )
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,6 +165,20 @@ class EventStore(abc.ABC):
             deleted in that case, because the clock may have jumped.
         :return: how many events were deleted.
         """
+
+    async def recent(
+        self, wanted: EventFilter, *, before: str | None = None, limit: int
+    ) -> Page[Event] | None:
+        """Return one page of events, newest first (the reverse of the order of arrival).
+
+        One call looks at a bounded number of events and takes a bounded time: a page may have fewer
+        items than ``limit``, even none, and a cursor all the same.
+
+        :param before: the cursor of the previous page; ``None`` for the newest events.
+        :param limit: the maximum number of items.
+        :return: ``None`` if the storage cannot do this, which is the default.
+        """
+        return None
 
     async def arrivals(self, at: int) -> Arrivals | None:
         """Return when the events around a time were received; by default ``None``, "unknown".
