@@ -1,0 +1,117 @@
+// SPDX-License-Identifier: Apache-2.0
+// What every page has: times, copy buttons, the theme, UTC or local time. Without it the pages work, in UTC.
+// Attributes: <time datetime> (data-ago: as "12 s"; data-clock: the time of day), data-copy="#id" or "text:…",
+// data-submit (a select that sends its form), data-confirm="question" (a button that asks first).
+
+const root = document.documentElement;
+root.classList.add("js");
+
+const DAY = 86_400_000;
+const day = { year: "numeric", month: "short", day: "numeric" };
+const second = { hour: "2-digit", minute: "2-digit", second: "2-digit", hourCycle: "h23" };
+let formats = {};
+
+/** Whether times are shown in UTC. */
+export const utc = () => root.hasAttribute("data-utc");
+
+function format(name, options) {
+  const key = name + utc();
+  formats[key] ??= new Intl.DateTimeFormat("en-GB", { ...options, timeZone: utc() ? "UTC" : undefined });
+  return formats[key];
+}
+
+/** Return a time as text: the time of day today, the date and the time otherwise. */
+export function clock(at, withDay = Date.now() - at > DAY / 2) {
+  const text = format("second", second).format(at) + (utc() ? " UTC" : "");
+  return withDay ? `${format("day", day).format(at)}, ${text}` : text;
+}
+
+/** Return how long ago a time is: "12 s", "5 min", "3 h", "4 d". */
+export function ago(at, now = Date.now()) {
+  const seconds = Math.max(0, Math.round((now - at) / 1000));
+  if (seconds < 60) return `${seconds} s ago`;
+  if (seconds < 3600) return `${Math.floor(seconds / 60)} min ago`;
+  if (seconds < 172_800) return `${Math.floor(seconds / 3600)} h ago`;
+  return `${Math.floor(seconds / 86_400)} d ago`;
+}
+
+/** Write the times below an element. */
+export function showTimes(from = document) {
+  for (const time of from.querySelectorAll("time[datetime]")) {
+    const at = Date.parse(time.dateTime);
+    if (Number.isNaN(at)) continue;
+    if ("ago" in time.dataset) time.textContent = ago(at);
+    else time.textContent = clock(at, "clock" in time.dataset ? false : undefined);
+    time.title = `${time.dateTime}\n${clock(at, true)}`;
+  }
+}
+
+/** Remember a choice for a year, so that the server renders the next page with it. */
+function remember(name, value) {
+  const path = new URL(document.querySelector(".brand")?.getAttribute("href") ?? "./", location.href).pathname;
+  document.cookie = `engage-${name}=${value}; path=${path}; max-age=31536000; samesite=strict`;
+}
+
+document.getElementById("utc")?.addEventListener("click", (event) => {
+  const on = root.toggleAttribute("data-utc");
+  event.currentTarget.setAttribute("aria-pressed", String(on));
+  remember("times", on ? "utc" : "local");
+  showTimes();
+  document.dispatchEvent(new Event("times"));
+});
+
+document.getElementById("theme")?.addEventListener("click", () => {
+  const dark = matchMedia("(prefers-color-scheme: dark)").matches;
+  const order = dark ? ["", "light", "dark"] : ["", "dark", "light"];
+  const next = order[(order.indexOf(root.dataset.theme ?? "") + 1) % 3];
+  if (next) root.dataset.theme = next;
+  else delete root.dataset.theme;
+  remember("theme", next || "system");
+  document.dispatchEvent(new Event("theme"));
+});
+
+/** Copy a text; without the clipboard API (plain http on a LAN) by a text area. */
+async function copy(text) {
+  if (navigator.clipboard) return navigator.clipboard.writeText(text);
+  const area = document.createElement("textarea");
+  area.value = text;
+  document.body.append(area);
+  area.select();
+  document.execCommand("copy");
+  area.remove();
+}
+
+document.addEventListener("click", async (event) => {
+  const button = event.target.closest?.("[data-copy]");
+  if (button) {
+    const what = button.dataset.copy;
+    const text = what.startsWith("text:")
+      ? what.slice(5)
+      : (what ? document.querySelector(what) : button.parentElement.querySelector("pre, code")).textContent;
+    await copy(text);
+    const before = button.textContent;
+    if (before !== "Copied") {
+      button.textContent = "Copied";
+      setTimeout(() => (button.textContent = before), 1200);
+    }
+    return;
+  }
+  const asked = event.target.closest?.("[data-confirm]");
+  if (asked && !confirm(asked.dataset.confirm)) event.preventDefault();
+});
+
+document.addEventListener("change", (event) => {
+  if (event.target.matches?.("[data-submit]")) event.target.form.requestSubmit();
+});
+
+document.addEventListener("keydown", (event) => {
+  if (event.key === "/" && !event.target.closest("input, textarea, select")) {
+    document.querySelector(".search input[type=search]")?.focus();
+    event.preventDefault();
+  }
+});
+
+showTimes();
+setInterval(() => {
+  for (const time of document.querySelectorAll("time[data-ago]")) time.textContent = ago(Date.parse(time.dateTime));
+}, 5000);
