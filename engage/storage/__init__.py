@@ -9,6 +9,7 @@
 ``dropped_changes.py``  reports the changes of profiles that a limit dropped
 ``export.py``           reads the records of a store as JSON
 ``copy.py``             copies all records of one store to another
+``audit.py``            records who changed what, for the operator
 ======================  ============================================================
 
 The interface of a storage is in :mod:`engage.api.storage`.
