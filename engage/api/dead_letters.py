@@ -84,7 +84,7 @@ class BudgetUse:
     budget: BudgetName
     #: Number of letters.
     count: int
-    #: Bytes of the letters: items, errors and headers.
+    #: Bytes of the letters: items, errors, headers and envelopes.
     size: int
 
 

@@ -32,6 +32,18 @@ class Record:
     #: How often it was written: 1, 2, … The store sets it; it is ignored in what is written.
     version: int = 0
 
+    def check(self) -> None:
+        """Check the limits. A store calls it before it writes the record.
+
+        :raises ValueError: if the body, the kind or the id is too long, or if a text contains a
+            lone surrogate.
+        """
+        if len(self.body) > MAX_RECORD_BYTES:
+            raise ValueError(f"the body of a record has more than {MAX_RECORD_BYTES} bytes")
+        if len(self.kind) > 32 or len(self.id) > 256:
+            raise ValueError("the kind of a record has at most 32 characters, its id at most 256")
+        (self.kind + self.workspace_id + self.id).encode()
+
 
 class RecordStore(abc.ABC):
     """A storage that also keeps records. Every method may raise :class:`StorageUnavailable`.
@@ -52,7 +64,7 @@ class RecordStore(abc.ABC):
             none. ``None``: whatever is stored is replaced.
         :return: the version of the record now; ``None`` if the stored version is not the expected
             one, and then nothing was written.
-        :raises ValueError: if the record is larger than its limits allow.
+        :raises ValueError: see :meth:`Record.check`.
         """
 
     @abc.abstractmethod

@@ -15,6 +15,8 @@
 ``changes.py``         the profile changes of one write, folded
 ``subscriptions.py``   rows of subscription choices and their history
 ``dead_letters.py``    rows of dead letters, and their budgets
+``records.py``         rows of records, and the version of each kind
+``counts.py``          rows of counters
 ``paging.py``          pages of a table
 ``connection.py``      opening the file; SQLite's errors as errors of engage
 ``schema.py``          the tables and their version

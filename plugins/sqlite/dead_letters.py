@@ -13,12 +13,15 @@ import orjson
 from engage.api import API_ORIGIN, CONFLICT, BudgetName, BudgetUse, DeadLetter, DeadLetterBudget
 
 from .connection import is_text, key_of, look_up
-from .paging import Window
+from .paging import ReverseWindow, Window
+from .schema import version_of
 
 _COLUMNS: Final = (
     "id, workspace, origin, write_key_id, user_id, anonymous_id, message_id, reason, message, "
-    "errors, item, truncated, headers, received_at"
+    "errors, item, truncated, headers, received_at, operation, envelope"
 )
+#: The columns in a store of a version before 3, which a command may read.
+_EARLIER_COLUMNS: Final = _COLUMNS.replace("operation, envelope", "NULL, NULL")
 
 #: Budget → the column ``api`` of ``letter_totals``.
 _NUMBERS: Final[Mapping[BudgetName, int]] = {"webhook": 0, "api": 1, "conflict": 2}
@@ -48,14 +51,14 @@ def keep(
         number = _NUMBERS[letter.budget]
         max_count, max_bytes = budget.of(letter.budget)
         errors, headers = orjson.dumps(list(letter.errors)), orjson.dumps(list(letter.headers))
-        size = len(letter.item) + len(errors) + len(headers)
+        size = sum(map(len, (letter.item, errors, headers, letter.envelope or b"")))
         count, total = totals.get((letter.workspace_id, number), (0, 0))
         kept.append(count < max_count and total + size <= max_bytes)
         if not kept[-1]:
             continue
         totals[letter.workspace_id, number] = (count + 1, total + size)
         db.execute(
-            f"INSERT INTO letters (key, {_COLUMNS}, size) VALUES ({','.join('?' * 16)})",
+            f"INSERT INTO letters (key, {_COLUMNS}, size) VALUES ({','.join('?' * 18)})",
             (
                 key,
                 letter.id,
@@ -72,6 +75,8 @@ def keep(
                 letter.truncated,
                 headers,
                 letter.received_at,
+                letter.operation,
+                letter.envelope,
                 size,
             ),
         )
@@ -134,11 +139,39 @@ def scan(
     window = Window(db, "letters", "seq", after)
     condition = "" if workspace_id is None else "AND +workspace = :workspace"
     rows = db.execute(
-        f"SELECT seq, {_COLUMNS} FROM letters WHERE seq > :after AND seq <= :last {condition} "
-        "ORDER BY seq",
+        f"SELECT seq, {_columns(db)} FROM letters "
+        f"WHERE seq > :after AND seq <= :last {condition} ORDER BY seq",
         {"after": window.after, "last": window.last, "workspace": workspace_id},
     )
     return window.page(rows, _dead_letter, limit)
+
+
+def recent(
+    db: sqlite3.Connection, workspace_id: str | None, before: int | None, limit: int
+) -> tuple[list[DeadLetter], int | None]:
+    """Return a page of dead letters, newest first, and its cursor."""
+    window = ReverseWindow(db, "letters", "seq", before)
+    condition = "" if workspace_id is None else "AND +workspace = :workspace"
+    rows = db.execute(
+        f"SELECT seq, {_columns(db)} FROM letters "
+        f"WHERE seq >= :first AND seq < :before {condition} ORDER BY seq DESC",
+        {"first": window.first, "before": window.before, "workspace": workspace_id},
+    )
+    return window.page(rows, _dead_letter, limit)
+
+
+def find(db: sqlite3.Connection, workspace_id: str, letter_id: str) -> DeadLetter | None:
+    """Return the letter with this id, or ``None``."""
+    if not is_text(workspace_id + letter_id):
+        return None
+    key = key_of(workspace_id, letter_id)
+    query = f"SELECT seq, {_columns(db)} FROM letters WHERE key = ?"
+    row = db.execute(query, (key,)).fetchone()
+    return None if row is None else _dead_letter(row)[0]
+
+
+def _columns(db: sqlite3.Connection) -> str:
+    return _COLUMNS if version_of(db) >= 3 else _EARLIER_COLUMNS
 
 
 def _dead_letter(row: Any) -> tuple[DeadLetter, int]:
@@ -158,8 +191,10 @@ def _dead_letter(row: Any) -> tuple[DeadLetter, int]:
             truncated=bool(row[12]),
             headers=[(name, value) for name, value in orjson.loads(row[13])],
             received_at=row[14],
+            operation=row[15],
+            envelope=row[16],
         ),
-        len(row[11]),
+        len(row[11]) + len(row[16] or b""),
     )
 
 

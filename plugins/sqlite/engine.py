@@ -15,15 +15,17 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from engage.api import (
+    Count,
     DeadLetter,
     Outcome,
+    Record,
     StorageIncompatible,
     StorageMissing,
     StorageUnavailable,
     SubscriptionChange,
 )
 
-from . import dead_letters, events, schema, subscriptions
+from . import counts, dead_letters, events, records, schema, subscriptions
 from .batch import Batch
 from .connection import (
     Session,
@@ -247,6 +249,17 @@ class Engine(Session):
                     f"less than storage.sqlite.min_free_bytes ({least >> 20} MiB)"
                 )
 
+    def _require_current(self) -> None:
+        """Refuse to write what the tables of an earlier version have no place for.
+
+        :raises StorageUnavailable: if no server has brought the store up to date yet.
+        """
+        if self._outdated:
+            raise StorageUnavailable(
+                f"{self.settings.path}: made by an earlier version of engage; start "
+                "`engage serve` once, which brings the store up to date"
+            )
+
     # ------------------------------------------------------------------------------ WAL
     def maintain(self) -> None:
         """Keep the WAL short. Called after each call, when its answer is on its way; never raises
@@ -289,11 +302,7 @@ class Engine(Session):
             return batch.outcomes({}), 0
         with translating_errors(self.settings.path):
             with self._transaction() as db:
-                if self._outdated:
-                    raise StorageUnavailable(
-                        f"{self.settings.path}: made by an earlier version of engage; start "
-                        "`engage serve` once, which brings the store up to date"
-                    )
+                self._require_current()
                 stored, duplicates = events.insert_new(db, batch.rows)
                 changes = batch.changes(stored, self._profiles.is_linked)
                 applied = self._profiles.apply(db, changes)
@@ -316,6 +325,7 @@ class Engine(Session):
     def keep(self, letters: Sequence[DeadLetter]) -> list[bool]:
         """Store dead letters, and return whether each is stored."""
         with translating_errors(self.settings.path), self._transaction() as db:
+            self._require_current()
             return dead_letters.keep(db, letters, self.settings.budget)
 
     def remove(self, workspace_id: str, ids: Sequence[str]) -> int:
@@ -327,3 +337,34 @@ class Engine(Session):
         """Delete the oldest dead letters, and return how many."""
         with translating_errors(self.settings.path), self._transaction(needs_space=False) as db:
             return dead_letters.expire(db, before, limit)
+
+    # ------------------------------------------------------------- records and counters
+    def put_record(self, record: Record, expected_version: int | None) -> int | None:
+        """Write a record; see :meth:`RecordStore.put_record`."""
+        with translating_errors(self.settings.path), self._transaction() as db:
+            self._require_current()
+            return records.put(db, record, expected_version)
+
+    def delete_record(self, kind: str, workspace_id: str, record_id: str) -> bool:
+        """Delete a record, and return whether there was one."""
+        with translating_errors(self.settings.path), self._transaction(needs_space=False) as db:
+            self._require_current()
+            return records.delete(db, kind, workspace_id, record_id)
+
+    def expire_records(self, kind: str, before: int, limit: int) -> int:
+        """Delete the oldest records of a kind, and return how many."""
+        with translating_errors(self.settings.path), self._transaction(needs_space=False) as db:
+            self._require_current()
+            return records.expire(db, kind, before, limit)
+
+    def put_counts(self, rows: Sequence[Count]) -> None:
+        """Write registers of counters, in one transaction."""
+        with translating_errors(self.settings.path), self._transaction() as db:
+            self._require_current()
+            counts.put(db, rows)
+
+    def expire_counts(self, step: int, before: int, limit: int) -> int:
+        """Delete the oldest registers of a step, and return how many."""
+        with translating_errors(self.settings.path), self._transaction(needs_space=False) as db:
+            self._require_current()
+            return counts.expire(db, step, before, limit)

@@ -10,13 +10,17 @@ from typing import Any, Final
 from engage.api import Arrivals, Event, EventFilter, Outcome, Status
 
 from .connection import insert, key_of, look_up
-from .paging import Window
+from .paging import ReverseWindow, Window
 
 _COLUMNS: Final = (
     "workspace, origin, message_id, type, user_id, anonymous_id, name, received_at, timestamp, body"
 )
 #: Rows that are counted at most to find the first event received since a given time.
 _MAX_COUNTED: Final = 1_000_000
+
+#: Rows near a time among which the first or the last event is looked for. Events are not stored in
+#: the exact order of their times of receipt: several processes receive them, and a clock is set.
+_MAX_NEAR: Final = 200_000
 
 #: Bytes of stored events that one write returns for its duplicates. A small write of duplicates of
 #: large events would need much memory otherwise; the core looks up the others one by one.
@@ -135,21 +139,52 @@ def scan(
     if after is None and wanted.since is not None:
         after = _before_first(db, wanted.since)
     window = Window(db, "events", "seq", after)
-    conditions, values = ["seq > ?", "seq <= ?"], [window.after, window.last]
+    where, values = _conditions(wanted)
+    rows = db.execute(
+        f"SELECT seq, {_COLUMNS} FROM events WHERE seq > ? AND seq <= ? {where} ORDER BY seq",
+        (window.after, window.last, *values),
+    )
+    return window.page(rows, _sized, limit)
+
+
+def recent(
+    db: sqlite3.Connection, wanted: EventFilter, before: int | None, limit: int
+) -> tuple[list[Event], int | None]:
+    """Return a page of events, newest first, and its cursor."""
+    if before is None and wanted.until is not None:
+        before = _after_last(db, wanted.until)
+    least = None if wanted.since is None else _first_near(db, wanted.since)
+    window = ReverseWindow(db, "events", "seq", before, least)
+    where, values = _conditions(wanted)
+    rows = db.execute(
+        f"SELECT seq, {_COLUMNS} FROM events WHERE seq >= ? AND seq < ? {where} ORDER BY seq DESC",
+        (window.first, window.before, *values),
+    )
+    return window.page(rows, _sized, limit)
+
+
+def _conditions(wanted: EventFilter) -> tuple[str, list[Any]]:
+    """Return the conditions of a filter, each with an ``AND`` before it, and their values."""
+    conditions, values = "", []
     for condition, value in (
         ("workspace = ?", wanted.workspace_id),
         ("received_at >= ?", wanted.since),
+        ("received_at < ?", wanted.until),
         ("type = ?", wanted.type),
         ("user_id = ?", wanted.user_id),
+        ("name = ?", wanted.name),
+        ("origin = ?", wanted.origin),
     ):
         if value is not None:
             # The + prevents SQLite from using another index than the one in the order of seq.
-            conditions.append(f"+{condition}")
+            conditions += f" AND +{condition}"
             values.append(value)
-    rows = db.execute(
-        f"SELECT seq, {_COLUMNS} FROM events WHERE {' AND '.join(conditions)} ORDER BY seq", values
-    )
-    return window.page(rows, lambda row: (event_of(row[1:]), len(row[-1])), limit)
+    return conditions, values
+
+
+def _sized(row: Row) -> tuple[Event, int]:
+    """Return the event of a row that begins with its number, and the size of its body."""
+    return event_of(row[1:]), len(row[-1])
 
 
 def _before_first(db: sqlite3.Connection, since: int) -> int | None:
@@ -166,3 +201,31 @@ def _before_first(db: sqlite3.Connection, since: int) -> int | None:
     if first is None:
         (first,) = db.execute("SELECT max(seq) + 1 FROM events").fetchone()
     return None if first is None else int(first) - 1
+
+
+def _after_last(db: sqlite3.Connection, until: int) -> int | None:
+    """Return a number above those of the events received before a time.
+
+    :return: ``None`` if that may be any number, because the newest event was received before it.
+    """
+    newest = db.execute("SELECT received_at FROM events ORDER BY seq DESC LIMIT 1").fetchone()
+    if newest is None or newest[0] < until:
+        return None
+    (last,) = db.execute(
+        "SELECT max(seq) FROM (SELECT seq FROM events WHERE received_at < ? "
+        "ORDER BY received_at DESC LIMIT ?)",
+        (until, _MAX_NEAR),
+    ).fetchone()
+    return 0 if last is None else int(last) + 1
+
+
+def _first_near(db: sqlite3.Connection, since: int) -> int:
+    """Return the least number of the events received since a time, above all if there is none."""
+    (first,) = db.execute(
+        "SELECT min(seq) FROM (SELECT seq FROM events WHERE received_at >= ? "
+        "ORDER BY received_at LIMIT ?)",
+        (since, _MAX_NEAR),
+    ).fetchone()
+    if first is None:
+        (first,) = db.execute("SELECT max(seq) + 1 FROM events").fetchone()
+    return int(first or 0)

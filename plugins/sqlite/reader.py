@@ -13,17 +13,21 @@ from collections.abc import Iterator, Sequence
 from engage.api import (
     Arrivals,
     BudgetUse,
+    Count,
+    CountSum,
     DeadLetter,
     Event,
     EventFilter,
     GroupProfile,
+    Record,
     SubscriptionRecord,
     SubscriptionState,
     UserProfile,
 )
 
-from . import dead_letters, events, identifiers, profiles, subscriptions
+from . import counts, dead_letters, events, identifiers, profiles, records, subscriptions
 from .connection import Session, Settings, is_lock_error, translating_errors
+from .schema import version_of
 
 
 class Reader(Session):
@@ -63,6 +67,13 @@ class Reader(Session):
         """Return a page of events, and its cursor."""
         with self._snapshot() as db:
             return events.scan(db, wanted, after, limit)
+
+    def recent(
+        self, wanted: EventFilter, before: int | None, limit: int
+    ) -> tuple[list[Event], int | None]:
+        """Return a page of events, newest first, and its cursor."""
+        with self._snapshot() as db:
+            return events.recent(db, wanted, before, limit)
 
     def profile(self, workspace_id: str, user_id: str) -> UserProfile | None:
         """Return a user, or ``None``."""
@@ -127,3 +138,66 @@ class Reader(Session):
         """Return a page of dead letters, and its cursor."""
         with self._snapshot() as db:
             return dead_letters.scan(db, workspace_id, after, limit)
+
+    def recent_dead_letters(
+        self, workspace_id: str | None, before: int | None, limit: int
+    ) -> tuple[list[DeadLetter], int | None]:
+        """Return a page of dead letters, newest first, and its cursor."""
+        with self._snapshot() as db:
+            return dead_letters.recent(db, workspace_id, before, limit)
+
+    def dead_letter(self, workspace_id: str, letter_id: str) -> DeadLetter | None:
+        """Return a dead letter, or ``None``."""
+        with self._snapshot() as db:
+            return dead_letters.find(db, workspace_id, letter_id)
+
+    # A store of a version before 3, which a command may read, has neither records nor counters.
+
+    def record(self, kind: str, workspace_id: str, record_id: str) -> Record | None:
+        """Return a record, or ``None``."""
+        with self._snapshot() as db:
+            if version_of(db) < 3:
+                return None
+            return records.get(db, kind, workspace_id, record_id)
+
+    def scan_records(
+        self,
+        kind: str | None,
+        workspace_id: str | None,
+        reverse: bool,
+        after: records.Place | None,
+        limit: int,
+    ) -> tuple[list[Record], records.Place | None]:
+        """Return a page of records, and where it ends."""
+        with self._snapshot() as db:
+            if version_of(db) < 3:
+                return [], None
+            return records.scan(db, kind, workspace_id, reverse, after, limit)
+
+    def records_version(self, kind: str) -> int:
+        """Return how often records of a kind were written or deleted."""
+        with self._snapshot() as db:
+            return 0 if version_of(db) < 3 else records.version(db, kind)
+
+    def count_sums(
+        self,
+        step: int,
+        since: int,
+        until: int,
+        names: Sequence[str] | None,
+        workspace_id: str | None,
+        after: counts.Place | None,
+        limit: int,
+    ) -> tuple[list[CountSum], counts.Place | None]:
+        """Return a page of the sums of counters, and where it ends."""
+        with self._snapshot() as db:
+            if version_of(db) < 3:
+                return [], None
+            return counts.sums(db, step, since, until, names, workspace_id, after, limit)
+
+    def scan_counts(
+        self, after: counts.Register | None, limit: int
+    ) -> tuple[list[Count], counts.Register | None]:
+        """Return a page of registers of counters, and where it ends."""
+        with self._snapshot() as db:
+            return ([], None) if version_of(db) < 3 else counts.scan(db, after, limit)

@@ -18,7 +18,7 @@ from typing import Final
 from engage.api import StorageIncompatible, StorageMissing, StorageUnavailable
 
 #: Version of what is written. It increases with every addition to the tables.
-VERSION: Final = 2
+VERSION: Final = 3
 #: The oldest reader that understands what is written. It increases when an addition would mislead
 #: older readers.
 MIN_READER: Final = 1
@@ -116,6 +116,28 @@ MIGRATIONS: Final[Mapping[int, Sequence[str]]] = {
             ON identifiers (workspace, trait, value, claimed_at, profile)""",
         # The index above serves the same queries.
         "DROP INDEX identifiers_value",
+    ),
+    3: (
+        "ALTER TABLE letters ADD COLUMN operation TEXT",
+        "ALTER TABLE letters ADD COLUMN envelope BLOB",
+        """CREATE TABLE records (
+            number INTEGER PRIMARY KEY, kind TEXT NOT NULL, workspace TEXT NOT NULL,
+            id TEXT NOT NULL, body BLOB NOT NULL, at INTEGER NOT NULL, version INTEGER NOT NULL,
+            UNIQUE (kind, workspace, id))""",
+        "CREATE INDEX records_at ON records (kind, at)",
+        # How often records of a kind were written or deleted.
+        """CREATE TABLE record_versions (
+            kind TEXT PRIMARY KEY, version INTEGER NOT NULL) WITHOUT ROWID""",
+        # The labels are a JSON array. A row stays: the order of the registers depends on its
+        # number, and there are few.
+        """CREATE TABLE count_series (
+            number INTEGER PRIMARY KEY, name TEXT NOT NULL, workspace TEXT NOT NULL,
+            labels TEXT NOT NULL, UNIQUE (name, workspace, labels))""",
+        # The primary key serves reading in the order of time, and expiring.
+        """CREATE TABLE counts (
+            step INTEGER NOT NULL, at INTEGER NOT NULL, series INTEGER NOT NULL,
+            process TEXT NOT NULL, value INTEGER NOT NULL,
+            PRIMARY KEY (step, at, series, process)) WITHOUT ROWID""",
     ),
 }
 

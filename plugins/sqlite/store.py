@@ -9,9 +9,14 @@ import shutil
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
+import orjson
+
 from engage.api import (
     Arrivals,
     BudgetUse,
+    Count,
+    CountStore,
+    CountSum,
     DeadLetter,
     DeadLetterStore,
     Event,
@@ -21,6 +26,8 @@ from engage.api import (
     Outcome,
     Page,
     ProfileStore,
+    Record,
+    RecordStore,
     StorageContext,
     StorageUnavailable,
     SubscriptionChange,
@@ -30,7 +37,7 @@ from engage.api import (
     UserProfile,
 )
 
-from .connection import Settings
+from .connection import Settings, is_text
 from .engine import Engine
 from .reader import Reader
 from .worker_thread import WorkerThread
@@ -42,7 +49,9 @@ Item = TypeVar("Item")
 MIN_FREE_BYTES: Final = 512 * 1024 * 1024
 
 
-class SqliteStorage(EventStore, ProfileStore, SubscriptionStore, DeadLetterStore):
+class SqliteStorage(
+    EventStore, ProfileStore, SubscriptionStore, DeadLetterStore, RecordStore, CountStore
+):
     """The storage that keeps everything in one SQLite file."""
 
     def __init__(self, settings: Settings, *, had_store: bool = False) -> None:
@@ -141,6 +150,11 @@ class SqliteStorage(EventStore, ProfileStore, SubscriptionStore, DeadLetterStore
     async def expire(self, before: int, *, limit: int, force: bool = False) -> int:
         return await self._writer.call(Engine.expire, before, limit, force)
 
+    async def recent(
+        self, wanted: EventFilter, *, before: str | None = None, limit: int
+    ) -> Page[Event]:
+        return await self._page(self._reader.recent, wanted, after=before, limit=limit)
+
     async def arrivals(self, at: int) -> Arrivals:
         return await self._read(self._reader.arrivals, at)
 
@@ -213,11 +227,106 @@ class SqliteStorage(EventStore, ProfileStore, SubscriptionStore, DeadLetterStore
             self._reader.scan_dead_letters, workspace_id, after=after, limit=limit
         )
 
+    async def recent_dead_letters(
+        self, workspace_id: str | None, *, before: str | None = None, limit: int
+    ) -> Page[DeadLetter]:
+        return await self._page(
+            self._reader.recent_dead_letters, workspace_id, after=before, limit=limit
+        )
+
+    async def dead_letter(self, workspace_id: str, letter_id: str) -> DeadLetter | None:
+        return await self._read(self._reader.dead_letter, workspace_id, letter_id)
+
     async def remove(self, workspace_id: str, ids: Sequence[str]) -> int:
         return await self._writer.call(Engine.remove, workspace_id, ids)
 
     async def expire_dead_letters(self, before: int, *, limit: int) -> int:
         return await self._writer.call(Engine.expire_dead_letters, before, limit)
+
+    # --------------------------------------------------------------------------- records
+    async def put_record(
+        self, record: Record, *, expected_version: int | None = None
+    ) -> int | None:
+        record.check()
+        return await self._writer.call(Engine.put_record, record, expected_version)
+
+    async def get_record(self, kind: str, workspace_id: str, record_id: str) -> Record | None:
+        if not is_text(kind + workspace_id + record_id):
+            return None
+        return await self._read(self._reader.record, kind, workspace_id, record_id)
+
+    async def list_records(
+        self,
+        kind: str | None,
+        workspace_id: str | None = None,
+        *,
+        after: str | None = None,
+        limit: int,
+        reverse: bool = False,
+    ) -> Page[Record]:
+        place = None if after is None else _place(after, str, str, str)
+        items, last = await self._read(
+            self._reader.scan_records, kind, workspace_id, reverse, place, limit
+        )
+        return Page(items, _cursor(last))
+
+    async def records_version(self, kind: str) -> int:
+        return await self._read(self._reader.records_version, kind)
+
+    async def delete_record(self, kind: str, workspace_id: str, record_id: str) -> bool:
+        if not is_text(kind + workspace_id + record_id):
+            return False
+        return await self._writer.call(Engine.delete_record, kind, workspace_id, record_id)
+
+    async def expire_records(self, kind: str, before: int, *, limit: int) -> int:
+        return await self._writer.call(Engine.expire_records, kind, before, limit)
+
+    # -------------------------------------------------------------------------- counters
+    async def put_counts(self, counts: Sequence[Count]) -> None:
+        if counts:
+            await self._writer.call(Engine.put_counts, counts)
+
+    async def counts(
+        self,
+        step: int,
+        *,
+        since: int,
+        until: int,
+        names: Sequence[str] | None = None,
+        workspace_id: str | None = None,
+        after: str | None = None,
+        limit: int,
+    ) -> Page[CountSum]:
+        place = None if after is None else _place(after, int, int)
+        items, last = await self._read(
+            self._reader.count_sums, step, since, until, names, workspace_id, place, limit
+        )
+        return Page(items, _cursor(last))
+
+    async def scan_counts(self, *, after: str | None, limit: int) -> Page[Count]:
+        place = None if after is None else _place(after, int, int, int, str)
+        items, last = await self._read(self._reader.scan_counts, place, limit)
+        return Page(items, _cursor(last))
+
+    async def expire_counts(self, step: int, before: int, *, limit: int) -> int:
+        return await self._writer.call(Engine.expire_counts, step, before, limit)
+
+
+def _cursor(place: Sequence[str | int] | None) -> str | None:
+    """Return where a page ends as a cursor: the values of a key, as a JSON array."""
+    return None if place is None else orjson.dumps(list(place)).decode()
+
+
+def _place(cursor: str, *types: type) -> Any:
+    """Return the values of a cursor.
+
+    :param types: the type of each value.
+    :raises ValueError: if it is not such a cursor.
+    """
+    values = orjson.loads(cursor)
+    if not isinstance(values, list) or [type(value) for value in values] != list(types):
+        raise ValueError("not a cursor of the SQLite storage")
+    return tuple(values)
 
 
 def _number(cursor: str) -> int:

@@ -10,7 +10,7 @@ import contextlib
 import gzip
 import re
 import sqlite3
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,15 @@ import pymongo
 import pytest
 from bson import json_util
 
-from engage.api import EventStore, StorageContext, StorageUnavailable
+from engage.api import (
+    Count,
+    CountStore,
+    EventStore,
+    Record,
+    RecordStore,
+    StorageContext,
+    StorageUnavailable,
+)
 from engage.testing.factories import TIME, all_pages, identify, ids, letter, store_all
 from engage_plugins.mongo import schema as mongo_schema
 from engage_plugins.mongo.store import MongoStorage
@@ -35,6 +43,7 @@ class Earlier:
 
     def __init__(self, folder: Path, kind: str, version: int) -> None:
         self.kind = kind
+        self.made = version
         self._context = StorageContext(base_dir=folder, identifiers={"acme": ("email", "phone")})
         if kind == "sqlite":
             self._path = folder / "engage.db"
@@ -91,6 +100,18 @@ def version_1(request: pytest.FixtureRequest, tmp_path: Path) -> Earlier:
     return Earlier(tmp_path, request.param, 1)
 
 
+@pytest.fixture(
+    params=[
+        pytest.param((kind, version), id=f"{kind}-{version}", marks=marks)
+        for version in (1, 2)
+        for kind, marks in (("sqlite", ()), ("mongo", pytest.mark.mongo))
+    ]
+)
+def earlier(request: pytest.FixtureRequest, tmp_path: Path) -> Earlier:
+    """A store of each version before this one."""
+    return Earlier(tmp_path, *request.param)
+
+
 async def has_everything(store: Any) -> None:
     """Check that the store has what ``make.py`` wrote."""
     assert await ids(store) == ["1", "2", "3", "4", "5", "6"]
@@ -107,16 +128,19 @@ async def has_everything(store: Any) -> None:
     assert await all_pages(store.holders, "acme", "email", EMAIL, limit=1) == ["ada", "forged"]
 
 
-async def test_a_server_brings_a_store_up_to_date(version_1: Earlier) -> None:
-    """The users who had an address before the claims were recorded come before all later ones."""
-    assert version_1.version() == 1
+async def test_a_server_brings_a_store_up_to_date(earlier: Earlier) -> None:
+    assert earlier.version() == earlier.made
     for _ in range(2):
-        async with version_1.opened(create=True) as store:
+        async with earlier.opened(create=True) as store:
             await has_everything(store)
         assert (
-            version_1.version()
-            == {"sqlite": sqlite_schema, "mongo": mongo_schema}[version_1.kind].VERSION
+            earlier.version()
+            == {"sqlite": sqlite_schema, "mongo": mongo_schema}[earlier.kind].VERSION
         )
+
+
+async def test_claims_before_they_were_recorded_are_the_oldest(version_1: Earlier) -> None:
+    """The users who had an address then come before all later ones."""
     async with version_1.opened(create=True) as store:
         email = {"email": EMAIL}
         await store_all(store, identify("f", "0", -(10**12), received=10**9, traits=email))
@@ -128,21 +152,62 @@ async def test_a_server_brings_a_store_up_to_date(version_1: Earlier) -> None:
 
 
 async def test_other_commands_read_an_earlier_store_and_leave_it_as_it_is(
-    version_1: Earlier,
+    earlier: Earlier,
 ) -> None:
-    async with version_1.opened(create=False) as store:
+    async with earlier.opened(create=False) as store:
         await has_everything(store)
         await store.check()
-    assert version_1.version() == 1
+        if isinstance(store, RecordStore):
+            assert await store.get_record("key", "acme", "k") is None
+            assert await store.records_version("key") == 0
+            assert list((await store.list_records(None, limit=9)).items) == []
+        if isinstance(store, CountStore):
+            assert list((await store.counts(60, since=0, until=TIME, limit=9)).items) == []
+            assert list((await store.scan_counts(after=None, limit=9)).items) == []
+        recent = await store.recent_dead_letters(None, limit=9)
+        if recent is not None:
+            assert list(recent.items) == [letter("bad")]
+        assert await store.dead_letter("acme", "bad") == letter("bad")
+    assert earlier.version() == earlier.made
 
 
-async def test_a_command_that_writes_asks_for_a_server_first(tmp_path: Path) -> None:
-    """Its claims would not be recorded. (On MongoDB a collection is made when it is needed.)"""
-    earlier = Earlier(tmp_path, "sqlite", 1)
+@pytest.mark.parametrize("version", [1, 2])
+async def test_a_command_that_writes_asks_for_a_server_first(tmp_path: Path, version: int) -> None:
+    """The store has no place for what it writes. (MongoDB makes collections as needed.)"""
+    earlier = Earlier(tmp_path, "sqlite", version)
+    record = Record(kind="key", workspace_id="acme", id="k", body=b"{}", at=TIME)
+    count = Count(step=60, at=TIME, process="p", name="events", workspace_id="", labels=(), value=1)
     async with earlier.opened(create=False) as store:
-        with pytest.raises(StorageUnavailable, match="start `engage serve` once"):
-            await store.write([identify("9", "ada")])
+        writes: tuple[Callable[[], Awaitable[object]], ...] = (
+            lambda: store.write([identify("9", "ada")]),
+            lambda: store.put([letter("worse")]),
+            lambda: store.put_record(record),
+            lambda: store.delete_record("key", "acme", "k"),
+            lambda: store.put_counts([count]),
+        )
+        for write in writes:
+            with pytest.raises(StorageUnavailable, match="start `engage serve` once"):
+                await write()
         assert await ids(store) == ["1", "2", "3", "4", "5", "6"]
+        # A server brings the store up to date meanwhile.
+        async with earlier.opened(create=True):
+            pass
+        assert await store.put_record(record, expected_version=0) == 1
+        assert await store.put([letter("worse", operation="track", envelope=b"{}")]) == 0
+
+
+async def test_a_process_of_the_version_before_goes_on(tmp_path: Path) -> None:
+    """What it writes after the migration, as its statements do, is read as an earlier letter."""
+    earlier = Earlier(tmp_path, "sqlite", 2)
+    with contextlib.closing(sqlite3.connect(tmp_path / "engage.db")) as old:
+        columns = [row[1] for row in old.execute("PRAGMA table_info(letters)")][1:]
+        async with earlier.opened(create=True) as store:
+            names = ", ".join(columns)
+            values = ", ".join({"key": "x'00'", "id": "'old'"}.get(name, name) for name in columns)
+            with old:
+                old.execute(f"INSERT INTO letters ({names}) SELECT {values} FROM letters")
+            found = await all_pages(store.scan_dead_letters, None)
+            assert found == [letter("bad"), letter("old")]
 
 
 async def test_a_version_between_gets_only_what_is_missing(version_1: Earlier) -> None:
@@ -161,12 +226,13 @@ def test_migrations_are_numbered_up_to_the_version() -> None:
         assert numbers == list(range(2, schema.VERSION + 1))
 
 
-def test_a_new_store_is_like_one_that_was_brought_up_to_date(tmp_path: Path) -> None:
+@pytest.mark.parametrize("version", [1, 2])
+def test_a_new_store_is_like_one_that_was_brought_up_to_date(tmp_path: Path, version: int) -> None:
     def tables(db: sqlite3.Connection) -> list[str]:
         rows = db.execute("SELECT sql FROM sqlite_master WHERE sql IS NOT NULL")
         return sorted(re.sub(r"\s+", " ", sql) for (sql,) in rows)
 
-    Earlier(tmp_path, "sqlite", 1)
+    Earlier(tmp_path, "sqlite", version)
     with contextlib.closing(sqlite3.connect(tmp_path / "engage.db", isolation_level=None)) as db:
         sqlite_schema.migrate(db)
         migrated = tables(db)

@@ -6,8 +6,8 @@ out the last commit that writes the version, and run there::
 
     PYTHONPATH=tests python tests/data/stores/make.py
 
-It writes ``sqlite-1.db.gz`` (the file of the store) and ``mongo-1.json`` (the documents of each
-collection, as MongoDB Extended JSON).
+It writes ``sqlite-2.db.gz`` (the file of the store) and ``mongo-2.json`` (the documents of each
+collection, as MongoDB Extended JSON), with the number of the version.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ from bson import json_util
 
 from engage.api import EventStore, StorageContext, SubscriptionChange
 from engage.testing.factories import TIME, event, identify, letter
+from engage_plugins.mongo import schema as mongo_schema
 from engage_plugins.mongo.store import MongoStorage
+from engage_plugins.sqlite import schema as sqlite_schema
 from engage_plugins.sqlite.store import SqliteStorage
 from support import mongo
 
@@ -67,7 +69,7 @@ def make_sqlite(context: StorageContext) -> None:
     with contextlib.closing(sqlite3.connect(path)) as db:
         db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
     content = gzip.compress(path.read_bytes(), mtime=0)
-    (HERE / "sqlite-1.db.gz").write_bytes(content)
+    (HERE / f"sqlite-{sqlite_schema.VERSION}.db.gz").write_bytes(content)
 
 
 def make_mongo(context: StorageContext) -> None:
@@ -81,7 +83,8 @@ def make_mongo(context: StorageContext) -> None:
         for name in sorted(db.list_collection_names()):
             if not name.startswith("system."):
                 found[name] = list(db[name].find().sort("_id"))
-    (HERE / "mongo-1.json").write_text(json_util.dumps(found, indent=1) + "\n", "utf-8")
+    name = f"mongo-{mongo_schema.VERSION}.json"
+    (HERE / name).write_text(json_util.dumps(found, indent=1) + "\n", "utf-8")
 
 
 if __name__ == "__main__":

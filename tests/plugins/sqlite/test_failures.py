@@ -431,7 +431,7 @@ async def test_a_wrong_cursor_is_an_error(tmp_path: Path) -> None:
 async def test_a_page_of_a_filtered_scan_reads_a_bounded_part(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(paging, "_MAX_ROWS", 10)
+    monkeypatch.setattr(paging, "MAX_ROWS", 10)
     store = make(tmp_path)
     await store.open(create=True)
     rare = [number in (3, 47) for number in range(60)]
