@@ -22,9 +22,12 @@ from engage.http1.shared import Bounds
 from engage.monitoring.metrics import Metrics
 from engage.pipeline.auth import Authenticator
 from engage.pipeline.clock import Clock
+from engage.pipeline.conflicts import Conflicts
+from engage.pipeline.explain import Explainer
 from engage.pipeline.ingest import Ingest
 from engage.pipeline.observers import Observers
 from engage.pipeline.pipeline import Pipeline
+from engage.pipeline.replay import Replays
 from engage.pipeline.transforms import Transforms
 from engage.pipeline.validate import Schemas
 from engage.storage.readiness import Readiness
@@ -75,14 +78,15 @@ def build(
     )
     clock = Clock()
     authenticator = Authenticator(config.workspaces)
+    transforms = Transforms(
+        registry.make_transforms(config), schemas, json_depth=config.limits.json_depth
+    )
     pipeline = Pipeline(
         workspaces=config.workspaces,
         limits=config.limits,
         authenticator=authenticator,
         schemas=schemas,
-        transforms=Transforms(
-            registry.make_transforms(config), schemas, json_depth=config.limits.json_depth
-        ),
+        transforms=transforms,
         ingest=ingest,
         store=store,
         metrics=metrics,
@@ -103,6 +107,24 @@ def build(
         timeout=config.storage.write_timeout,
         clock=clock,
     )
+    conflicts = Conflicts(ingest, store, timeout=config.storage.write_timeout)
+    explainer = Explainer(
+        schemas=schemas,
+        transforms=transforms,
+        limits=config.limits,
+        conflicts=conflicts,
+        store=store,
+        clock=clock,
+        timeout=config.storage.write_timeout,
+    )
+    replays = Replays(
+        explainer=explainer,
+        ingest=ingest,
+        conflicts=conflicts,
+        store=store,
+        retry=deliveries.retry,
+        timeout=config.storage.write_timeout,
+    )
     services = Services(
         config=config,
         body_limit=Limit(config.limits.body_bytes, "limits.body_bytes"),
@@ -121,6 +143,8 @@ def build(
         fetcher=fetcher,
         metrics=metrics,
         clock=clock,
+        explainer=explainer,
+        replays=replays,
     )
     return app
 
@@ -142,12 +166,17 @@ class App:
         fetcher: Fetcher,
         metrics: Metrics,
         clock: Clock,
+        explainer: Explainer,
+        replays: Replays,
     ) -> None:
         self.config = services.config
         #: The storage; open between :meth:`open` and :meth:`close`.
         self.store = store
         #: Receives webhook deliveries, and can translate dead letters again.
         self.deliveries = services.deliveries
+        #: Finds out what would become of an event, and replays dead letters.
+        self.explainer = explainer
+        self.replays = replays
         self._ingest = ingest
         self._observers = observers
         #: Whether this process should get requests.

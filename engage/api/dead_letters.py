@@ -55,13 +55,13 @@ class DeadLetter:
     headers: Sequence[tuple[str, str]]
     #: Milliseconds since 1970 UTC.
     received_at: int
-    #: What is needed to process the item again. The type that the route gave it: ``identify``,
-    #: ``track``, ``page``, ``screen``, ``batch``; ``None``: unknown, because an earlier version
-    #: made the letter.
+    #: What is needed to process the item again. The type that the route gave it, such as ``track``;
+    #: ``batch``: the item has its ``type``. ``None`` for a delivery, and if it is unknown, because
+    #: an earlier version made the letter.
     operation: str | None = None
     #: Compact JSON of an object with what applied to the item and is not in it: the ``context``,
-    #: ``integrations`` and ``sentAt`` of its batch, the message id from an ``Idempotency-Key``.
-    #: ``None``: unknown. It counts towards the budget.
+    #: ``integrations`` and ``sentAt`` of its batch, the ``messageId`` from an ``Idempotency-Key``.
+    #: ``None`` beside an ``operation``: it was too large to keep. It counts towards the budget.
     envelope: bytes | None = None
 
     @property

@@ -18,6 +18,8 @@
 ``observers.py``      passes stored events to the observers
 ``dead_letters.py``   makes the records of refused items and conflicts
 ``conflicts.py``      keeps events whose message id another event has
+``explain.py``        what would become of an event, with nothing stored
+``replay.py``         sends dead letters through the steps again
 ``shared_search.py``  finds the user of a signed link, for many requests at once
 ``subscriptions.py``  changes a user's subscription choices
 ``removal.py``        removes traits of a user, for the operator

@@ -16,14 +16,17 @@ import orjson
 
 from engage.api import API_ORIGIN, CONFLICT, DeadLetter, Event
 from engage.errors import ApiError, Problem
+from engage.pipeline.ids import idempotent_id
 from engage.pipeline.normalise import WRITE_KEY, without_write_keys
 
 if TYPE_CHECKING:
     from engage.pipeline.normalise import Arrival
 
 __all__ = [
+    "MAX_ENVELOPE",
     "MAX_ITEM",
     "Conflict",
+    "envelope_of",
     "find_conflict",
     "letter_id",
     "letter_of",
@@ -33,6 +36,10 @@ __all__ = [
 #: Maximum number of bytes kept of a refused item. A conflict, which is acknowledged, and a webhook
 #: delivery are kept whole.
 MAX_ITEM: Final = 16 * 1024
+#: Maximum number of bytes of :attr:`DeadLetter.envelope`.
+MAX_ENVELOPE: Final = 16 * 1024
+#: The envelope of a single event: nothing applied to it that is not in it.
+_NO_ENVELOPE: Final = b"{}"
 
 #: Fields that must be equal in two events with the same message id, or they are a conflict.
 _COMPARED: Final = (
@@ -81,11 +88,42 @@ class Conflict:
         return [Problem(f"/{field}", message) for field in self.fields]
 
 
-def letter_of(item: Any, problem: ApiError, arrival: Arrival) -> DeadLetter:
+def envelope_of(arrival: Arrival) -> bytes | None:
+    """Return what applied to all items of a request, as :attr:`DeadLetter.envelope` has it.
+
+    :return: compact JSON without write keys; ``None`` if it is longer than :data:`MAX_ENVELOPE`.
+    """
+    envelope = arrival.envelope
+    if envelope is None:
+        return _NO_ENVELOPE
+    document: dict[str, Any] = {}
+    if envelope.context:
+        document["context"] = envelope.context
+    if envelope.integrations:
+        document["integrations"] = envelope.integrations
+    if envelope.sent_at is not None:
+        document["sentAt"] = envelope.sent_at
+    raw = orjson.dumps(document)
+    if WRITE_KEY in raw:
+        raw = orjson.dumps(without_write_keys(document))
+    return raw if len(raw) <= MAX_ENVELOPE else None
+
+
+def letter_of(
+    item: Any,
+    problem: ApiError,
+    arrival: Arrival,
+    operation: str,
+    envelope: bytes | None,
+    index: int = 0,
+) -> DeadLetter:
     """Return the dead letter of a refused item, with its first :data:`MAX_ITEM` bytes.
 
     :param item: the decoded item as received. Members named ``writeKey`` are not kept.
     :param problem: why it was refused.
+    :param operation: the type of the route; ``batch`` if the item has its ``type``.
+    :param envelope: of the request, see :func:`envelope_of`.
+    :param index: the item's index in its batch.
     """
     fields: Mapping[str, Any] = item if isinstance(item, dict) else {}
     raw = _encoded(item)
@@ -98,6 +136,10 @@ def letter_of(item: Any, problem: ApiError, arrival: Arrival) -> DeadLetter:
     else:
         same = raw
     kept = raw if len(raw) <= MAX_ITEM else _cut(raw, MAX_ITEM)
+    key = arrival.idempotency_key
+    if key and envelope is not None and not fields.get("messageId"):
+        given = idempotent_id(arrival.workspace_id, key, index)
+        envelope = orjson.dumps({**orjson.loads(envelope), "messageId": given})
     return DeadLetter(
         id=letter_id(arrival.workspace_id, arrival.origin, same),
         workspace_id=arrival.workspace_id,
@@ -113,6 +155,8 @@ def letter_of(item: Any, problem: ApiError, arrival: Arrival) -> DeadLetter:
         truncated=kept is not raw,
         headers=(),
         received_at=arrival.received_at,
+        operation=operation,
+        envelope=envelope,
     )
 
 
@@ -123,7 +167,8 @@ def letter_of_conflict(
 
     The event is acknowledged, so its letter must not be mistaken for another one. The id covers
     what is not in the item as received: the type of the route, the message id from an
-    ``Idempotency-Key``, and the envelope of a batch. No refused item has the same id.
+    ``Idempotency-Key``, and the envelope of a batch. No refused item has the same id. As an item of
+    a batch, it has its ``type``; its ``sentAt``, which differs in each retry, is in the envelope.
 
     :param item: the decoded item as received.
     :param event: the event of the item, after the transforms.
@@ -137,8 +182,7 @@ def letter_of_conflict(
     ):
         del document["timestamp"]
     del document["receivedAt"]
-    for name in _VOLATILE:
-        document.pop(name, None)
+    volatile = {name: document.pop(name) for name in _VOLATILE if name in document}
     # Sorted, because the type of the route has another place than a type in the item.
     same = orjson.dumps(document, option=orjson.OPT_SORT_KEYS)
     return DeadLetter(
@@ -158,6 +202,8 @@ def letter_of_conflict(
         truncated=False,
         headers=(),
         received_at=event.received_at,
+        operation="batch",
+        envelope=orjson.dumps(volatile),
     )
 
 

@@ -146,7 +146,9 @@ class Ingest:
             return ()
         kept: Sequence[bool]
         if isinstance(self._store, DeadLetterStore):
-            size = sum(_OVERHEAD + len(letter.item) for letter in letters)
+            size = sum(
+                _OVERHEAD + len(letter.item) + len(letter.envelope or b"") for letter in letters
+            )
             kept = await self._letters.submit(letters, size)
         else:
             kept = [False] * len(letters)

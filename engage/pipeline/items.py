@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from engage.api import CONFLICT, EVENT_TYPES, DeadLetter, Event, Outcome, Status
 from engage.errors import ApiError, Limit, from_problems
-from engage.pipeline.dead_letters import Conflict, letter_of
+from engage.pipeline.dead_letters import Conflict, envelope_of, letter_of
 from engage.pipeline.normalise import Arrival, normalise
 from engage.pipeline.results import Taken, not_strict, outcome_of
 
@@ -27,6 +27,9 @@ TURN_SECONDS: Final = 0.02
 #: Items between two looks at the clock. Describing the problems of an invalid item takes about a
 #: millisecond, a thousand times as long as validating a valid one.
 CLOCK_EVERY: Final = 8
+#: Maximum number of bytes of the envelopes in the dead letters of one write. A small batch could
+#: otherwise make letters that are a thousand times as large.
+ENVELOPES: Final = 2 * 1024 * 1024
 
 
 class Items:
@@ -165,9 +168,13 @@ class Items:
         The items are removed from the list: they may be large, and what follows takes long.
         """
         letters = []
+        envelope = envelope_of(arrival) if taken.unkept else None
+        room = ENVELOPES
         for index, error in taken.unkept:
             if error.code != CONFLICT:  # one that was not kept would not fit now either
-                letters.append(letter_of(items[index], error, arrival))
+                if envelope is not None and (room := room - len(envelope)) < 0:
+                    envelope = None
+                letters.append(letter_of(items[index], error, arrival, "batch", envelope, index))
             items[index] = None
         taken.unkept.clear()
         return letters

@@ -20,7 +20,7 @@ from engage.pipeline.admission import LARGE_BODY
 from engage.pipeline.auth import KEYLESS_BODY, Authenticator, Principal
 from engage.pipeline.clock import Clock
 from engage.pipeline.conflicts import Conflicts
-from engage.pipeline.dead_letters import Conflict, letter_of
+from engage.pipeline.dead_letters import Conflict, envelope_of, letter_of
 from engage.pipeline.decode import (
     Encoding,
     decode_json,
@@ -132,7 +132,8 @@ class Pipeline:
         if refusal is not None:
             self._metrics.event(operation, refusal.code)
             if not strict:
-                await self._ingest.keep([letter_of(item, refusal, arrival)])
+                letter = letter_of(item, refusal, arrival, operation, envelope_of(arrival))
+                await self._ingest.keep([letter])
             raise refusal
         if dropped:
             self._metrics.event(operation, "dropped")
@@ -146,7 +147,8 @@ class Pipeline:
             kept = await self._conflicts.keep([(item, event, problem)], arrival)
             problem = kept[0] or problem
         elif problem is not None:
-            await self._ingest.keep([letter_of(item, problem, arrival)])
+            letter = letter_of(item, problem, arrival, operation, envelope_of(arrival))
+            await self._ingest.keep([letter])
         self._metrics.event(event.type, outcome_of(problem))
         if isinstance(problem, ApiError):
             raise problem

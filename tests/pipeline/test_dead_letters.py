@@ -34,9 +34,13 @@ def arrival(workspace: str = "acme", origin: str = "api", now: int = NOW) -> Arr
     )
 
 
+def refused(item: Any, problem: ApiError, at: Arrival) -> DeadLetter:
+    return letter_of(item, problem, at, "track", b"{}")
+
+
 def test_a_dead_letter_has_the_refused_event() -> None:
     item = {"userId": 7, "anonymousId": "a", "messageId": "m", "writeKey": "key-1", "x": [1]}
-    letter = letter_of(item, ERROR, arrival())
+    letter = refused(item, ERROR, arrival())
     assert orjson.loads(letter.item) == {
         "userId": 7,
         "anonymousId": "a",
@@ -56,21 +60,21 @@ def test_a_dead_letter_has_the_refused_event() -> None:
     "item", [5, None, [], "x", {"userId": [], "anonymousId": True, "messageId": {}}, {"userId": ""}]
 )
 def test_an_item_that_is_not_an_event_has_no_ids(item: Any) -> None:
-    letter = letter_of(item, ERROR, arrival())
+    letter = refused(item, ERROR, arrival())
     assert letter.user_id is letter.anonymous_id is letter.message_id is None
     assert orjson.loads(letter.item) == item
 
 
 def test_a_retry_is_the_same_letter() -> None:
     item = {"userId": "u", "sentAt": "2026-11-21T09:30:00Z"}
-    letter = letter_of(item, ERROR, arrival())
-    again = letter_of({**item, "sentAt": "2026-11-21T09:31:00Z"}, ERROR, arrival(now=NOW + 1))
+    letter = refused(item, ERROR, arrival())
+    again = refused({**item, "sentAt": "2026-11-21T09:31:00Z"}, ERROR, arrival(now=NOW + 1))
     assert again.id == letter.id
     others = [
-        letter_of(item, ERROR, arrival("other")),
-        letter_of(item, ERROR, arrival(origin="stripe")),
-        letter_of({"userId": "v"}, ERROR, arrival()),
-        letter_of([item], ERROR, arrival()),
+        refused(item, ERROR, arrival("other")),
+        refused(item, ERROR, arrival(origin="stripe")),
+        refused({"userId": "v"}, ERROR, arrival()),
+        refused([item], ERROR, arrival()),
     ]
     assert len({letter.id, *(other.id for other in others)}) == 5
 
@@ -83,7 +87,7 @@ def test_the_id_of_a_letter_is_a_hash_of_length_prefixed_parts() -> None:
 
 def test_the_letters_of_refused_items_keep_their_ids() -> None:
     """Stores have letters with these ids."""
-    letter = letter_of({"userId": "u", "sentAt": "2026-11-21T09:30:00Z"}, ERROR, arrival())
+    letter = refused({"userId": "u", "sentAt": "2026-11-21T09:30:00Z"}, ERROR, arrival())
     assert letter.id == "bc8a70221170d0e2729a172986bf66d7"
 
 
@@ -118,8 +122,8 @@ def test_the_id_of_a_conflict_depends_on_what_would_be_stored() -> None:
     again = conflict_of({"type": "track", **item, "sentAt": "2026-11-21T09:31:00Z"}, now=NOW + 1)
     assert again.id == letter.id
     others = [
-        letter_of(item, ERROR, arrival()),
-        letter_of(orjson.loads(letter.item), ERROR, arrival()),
+        refused(item, ERROR, arrival()),
+        refused(orjson.loads(letter.item), ERROR, arrival()),
         conflict_of(item, "page"),
         conflict_of({**item, "messageId": "n"}),
         conflict_of({**item, "context": {"a": 1}}),
@@ -151,26 +155,26 @@ def test_the_letter_of_a_conflict_has_the_time_that_was_sent(
 
 def test_a_long_item_is_cut_between_characters() -> None:
     item = {"a": "é" * MAX_ITEM}
-    letter = letter_of(item, ERROR, arrival())
+    letter = refused(item, ERROR, arrival())
     assert letter.truncated
     assert MAX_ITEM - 3 < len(letter.item) <= MAX_ITEM
     letter.item.decode()
-    letter_of({"ab": "é" * MAX_ITEM}, ERROR, arrival()).item.decode()
+    refused({"ab": "é" * MAX_ITEM}, ERROR, arrival()).item.decode()
     # two that differ only after the cut are two letters
-    assert letter_of({"a": "é" * MAX_ITEM + "x"}, ERROR, arrival()).id != letter.id
+    assert refused({"a": "é" * MAX_ITEM + "x"}, ERROR, arrival()).id != letter.id
     exact = {"a": "x" * (MAX_ITEM - 8)}
-    assert len(letter_of(exact, ERROR, arrival()).item) == MAX_ITEM
-    assert not letter_of(exact, ERROR, arrival()).truncated
+    assert len(refused(exact, ERROR, arrival()).item) == MAX_ITEM
+    assert not refused(exact, ERROR, arrival()).truncated
 
 
 def test_long_ids_are_cut() -> None:
-    letter = letter_of({"userId": "u" * 1000, "messageId": "m" * 1000}, ERROR, arrival())
+    letter = refused({"userId": "u" * 1000, "messageId": "m" * 1000}, ERROR, arrival())
     assert letter.user_id == "u" * 512
     assert letter.message_id == "m" * 256
 
 
 def test_an_item_that_is_not_json_is_kept_as_text() -> None:
-    assert b"object" in letter_of({"a": object()}, ERROR, arrival()).item
+    assert b"object" in refused({"a": object()}, ERROR, arrival()).item
 
 
 STORED = {

@@ -1,0 +1,349 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Replays dead letters: what was refused goes through the pipeline again.
+
+The composed server has one :class:`Replays` (``app.replays``)::
+
+    obstacle_of(letter, operation=None)   # why it cannot be replayed: a sentence, or None
+    is_delivery(letter)                   # a webhook delivery: cannot be edited or checked
+    text_of(letter)                       # its item, for a person to edit: str
+
+    explained = await replays.check(letter, text, operation=None, new_id=False)   # an Explained
+    replayed = await replays.replay(letter, text, operation=None, new_id=False)   # a Replayed
+    several = await replays.replay_all(letters, operation=None, new_id=False)
+
+``text`` is UTF-8 JSON as bytes; ``None`` replays the letter as it is.
+
+- Workspace, write key id and origin are those of the letter.
+- The message id is that of the item, or that from its ``Idempotency-Key``, or one that is made from
+  the letter's id: what is replayed twice is stored once. A second replay with another text is a
+  conflict. ``new_id`` makes the message id from the letter's id in any case, which a letter with
+  the reason ``message_id_conflict`` needs.
+- Times are corrected as when the letter arrived; ``receivedAt`` is now. ``context.engage.replayOf``
+  is the letter's id.
+- The letter is removed when the event is durable. A replay that fails leaves it as it was.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import uuid
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+import orjson
+
+from engage.api import (
+    API_ORIGIN,
+    CONFLICT,
+    ConfigError,
+    DeadLetter,
+    DeadLetterStore,
+    Event,
+    EventStore,
+    Outcome,
+    Status,
+    StorageUnavailable,
+    WebhookResult,
+)
+from engage.errors import STATUS, ApiError, Problem
+from engage.pipeline.dead_letters import MAX_ENVELOPE, MAX_ITEM
+from engage.pipeline.explain import Explained, Explainer, Submission
+from engage.storage.time_limit import within
+
+if TYPE_CHECKING:
+    from engage.pipeline.conflicts import Conflicts
+    from engage.pipeline.ingest import Ingest
+
+__all__ = ["NOT_REPLAYABLE", "Replayed", "Replays", "is_delivery", "obstacle_of", "text_of"]
+
+#: The code of a letter that cannot be replayed, see :func:`obstacle_of`.
+NOT_REPLAYABLE: Final = "not_replayable"
+
+#: Namespace of the message ids that are made from the id of a letter.
+_NAMESPACE: Final = uuid.UUID("1b0c6a5e-7a0e-5f0e-9a43-5d2f6d3a9c52")
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Replayed:
+    """What became of a replay. The letter was removed unless it failed."""
+
+    letter_id: str
+    outcome: Literal["stored", "duplicate", "failed"]
+    #: The message id of the event; ``None`` for a delivery, and if it has none.
+    message_id: str | None = None
+    #: Why it failed.
+    code: str | None = None
+    message: str | None = None
+    #: Their pointers are relative to the item.
+    errors: Sequence[Problem] = ()
+
+
+def is_delivery(letter: DeadLetter) -> bool:
+    """Return whether a letter holds a whole webhook delivery.
+
+    It is translated again by its provider, and can be neither edited nor checked.
+    """
+    return letter.origin != API_ORIGIN and letter.reason != CONFLICT
+
+
+def obstacle_of(letter: DeadLetter, operation: str | None = None) -> str | None:
+    """Return why a letter cannot be replayed: one sentence, or ``None`` if it can.
+
+    :param operation: the type that the operator gives a letter of an earlier version.
+    """
+    if letter.truncated:
+        return f"only its first {MAX_ITEM // 1024} KiB were kept; send the event again"
+    if is_delivery(letter):
+        return None
+    if letter.operation is None:
+        if operation is None:
+            return "an earlier version of engage made it without the type of its route; give one"
+    elif letter.envelope is None:
+        return (
+            f"the context and integrations of its batch are larger than {MAX_ENVELOPE // 1024} KiB,"
+            " or those of all refused items were too large to keep; send the event again"
+        )
+    return None
+
+
+def text_of(letter: DeadLetter) -> str:
+    """Return the item of a letter for a person to read and edit.
+
+    JSON is indented; all integers of 64 bits stay. Anything else, such as a cut item or the body of
+    a delivery, is returned as it was kept.
+    """
+    if not letter.truncated and not is_delivery(letter):
+        try:
+            return orjson.dumps(orjson.loads(letter.item), option=orjson.OPT_INDENT_2).decode()
+        except ValueError:
+            pass
+    return letter.item.decode(errors="replace")
+
+
+class Replays:
+    """Checks and replays dead letters.
+
+    :param conflicts: finds out why an event was not stored.
+    :param retry: translates a delivery again (:meth:`engage.deliveries.receive.Deliveries.retry`).
+    :param timeout: seconds that a call of the store may take.
+    """
+
+    def __init__(
+        self,
+        *,
+        explainer: Explainer,
+        ingest: Ingest,
+        conflicts: Conflicts,
+        store: EventStore,
+        retry: Callable[[DeadLetter], Awaitable[WebhookResult]],
+        timeout: float,
+    ) -> None:
+        self._explainer = explainer
+        self._ingest = ingest
+        self._conflicts = conflicts
+        self._store = store
+        self._retry = retry
+        self._timeout = timeout
+
+    async def check(
+        self,
+        letter: DeadLetter,
+        text: bytes | None = None,
+        *,
+        operation: str | None = None,
+        new_id: bool = False,
+    ) -> Explained:
+        """Return what a replay would do. Nothing is stored.
+
+        :param text: the edited item; ``None``: as it is.
+        :param operation: the type of the route, for a letter of an earlier version.
+        :param new_id: whether to make a new message id.
+        :raises StorageUnavailable: if the store does not answer.
+        """
+        obstacle = obstacle_of(letter, operation)
+        if obstacle is None and is_delivery(letter):
+            obstacle = "it is a webhook delivery; a replay translates it again"
+        if obstacle is not None:
+            return Explained(outcome="refused", code=NOT_REPLAYABLE, message=obstacle)
+        explained = await self._explainer.check(
+            letter.item if text is None else text, _submission(letter, operation, new_id)
+        )
+        if explained.outcome != "conflict" or explained.stored is None:
+            return explained
+        message = _advice(letter, explained.message, explained.stored.body)
+        return dataclasses.replace(explained, message=message)
+
+    async def replay(
+        self,
+        letter: DeadLetter,
+        text: bytes | None = None,
+        *,
+        operation: str | None = None,
+        new_id: bool = False,
+    ) -> Replayed:
+        """Replay a letter, and remove it when its event is durable. Idempotent.
+
+        The parameters are those of :meth:`check`.
+
+        :raises StorageUnavailable: if the event may not be durable or the letter may not be
+            removed; it is safe to replay it again.
+        """
+        (replayed,) = await self._run([(letter, text)], operation, new_id)
+        return replayed
+
+    async def replay_all(
+        self,
+        letters: Sequence[DeadLetter],
+        *,
+        operation: str | None = None,
+        new_id: bool = False,
+    ) -> Sequence[Replayed]:
+        """Replay letters as :meth:`replay` does, in one write.
+
+        :return: what became of each, in their order.
+        :raises StorageUnavailable: as :meth:`replay`.
+        """
+        return await self._run([(letter, None) for letter in letters], operation, new_id)
+
+    # ------------------------------------------------------------------------------------ steps
+    async def _run(
+        self,
+        wanted: Sequence[tuple[DeadLetter, bytes | None]],
+        operation: str | None,
+        new_id: bool,
+    ) -> Sequence[Replayed]:
+        results: dict[int, Replayed] = {}
+        events: dict[str, list[tuple[int, Event]]] = {}
+        for index, (letter, text) in enumerate(wanted):
+            made = await self._prepare(letter, text, operation, new_id)
+            if isinstance(made, Event):
+                events.setdefault(letter.workspace_id, []).append((index, made))
+            else:
+                results[index] = made
+        for workspace, prepared in events.items():
+            outcomes = await self._write(workspace, [event for _, event in prepared])
+            for (index, event), outcome in zip(prepared, outcomes, strict=True):
+                results[index] = await self._settle(wanted[index][0], event, outcome)
+        await self._remove(
+            [
+                letter
+                for index, (letter, _) in enumerate(wanted)
+                if results[index].outcome != "failed"
+            ]
+        )
+        return [results[index] for index in range(len(wanted))]
+
+    async def _prepare(
+        self, letter: DeadLetter, text: bytes | None, operation: str | None, new_id: bool
+    ) -> Event | Replayed:
+        """Return the event of a letter, or why there is none, or what became of a delivery."""
+        obstacle = obstacle_of(letter, operation)
+        if obstacle is None and is_delivery(letter):
+            if text is None:
+                return await self._deliver(letter)
+            obstacle = "a webhook delivery cannot be edited"
+        if obstacle is not None:
+            return _failed(letter, NOT_REPLAYABLE, obstacle)
+        try:
+            event, dropped = await self._explainer.prepare(
+                letter.item if text is None else text, _submission(letter, operation, new_id)
+            )
+        except ApiError as error:
+            return _failed(letter, error.code, error.message, error.errors)
+        if dropped:
+            message = "a transform drops this event; delete the letter if that is right"
+            return _failed(letter, "dropped", message)
+        return event
+
+    async def _deliver(self, letter: DeadLetter) -> Replayed:
+        try:
+            result = await self._retry(letter)
+        except ConfigError as error:
+            return _failed(letter, NOT_REPLAYABLE, str(error))
+        except ApiError as error:
+            if STATUS[error.code] >= 500:
+                raise StorageUnavailable(error.message) from error
+            return _failed(letter, error.code, error.message, error.errors)
+        if result.rejected:
+            message = f"{result.rejected} elements of the delivery still cannot be translated"
+            return _failed(letter, letter.reason, message)
+        stored = result.accepted or not result.duplicates
+        return Replayed(letter_id=letter.id, outcome="stored" if stored else "duplicate")
+
+    async def _write(self, workspace_id: str, events: Sequence[Event]) -> Sequence[Outcome]:
+        try:
+            return await self._ingest.submit(events, f"replay {workspace_id}")
+        except ApiError as error:  # 503: the server stops, or too much waits to be written
+            raise StorageUnavailable(error.message) from error
+
+    async def _settle(self, letter: DeadLetter, event: Event, outcome: Outcome) -> Replayed:
+        made = event.message_id
+        if outcome.status is Status.STORED:
+            return Replayed(letter_id=letter.id, outcome="stored", message_id=made)
+        problem = await self._conflicts.problem(event, outcome)
+        if problem is None:
+            return Replayed(letter_id=letter.id, outcome="duplicate", message_id=made)
+        message = problem.message
+        if problem.code == CONFLICT:
+            stored = outcome.stored
+            if stored is None:
+                async with within(self._timeout):
+                    found = await self._store.find(*event.identity)
+                stored = b"{}" if found is None else found.body
+            message = _advice(letter, message, stored)
+        return _failed(letter, problem.code, message, problem.errors, made)
+
+    async def _remove(self, letters: Sequence[DeadLetter]) -> None:
+        assert isinstance(self._store, DeadLetterStore)
+        ids: dict[str, list[str]] = {}
+        for letter in letters:
+            ids.setdefault(letter.workspace_id, []).append(letter.id)
+        for workspace_id, removed in ids.items():
+            async with within(self._timeout):
+                await self._store.remove(workspace_id, removed)
+
+
+def _submission(letter: DeadLetter, operation: str | None, new_id: bool) -> Submission:
+    conflict = letter.reason == CONFLICT
+    return Submission(
+        workspace_id=letter.workspace_id,
+        write_key_id=letter.write_key_id,
+        operation=letter.operation or operation,
+        envelope=letter.envelope or b"{}",
+        received_at=letter.received_at,
+        origin=letter.origin,
+        message_id=str(uuid.uuid5(_NAMESPACE, f"{letter.workspace_id} {letter.id}")),
+        new_id=new_id,
+        # The letter of a conflict has the event as it would be stored.
+        transformed=conflict,
+        replay_of=letter.id,
+    )
+
+
+def _advice(letter: DeadLetter, message: str | None, stored: bytes) -> str:
+    """Return the reason of a conflict with what the operator can do.
+
+    :param stored: the body of the event that is stored with the message id.
+    """
+    context: Any = orjson.loads(stored).get("context")
+    replay = context.get("engage") if isinstance(context, dict) else None
+    if isinstance(replay, dict) and replay.get("replayOf") == letter.id:
+        return f"{message}: this letter was replayed already, with another text"
+    return f"{message}; replay it with a new message id"
+
+
+def _failed(
+    letter: DeadLetter,
+    code: str,
+    message: str,
+    errors: Sequence[Problem] = (),
+    message_id: str | None = None,
+) -> Replayed:
+    return Replayed(
+        letter_id=letter.id,
+        outcome="failed",
+        message_id=message_id,
+        code=code,
+        message=message,
+        errors=errors,
+    )
