@@ -8,7 +8,8 @@ files, and ``docs/architecture.md`` has the picture.
 the path of a request
 ----------------------------------------------------------------------------------------------------
 ``cli/``            the commands: ``engage serve``, ``init``, ``check``, ``export``, …
-``server/``         the processes: a worker, or a supervisor with several; serves ``/metrics``
+``server/``         the processes: a supervisor, its workers, the console; serves ``/metrics``
+``console/``        the web pages for the operators, in a separate process; no worker imports it
 ``app.py``          builds the server from a config, in one function
 ``http1/``          HTTP/1.1: connections, requests, limits of size and time
 ``handlers/``       the HTTP API: operations and their paths, answers, CORS, OpenAPI, pages
@@ -40,8 +41,8 @@ Where to add something:
 - a field to the error body: ``errors.py``
 - a rate limit: a step in ``pipeline/``, where the write key is known; its keys in ``config/``
 - an endpoint: ``handlers/``
-- a console page: a new folder above ``handlers/``, on the ``Handler`` of
-  ``handlers/base.py``; served on a separate port, as ``server/metrics_endpoint.py`` does
+- a console page: a handler in ``console/pages/`` with its template, and its route in
+  ``console/application.py``
 - a method of storages: ``api/storage.py``, with its tests in ``testing/``, then each storage in
   ``plugins/``
 - a webhook provider: one file in ``plugins/``, with the help of ``webhooks/``

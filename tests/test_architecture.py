@@ -32,6 +32,7 @@ LAYERS = (
     "deliveries",
     "handlers",
     "app",
+    "console",
     "server",
     "cli",
 )
@@ -176,7 +177,7 @@ def test_every_package_is_packaged() -> None:
         # For setuptools a folder of data is a package, too.
         files = [
             file
-            for kind in ("py", "json", "js", "html")
+            for kind in ("py", "json", "js", "html", "css", "svg")
             for file in (ROOT / folder).rglob(f"*.{kind}")
         ]
         for inner in {file.parent.relative_to(ROOT / folder).parts for file in files}:

@@ -8,6 +8,7 @@
 ``plugins.py``   ``engage plugins``
 ``export.py``    ``engage export``
 ``copy.py``      ``engage copy``
+``console.py``   ``engage console``
 ``users.py``     ``engage users remove-trait``
 ``webhooks.py``  ``engage webhook-url``, ``webhook-test`` and ``webhook-retry``
 ``common.py``    what the commands share: ``--config``, the plugins, the store, errors, times
@@ -27,6 +28,7 @@ import engage
 from engage.api import EngageError
 from engage.cli.check import check
 from engage.cli.common import CommandFailed, registry_of
+from engage.cli.console import console
 from engage.cli.copy import copy
 from engage.cli.export import export
 from engage.cli.init import init
@@ -97,6 +99,7 @@ def main(ctx: click.Context) -> None:
 
 _COMMANDS = (
     check,
+    console,
     copy,
     export,
     init,

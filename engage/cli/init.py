@@ -16,7 +16,7 @@ import click
 
 from engage.api import ConfigError
 from engage.cli.common import DEFAULT_CONFIG, config_option, opened, registry_of
-from engage.config import ServerConfig, load
+from engage.config import ConsoleConfig, ServerConfig, load
 from engage.registry import Registry
 
 _TEMPLATE: Final = """\
@@ -25,6 +25,11 @@ _TEMPLATE: Final = """\
 [server]
 host = "127.0.0.1"
 port = {port}
+
+# The web pages in which you see your write keys and events. Only this machine can open them.
+[console]
+host = "127.0.0.1"
+port = {console_port}
 
 [storage]
 backend = "sqlite"
@@ -42,6 +47,7 @@ id = "first"
 key = "{key}"
 """
 _PORT: Final = ServerConfig().port
+_CONSOLE_PORT: Final = ConsoleConfig().port
 
 
 @click.command(epilog="\b\nExample:\n  engage init /srv/engage")
@@ -68,7 +74,7 @@ def init(ctx: click.Context, folder: Path | None, config_path: Path) -> None:
     except FileExistsError:
         raise ConfigError(f"{path} already exists; nothing was changed") from None
     with os.fdopen(descriptor, "w", encoding="utf-8", newline="\n") as file:
-        file.write(_TEMPLATE.format(port=_PORT, key=key))
+        file.write(_TEMPLATE.format(port=_PORT, console_port=_CONSOLE_PORT, key=key))
     asyncio.run(_create_store(registry, path))
     engage = _program()
     where = "" if path == Path(DEFAULT_CONFIG) else f" --config {shlex.quote(str(path))}"

@@ -18,6 +18,7 @@ from engage.config.config import config_schema, load
 from engage.config.sections import (
     DEFAULT_LIMITS,
     Config,
+    ConsoleConfig,
     Cors,
     Limits,
     Logging,
@@ -33,6 +34,7 @@ from engage.config.sections import (
 __all__ = [
     "DEFAULT_LIMITS",
     "Config",
+    "ConsoleConfig",
     "Cors",
     "Limits",
     "Logging",

@@ -10,6 +10,7 @@ have schemas of the plugins: :mod:`engage.registry` checks them.
 from __future__ import annotations
 
 import dataclasses
+import ipaddress
 import json
 import os
 import stat
@@ -25,6 +26,7 @@ from engage.config.interpolation import resolve
 from engage.config.schema_check import SettingsError, problems
 from engage.config.sections import (
     Config,
+    ConsoleConfig,
     Cors,
     Limits,
     Logging,
@@ -178,6 +180,7 @@ def _config(
     server = document.get("server", {})
     if "public_url" in server:
         server = {**server, "public_url": server["public_url"].rstrip("/")}
+    server = {**server, "trusted_proxies": _tuple(server.get("trusted_proxies", []))}
     storage = document.get("storage", {})
     tables = {name: table for name, table in storage.items() if isinstance(table, Mapping)}
     cors = document.get("cors", {})
@@ -202,6 +205,7 @@ def _config(
         ),
         cors=_section(Cors, cors),
         logging=_section(Logging, document.get("logging", {})),
+        console=_console(document["console"]) if "console" in document else None,
         transforms=tuple(_section(Selected, item) for item in document.get("transforms", ())),
         observers=tuple(
             Selected(name=name, options=options)
@@ -210,6 +214,15 @@ def _config(
         workspaces=tuple(_workspace(table) for table in document["workspaces"]),
         written=written,
     )
+
+
+def _console(table: Mapping[str, Any]) -> ConsoleConfig:
+    changed: dict[str, Any] = {
+        "allowed_hosts": tuple(host.lower() for host in table.get("allowed_hosts", ())),
+    }
+    if "public_url" in table:
+        changed["public_url"] = table["public_url"].rstrip("/")
+    return _section(ConsoleConfig, table, **changed)
 
 
 def _duplicates(values: Iterable[tuple[str, str]], what: str) -> list[str]:
@@ -262,6 +275,14 @@ def _contradictions(config: Config) -> list[str]:
             "server.shutdown_delay: must be less than server.shutdown_grace, which includes it"
             f" ({server.shutdown_delay:g} >= {server.shutdown_grace:g})"
         )
+    for number, network in enumerate(server.trusted_proxies):
+        try:
+            ipaddress.ip_network(network)
+        except ValueError:
+            found.append(
+                f"server.trusted_proxies[{number}]: must be an IP address or a network, such as"
+                " 10.0.0.0/8"
+            )
     limits = config.limits
     for small, large in (
         ("event_bytes", "decompressed_bytes"),

@@ -17,6 +17,7 @@ from engage.api import DeadLetterBudget
 __all__ = [
     "DEFAULT_LIMITS",
     "Config",
+    "ConsoleConfig",
     "Cors",
     "Limits",
     "Logging",
@@ -60,6 +61,26 @@ class ServerConfig:
     metrics_host: str = "127.0.0.1"
     #: ``None``: no metrics. 0: any free port.
     metrics_port: int | None = None
+    #: Addresses and networks of reverse proxies whose ``X-Forwarded-For`` is believed.
+    trusted_proxies: tuple[str, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class ConsoleConfig:
+    """``[console]``: the web pages for the operators of the server."""
+
+    host: str = "127.0.0.1"
+    #: 0: any free port.
+    port: int = 8081
+    #: The URL at which a browser reaches the console, without a slash at the end; ``None``: the
+    #: address that the console listens on.
+    public_url: str | None = None
+    #: ``scrypt$15$8$3$salt$hash``; ``None``: people sign in with a one-time link only.
+    password: str | None = dataclasses.field(default=None, repr=False)
+    #: Further host names at which the console is reached.
+    allowed_hosts: tuple[str, ...] = ()
+    #: Whether the console only shows, and changes nothing.
+    read_only: bool = False
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -221,6 +242,8 @@ class Config:
     retention: Retention = Retention()
     cors: Cors = Cors()
     logging: Logging = Logging()
+    #: ``None``: there is no console.
+    console: ConsoleConfig | None = None
     #: The transforms, in the order in which they run.
     transforms: tuple[Selected, ...] = ()
     observers: tuple[Selected, ...] = ()

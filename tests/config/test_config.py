@@ -15,6 +15,7 @@ import pytest
 from engage.api import ConfigError
 from engage.config import (
     Config,
+    ConsoleConfig,
     Cors,
     Limits,
     Logging,
@@ -81,6 +82,14 @@ def test_every_key_is_loaded(write: Any) -> None:
         shutdown_delay = 1
         metrics_host = "::1"
         metrics_port = 0
+        trusted_proxies = ["10.0.0.0/8", "::1"]
+        [console]
+        host = "::"
+        port = 0
+        public_url = "https://ops.example.com/engage/"
+        password = "scrypt$15$8$3$c2FsdHNhbHRzYWx0$AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA"
+        allowed_hosts = ["Ops.internal"]
+        read_only = true
         [storage]
         backend = "sqlite"
         write_timeout = 2
@@ -144,6 +153,15 @@ def test_every_key_is_loaded(write: Any) -> None:
         shutdown_delay=1,
         metrics_host="::1",
         metrics_port=0,
+        trusted_proxies=("10.0.0.0/8", "::1"),
+    )
+    assert config.console == ConsoleConfig(
+        host="::",
+        port=0,
+        public_url="https://ops.example.com/engage",
+        password="scrypt$15$8$3$c2FsdHNhbHRzYWx0$" + "A" * 43,
+        allowed_hosts=("ops.internal",),
+        read_only=True,
     )
     assert config.storage == StorageConfig(
         backend="sqlite",
@@ -224,6 +242,20 @@ def test_a_byte_order_mark_and_crlf_are_accepted(write: Any) -> None:
         (
             "[server]\nrequest_timeout = 0\n" + MINIMAL,
             "server.request_timeout: must be more than 0",
+        ),
+        (
+            '[console]\npassword = "secret"\n' + MINIMAL,
+            "console.password: must be the line that `engage console-password` prints, not the"
+            " password itself",
+        ),
+        (
+            '[server]\ntrusted_proxies = ["proxy.example.com"]\n' + MINIMAL,
+            "server.trusted_proxies[0]: must be an IP address or a network, such as 10.0.0.0/8"
+            ' (it is "proxy.example.com")',
+        ),
+        (
+            '[server]\ntrusted_proxies = ["10.0.0.1/8"]\n' + MINIMAL,
+            "server.trusted_proxies[0]: must be an IP address or a network, such as 10.0.0.0/8",
         ),
         (
             '[server]\npublic_url = "events.example.com"\n' + MINIMAL,

@@ -1,0 +1,20 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The console: web pages for the people who run the server.
+
+It is a separate process (:mod:`engage.console.process`), and talks to the store through the
+interfaces of :mod:`engage.api`. Nothing that answers clients imports it.
+
+===================  ===============================================================================
+``process.py``       the program: opens the store, listens, serves, drains
+``application.py``   the paths and their handlers; the bounds of the HTTP server
+``base.py``          what every page does: Host, methods, foreign forms, session, headers, errors
+``services.py``      what the pages use: the store, the config and the parts below
+``reader.py``        calls of the store, a few at a time and each within a time limit
+``addresses.py``     the console's URL, the hosts and origins it accepts, the address of a client
+``formats.py``       how templates show text of strangers, times, numbers
+``sign_in.py``       the pages ``link``, ``login`` and ``logout``, and ``healthz``
+``pages/``           the pages, one file each
+``templates/``       their HTML
+``static/``          style sheets and scripts
+===================  ===============================================================================
+"""

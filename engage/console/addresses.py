@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where the console is, and from where it accepts requests.
+
+A page on another site must not be able to use the console in an operator's browser. Two checks
+prevent it: the ``Host`` of every request must be one of the console's (otherwise a foreign name
+could be made to point to this address), and a request that changes something must come from a page
+of the console itself.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Final
+from urllib.parse import urlsplit
+
+if TYPE_CHECKING:
+    from engage.config import ConsoleConfig
+
+__all__ = ["Addresses", "client_address", "is_loopback"]
+
+_HOST: Final = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9_.-]+)(?::([0-9]{1,5}))?", re.ASCII)
+
+Network = ipaddress.IPv4Network | ipaddress.IPv6Network
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether only programs of this machine reach a host that a config names."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+class Addresses:
+    """The hosts and the origins of the console.
+
+    :param config: ``[console]``.
+    :param port: the port on which it listens.
+    """
+
+    def __init__(self, config: ConsoleConfig, port: int) -> None:
+        self._hosts = {host.rstrip(".") for host in config.allowed_hosts}
+        self._public = urlsplit(config.public_url) if config.public_url else None
+        self._listening = (config.host, port)
+        if self._public is not None and self._public.hostname:
+            self._hosts.add(self._public.hostname.rstrip("."))
+        #: Whether browsers reach the console over TLS.
+        self.https = self._public is not None and self._public.scheme == "https"
+        #: The path under which it stands, without a slash at the end: ``""`` or ``/engage``.
+        self.prefix = "" if self._public is None else self._public.path.rstrip("/")
+        #: The port on which it listens.
+        self.port = port
+
+    @property
+    def url(self) -> str:
+        """The URL of the console for people, without a slash at the end."""
+        if self._public is not None:
+            return self._public.geturl()
+        host, port = self._listening
+        host = {"0.0.0.0": "127.0.0.1", "::": "[::1]", "": "127.0.0.1"}.get(host, host)  # noqa: S104
+        return (
+            f"http://[{host}]:{port}"
+            if host.count(":") > 1 and "[" not in host
+            else (f"http://{host}:{port}")
+        )
+
+    def allows_host(self, header: str) -> bool:
+        """Return whether a request with this ``Host`` is for the console.
+
+        IP addresses are: a foreign page can make a name point here, but not an address.
+        """
+        found = _HOST.fullmatch(header)
+        if found is None:
+            return False
+        host = found[1].lower()
+        if host.startswith("["):
+            return _is_address(host[1:-1])
+        host = host.rstrip(".")
+        return (
+            host in self._hosts
+            or host == "localhost"
+            or host.endswith(".localhost")
+            or _is_address(host)
+        )
+
+    def same_origin(self, headers: Mapping[str, str], host: str) -> bool:
+        """Return whether a request that changes something comes from a page of the console.
+
+        :param headers: of the request, with ``Sec-Fetch-Site`` or ``Origin``. Browsers send the
+            first only over TLS and on loopback; if it is there, it decides.
+        :param host: the ``Host`` of the request, which is allowed.
+        """
+        site = headers.get("Sec-Fetch-Site")
+        if site is not None:
+            return site == "same-origin"
+        origin = headers.get("Origin")
+        if origin is None:
+            return False
+        # A browser leaves out the default port in both headers, so they can be compared.
+        allowed = {f"http://{host.lower()}"}
+        if self._public is not None:
+            allowed.add(f"{self._public.scheme}://{self._public.netloc}".lower())
+        if self.https:
+            allowed.discard(f"http://{host.lower()}")
+            allowed.add(f"https://{host.lower()}")
+        return origin.lower() in allowed
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
+def client_address(peer: str, forwarded: str | None, trusted: Sequence[Network]) -> str:
+    """Return the address of a client, which may have come through reverse proxies.
+
+    :param peer: the address that opened the connection.
+    :param forwarded: the header ``X-Forwarded-For``.
+    :param trusted: ``server.trusted_proxies``.
+    :return: the last address that no trusted proxy has; ``peer`` unless a trusted proxy sent it.
+    """
+    address = peer
+    for hop in reversed([hop.strip() for hop in (forwarded or "").split(",")]):
+        if not _within(address, trusted):
+            break
+        if not _is_address(hop):
+            break
+        address = hop
+    return address
+
+
+def _within(address: str, networks: Sequence[Network]) -> bool:
+    try:
+        parsed = ipaddress.ip_address(address)
+    except ValueError:
+        return False
+    if isinstance(parsed, ipaddress.IPv6Address) and parsed.ipv4_mapped is not None:
+        parsed = parsed.ipv4_mapped
+    return any(parsed in network for network in networks)

@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The paths of the console and their handlers, and the HTTP server with its bounds."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Final
+
+from tornado.httpserver import HTTPServer
+from tornado.web import Application
+
+from engage.console.base import STATIC, TEMPLATES, ConsoleHandler, MissingHandler, StaticHandler
+from engage.console.pages.overview import OverviewHandler
+from engage.console.sign_in import HealthHandler, LoginHandler
+
+if TYPE_CHECKING:
+    from tornado.iostream import IOStream
+    from tornado.web import RequestHandler
+
+    from engage.console.services import Console
+
+__all__ = ["ROUTES", "ConsoleServer", "make_application"]
+
+#: Path → handler. The paths are relative to the root of the console.
+ROUTES: Final[Mapping[str, type[ConsoleHandler]]] = {
+    "/": OverviewHandler,
+    "/login": LoginHandler,
+    "/healthz": HealthHandler,
+}
+
+#: Open connections; further ones are closed at once.
+MAX_CONNECTIONS: Final = 256
+#: Bytes of a request's head.
+MAX_HEAD_BYTES: Final = 32 * 1024
+#: Bytes of a form: a dead letter of 1 MiB, of which each byte may become three.
+MAX_BODY_BYTES: Final = 4 * 1024 * 1024
+#: Seconds until a connection without a request is closed, and for the head of a request to arrive.
+IDLE_SECONDS: Final = 75.0
+#: Seconds for a form to arrive.
+BODY_SECONDS: Final = 30.0
+
+
+def make_application(console: Console) -> Application:
+    """Return Tornado's application with all pages."""
+    # A reverse proxy may remove the path of public_url from a request, or leave it.
+    prefix = re.escape(console.addresses.prefix)
+    prefix = f"(?:{prefix})?" if prefix else ""
+    services = {"console": console}
+    rules: list[tuple[str, type[RequestHandler], dict[str, object]]] = [
+        (f"{prefix}{re.escape(path)}", handler, {**services}) for path, handler in ROUTES.items()
+    ]
+    rules.append((f"{prefix}/static/(.+)", StaticHandler, {**services, "path": str(STATIC)}))
+    return Application(
+        rules,
+        template_path=str(TEMPLATES),
+        compress_response=True,
+        default_handler_class=MissingHandler,
+        default_handler_args=services,
+        # The line of the access log would contain the query.
+        log_function=lambda _: None,
+    )
+
+
+class ConsoleServer(HTTPServer):
+    """Tornado's server with bounds: connections, sizes and times."""
+
+    def initialize(self, application: Application) -> None:  # type: ignore[override]
+        """Set the bounds."""
+        super().initialize(
+            application,
+            max_header_size=MAX_HEAD_BYTES,
+            max_body_size=MAX_BODY_BYTES,
+            max_buffer_size=MAX_BODY_BYTES + MAX_HEAD_BYTES,
+            idle_connection_timeout=IDLE_SECONDS,
+            body_timeout=BODY_SECONDS,
+        )
+
+    def handle_stream(self, stream: IOStream, address: tuple[str, int]) -> None:
+        """Serve a connection, unless there are too many."""
+        if len(self._connections) >= MAX_CONNECTIONS:
+            stream.close()
+            return
+        super().handle_stream(stream, address)

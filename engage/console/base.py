@@ -1,0 +1,367 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What every page of the console does before and after its own work.
+
+A page is a subclass of :class:`ConsoleHandler` with an asynchronous ``get`` or ``post``. Before it
+runs, :meth:`ConsoleHandler.prepare` refuses, in this order: a foreign ``Host``, a method that the
+page does not have, a change that a foreign page asked for, a change of a console that only shows,
+and a caller who is not signed in.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import http.client
+import json
+import logging
+import secrets
+from collections.abc import Awaitable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, TypeVar
+from urllib.parse import urlencode
+
+from tornado.web import Finish, HTTPError, RequestHandler, StaticFileHandler
+
+import engage
+from engage.api import StorageUnavailable
+from engage.console import formats
+from engage.console.addresses import client_address
+from engage.storage.audit import Actor, record_audit
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from engage.config import Workspace
+    from engage.console.services import Console
+
+__all__ = ["STATIC", "TEMPLATES", "ConsoleHandler", "MissingHandler", "Outage", "StaticHandler"]
+
+_log = logging.getLogger(__name__)
+
+_REASONS: Final = http.client.responses
+
+TEMPLATES: Final = Path(__file__).parent / "templates"
+STATIC: Final = Path(__file__).parent / "static"
+
+#: Methods that change nothing.
+SAFE_METHODS: Final = ("GET", "HEAD")
+
+#: Nothing but files of the console is loaded or run, and no page of another origin shows or reads
+#: the console. Without a Trusted Types policy, no script can turn text into HTML.
+CONTENT_SECURITY_POLICY: Final = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self';"
+    " form-action 'self'; base-uri 'none'; frame-ancestors 'none';"
+    " require-trusted-types-for 'script'; trusted-types 'none'"
+)
+
+Result = TypeVar("Result")
+
+
+class Outage(NamedTuple):
+    """The storage does not answer."""
+
+    #: Why, in one line.
+    reason: str
+    #: When it last answered: milliseconds since 1970; ``None``: never since the console started.
+    last: int | None
+
+
+class ConsoleHandler(RequestHandler):
+    """Base of all pages.
+
+    Every template has the names that ``templates/base.html`` lists, ``link("event", id=…)``,
+    ``read_only``, ``request_id``, and what the page passes.
+    """
+
+    #: Whether the page is served to anyone.
+    public: ClassVar[bool] = False
+    #: Whether its ``post`` also works in a console that only shows.
+    works_read_only: ClassVar[bool] = False
+    #: See https://www.w3.org/TR/referrer-policy/. With ``no-referrer``, the forms of a page would
+    #: send ``Origin: null``, and could not be told from those of a foreign page.
+    referrer_policy: ClassVar[str] = "same-origin"
+
+    def initialize(self, console: Console) -> None:
+        """Take over the services, and give the request an id."""
+        self.console = console
+        #: A call of the store that failed in this request: shown as a bar on top of the page.
+        self.outage: Outage | None = None
+        self._counted = False
+
+    # ------------------------------------------------------------------------------ before the page
+    async def prepare(self) -> None:
+        """Refuse what must not reach the page. See the module."""
+        self.console.requests.begin()
+        self._counted = True
+        addresses = self.console.addresses
+        if not addresses.allows_host(self.request.host):
+            raise HTTPError(421)
+        method = self.request.method or ""
+        own = getattr(type(self), method.lower(), None)
+        if own is None or own is getattr(RequestHandler, method.lower()):
+            raise HTTPError(405)
+        if method not in SAFE_METHODS:
+            if not self.is_from_console():
+                raise HTTPError(403, reason="This request did not come from a page of the console")
+            if self.console.settings.read_only and not self.works_read_only:
+                raise HTTPError(403, reason="This console is read-only")
+        await self.identify()
+        if not self.public and self.person is None:
+            if self.wants_json:
+                raise HTTPError(401)
+            self.go("login")
+            raise Finish
+
+    def on_finish(self) -> None:
+        """Count the request as answered."""
+        if self._counted:
+            self._counted = False
+            self.console.requests.end()
+
+    def is_from_console(self) -> bool:
+        """Return whether a request that changes something was sent by a page of the console."""
+        return self.console.addresses.same_origin(self.request.headers, self.request.host)
+
+    async def identify(self) -> None:
+        """Find out who sends the request."""
+
+    @property
+    def person(self) -> str | None:
+        """Who is signed in, for the audit; ``None``: nobody."""
+        return "operator"
+
+    async def head(self) -> None:
+        """Answer as ``GET`` does; the body is left out."""
+        await self.get()  # type: ignore[misc]
+
+    # ---------------------------------------------------------------------------------- for pages
+    @functools.cached_property
+    def request_id(self) -> str:
+        """The id of the request in the log and on error pages."""
+        return secrets.token_hex(8)
+
+    @property
+    def address(self) -> str:
+        """The address of the client."""
+        return client_address(
+            self.request.remote_ip or "",
+            ",".join(self.request.headers.get_list("X-Forwarded-For")),
+            self.console.trusted_proxies,
+        )
+
+    @property
+    def wants_json(self) -> bool:
+        """Whether a script sent the request."""
+        path = self.request.path
+        return path.endswith(".json") or self.request.headers.get("Accept") == "application/json"
+
+    @property
+    def base(self) -> str:
+        """What a relative link must begin with, so that it starts at the console's root."""
+        path = self.request.path.removeprefix(self.console.addresses.prefix)
+        return "../" * max(path.count("/") - 1, 0)
+
+    @functools.cached_property
+    def workspace(self) -> Workspace:
+        """The workspace that ``?workspace=`` names, or the first one.
+
+        :raises HTTPError: 404, if there is no such workspace.
+        """
+        wanted = self.get_argument("workspace", None)
+        workspaces = self.console.config.workspaces
+        for workspace in workspaces:
+            if wanted in (None, "", workspace.id):
+                return workspace
+        raise HTTPError(404, reason="There is no such workspace")
+
+    def page(
+        self, template: str, *, title: str, nav: str | None = None, search: str = "", **values: Any
+    ) -> None:
+        """Answer with a page.
+
+        :param template: the name of a file in ``templates/``.
+        :param nav: the name of the page in the navigation, such as ``live``; ``None``: none.
+        :param search: the text in the search box.
+        :param values: further names for the template.
+        """
+        self.set_header("Content-Type", "text/html; charset=utf-8")
+        self.finish(self.render_string(template, title=title, nav=nav, search=search, **values))
+
+    def json(self, value: Any) -> None:
+        """Answer with JSON."""
+        self.set_header("Content-Type", "application/json; charset=utf-8")
+        self.finish(json.dumps(value, ensure_ascii=False, separators=(",", ":")))
+
+    def go(self, route: str, **query: str | int | None) -> None:
+        """Answer 303: the browser is to ``GET`` another page of the console.
+
+        :param route: its route without a slash at the beginning, such as ``keys``; ``""`` is the
+            overview.
+        """
+        self.set_status(303)
+        # Relative, because a reverse proxy may serve the console under another path.
+        self.set_header("Location", self.link(route, **query))
+        self.finish()
+
+    def link(self, route: str, **query: str | int | None) -> str:
+        """Return a relative link to a page. ``None`` values of the query are left out."""
+        given = {name: value for name, value in query.items() if value is not None}
+        path = f"{self.base}{route}" or "./"
+        return f"{path}?{urlencode(given)}" if given else path
+
+    async def read(self, call: Awaitable[Result]) -> Result | None:
+        """Call the store.
+
+        A page that reads shows what it can: if the store cannot answer, the page has a bar with
+        the reason. Code that changes something uses ``console.reader.read`` instead, whose error
+        becomes a page with status 503.
+
+        :param call: such as ``self.console.store.find(…)``.
+        :return: the result; ``None`` if the store cannot answer.
+        """
+        try:
+            return await self.console.reader.read(call)
+        except StorageUnavailable as error:
+            self.outage = Outage(str(error), self.console.reader.last_good)
+            return None
+
+    async def record_audit(self, action: str, **details: Any) -> None:
+        """Record what the caller did: in the log and, if the storage keeps records, in the store.
+
+        :param action: such as ``key-disabled``.
+        :param details: small JSON values: ids, counts, never a secret or the text of an event.
+        """
+        actor = Actor(who=self.person or "", origin=self.address)
+        records = self.console.records
+        if records is None:
+            _log.info("audit", extra={"who": actor.who, "from": actor.origin, "action": action})
+            return
+        now = round(self.console.clock() * 1000)
+        try:
+            await self.console.reader.read(record_audit(records, actor, action, details, now=now))
+        except StorageUnavailable:  # The action itself was carried out.
+            _log.exception("an entry of the audit could not be stored")
+
+    # ------------------------------------------------------------------------- answers and errors
+    def get_template_namespace(self) -> dict[str, Any]:
+        """Return the names that every template has."""
+        return {
+            **{name: getattr(formats, name) for name in formats.__all__},
+            **super().get_template_namespace(),
+            "base": self.base,
+            "static": self._static,
+            "link": self.link,
+            "workspace": self._workspace_or_first().id,
+            "workspaces": self.console.config.workspaces,
+            "person": self.person,
+            "read_only": self.console.settings.read_only,
+            "rejected": None,
+            "outage": self.outage,
+            "theme": self.get_cookie("engage-theme", ""),
+            "utc": self.get_cookie("engage-times") == "utc",
+            "version": engage.__version__,
+            "request_id": self.request_id,
+        }
+
+    def _workspace_or_first(self) -> Workspace:
+        try:
+            return self.workspace
+        except HTTPError:
+            return self.console.config.workspaces[0]
+
+    def _static(self, name: str) -> str:
+        return f"static/{name}?v={_version_of(name)}"
+
+    def set_default_headers(self) -> None:
+        """Set the headers of every answer, errors included."""
+        self.clear_header("Server")
+        for name, value in (
+            ("Content-Security-Policy", CONTENT_SECURITY_POLICY),
+            ("Referrer-Policy", self.referrer_policy),
+            ("X-Content-Type-Options", "nosniff"),
+            ("Cross-Origin-Opener-Policy", "same-origin"),
+            ("Cross-Origin-Resource-Policy", "same-origin"),
+            ("Cache-Control", "no-store"),
+            ("X-Request-Id", self.request_id),
+        ):
+            self.set_header(name, value)
+
+    def write_error(self, status_code: int, **kwargs: Any) -> None:
+        """Answer with an error page, or with JSON. Neither has a traceback, nor what was sent."""
+        error = (kwargs.get("exc_info") or (None, None, None))[1]
+        reason = _REASONS.get(status_code, "Error")
+        detail = _DETAILS.get(status_code, "")
+        if isinstance(error, HTTPError) and error.reason:
+            detail = error.reason
+        if isinstance(error, StorageUnavailable):
+            status_code, reason, detail = 503, "The storage does not answer", formats.visible(error)
+        # The reason of an HTTPError is for the page; the status line has that of the status.
+        self.set_status(status_code, _REASONS.get(status_code, "Error"))
+        if self.wants_json:
+            self.json({"error": reason, "detail": detail, "requestId": self.request_id})
+            return
+        self.page(
+            "error.html",
+            title=reason,
+            status=status_code,
+            detail=detail,
+        )
+
+    def log_exception(
+        self,
+        typ: type[BaseException] | None,
+        value: BaseException | None,
+        tb: TracebackType | None,
+    ) -> None:
+        """Log an unexpected error with the id that the error page shows."""
+        if isinstance(value, HTTPError):
+            return
+        fields = {"requestId": self.request_id}
+        if isinstance(value, StorageUnavailable):
+            _log.warning("console: the storage does not answer: %s", value, extra=fields)
+        elif typ is not None and value is not None:
+            _log.error("console: a page failed", exc_info=(typ, value, tb), extra=fields)
+
+
+_DETAILS: Final[Mapping[int, str]] = {
+    401: "Sign in first",
+    404: "There is no such page",
+    405: "This page does not accept this method",
+    421: "This name is not one of the console's: see console.allowed_hosts in docs/console.md",
+    500: "An error of the console; its log has the reason under this id",
+}
+
+
+@functools.lru_cache(maxsize=256)
+def _version_of(name: str) -> str:
+    return hashlib.sha256((STATIC / name).read_bytes()).hexdigest()[:16]
+
+
+class MissingHandler(ConsoleHandler):
+    """Every path that is not a page."""
+
+    async def get(self) -> None:
+        """Answer 404."""
+        raise HTTPError(404)
+
+    post = get
+
+
+class StaticHandler(ConsoleHandler, StaticFileHandler):
+    """The files in ``static/``. The page for signing in needs them, so anyone may read them."""
+
+    public = True
+
+    def initialize(self, console: Console, path: str) -> None:  # type: ignore[override]
+        """Take over the services and the folder."""
+        ConsoleHandler.initialize(self, console)
+        StaticFileHandler.initialize(self, path)
+
+    async def head(self, path: str) -> None:  # type: ignore[override]
+        """Answer without a body."""
+        await StaticFileHandler.get(self, path, include_body=False)
+
+    def set_extra_headers(self, path: str) -> None:
+        """Let a browser keep a file whose name has its version."""
+        if self.get_argument("v", None):
+            self.set_header("Cache-Control", "public, max-age=31536000, immutable")

@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The console's process: open the store, listen, serve, drain, close.
+
+It has the parts of a worker, so that a replayed event takes the same steps as one from a client;
+but it listens on its own port only, and does none of a worker's work in the background.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import ipaddress
+import logging
+import os
+import sys
+from typing import TYPE_CHECKING, Final
+
+from engage.api import ConfigError
+from engage.http1.sockets import listen
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from engage.config import Config
+    from engage.console.application import ConsoleServer
+    from engage.console.services import Console
+    from engage.registry import Registry
+
+__all__ = ["ConsoleProcess"]
+
+_log = logging.getLogger(__name__)
+
+#: Added to the priority of the process: answering clients comes first.
+NICENESS: Final = 5
+#: Seconds for which requests in flight may go on when the console stops …
+DRAIN_SECONDS: Final = 5.0
+#: … and for closing the store after that.
+CLOSE_SECONDS: Final = 2.0
+
+
+class ConsoleProcess:
+    """Serves the console until :meth:`stop` is called.
+
+    :param config: with ``[console]``.
+    :param link_hash: of the token of a one-time link that is valid from now on; see
+        :mod:`engage.console.links`.
+    :param ready: called once when requests are answered, with the console's URL.
+    :raises ConfigError: if the config has no ``[console]``.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        registry: Registry,
+        *,
+        link_hash: str | None = None,
+        ready: Callable[[str], None] | None = None,
+    ) -> None:
+        if config.console is None:
+            raise ConfigError(f"{config.path}: there is no [console] section, so no console")
+        self._config = config
+        self._settings = config.console
+        self._registry = registry
+        self._link_hash = link_hash
+        self._ready = ready
+        self._stop = asyncio.Event()
+
+    def stop(self) -> None:
+        """Begin to drain. A second call has no effect."""
+        self._stop.set()
+
+    async def run(self) -> int:
+        """Serve, then drain.
+
+        :return: the exit status.
+        :raises EngageError: if the port cannot be opened, or an option is wrong.
+        """
+        # Imported here, so that a taken port is reported at once and a supervisor, which only
+        # starts this process, does not load the pages.
+        settings = self._settings
+        sock = listen(settings.host, settings.port, keys="console.host, console.port")
+        if sys.platform != "win32":
+            os.nice(NICENESS)
+        from engage.app import build
+        from engage.console.addresses import Addresses
+        from engage.console.application import ConsoleServer, make_application
+        from engage.console.reader import Reader
+        from engage.console.services import Console
+
+        config = self._config
+        with contextlib.closing(sock):
+            app = build(config, self._registry, had_store=True)
+            async with contextlib.AsyncExitStack() as stack:
+                # Close the store in any case: a failed open may have acquired resources too.
+                stack.push_async_callback(app.close)
+                await app.open(patient=True)
+                console = Console(
+                    config=config,
+                    settings=settings,
+                    addresses=Addresses(settings, sock.getsockname()[1]),
+                    trusted_proxies=tuple(
+                        ipaddress.ip_network(one) for one in config.server.trusted_proxies
+                    ),
+                    app=app,
+                    reader=Reader(config.storage.write_timeout),
+                )
+                server = ConsoleServer(make_application(console))
+                server.add_socket(sock)
+                gc.collect()
+                gc.freeze()
+                url = console.addresses.url
+                _log.info("console", extra={"url": url, "pid": os.getpid()})
+                if self._ready is not None:
+                    self._ready(url)
+                await self._stop.wait()
+                await self._drain(server, console)
+        return 0
+
+    async def _drain(self, server: ConsoleServer, console: Console) -> None:
+        server.stop()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(DRAIN_SECONDS):
+                await console.requests.finished()
+        await server.close_all_connections()

@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the pages of the console use."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from engage.api import RecordStore
+
+if TYPE_CHECKING:
+    from engage.api import EventStore
+    from engage.app import App
+    from engage.config import Config, ConsoleConfig
+    from engage.console.addresses import Addresses, Network
+    from engage.console.reader import Reader
+
+__all__ = ["Console", "Requests"]
+
+
+class Requests:
+    """Counts the requests in flight, so that the console can finish them before it stops."""
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._none = asyncio.Event()
+        self._none.set()
+
+    def begin(self) -> None:
+        """Count a request."""
+        self._count += 1
+        self._none.clear()
+
+    def end(self) -> None:
+        """Count a request as answered."""
+        self._count -= 1
+        if not self._count:
+            self._none.set()
+
+    async def finished(self) -> None:
+        """Wait until no request is in flight."""
+        await self._none.wait()
+
+
+@dataclasses.dataclass(slots=True, kw_only=True)
+class Console:
+    """The parts of a running console. One object for the process."""
+
+    #: The settings of the server, of which the console shows some.
+    config: Config
+    #: ``[console]``.
+    settings: ConsoleConfig
+    #: Where the console is.
+    addresses: Addresses
+    #: The composed server, for its pipeline and its deliveries. It does not listen.
+    app: App
+    #: ``server.trusted_proxies``.
+    trusted_proxies: Sequence[Network] = ()
+    #: Calls the store: a few calls at a time, each within a time limit.
+    reader: Reader
+    #: The table of write keys.
+    keys: Any = None
+    #: The newest events, which all tabs share.
+    live: Any = None
+    #: The counters.
+    history: Any = None
+    #: Writes the records of what was done in the console.
+    audit: Any = None
+    #: Who is signed in.
+    sessions: Any = None
+    #: Work that takes longer than a request, such as a replay.
+    jobs: Any = None
+    #: The requests that are being answered.
+    requests: Requests = dataclasses.field(default_factory=Requests)
+    #: The time in seconds since 1970.
+    clock: Callable[[], float] = time.time
+
+    @property
+    def store(self) -> EventStore:
+        """The storage. Ask ``isinstance(store, CountStore)`` … for the optional interfaces."""
+        return self.app.store
+
+    @property
+    def records(self) -> RecordStore | None:
+        """The storage, if it keeps records."""
+        store = self.app.store
+        return store if isinstance(store, RecordStore) else None
