@@ -13,6 +13,10 @@ interfaces of :mod:`engage.api`. Nothing that answers clients imports it.
 ``addresses.py``     the console's URL, the hosts and origins it accepts, the address of a client
 ``formats.py``       how templates show text of strangers, times, numbers
 ``sign_in.py``       the pages ``link``, ``login`` and ``logout``, and ``healthz``
+``sparks.py``        small curves as SVG
+``pretty.py``        JSON on several lines, unchanged
+``live.py``          the newest events and dead letters, read once a second for all tabs
+``history.py``       the numbers of the overview: the counters, summed
 ``pages/``           the pages, one file each
 ``templates/``       their HTML
 ``static/``          style sheets and scripts

@@ -1,0 +1,292 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The newest events and dead letters, read once a second for all tabs together.
+
+It reads the store only while someone looks, so that ten open tabs cost the store what one costs. A
+row is durable, because it was read from the store.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import contextlib
+import dataclasses
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+import orjson
+
+from engage.api import (
+    DeadLetter,
+    DeadLetterStore,
+    Event,
+    EventFilter,
+    EventStore,
+    StorageUnavailable,
+)
+from engage.console.formats import visible
+from engage.console.pretty import one_line
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from engage.console.reader import Reader
+
+__all__ = ["RING", "Live", "Row", "Wanted", "row_of_event", "row_of_letter"]
+
+#: Rows that are kept.
+RING: Final = 500
+#: Events that one read of the store returns …
+PAGE: Final = 200
+#: … and how many reads follow each other at most, to count what is not shown.
+PAGES: Final = 10
+#: Seconds between two reads, and seconds after the last look until they stop.
+INTERVAL: Final = 1.0
+PATIENCE: Final = 6.0
+#: Identities that are remembered, so that no row appears twice.
+KNOWN: Final = 2 * PAGE * PAGES
+PREVIEW: Final = 140
+
+Identity = tuple[str, ...]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One line of the pages Live and Events."""
+
+    #: 1, 2, … in the order in which the rows were read; 0 outside of the ring.
+    n: int = 0
+    #: ``stored`` or ``rejected``.
+    status: str
+    #: ``received_at``.
+    at: int
+    workspace_id: str
+    origin: str
+    #: The message id of an event, the id of a dead letter.
+    id: str
+    type: str
+    name: str
+    user: str
+    #: The id of the write key, or the name of the webhook provider.
+    key: str
+    #: Part of the event on one line; for a dead letter, why it was refused.
+    preview: str
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the row for ``live.json``."""
+        shown = ("n", "status", "at", "origin", "id", "type", "name", "user", "key", "preview")
+        return {name: getattr(self, name) for name in shown}
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """Which rows a page shows; ``""`` means any."""
+
+    workspace_id: str
+    status: str = ""
+    type: str = ""
+    name: str = ""
+    key: str = ""
+    user: str = ""
+
+    def matches(self, row: Row) -> bool:
+        """Return whether a row is wanted."""
+        return (
+            row.workspace_id == self.workspace_id
+            and self.status in ("", row.status)
+            and self.type in ("", row.type)
+            and self.name in ("", row.name)
+            and self.key in ("", row.key)
+            and self.user in ("", row.user)
+        )
+
+
+def row_of_event(event: Event) -> Row:
+    """Return the row of a stored event."""
+    document: Mapping[str, Any] = {}
+    with contextlib.suppress(ValueError):
+        document = event.document()
+    shown = document.get("properties") or document.get("traits")
+    if event.type == "group":
+        shown = {"groupId": document.get("groupId"), **(document.get("traits") or {})}
+    elif event.type == "alias":
+        shown = {"previousId": document.get("previousId")}
+    preview = orjson.dumps(shown)[: 8 * PREVIEW].decode("utf-8", "ignore") if shown else ""
+    return Row(
+        status="stored",
+        at=event.received_at,
+        workspace_id=event.workspace_id,
+        origin=event.origin,
+        id=event.message_id,
+        type=event.type,
+        name=visible(event.name or ""),
+        user=visible(event.user_id or event.anonymous_id or ""),
+        key=visible(document.get("writeKeyId") or event.origin),
+        preview=one_line(visible(preview), PREVIEW),
+    )
+
+
+def row_of_letter(letter: DeadLetter) -> Row:
+    """Return the row of a dead letter."""
+    document: Any = None
+    if not letter.truncated and len(letter.item) <= 64 * 1024:
+        with contextlib.suppress(ValueError):
+            document = orjson.loads(letter.item)
+    given = document if isinstance(document, dict) else {}
+    kind = letter.operation if letter.operation != "batch" else None
+    kind = kind or given.get("type")
+    name = given.get("event") or given.get("name")
+    reason = letter.message
+    if letter.errors:
+        first = letter.errors[0]
+        reason = f"{first.get('pointer', '')} {first.get('message', '')}".strip() or reason
+    return Row(
+        status="rejected",
+        at=letter.received_at,
+        workspace_id=letter.workspace_id,
+        origin=letter.origin,
+        id=letter.id,
+        type=visible(kind)[:32] if isinstance(kind, str) else "",
+        name=one_line(visible(name), 200) if isinstance(name, str) else "",
+        user=visible(letter.user_id or letter.anonymous_id or ""),
+        key=visible(letter.write_key_id or letter.origin),
+        preview=one_line(visible(reason), PREVIEW),
+    )
+
+
+class Live:
+    """The ring of the newest rows, and the task that fills it.
+
+    :param clock: the time in seconds, for the pauses.
+    """
+
+    def __init__(
+        self, store: EventStore, reader: Reader, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._store = store
+        self._reader = reader
+        self._clock = clock
+        self._rows: collections.deque[Row] = collections.deque(maxlen=RING)
+        self._known: dict[Identity, None] = {}
+        self._n = 0
+        #: n of the last row before the ones that are not shown → their number, and whether more.
+        self._hidden: collections.deque[tuple[int, int, bool]] = collections.deque(maxlen=60)
+        self._looked = -PATIENCE
+        self._polled = asyncio.Lock()
+        self._task: asyncio.Task[None] | None = None
+        self._primed = False
+        #: How often the store was read.
+        self.polls = 0
+        #: Why the store could not be read the last time; ``None``: it could.
+        self.error: str | None = None
+        #: Whether the storage can return its newest events.
+        self.possible = True
+
+    @property
+    def last(self) -> int:
+        """The number of the newest row; rows with a greater one come later."""
+        return self._n
+
+    async def look(self) -> None:
+        """Note that someone looks: the ring is filled, and kept up to date for some seconds."""
+        self._looked = self._clock()
+        if self._task is None or self._task.done():
+            await self._poll()
+            if self._task is None or self._task.done():
+                self._task = asyncio.create_task(self._run())
+
+    async def close(self) -> None:
+        """Stop reading. Idempotent."""
+        if self._task is not None:
+            self._task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._task
+            self._task = None
+
+    def rows(self, wanted: Wanted, after: int = 0) -> list[Row]:
+        """Return the rows that are wanted, newest first.
+
+        :param after: only rows with a greater ``n``.
+        """
+        found = [row for row in self._rows if row.n > after and wanted.matches(row)]
+        return sorted(found, key=lambda row: (row.at, row.n), reverse=True)
+
+    def hidden(self, after: int) -> tuple[int, bool]:
+        """Return how many events since a row are in no row, and whether there were even more.
+
+        :param after: the number of a row.
+        """
+        parts = [(count, more) for n, count, more in self._hidden if n > after]
+        return sum(count for count, _ in parts), any(more for _, more in parts)
+
+    @property
+    def oldest(self) -> int | None:
+        """``at`` of the oldest row; ``None`` if there is none."""
+        return min((row.at for row in self._rows), default=None)
+
+    async def _run(self) -> None:
+        while True:
+            await asyncio.sleep(INTERVAL)
+            if self._clock() - self._looked >= PATIENCE:
+                return
+            await self._poll()
+
+    async def _poll(self) -> None:
+        async with self._polled:
+            self.polls += 1
+            try:
+                fresh, more = await self._read()
+            except StorageUnavailable as error:
+                self.error = str(error)
+                return
+            self.error = None
+            self._add(fresh, more)
+            self._primed = True
+
+    async def _read(self) -> tuple[dict[Identity, Row], bool]:
+        """Return the rows that are new, and whether some were left out."""
+        fresh, more = await self._events()
+        store = self._store
+        if isinstance(store, DeadLetterStore):
+            page = await self._reader.read(store.recent_dead_letters(None, limit=PAGE))
+            letters = () if page is None else page.items
+            count = 0
+            for letter in letters:
+                identity = ("letter", letter.workspace_id, letter.id)
+                if identity not in self._known:
+                    fresh[identity] = row_of_letter(letter)
+                    count += 1
+            more = more or count == PAGE
+        return fresh, more
+
+    async def _events(self) -> tuple[dict[Identity, Row], bool]:
+        fresh: dict[Identity, Row] = {}
+        before: str | None = None
+        for _ in range(PAGES if self._primed else 1):
+            page = await self._reader.read(
+                self._store.recent(EventFilter(), before=before, limit=PAGE)
+            )
+            if page is None:
+                self.possible = False
+                return fresh, False
+            count = len(fresh)
+            for event in page.items:
+                if event.identity not in self._known and event.identity not in fresh:
+                    fresh[event.identity] = row_of_event(event)
+            if len(fresh) - count < len(page.items) or page.cursor is None:
+                return fresh, False
+            before = page.cursor
+        return fresh, True
+
+    def _add(self, fresh: Mapping[Identity, Row], more: bool) -> None:
+        for identity in fresh:
+            self._known[identity] = None
+        while len(self._known) > KNOWN:
+            del self._known[next(iter(self._known))]
+        rows = sorted(fresh.values(), key=lambda row: row.at)
+        for row in rows[-PAGE:]:
+            self._n += 1
+            self._rows.append(dataclasses.replace(row, n=self._n))
+        if self._primed and (len(rows) > PAGE or more):
+            self._hidden.append((self._n, max(0, len(rows) - PAGE), more))
