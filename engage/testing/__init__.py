@@ -25,13 +25,15 @@ For a webhook provider see :class:`ProviderConformance` (:mod:`engage.testing.pr
 
 ====================  ==================================================================
 ``harness.py``        what a subclass defines (:class:`Subject`), and opening stores for it
-``factories.py``      events and dead letters for the tests
+``factories.py``      events, dead letters, records and counters for the tests
 ``events.py``         the tests of writing and finding events
-``scans.py``          the tests of scanning and expiring events
+``scans.py``          the tests of scanning and expiring events, and of the newest ones
 ``profiles.py``       the tests of merging events into profiles
 ``users.py``          the tests of links, look-ups, limits and scans of profiles
 ``subscriptions.py``  the tests of subscription choices
 ``dead_letters.py``   the tests of dead letters
+``records.py``        the tests of records
+``counts.py``         the tests of counters
 ``failures.py``       the tests of a store that is broken
 ``processes.py``      the tests of several processes, and of a killed one
 ``providers.py``      the tests of webhook providers
@@ -44,6 +46,7 @@ from __future__ import annotations
 import pytest
 
 pytest.register_assert_rewrite(
+    "engage.testing.counts",
     "engage.testing.events",
     "engage.testing.failures",
     "engage.testing.dead_letters",
@@ -51,11 +54,13 @@ pytest.register_assert_rewrite(
     "engage.testing.processes",
     "engage.testing.profiles",
     "engage.testing.providers",
+    "engage.testing.records",
     "engage.testing.scans",
     "engage.testing.subscriptions",
     "engage.testing.users",
 )
 
+from .counts import CountTests  # noqa: E402
 from .dead_letters import DeadLetterTests  # noqa: E402
 from .events import EventTests  # noqa: E402
 from .factories import WORKSPACE, event, identify, letter  # noqa: E402
@@ -64,6 +69,7 @@ from .harness import Bench, Subject, on_store  # noqa: E402
 from .processes import ProcessTests  # noqa: E402
 from .profiles import ProfileTests  # noqa: E402
 from .providers import ProviderConformance  # noqa: E402
+from .records import RecordTests  # noqa: E402
 from .scans import ScanTests  # noqa: E402
 from .subscriptions import SubscriptionTests  # noqa: E402
 from .users import UserTests  # noqa: E402
@@ -90,6 +96,8 @@ class StorageConformance(
     UserTests,
     SubscriptionTests,
     DeadLetterTests,
+    RecordTests,
+    CountTests,
     Subject,
 ):
     """The tests of a storage. Subclass it: :class:`Subject` has what a subclass defines."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes events and dead letters for the suites, and reads stores."""
+"""Makes events, dead letters, records and counters for the suites, and reads stores."""
 
 from __future__ import annotations
 
@@ -10,11 +10,13 @@ import orjson
 
 from engage.api import (
     API_ORIGIN,
+    Count,
     DeadLetter,
     Event,
     EventFilter,
     EventStore,
     Page,
+    Record,
     Status,
 )
 
@@ -152,6 +154,33 @@ def letter(name: str, **fields: Any) -> DeadLetter:
     return DeadLetter(**{**values, **fields})
 
 
+def record(name: str, workspace_id: str = WORKSPACE, **fields: Any) -> Record:
+    """Return a record.
+
+    :param name: the id.
+    :param fields: fields of :class:`~engage.api.Record` that differ from the defaults.
+    """
+    values: dict[str, Any] = {"kind": "key", "body": b"{}", "at": TIME, **fields}
+    return Record(id=name, workspace_id=workspace_id, **values)
+
+
+def count(value: int, *, minute: int = 0, **fields: Any) -> Count:
+    """Return a register of a counter.
+
+    :param minute: when the step began, in minutes after :data:`TIME`.
+    :param fields: fields of :class:`~engage.api.Count` that differ from the defaults.
+    """
+    values: dict[str, Any] = {
+        "step": 60,
+        "at": TIME + minute * 60_000,
+        "process": "p",
+        "name": "events",
+        "workspace_id": WORKSPACE,
+        "labels": ("website", "track", "stored"),
+    }
+    return Count(value=value, **{**values, **fields})
+
+
 def canonical(event: Event) -> tuple[Any, ...]:
     """Return an event in a form to compare: everything except the order of keys."""
     return (
@@ -187,6 +216,24 @@ async def all_pages(
         found += page.items
         after = page.cursor
         if after is None:
+            return found
+
+
+async def all_recent(
+    read: Callable[..., Any], *arguments: Any, limit: int = 100, before: str | None = None
+) -> list[Any]:
+    """Return the items of all pages of a method that returns the newest first.
+
+    :param limit: the maximum number of items of one page.
+    :param before: the cursor to start from.
+    """
+    found: list[Any] = []
+    while True:
+        page: Page[Any] = await read(*arguments, before=before, limit=limit)
+        assert len(page.items) <= limit
+        found += page.items
+        before = page.cursor
+        if before is None:
             return found
 
 
