@@ -6,9 +6,11 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 
+import pytest
+
 from engage.api import CONFLICT, DeadLetter, DeadLetterBudget, DeadLetterStore
 
-from .factories import AWKWARD, TIME, WORKSPACE, all_pages, letter
+from .factories import AWKWARD, TIME, WORKSPACE, all_pages, all_recent, letter
 from .harness import Bench, on_store
 
 
@@ -24,7 +26,7 @@ async def _ids(store: DeadLetterStore, workspace: str | None = None) -> list[str
 
 
 class DeadLetterTests:
-    """``put``, ``scan_dead_letters``, ``remove``, ``expire_dead_letters``."""
+    """``put``, ``scan_dead_letters``, ``recent_dead_letters``, ``remove`` and expiry."""
 
     @on_store
     async def test_a_dead_letter_is_returned_unchanged(self, bench: Bench) -> None:
@@ -49,6 +51,76 @@ class DeadLetterTests:
         store = await bench.open_as(DeadLetterStore)
         found = await all_pages(store.scan_dead_letters, None, limit=2)
         assert [_plain(one) for one in found] == [_plain(one) for one in written]
+
+    @on_store
+    async def test_what_is_needed_to_replay_a_letter_is_kept(self, bench: Bench) -> None:
+        store = await bench.open_as(DeadLetterStore)
+        written = [
+            letter("single", operation="track", envelope=b"{}"),
+            letter("batch", operation="batch", envelope='{"context":{"\u0000":"\u202e"}}'.encode()),
+            letter("earlier", operation=None, envelope=None),
+            letter("half", operation="page", envelope=None, origin="sendgrid"),
+        ]
+        assert await store.keep(written) == [True] * 4
+        found = await all_pages(store.scan_dead_letters, None)
+        assert [(one.operation, one.envelope) for one in found] == [
+            (one.operation, one.envelope) for one in written
+        ]
+
+    @on_store
+    async def test_an_envelope_counts_towards_the_budget(self, bench: Bench) -> None:
+        budget = DeadLetterBudget(api_bytes=10_000)
+        store = await bench.open_as(DeadLetterStore, dead_letter_budget=budget)
+        large = b'{"context":"%s"}' % (b"x" * 6000)
+        assert await store.put([letter("a", envelope=large), letter("b", envelope=large)]) == 1
+        assert await store.remove(WORKSPACE, ["a"]) == 1
+        assert await store.put([letter("b", envelope=large), letter("c")]) == 0
+
+    @on_store
+    async def test_a_dead_letter_is_found_by_its_id(self, bench: Bench) -> None:
+        store = await bench.open_as(DeadLetterStore)
+        written = [letter(name, message=f"{number}") for number, name in enumerate(AWKWARD)]
+        other = letter("a", workspace_id="other", item=b"other", operation="track", envelope=b"{}")
+        assert await store.put([*written, other]) == 0
+        for one in (*written, other):
+            found = await store.dead_letter(one.workspace_id, one.id)
+            assert found is not None
+            assert _plain(found) == _plain(one)
+        assert await store.dead_letter(WORKSPACE, "nobody") is None
+        assert await store.dead_letter("nobody", "a") is None
+        assert await store.dead_letter(WORKSPACE, "\ud800") is None
+        assert await store.remove(WORKSPACE, ["a"]) == 1
+        assert await store.dead_letter(WORKSPACE, "a") is None
+
+    @on_store
+    async def test_recent_dead_letters_are_the_scan_in_reverse(self, bench: Bench) -> None:
+        store = await bench.open_as(DeadLetterStore)
+        page = await store.recent_dead_letters(None, limit=10)
+        if page is None:
+            pytest.skip("this storage does not return its newest dead letters")
+        assert (list(page.items), page.cursor) == ([], None)
+        workspaces = (WORKSPACE, WORKSPACE, "other")
+        for number in range(30):
+            # Some are received in the same millisecond.
+            at = TIME + number // 4
+            one = letter(f"{number * 7 % 30}", workspace_id=workspaces[number % 3], received_at=at)
+            assert await store.put([one]) == 0
+        for workspace in (None, WORKSPACE, "other", "nobody"):
+            scanned = await all_pages(store.scan_dead_letters, workspace)
+            for limit in (1, 4, 100):
+                found = await all_recent(store.recent_dead_letters, workspace, limit=limit)
+                assert [_plain(one) for one in found] == [_plain(one) for one in scanned[::-1]]
+        page = await store.recent_dead_letters(None, limit=5)
+        first = [one.id for one in page.items]
+        # New letters do not move the pages, and letters that are removed are only left out.
+        assert await store.put([letter("new", received_at=TIME + 100)]) == 0
+        assert await store.remove(WORKSPACE, [first[1], "0"]) == 2
+        await store.close()
+        store = await bench.open_as(DeadLetterStore)
+        rest = await all_recent(store.recent_dead_letters, None, limit=3, before=page.cursor)
+        expected = [f"{number * 7 % 30}" for number in range(29, -1, -1)]
+        assert first == expected[:5]
+        assert [one.id for one in rest] == [one for one in expected[5:] if one != "0"]
 
     @on_store
     async def test_a_dead_letter_is_stored_once(self, bench: Bench) -> None:

@@ -12,16 +12,18 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from engage.api import (
+    CountStore,
     DeadLetterStore,
     EventFilter,
     EventStore,
     ProfileStore,
+    RecordStore,
     Status,
     StorageUnavailable,
     SubscriptionStore,
 )
 
-from .factories import TIME, WORKSPACE, event, identify, ids, letter, store_all
+from .factories import TIME, WORKSPACE, count, event, identify, ids, letter, record, store_all
 from .harness import Bench, eventually, on_store
 from .subscriptions import change
 
@@ -58,6 +60,7 @@ class FailureTests:
         reading: list[Call] = [
             lambda: store.find(WORKSPACE, "api", "m"),
             lambda: store.scan(EventFilter(), after=None, limit=1),
+            lambda: store.recent(EventFilter(), limit=1),
         ]
         writing: list[Call] = [store.check, lambda: store.write([event("n")])]
         if bench.subject.can("expire"):
@@ -81,7 +84,31 @@ class FailureTests:
                 lambda: store.put([letter("l")]),
                 lambda: store.remove(WORKSPACE, ["l"]),
             ]
-            reading.append(lambda: store.scan_dead_letters(None, after=None, limit=1))
+            reading += [
+                lambda: store.scan_dead_letters(None, after=None, limit=1),
+                lambda: store.recent_dead_letters(None, limit=1),
+                lambda: store.dead_letter(WORKSPACE, "l"),
+            ]
+        if isinstance(store, RecordStore):
+            writing += [
+                lambda: store.put_record(record("r")),
+                lambda: store.delete_record("key", WORKSPACE, "r"),
+                lambda: store.expire_records("key", TIME + 1, limit=1),
+            ]
+            reading += [
+                lambda: store.get_record("key", WORKSPACE, "r"),
+                lambda: store.list_records(None, limit=1),
+                lambda: store.records_version("key"),
+            ]
+        if isinstance(store, CountStore):
+            writing += [
+                lambda: store.put_counts([count(1)]),
+                lambda: store.expire_counts(60, TIME + 1, limit=1),
+            ]
+            reading += [
+                lambda: store.counts(60, since=TIME, until=TIME + 1, limit=1),
+                lambda: store.scan_counts(after=None, limit=1),
+            ]
 
         async def fails(call: Call) -> None:
             with pytest.raises(StorageUnavailable) as raised:

@@ -14,9 +14,10 @@ from typing import Any
 
 import orjson
 
-from engage.api import Event, ProfileStore, Status
+from engage.api import CountStore, Event, ProfileStore, RecordStore, Status
 
-from .factories import TIME, WORKSPACE, event, identify, ids
+from .counts import sums
+from .factories import TIME, WORKSPACE, count, event, identify, ids, record
 from .harness import Bench, find_factory, on_store
 
 #: The code of a child process, which reads its job from standard input.
@@ -119,6 +120,57 @@ class ProcessTests:
                     assert profile.traits == {"n": last}
                     assert profile.updated_at == TIME + last
 
+    @on_store
+    async def test_one_process_writes_each_version_of_a_record(self, bench: Bench) -> None:
+        bench.require("atomic-updates")
+        store = await bench.open_as(RecordStore)
+        jobs = [{"kind": "records", "count": 40, "name": name} for name in "abc"]
+        async with _children(bench, *jobs) as children:
+            reports = await asyncio.gather(*(_lines(one) for one in children))
+        # Each child expected each version once: it wrote the next one, or another child had.
+        written = sorted(int(line) for lines in reports for line in lines if line != "done")
+        assert written == list(range(1, 121))
+        found = await store.get_record("key", WORKSPACE, "shared")
+        assert found is not None
+        assert (found.version, orjson.loads(found.body)) == (120, {"a": 40, "b": 40, "c": 40})
+
+    @on_store
+    async def test_several_processes_write_registers_of_one_counter(self, bench: Bench) -> None:
+        bench.require("atomic-updates")
+        store = await bench.open_as(CountStore)
+        jobs = [{"kind": "counts", "count": 60, "name": name} for name in "abc"]
+        async with _children(bench, *jobs) as children:
+            await asyncio.gather(*(_lines(one) for one in children))
+        found = {one.labels: one for one in await sums(store)}
+        own, shared = found["own",], found["shared",]
+        assert (own.total, own.greatest, own.processes) == (180, 60, 3)
+        # Register of a process that several of them write, as after a write that was repeated.
+        assert (shared.total, shared.greatest, shared.processes) == (60, 60, 1)
+
+    @on_store
+    async def test_a_killed_process_loses_no_record_and_no_counter(self, bench: Bench) -> None:
+        bench.require("durable")
+        records = await bench.open_as(RecordStore)
+        counts = await bench.open_as(CountStore)
+        for kind, name in (("records", "a"), ("counts", "k"), ("records", "b")):
+            async with _children(bench, {"kind": kind, "count": 10**6, "name": name}) as (one,):
+                assert one.stdout is not None
+                lines = [(await one.stdout.readline()).decode() for _ in range(25)]
+                one.kill()
+                lines += (await one.stdout.read()).decode().splitlines(keepends=True)
+                await one.wait()
+            last = [int(line) for line in lines if line.endswith("\n")][-1]
+            if kind == "records":
+                found = await records.get_record("key", WORKSPACE, "shared")
+                assert found is not None
+                # The write that was cut off is there as a whole, or not at all.
+                assert last <= found.version <= last + 1
+                assert sum(orjson.loads(found.body).values()) == found.version
+            else:
+                own, shared = sorted(await sums(counts), key=lambda one: one.labels)
+                assert last <= own.total <= last + 1
+                assert own.total == shared.total
+
 
 def _numbered_event(name: str, number: int) -> Event:
     return identify(f"{name}-{number}", f"{name}-{number % 3}", number, traits={"n": number})
@@ -185,7 +237,7 @@ async def _work(job: dict[str, Any]) -> None:
     from engage.api import StorageContext
 
     context = dict(job["context"], base_dir=Path(job["context"]["base_dir"]))
-    store = find_factory(job["plugin"], job["storage"])[1](
+    store: Any = find_factory(job["plugin"], job["storage"])[1](
         job["options"], StorageContext(**context)
     )
     await store.open(create=True)
@@ -206,12 +258,35 @@ async def _work(job: dict[str, Any]) -> None:
                 traits = {f"t{job['step']}": number, "all": number}
                 one = identify(f"m{number}", "u", number, anonymous_id=f"v{number}", traits=traits)
                 await store.write([one])
+        elif job["kind"] == "records":
+            await _count_in_a_record(store, job)
+        elif job["kind"] == "counts":
+            for number in range(1, job["count"] + 1):
+                own = count(number, process=job["name"], labels=("own",))
+                await store.put_counts([own, count(number, labels=("shared",))])
+                _print(str(number))
         else:
             for number in range(job["count"]):
                 await store.write([_numbered_event(job["name"], number)])
                 _print(f"{job['name']}-{number}")
     finally:
         await store.close()
+
+
+async def _count_in_a_record(store: RecordStore, job: dict[str, Any]) -> None:
+    """Add to a number in a record that all children change; print each version written."""
+    written = 0
+    while written < job["count"]:
+        found = await store.get_record("key", WORKSPACE, "shared")
+        numbers = {} if found is None else orjson.loads(found.body)
+        numbers[job["name"]] = numbers.get(job["name"], 0) + 1
+        version = await store.put_record(
+            record("shared", body=orjson.dumps(numbers)),
+            expected_version=0 if found is None else found.version,
+        )
+        if version is not None:
+            written += 1
+            _print(str(version))
 
 
 def _print(line: str) -> None:

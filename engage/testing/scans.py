@@ -4,15 +4,81 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
-from engage.api import Arrivals, EventFilter, EventStore, ProfileStore, Status
+import pytest
 
-from .factories import TIME, WORKSPACE, all_pages, event, identify, ids, store_all
+from engage.api import Arrivals, Event, EventFilter, EventStore, ProfileStore, Status
+
+from .factories import (
+    TIME,
+    WORKSPACE,
+    all_pages,
+    all_recent,
+    canonical,
+    event,
+    identify,
+    ids,
+    store_all,
+)
 from .harness import Bench, on_store
 
 
+def _mixed(count: int) -> list[Event]:
+    """Return events that differ in everything that a filter has. Some are received together."""
+    return [
+        event(
+            f"{number:03}",
+            type=("track", "page", "identify")[number % 3],
+            event=("Clicked", "Bought", "a\x00", "A")[number % 4],
+            user_id=f"u{number % 5}",
+            workspace=("acme", "other")[number % 2],
+            origin=("api", "sendgrid", "Api")[number // 2 % 3],
+            received=number // 4,
+        )
+        for number in range(count)
+    ]
+
+
+#: Filters of :func:`_mixed`, with the fields that the first version of the interface had.
+_FILTERS: list[dict[str, Any]] = [
+    {},
+    {"workspace_id": "acme"},
+    {"type": "page"},
+    {"user_id": "u3"},
+    {"since": TIME + 17},
+    {"workspace_id": "other", "type": "track", "user_id": "u1", "since": TIME + 5},
+    {"workspace_id": "nobody"},
+    {"since": TIME + 120},
+    {"user_id": "u"},
+]
+#: Filters with newer fields.
+_NEWER_FILTERS: list[dict[str, Any]] = [
+    {"name": "Bought"},
+    {"name": "a\x00"},
+    {"name": "a"},
+    {"name": ""},
+    {"origin": "sendgrid"},
+    {"origin": "api", "name": "A"},
+    {"until": TIME + 17},
+    {"until": TIME},
+    {"until": TIME + 10**9},
+    {"since": TIME + 3, "until": TIME + 9, "workspace_id": "acme"},
+    {"since": TIME + 9, "until": TIME + 3},
+    {"since": TIME + 3, "until": TIME + 4, "type": "page", "origin": "sendgrid", "user_id": "u0"},
+]
+
+
+async def _with_recent(bench: Bench) -> EventStore:
+    """Return an opened storage, or skip the test if it cannot return its newest events."""
+    store = await bench.open()
+    if await store.recent(EventFilter(), limit=1) is None:
+        pytest.skip("this storage does not return its newest events")
+    return store
+
+
 class ScanTests:
-    """``scan`` and ``expire``."""
+    """``scan``, ``recent`` and ``expire``."""
 
     @on_store
     async def test_a_scan_returns_events_in_order_of_arrival(self, bench: Bench) -> None:
@@ -41,37 +107,26 @@ class ScanTests:
     @on_store
     async def test_filters_select_events(self, bench: Bench) -> None:
         store = await bench.open()
-        batch = [
-            event(
-                f"{number:03}",
-                type=("track", "page", "identify")[number % 3],
-                user_id=f"u{number % 5}",
-                workspace=("acme", "other")[number % 2],
-                received=number,
-            )
-            for number in range(120)
-        ]
+        batch = _mixed(120)
         await store_all(store, *batch)
-        for fields in (
-            {"workspace_id": "acme"},
-            {"type": "page"},
-            {"user_id": "u3"},
-            {"since": TIME + 77},
-            {"workspace_id": "other", "type": "track", "user_id": "u1", "since": TIME + 20},
-            {"workspace_id": "nobody"},
-            {"since": TIME + 120},
-            {"user_id": "u"},
-        ):
-            wanted = [
-                one.message_id
-                for one in batch
-                if fields.get("workspace_id", one.workspace_id) == one.workspace_id
-                and fields.get("type", one.type) == one.type
-                and fields.get("user_id", one.user_id) == one.user_id
-                and int(str(fields.get("since", 0))) <= one.received_at
-            ]
+        for fields in _FILTERS:
+            wanted = [one.message_id for one in batch if EventFilter(**fields).matches(one)]
             for limit in (3, 500):
                 assert await ids(store, limit=limit, **fields) == wanted
+
+    @on_store
+    async def test_newer_filters_lose_no_event(self, bench: Bench) -> None:
+        """A storage may ignore a newer field: then the core leaves out what is not wanted."""
+        store = await bench.open()
+        batch = _mixed(120)
+        await store_all(store, *batch)
+        for fields in _NEWER_FILTERS:
+            wanted = EventFilter(**fields)
+            for limit in (3, 500):
+                found = await all_pages(store.scan, wanted, limit=limit)
+                assert [one.message_id for one in found if wanted.matches(one)] == [
+                    one.message_id for one in batch if wanted.matches(one)
+                ]
 
     @on_store
     async def test_a_scan_of_an_empty_store_returns_nothing(self, bench: Bench) -> None:
@@ -113,6 +168,88 @@ class ScanTests:
             done = True
             await reader
         assert sorted(await ids(stores[0])) == sorted(acknowledged)
+
+    # ------------------------------------------------------------------- the newest events
+    @on_store
+    async def test_recent_events_are_the_scan_in_reverse(self, bench: Bench) -> None:
+        """Also of events that were received in the same millisecond."""
+        store = await _with_recent(bench)
+        page = await store.recent(EventFilter(), limit=10)
+        assert page is not None
+        assert (list(page.items), page.cursor) == ([], None)
+        names = [f"{number * 7919 % 1000:03}" for number in range(120)]
+        for start in range(0, 120, 20):
+            part = names[start : start + 20]
+            await store_all(
+                store, *(event(name, at=int(name), received=start // 40) for name in part)
+            )
+        scanned = [canonical(one) for one in await all_pages(store.scan, EventFilter())]
+        for limit in (1, 7, 20, 1000):
+            found = await all_recent(store.recent, EventFilter(), limit=limit)
+            assert [canonical(one) for one in found] == scanned[::-1]
+        assert sorted(one[0][2] for one in scanned) == sorted(names)
+
+    @on_store
+    async def test_filters_select_recent_events(self, bench: Bench) -> None:
+        store = await _with_recent(bench)
+        batch = _mixed(120)
+        for start in range(0, 120, 4):
+            await store_all(store, *batch[start : start + 4])
+        for fields in (*_FILTERS, *_NEWER_FILTERS):
+            wanted = EventFilter(**fields)
+            expected = [one.message_id for one in reversed(batch) if wanted.matches(one)]
+            for limit in (3, 500):
+                found = await all_recent(store.recent, wanted, limit=limit)
+                assert [one.message_id for one in found] == expected
+
+    @on_store
+    async def test_a_cursor_of_recent_events_survives(self, bench: Bench) -> None:
+        """New events do not move the pages, and events that expire are only left out."""
+        store = await _with_recent(bench)
+        for number in range(10):
+            await store_all(store, event(str(number), at=number))
+        page = await store.recent(EventFilter(), limit=4)
+        assert page is not None
+        assert [one.message_id for one in page.items] == ["9", "8", "7", "6"]
+        assert isinstance(page.cursor, str)
+        await store.close()
+        store = await bench.open()
+        await store_all(store, event("10", at=10), event("11", at=11))
+        expected = ["5", "4", "3", "2", "1", "0"]
+        if bench.subject.can("expire"):
+            assert await store.expire(TIME + 2, limit=100) == 2
+            expected = expected[:4]
+        rest = await all_recent(store.recent, EventFilter(), limit=4, before=page.cursor)
+        assert [one.message_id for one in rest] == expected
+
+    @on_store
+    async def test_recent_events_are_read_while_others_write(self, bench: Bench) -> None:
+        """Each event once, and every one that was acknowledged before the first page."""
+        store = await _with_recent(bench)
+        stores = [await bench.open() for _ in range(2)]
+        acknowledged: list[str] = []
+
+        async def write(store: EventStore, name: str) -> None:
+            for number in range(40):
+                batch = [f"{name}-{number}-{one}" for one in range(1 + number % 5)]
+                # Many of them are received in one millisecond.
+                await store_all(store, *(event(one, at=number // 8) for one in batch))
+                acknowledged.extend(batch)
+
+        writing = [asyncio.ensure_future(write(one, str(n))) for n, one in enumerate(stores)]
+        try:
+            while not all(one.done() for one in writing):
+                before = set(acknowledged)
+                found = [
+                    one.message_id for one in await all_recent(store.recent, EventFilter(), limit=7)
+                ]
+                assert len(found) == len(set(found))
+                assert before <= set(found)
+                await asyncio.sleep(0)
+        finally:
+            await asyncio.gather(*writing)
+        found = [one.message_id for one in await all_recent(store.recent, EventFilter(), limit=7)]
+        assert sorted(found) == sorted(acknowledged)
 
     # ---------------------------------------------------------------------------- expiry
     @on_store
