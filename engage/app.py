@@ -25,6 +25,7 @@ from engage.pipeline.clock import Clock
 from engage.pipeline.conflicts import Conflicts
 from engage.pipeline.explain import Explainer
 from engage.pipeline.ingest import Ingest
+from engage.pipeline.keys import KeyTable
 from engage.pipeline.observers import Observers
 from engage.pipeline.pipeline import Pipeline
 from engage.pipeline.replay import Replays
@@ -60,7 +61,15 @@ def build(
     metrics = Metrics() if metrics is None else metrics
     store = registry.make_storage(config, had_store=had_store)
     schemas = Schemas.load()
-    readiness = Readiness(store.check, timeout=config.storage.write_timeout)
+    timeout = config.storage.write_timeout
+    authenticator = Authenticator(config.workspaces)
+    keys = KeyTable(config.workspaces, authenticator, store, timeout=timeout)
+
+    async def check() -> None:
+        await store.check()
+        keys.check()
+
+    readiness = Readiness(check, timeout=timeout)
     observers = Observers(dict(registry.make_observers(config)), metrics)
 
     def stored(events: Sequence[Event]) -> None:
@@ -77,7 +86,6 @@ def build(
         failed=readiness.write_failed,
     )
     clock = Clock()
-    authenticator = Authenticator(config.workspaces)
     transforms = Transforms(
         registry.make_transforms(config), schemas, json_depth=config.limits.json_depth
     )
@@ -130,6 +138,7 @@ def build(
         body_limit=Limit(config.limits.body_bytes, "limits.body_bytes"),
         pipeline=pipeline,
         authenticator=authenticator,
+        keys=keys,
         cors=CorsPolicy(config.cors),
         readiness=readiness,
         deliveries=deliveries,
@@ -172,6 +181,8 @@ class App:
         self.config = services.config
         #: The storage; open between :meth:`open` and :meth:`close`.
         self.store = store
+        #: The write keys that are accepted; they follow the store while it is open.
+        self.keys = services.keys
         #: Receives webhook deliveries, and can translate dead letters again.
         self.deliveries = services.deliveries
         #: Finds out what would become of an event, and replays dead letters.
@@ -204,6 +215,7 @@ class App:
                 raise
             _log.error("the storage cannot be opened; retrying: %s", error)
             self._ingest.open_in_background()
+        await self.keys.start()
         # The first sign of life, so that /readyz can answer 200 right after the start.
         await self.readiness.ready()
 
@@ -248,6 +260,7 @@ class App:
         if self._listener is not None:
             self._listener.close()
         await self.readiness.close()
+        await self.keys.close()
         await self._ingest.close()
         await self._observers.close()
         await self._fetcher.close()

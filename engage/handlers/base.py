@@ -104,6 +104,12 @@ class Handler(RequestHandler):
             self._request_id = sent if sent is not None and usable else early_errors.request_id()
         return self._request_id
 
+    def client_has(self, etag: str) -> bool:
+        """Return whether the client has what an ETag stands for, as ``If-None-Match`` names it."""
+        sent = self.request.headers.get("If-None-Match", "")
+        known = [tag.strip().removeprefix("W/") for tag in sent.split(",")]
+        return etag.removeprefix("W/") in known or "*" in known
+
     def answer(
         self,
         body: bytes,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from engage.handlers.ingestion import IngestionHandler
 from engage.pipeline.admission import LARGE_BODY
-from engage.pipeline.auth import KEYLESS_BODY
+from engage.pipeline.auth import KEYLESS_BODY, UnknownKeyError
 from engage.pipeline.decode import check_encoding
 
 if TYPE_CHECKING:
@@ -46,6 +46,14 @@ class _WritingHandler(IngestionHandler):
         await self.services.pipeline.until_read(self.principal)
         self.exchange.read_on()
 
+    async def key_created(self, unknown: UnknownKeyError) -> None:
+        """Return if the unknown key of a body has been created just now.
+
+        :raises ApiError: otherwise.
+        """
+        await self.services.keys.wait(unknown)
+        self.services.authenticator.body(unknown.key)
+
     @property
     def arguments(self) -> dict[str, Any]:
         """What the pipeline needs in addition to the body."""
@@ -62,7 +70,12 @@ class EventHandler(_WritingHandler):
 
     async def post(self) -> None:
         """Store the event, then answer."""
-        result = await self.services.pipeline.event(self.route.name, self.body, **self.arguments)
+        pipeline, name = self.services.pipeline, self.route.name
+        try:
+            result = await pipeline.event(name, self.body, **self.arguments)
+        except UnknownKeyError as unknown:
+            await self.key_created(unknown)
+            result = await pipeline.event(name, self.body, **self.arguments)
         self.principal = result.principal
         self.answer(result.body())
 
@@ -72,7 +85,12 @@ class BatchHandler(_WritingHandler):
 
     async def post(self) -> None:
         """Store the valid ones, then answer."""
-        result = await self.services.pipeline.batch(self.body, **self.arguments)
+        pipeline = self.services.pipeline
+        try:
+            result = await pipeline.batch(self.body, **self.arguments)
+        except UnknownKeyError as unknown:
+            await self.key_created(unknown)
+            result = await pipeline.batch(self.body, **self.arguments)
         self.principal = result.principal
         self.event_count = result.accepted + result.duplicates + len(result.rejected)
         self.answer(result.body())

@@ -54,10 +54,7 @@ class FileHandler(IngestionHandler):
             "ETag": etag,
             "Vary": "Accept-Encoding",
         }
-        known = [
-            tag.strip().removeprefix("W/") for tag in request.get("If-None-Match", "").split(",")
-        ]
-        if etag in known or "*" in known:
+        if self.client_has(etag):
             self.answer(b"", status=304, content_type=file.content_type, headers=headers)
             return
         if zipped:

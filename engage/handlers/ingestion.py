@@ -17,12 +17,14 @@ from engage.errors import ApiError, Limit, body_too_large
 from engage.handlers.base import Handler, Route
 from engage.http1 import early_errors
 from engage.http1.exchange import Exchange, Failure
+from engage.pipeline.auth import UnknownKeyError
 
 if TYPE_CHECKING:
     from engage.config import Config
     from engage.deliveries.receive import Deliveries
     from engage.handlers.cors import CorsPolicy
     from engage.pipeline.auth import Authenticator, Principal
+    from engage.pipeline.keys import KeyTable
     from engage.pipeline.pipeline import Pipeline
     from engage.storage.readiness import Readiness
 
@@ -38,6 +40,7 @@ class Services:
     body_limit: Limit
     pipeline: Pipeline
     authenticator: Authenticator
+    keys: KeyTable
     cors: CorsPolicy
     readiness: Readiness
     deliveries: Deliveries
@@ -89,7 +92,8 @@ class IngestionHandler(Handler):
         """Authenticate by the header or the query.
 
         :return: ``None`` if neither has a key.
-        :raises ApiError: 401 or 403 if the key is not accepted.
+        :raises ApiError: 401 or 403 if the key is not accepted; 503 if the keys were not read. An
+            :class:`UnknownKeyError` that :meth:`check` raises is final only after a refresh.
         """
         request = self.request
         keys = request.query_arguments.get("writeKey", ()) if request.query else ()
@@ -113,7 +117,10 @@ class IngestionHandler(Handler):
         self._prepared = True
         if self._finished:
             return None
-        super().prepare()
+        try:
+            super().prepare()
+        except UnknownKeyError as unknown:
+            return self._check_again(unknown)
         if self.exchange.failure is not None:
             raise self._failed(self.exchange.failure)
         return self.before_body()
@@ -152,6 +159,23 @@ class IngestionHandler(Handler):
         super().options()
 
     # ---------------------------------------------------------------------------------- internals
+    async def _check_again(self, unknown: UnknownKeyError) -> None:
+        """Prepare when it is known whether a key was created just now.
+
+        The body is left unread, so that clients with wrong keys cannot make the server hold it.
+        """
+        self.exchange.leave_unread()
+        await self.services.keys.wait(unknown)
+        if self._finished:
+            return
+        self.check()
+        if self.exchange.failure is not None:
+            raise self._failed(self.exchange.failure)
+        waited = self.before_body()
+        if waited is not None:
+            await waited
+        self.exchange.read_on()
+
     def _failed(self, failure: Failure) -> ApiError:
         if failure is Failure.TIMEOUT:
             return early_errors.request_timeout(self.services.config.server.request_timeout)

@@ -210,7 +210,7 @@ OPERATIONS: Final[Sequence[Operation]] = (
         description="The SDK fetches them from its `cdnURL`.",
         tag="Clients",
         success="project-settings",
-        errors=("not_found",),
+        errors=("not_found", "storage_unavailable", "overloaded"),
         parameters=(
             Parameter(
                 name="writeKey",
@@ -230,7 +230,7 @@ OPERATIONS: Final[Sequence[Operation]] = (
         description="The SDK fetches them from its `configUrl`. The key goes in header or query.",
         tag="Clients",
         success="source-config",
-        errors=_KEY_ERRORS,
+        errors=("missing_write_key", "invalid_write_key", "storage_unavailable", "overloaded"),
         key=True,
     ),
     Operation(

@@ -7,7 +7,9 @@ them from their vendors' hosts.
 
 from __future__ import annotations
 
-from typing import Final
+import hashlib
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote
 
 import orjson
@@ -15,25 +17,65 @@ import orjson
 from engage.api import render_time
 from engage.errors import ApiError
 from engage.handlers.ingestion import IngestionHandler
+from engage.pipeline.auth import UnknownKeyError
 from engage.pipeline.clock import Clock
 
-__all__ = ["ProjectSettingsHandler", "SourceConfigHandler"]
+if TYPE_CHECKING:
+    from engage.pipeline.auth import Principal
 
-#: Seconds for which a browser may use the settings again without a request.
-MAX_AGE: Final = 300
+__all__ = ["ProjectSettingsHandler", "SourceConfigHandler"]
 
 #: When the settings last changed: they come from the config, which is read once at the start.
 STARTED: Final = render_time(Clock()())
 
 
-class ProjectSettingsHandler(IngestionHandler):
+class _SettingsHandler(IngestionHandler):
+    """Answers with settings, which a client may use again only if they are still the same.
+
+    A key can be disabled at any time, so a cache must ask the server before each use.
+    """
+
+    async def when_known(self, find: Callable[[], Principal | None]) -> Principal | None:
+        """Call a function that finds the principal; call it again if the key may be a new one."""
+        try:
+            return find()
+        except UnknownKeyError as unknown:
+            await self.services.keys.wait(unknown)
+        return find()
+
+    def answer_settings(
+        self,
+        settings: Mapping[str, Any],
+        *,
+        changing: Mapping[str, Any] | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        """Answer 200, or 304 if the client has the settings.
+
+        :param changing: further members, which differ between the processes of a server.
+        """
+        digest = hashlib.sha256(orjson.dumps(settings)).hexdigest()[:16]
+        # Weak, because bodies with the same settings may differ.
+        etag = f'W/"{digest}"' if changing else f'"{digest}"'
+        headers = {"Cache-Control": "no-cache", "ETag": etag, **(headers or {})}
+        if self.client_has(etag):
+            self.answer(b"", status=304, headers=headers)
+        else:
+            self.answer(orjson.dumps({**settings, **(changing or {})}), headers=headers)
+
+
+class ProjectSettingsHandler(_SettingsHandler):
     """``GET /v1/projects/<write key>/settings``, for @segment/analytics-next (its ``cdnURL``)."""
 
-    def get(self, writeKey: str) -> None:  # noqa: N803 (the name in the path)
+    async def get(self, writeKey: str) -> None:  # noqa: N803 (the name in the path)
         """Answer as ``schemas/answers/project-settings.json`` describes."""
+        keys = [unquote(writeKey)]
+        find = self.services.authenticator.header_or_query
         try:
-            principal = self.services.authenticator.header_or_query([], [unquote(writeKey)])
-        except ApiError:
+            principal = await self.when_known(lambda: find([], keys))
+        except ApiError as error:
+            if error.status >= 500:
+                raise
             principal = None
         if principal is None:
             raise ApiError("not_found", "there is no such write key")
@@ -42,23 +84,26 @@ class ProjectSettingsHandler(IngestionHandler):
         if public_url:
             scheme, _, address = public_url.partition("://")
             destination |= {"apiHost": f"{address}/v1", "protocol": scheme}
-        self.answer(
-            orjson.dumps(
-                {"integrations": {"Segment.io": destination}, "metrics": {"sampleRate": 0}}
-            ),
-            headers={"Cache-Control": f"public, max-age={MAX_AGE}"},
+        self.answer_settings(
+            {"integrations": {"Segment.io": destination}, "metrics": {"sampleRate": 0}}
         )
 
     head = get
 
 
-class SourceConfigHandler(IngestionHandler):
+class SourceConfigHandler(_SettingsHandler):
     """``GET /sourceConfig/``, for @rudderstack/analytics-js (its ``configUrl``)."""
 
-    def get(self) -> None:
+    async def get(self) -> None:
         """Answer as ``schemas/answers/source-config.json`` describes."""
+        try:
+            principal = await self.when_known(self.principal_of_head)
+        except ApiError as error:
+            if error.code != "write_key_disabled":
+                raise
+            raise ApiError("invalid_write_key", error.message) from None
         # There is no body that could have a key: without a key here, the answer is 401.
-        principal = self.principal_of_head() or self.services.authenticator.body(None)
+        principal = principal or self.services.authenticator.body(None)
         self.principal = principal
         workspace = principal.workspace
         off = {"enabled": False}
@@ -73,12 +118,10 @@ class SourceConfigHandler(IngestionHandler):
             "destinations": [],
             "dataplanes": {},
         }
-        self.answer(
-            orjson.dumps({"source": source, "updatedAt": STARTED}),
-            headers={
-                "Cache-Control": f"private, max-age={MAX_AGE}",
-                "Vary": "Authorization",
-            },
+        self.answer_settings(
+            {"source": source},
+            changing={"updatedAt": STARTED},
+            headers={"Vary": "Authorization"},
         )
 
     head = get

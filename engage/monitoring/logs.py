@@ -26,7 +26,7 @@ import orjson
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-__all__ = ["ACCESS", "configure", "flush", "log_request"]
+__all__ = ["ACCESS", "configure", "flush", "log_request", "mask"]
 
 #: Name of the logger for requests.
 ACCESS: Final = "engage.access"
@@ -72,6 +72,13 @@ def configure(
     _access.propagate = False
     # The line of log_request replaces it: that has the request id and the workspace, and no query.
     logging.getLogger("tornado.access").setLevel(logging.CRITICAL)
+
+
+def mask(secrets: Iterable[str]) -> None:
+    """Mask further strings wherever they occur in a line, until the next :func:`configure`."""
+    for handler in _access.handlers:
+        if isinstance(handler, _Handler) and isinstance(handler.formatter, _Formatter):
+            handler.formatter.mask(secrets)
 
 
 def flush() -> None:
@@ -135,8 +142,15 @@ def _now(seconds: float) -> str:
 class _Formatter(logging.Formatter):
     def __init__(self, secrets: Iterable[str]) -> None:
         super().__init__()
-        # Longest first, because a secret may be the beginning of another.
-        self._secrets = sorted({secret for secret in secrets if secret}, key=len, reverse=True)
+        self._secrets: list[str] = []
+        self.mask(secrets)
+
+    def mask(self, secrets: Iterable[str]) -> None:
+        """Mask further strings."""
+        further = {secret for secret in secrets if secret}.difference(self._secrets)
+        if further:
+            # Longest first, because a secret may be the beginning of another.
+            self._secrets = sorted([*self._secrets, *further], key=len, reverse=True)
 
     def _masked(self, text: str) -> str:
         for secret in self._secrets:

@@ -5,6 +5,7 @@
 ``pipeline.py``       the steps in their order, for one event, a batch, a delivery
 ``admission.py``      decides which request may be decoded next
 ``auth.py``           finds the workspace of a write key
+``keys.py``            keeps the table of write keys up to date
 ``decode.py``         decompresses and parses a body, within the limits
 ``validate.py``       checks an item against the schema of its type
 ``clock.py``          the time that is stamped on what arrives

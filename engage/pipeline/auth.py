@@ -5,6 +5,8 @@ A write key is an identifier, not a secret: it can appear in a web page, and it 
 events. These places are searched in order, and the first key found is used:
 ``Authorization: Basic base64(key:)`` or ``Basic <key>`` verbatim; ``writeKey`` in the query;
 ``writeKey`` in the body.
+
+:mod:`engage.pipeline.keys` replaces the keys when they change in the store.
 """
 
 from __future__ import annotations
@@ -16,12 +18,13 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Final
 
-from engage.errors import ApiError, Limit
+from engage.errors import ApiError, Limit, storage_unavailable
+from engage.storage.keys import is_possible_key
 
 if TYPE_CHECKING:
     from engage.config import Workspace, WriteKey
 
-__all__ = ["KEYLESS_BODY", "Authenticator", "Principal"]
+__all__ = ["KEYLESS_BODY", "Authenticator", "Principal", "UnknownKeyError"]
 
 #: Maximum size of a body that must be decoded to find its write key.
 KEYLESS_BODY: Final = Limit(1024 * 1024, "without a write key in the header or the query")
@@ -39,6 +42,17 @@ class Principal:
     write_key: WriteKey
 
 
+class UnknownKeyError(ApiError):
+    """A 401 that is final only if the keys of the store have been read since the request arrived.
+
+    :param key: what was sent as ``writeKey``; ``None`` if it was in the header.
+    """
+
+    def __init__(self, key: str | None = None) -> None:
+        super().__init__("invalid_write_key", "the write key is unknown")
+        self.key = key
+
+
 class Authenticator:
     """Finds the principal of a request.
 
@@ -46,16 +60,32 @@ class Authenticator:
     """
 
     def __init__(self, workspaces: Iterable[Workspace]) -> None:
-        self._by_key: dict[str, Principal] = {}
+        #: ``None`` until the keys were read.
+        self._by_key: dict[str, Principal] | None = {}
         # By the usual form of the header, so that a lookup needs no parsing.
         self._by_header: dict[str, Principal] = {}
-        for workspace in workspaces:
-            for write_key in workspace.write_keys:
-                principal = Principal(workspace, write_key)
-                self._by_key[write_key.key] = principal
-                if not write_key.disabled:
-                    credential = base64.b64encode(f"{write_key.key}:".encode()).decode()
-                    self._by_header[f"Basic {credential}"] = principal
+        self.replace(
+            Principal(workspace, write_key)
+            for workspace in workspaces
+            for write_key in workspace.write_keys
+        )
+
+    def replace(self, principals: Iterable[Principal] | None) -> None:
+        """Use these write keys from now on.
+
+        :param principals: at most one for each key; ``None``: every request with a key gets a 503,
+            because it is not known which keys there are.
+        """
+        by_key: dict[str, Principal] = {}
+        by_header: dict[str, Principal] = {}
+        for principal in principals or ():
+            key = principal.write_key.key
+            by_key[key] = principal
+            if not principal.write_key.disabled:
+                credential = base64.b64encode(f"{key}:".encode()).decode()
+                by_header[f"Basic {credential}"] = principal
+        self._by_key = None if principals is None else by_key
+        self._by_header = by_header
 
     def header_or_query(
         self, authorizations: Sequence[str], query_keys: Sequence[str]
@@ -65,7 +95,8 @@ class Authenticator:
         :param authorizations: every ``Authorization`` header.
         :param query_keys: every ``writeKey`` of the query.
         :return: the principal, or ``None`` if the key must be in the body (see :meth:`body`).
-        :raises ApiError: 401 or 403; the body cannot change that.
+        :raises UnknownKeyError: 401, if the key may have been created just now.
+        :raises ApiError: 401 or 403; the body cannot change that. 503 if the keys were not read.
         """
         if authorizations:
             if len(authorizations) > 1:
@@ -84,7 +115,8 @@ class Authenticator:
         """Authenticate a request by the ``writeKey`` of its body.
 
         :param value: as sent; ``None`` and ``""`` count as absent.
-        :raises ApiError: 401 or 403.
+        :raises UnknownKeyError: 401, if the key may have been created just now.
+        :raises ApiError: 401 or 403; 503 if the keys were not read.
         """
         if value is None or value == "":
             raise ApiError(
@@ -102,14 +134,27 @@ class Authenticator:
         if scheme.lower() != "basic":
             raise _invalid("the Authorization scheme must be Basic")
         credential = credential.strip()
+        by_key = self._known()
+        possible = False
         for candidate in _candidates(credential):
-            if candidate in self._by_key:
+            if candidate in by_key:
                 return self._look_up(candidate)
+            possible = possible or is_possible_key(candidate)
+        if possible:
+            raise UnknownKeyError
         raise _invalid("the write key is unknown")
 
+    def _known(self) -> dict[str, Principal]:
+        if self._by_key is None:
+            # A 401 would make SDKs throw their events away.
+            raise storage_unavailable()
+        return self._by_key
+
     def _look_up(self, key: str) -> Principal:
-        principal = self._by_key.get(key)
+        principal = self._known().get(key)
         if principal is None:
+            if is_possible_key(key):
+                raise UnknownKeyError(key)
             raise _invalid("the write key is unknown")
         if principal.write_key.disabled:
             raise ApiError("write_key_disabled", "the write key is disabled")

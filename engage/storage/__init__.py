@@ -9,6 +9,8 @@
 ``dropped_changes.py``  reports the changes of profiles that a limit dropped
 ``export.py``           reads the records of a store as JSON
 ``copy.py``             copies all records of one store to another
+``keys.py``             the write keys of the config and of the store
+``key_changes.py``      creates, disables, enables and archives write keys
 ``audit.py``            records who changed what, for the operator
 ======================  ============================================================
 
