@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import secrets
 from collections.abc import Iterable, Mapping
-from typing import Final
+from typing import Any, Final
 
 import orjson
 
