@@ -202,10 +202,11 @@ def _responses(
         }
     }
     success: dict[str, Any] = {"description": "Success.", "headers": headers}
-    file: dict[str, Any] = {}
+    unchanged: dict[str, Any] = {}
+    if operation.conditional:
+        unchanged = {"304": {"description": "Not modified (`If-None-Match`).", "headers": headers}}
     if "/" in operation.success:
         success["content"] = {operation.success: {"schema": _kind_of(operation.success)}}
-        file = {"304": {"description": "Not modified (`If-None-Match`).", "headers": headers}}
     else:
         name = f"answers-{operation.success}"
         success["description"] = str(schemas[name]["description"])
@@ -215,7 +216,7 @@ def _responses(
                 "examples": _examples(schemas[name]),
             }
         }
-    responses = {"200": success, **file}
+    responses = {"200": success, **unchanged}
     by_status: dict[int, list[str]] = {}
     for code in _codes(operation):
         by_status.setdefault(STATUS[code], []).append(code)

@@ -51,6 +51,8 @@ class Operation:
     success: str
     #: Codes of the errors that it may answer with, in addition to those of every operation.
     errors: Sequence[str] = ()
+    #: Whether the answer has an ``ETag``, so that it can be a 304.
+    conditional: bool = False
     #: Whether a write key is needed: in the header, the query or (events) the body.
     key: bool = False
     parameters: Sequence[Parameter] = ()
@@ -210,6 +212,7 @@ OPERATIONS: Final[Sequence[Operation]] = (
         description="The SDK fetches them from its `cdnURL`.",
         tag="Clients",
         success="project-settings",
+        conditional=True,
         errors=("not_found", "storage_unavailable", "overloaded"),
         parameters=(
             Parameter(
@@ -230,6 +233,7 @@ OPERATIONS: Final[Sequence[Operation]] = (
         description="The SDK fetches them from its `configUrl`. The key goes in header or query.",
         tag="Clients",
         success="source-config",
+        conditional=True,
         errors=("missing_write_key", "invalid_write_key", "storage_unavailable", "overloaded"),
         key=True,
     ),
@@ -241,6 +245,7 @@ OPERATIONS: Final[Sequence[Operation]] = (
         description="Plain JavaScript, less than 3 KB gzipped.",
         tag="Clients",
         success="text/javascript",
+        conditional=True,
     ),
     Operation(
         id="healthz",
@@ -269,6 +274,7 @@ OPERATIONS: Final[Sequence[Operation]] = (
         description="OpenAPI 3.1.",
         tag="Operation",
         success="application/json",
+        conditional=True,
     ),
     Operation(
         id="docs",
@@ -278,5 +284,6 @@ OPERATIONS: Final[Sequence[Operation]] = (
         description="One page without scripts.",
         tag="Operation",
         success="text/html",
+        conditional=True,
     ),
 )

@@ -87,12 +87,30 @@ async def test_settings_are_found_by_write_key(tmp_path: Path) -> None:
                 "apiHost": "events.example.com/in/v1",
                 "protocol": "https",
             }
-            assert "max-age" in answer.headers["cache-control"]
+            assert answer.headers["cache-control"] == "no-cache"
         for unknown in ("nope", "%00", "%ff", "%2e%2e", "old-key", quote(quote(ODD, ""), "")):
             path = f"/v1/projects/{unknown}/settings"
             answer = await server.send(path, method="GET", client=client)
             assert (answer.status, answer.json["code"]) == (404, "not_found")
             assert "cache-control" not in answer.headers
+
+
+@pytest.mark.parametrize("path", [f"/v1/projects/{KEY}/settings", "/sourceConfig"])
+async def test_settings_are_not_sent_again(tmp_path: Path, path: str) -> None:
+    """A cache asks each time, because the key may be disabled meanwhile."""
+    async with serving(tmp_path) as server, await server.connect() as client:
+        first = await server.send(path, method="GET", client=client)
+        etag = first.headers["etag"]
+        for known in (etag, etag.removeprefix("W/"), "*", f'"other", {etag}'):
+            for method in ("GET", "HEAD"):
+                again = await server.send(
+                    path, method=method, client=client, headers={"If-None-Match": known}
+                )
+                assert (known, again.status, again.body) == (known, 304, b"")
+                for name in ("etag", "cache-control"):
+                    assert again.headers[name] == first.headers[name]
+        again = await server.send(path, method="GET", client=client)
+        assert (again.status, again.body) == (200, first.body)
 
 
 @pytest.mark.parametrize("origins", ["", ORIGINS], ids=["any origin", "a list of origins"])
@@ -114,7 +132,7 @@ async def test_the_source_config_is_found_by_write_key(tmp_path: Path, origins: 
         for path, status in (
             ("/sourceConfig", 401),
             ("/sourceConfig?writeKey=nope", 401),
-            ("/sourceConfig?writeKey=old-key", 403),
+            ("/sourceConfig?writeKey=old-key", 401),
         ):
             answer = await server.send(path, method="GET", key=None, client=client)
             assert (path, answer.status) == (path, status)
