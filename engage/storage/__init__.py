@@ -12,6 +12,7 @@
 ``keys.py``             the write keys of the config and of the store
 ``key_changes.py``      creates, disables, enables and archives write keys
 ``audit.py``            records who changed what, for the operator
+``letter_groups.py``    groups dead letters by what is wrong with them
 ======================  ============================================================
 
 The interface of a storage is in :mod:`engage.api.storage`.
