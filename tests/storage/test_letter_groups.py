@@ -93,8 +93,6 @@ async def test_no_letters_make_no_groups(tmp_path: Path) -> None:
     ],
 )
 def test_a_filter_says_which_letters_are_wanted(wanted: dict[str, Any], matches: bool) -> None:
-    one = letter(
-        "a", received_at=TIME, reason="invalid_payload", errors=[FIELD], write_key_id="k"
-    )
+    one = letter("a", received_at=TIME, reason="invalid_payload", errors=[FIELD], write_key_id="k")
     assert LetterFilter(**wanted).matches(one) is matches
     assert pointer_of(letter("b", errors=[])) == ""
