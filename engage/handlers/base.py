@@ -57,6 +57,8 @@ class Handler(RequestHandler):
     route: Route
     #: The code of the error that was answered, for the log.
     error_code: str | None = None
+    #: Its message.
+    error_message: str = ""
     _request_id: str | None = None
 
     # --------------------------------------------------------------------- for handlers to override
@@ -179,6 +181,7 @@ class Handler(RequestHandler):
         else:
             error = from_exception(raised if raised is not None else Exception())
         self.error_code = error.code
+        self.error_message = error.message
         self.answer_error(error)
 
     def log_exception(

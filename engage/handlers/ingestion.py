@@ -57,6 +57,8 @@ class IngestionHandler(Handler):
     principal: Principal | None = None
     #: How many events the request had, where that is known; for the log.
     event_count: int | None = None
+    #: Whether the page that asked may not send events, because of its origin.
+    origin_refused = False
     #: The largest body of this request; :meth:`check` may lower it.
     body_limit: Limit
 
@@ -156,6 +158,9 @@ class IngestionHandler(Handler):
         )
         for name, value in preflight.items():
             self.set_header(name, value)
+        self.origin_refused = (
+            "Origin" in self.request.headers and "Access-Control-Allow-Origin" not in preflight
+        )
         super().options()
 
     # ---------------------------------------------------------------------------------- internals

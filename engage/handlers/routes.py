@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 from tornado import httputil
 from tornado.web import Application, RequestHandler
 
+from engage.api import CONFLICT
 from engage.handlers.base import Route
 from engage.handlers.events import BatchHandler, EventHandler
 from engage.handlers.files import DescriptionHandler, PageHandler, SnippetHandler
@@ -20,6 +21,7 @@ from engage.handlers.settings import ProjectSettingsHandler, SourceConfigHandler
 from engage.handlers.subscriptions import SubscriptionsHandler
 from engage.handlers.webhook import WebhookHandler
 from engage.monitoring import logs
+from engage.monitoring.refusals import ORIGIN_NOT_ALLOWED, Refusal, key_prefix
 
 if TYPE_CHECKING:
     from engage.monitoring.metrics import Metrics
@@ -55,6 +57,11 @@ _UNKNOWN: Final = Route(
 
 #: Methods that the log names; any other is a client's invention.
 _METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+
+#: Errors of events that are kept as dead letters; they are shown as these.
+_WITH_LETTER: Final = frozenset(
+    {"invalid_payload", "event_too_large", "event_refused", "transform_failed", CONFLICT}
+)
 
 #: A handler, and what it is made with.
 _Served = tuple[type[IngestionHandler], dict[str, Any]]
@@ -119,6 +126,10 @@ class Router(Application):
             code=handler.error_code,
             events=handler.event_count,
         )
+        if handler.origin_refused or (
+            handler.error_code is not None and handler.error_code not in _WITH_LETTER
+        ):
+            self._metrics.refused(_refusal(handler))
 
     def _find(self, path: str) -> tuple[_Served, dict[str, bytes] | None]:
         """Return what serves a path, and the path's part in braces if it has one."""
@@ -134,3 +145,22 @@ class Router(Application):
                 if segment and "/" not in segment:
                     return served, {name: segment.encode("latin-1")}
         return self._unknown, None
+
+
+def _refusal(handler: IngestionHandler) -> Refusal:
+    request = handler.request
+    principal = handler.principal
+    keys = request.query_arguments.get("writeKey", ()) if request.query else ()
+    return Refusal(
+        reason=handler.error_code or ORIGIN_NOT_ALLOWED,
+        status=handler.get_status(),
+        route=handler.route.name,
+        key=key_prefix(
+            request.headers.get_list("Authorization"),
+            [key.decode("utf-8", "replace") for key in keys],
+        ),
+        workspace_id="" if principal is None else principal.workspace.id,
+        write_key_id="" if principal is None else principal.write_key.id,
+        message=handler.error_message,
+        origin=request.headers.get("Origin", ""),
+    )

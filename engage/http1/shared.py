@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from engage.http1.capacity import Capacity
 from engage.monitoring import logs
+from engage.monitoring.refusals import Refusal
 
 if TYPE_CHECKING:
     from tornado.web import Application
@@ -102,4 +103,12 @@ class SharedState:
             status=status,
             seconds=0.0,
             code="invalid_request" if error is None else error.code,
+        )
+        self._metrics.refused(
+            Refusal(
+                reason="invalid_request" if error is None else error.code,
+                status=status,
+                route="unknown",
+                message="the request is not HTTP" if error is None else error.message,
+            )
         )

@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 
     from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-__all__ = ["Metrics", "PrometheusMetrics"]
+    from engage.monitoring.refusals import Refusal
+
+__all__ = ["REQUEST_BUCKETS", "TYPES", "WRITE_BUCKETS", "Metrics", "PrometheusMetrics"]
 
 #: Seconds: from one write to a fast disk up to the write timeout.
 WRITE_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 8.0)
@@ -63,13 +65,25 @@ class Metrics:
         :param seconds: from the first byte of the request to the last of the answer.
         """
 
-    def event(self, kind: str, outcome: str, count: int = 1) -> None:
+    def event(
+        self,
+        kind: str,
+        outcome: str,
+        count: int = 1,
+        workspace_id: str = "",
+        write_key_id: str | None = None,
+    ) -> None:
         """Count events.
 
         :param kind: ``identify`` …; anything else is counted as ``other``.
         :param outcome: ``stored``, ``duplicate``, ``conflict``, ``dropped`` (by a transform) or the
             error code of a refusal.
+        :param workspace_id: the workspace of the events.
+        :param write_key_id: the id of their write key; ``None``: a webhook delivery.
         """
+
+    def refused(self, refusal: Refusal) -> None:
+        """Count a request that was refused as a whole."""
 
     def write(self, seconds: float, events: int) -> None:
         """Count one successful write to the storage.
@@ -194,7 +208,14 @@ class PrometheusMetrics(Metrics):
         counter.inc()
         self._by_route[route].observe(seconds)
 
-    def event(self, kind: str, outcome: str, count: int = 1) -> None:
+    def event(
+        self,
+        kind: str,
+        outcome: str,
+        count: int = 1,
+        workspace_id: str = "",
+        write_key_id: str | None = None,
+    ) -> None:
         counter = self._by_event.get((kind, outcome))
         if counter is None:
             if kind not in TYPES:

@@ -118,7 +118,7 @@ class Items:
             taken.events.append(event)
             taken.indexes.append(index)
         if strict and taken.rejected:
-            self.count(taken)
+            self.count(taken, arrival)
             raise not_strict(taken.rejected, len(items))
         return taken
 
@@ -179,6 +179,7 @@ class Items:
         taken.unkept.clear()
         return letters
 
-    def count(self, taken: Taken) -> None:
+    def count(self, taken: Taken, arrival: Arrival) -> None:
+        """Count what became of the items."""
         for (kind, outcome), count in taken.counts.items():
-            self._metrics.event(kind, outcome, count)
+            self._metrics.event(kind, outcome, count, arrival.workspace_id, arrival.write_key_id)

@@ -130,17 +130,17 @@ class Pipeline:
             except ApiError as error:
                 refusal = error
         if refusal is not None:
-            self._metrics.event(operation, refusal.code)
+            self._count(operation, refusal.code, arrival)
             if not strict:
                 letter = letter_of(item, refusal, arrival, operation, envelope_of(arrival))
                 await self._ingest.keep([letter])
             raise refusal
         if dropped:
-            self._metrics.event(operation, "dropped")
+            self._count(operation, "dropped", arrival)
             return Result(event.message_id, principal)
         outcome = (await written)[0]
         if outcome.status is Status.STORED:
-            self._metrics.event(event.type, "stored")
+            self._count(event.type, "stored", arrival)
             return Result(event.message_id, principal)
         problem = await self._conflicts.problem(event, outcome)
         if isinstance(problem, Conflict):
@@ -149,7 +149,7 @@ class Pipeline:
         elif problem is not None:
             letter = letter_of(item, problem, arrival, operation, envelope_of(arrival))
             await self._ingest.keep([letter])
-        self._metrics.event(event.type, outcome_of(problem))
+        self._count(event.type, outcome_of(problem), arrival)
         if isinstance(problem, ApiError):
             raise problem
         return Result(event.message_id, principal)
@@ -194,7 +194,7 @@ class Pipeline:
         if written is not None:
             await self._items.settle(items, arrival, taken, await written)
             letters += self._items.letters(items, arrival, taken)
-        self._items.count(taken)
+        self._items.count(taken, arrival)
         await self._ingest.keep(letters)
         rejected = taken.sorted_rejected()
         if rejected and len(rejected) == len(items):
@@ -253,7 +253,7 @@ class Pipeline:
             if written is not None:
                 again = {index - start for index in restated}
                 await self._items.settle(part, arrival, taken, await written, restated=again)
-            self._items.count(taken)
+            self._items.count(taken, arrival)
             accepted += taken.accepted
             duplicates += taken.duplicates
             rejected += taken.sorted_rejected(start)
@@ -319,6 +319,9 @@ class Pipeline:
         if plain:
             self._last_arrival = principal, arrival
         return arrival
+
+    def _count(self, kind: str, outcome: str, arrival: Arrival) -> None:
+        self._metrics.event(kind, outcome, 1, arrival.workspace_id, arrival.write_key_id)
 
     def _envelope(self, body: Mapping[str, Any]) -> Envelope:
         context = body.get("context") or {}

@@ -20,7 +20,10 @@ from typing import TYPE_CHECKING
 from engage.api import DeadLetterBudget, DeadLetterStore, EventStore, StorageError
 from engage.http1.sockets import url_of
 from engage.monitoring import logs
+from engage.monitoring.history import History
 from engage.monitoring.metrics import Metrics, PrometheusMetrics
+from engage.monitoring.recorder import expire_history, record_periodically
+from engage.monitoring.refusals import Refusals
 from engage.server.metrics_endpoint import serve_metrics
 from engage.storage.budgets import fullness
 from engage.storage.dropped_changes import report_dropped_changes
@@ -108,7 +111,9 @@ class Worker:
             handle_signals(self._on_signal)
         shown = config.server.metrics_port is not None
         metrics = PrometheusMetrics() if shown else Metrics()
-        app = build(config, self._registry, metrics, had_store=self._server_running)
+        refusals = Refusals()
+        history = History(metrics, refusals)
+        app = build(config, self._registry, history, had_store=self._server_running)
         async with contextlib.AsyncExitStack() as stack:
             # Close the store in any case: a failed open may have acquired resources too.
             stack.push_async_callback(app.close)
@@ -121,6 +126,9 @@ class Worker:
             if not self._number:
                 expiring = expire_periodically(app.store, config.retention, app.clock)
                 _start_task(background, "retention", expiring)
+                _start_task(background, "old history", expire_history(app.store, app.clock))
+            recording = record_periodically(app.store, history, refusals, app.clock)
+            _start_task(background, "history", recording)
             reporting = report_dropped_changes(app.store, metrics)
             _start_task(background, "dropped changes", reporting)
             if isinstance(metrics, PrometheusMetrics):

@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Requests that were refused as a whole, the latest of this process.
+
+No dead letter exists of them, so the console could not show otherwise why events do not arrive: a
+wrong write key, a web page of another origin, a body that is not JSON. Equal refusals are counted
+in one entry; nothing is stored for each. An entry never has a body, nor a whole write key.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import collections
+import dataclasses
+from collections.abc import Sequence
+from typing import Any, Final
+
+__all__ = ["MAX_ENTRIES", "ORIGIN_NOT_ALLOWED", "Refusal", "Refusals", "key_prefix"]
+
+#: Entries that a process keeps: the latest.
+MAX_ENTRIES: Final = 50
+#: Characters of a write key that an entry has.
+_PREFIX: Final = 4
+#: Characters of a message and of an origin.
+_MAX_TEXT: Final = 200
+
+#: The reason if a web page may not send events, because its origin is not in ``cors.origins``.
+ORIGIN_NOT_ALLOWED: Final = "origin_not_allowed"
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Refusal:
+    """One request that was refused."""
+
+    #: An error code, or :data:`ORIGIN_NOT_ALLOWED`.
+    reason: str
+    status: int
+    #: The name of the route, never a path.
+    route: str
+    #: The first characters of the write key that was sent, see :func:`key_prefix`.
+    key: str = ""
+    workspace_id: str = ""
+    write_key_id: str = ""
+    #: The message of the error.
+    message: str = ""
+    #: The header ``Origin``, as sent.
+    origin: str = ""
+
+
+@dataclasses.dataclass(slots=True)
+class _Entry:
+    latest: Refusal
+    first: int
+    last: int
+    count: int = 1
+
+
+class Refusals:
+    """The latest refusals of a process."""
+
+    def __init__(self) -> None:
+        # The entry that was counted last is at the end.
+        self._entries: collections.OrderedDict[tuple[str, str, str], _Entry] = (
+            collections.OrderedDict()
+        )
+        #: Increases with every refusal.
+        self.changes = 0
+
+    def add(self, refusal: Refusal, now: int) -> None:
+        """Count a refusal.
+
+        :param now: milliseconds since 1970 UTC.
+        """
+        self.changes += 1
+        name = (refusal.reason, refusal.route, refusal.key)
+        entry = self._entries.get(name)
+        if entry is None:
+            if len(self._entries) == MAX_ENTRIES:
+                self._entries.popitem(last=False)
+            self._entries[name] = _Entry(refusal, now, now)
+            return
+        entry.latest = refusal
+        entry.last = now
+        entry.count += 1
+        self._entries.move_to_end(name)
+
+    def entries(self) -> list[dict[str, Any]]:
+        """Return the entries, the latest first, as JSON objects of at most a kilobyte each."""
+        return [
+            {
+                "reason": entry.latest.reason,
+                "status": entry.latest.status,
+                "route": entry.latest.route,
+                "key": entry.latest.key,
+                "workspaceId": entry.latest.workspace_id,
+                "writeKeyId": entry.latest.write_key_id,
+                "message": entry.latest.message[:_MAX_TEXT],
+                "origin": entry.latest.origin[:_MAX_TEXT],
+                "count": entry.count,
+                "first": entry.first,
+                "last": entry.last,
+            }
+            for entry in reversed(self._entries.values())
+        ]
+
+
+def key_prefix(authorizations: Sequence[str], keys: Sequence[str]) -> str:
+    """Return the first characters of the write key of a request; ``""`` if it sent none.
+
+    :param authorizations: the values of the header ``Authorization``.
+    :param keys: the values of ``writeKey`` in the query.
+    """
+    for value in authorizations:
+        scheme, _, credential = value.strip().partition(" ")
+        if scheme.lower() != "basic" or not credential:
+            continue
+        try:
+            key = base64.b64decode(credential.strip()[:64].encode(), validate=True).decode()
+        except (binascii.Error, UnicodeError):
+            key = credential.strip()
+        return f"{key[:_PREFIX]}…"
+    for key in keys:
+        if key:
+            return f"{key[:_PREFIX]}…"
+    return ""
