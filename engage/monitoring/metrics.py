@@ -177,6 +177,12 @@ class PrometheusMetrics(Metrics):
         self._dead_letters = Counter(
             "engage_dead_letters", "Refused events that were kept", ["reason"], registry=registry
         )
+        self._refusals = Counter(
+            "engage_refused_requests",
+            "Requests that were refused as a whole, of which no dead letter exists",
+            ["reason"],
+            registry=registry,
+        )
         self._webhooks = Counter(
             "engage_webhook_deliveries",
             "Deliveries of webhook providers",
@@ -224,6 +230,9 @@ class PrometheusMetrics(Metrics):
                 return
             counter = self._by_event[kind, outcome] = self._events.labels(kind, outcome)
         counter.inc(count)
+
+    def refused(self, refusal: Refusal) -> None:
+        self._refusals.labels(refusal.reason).inc()
 
     def write(self, seconds: float, events: int) -> None:
         self._write_seconds.observe(seconds)

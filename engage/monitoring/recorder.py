@@ -11,7 +11,7 @@ from typing import Final
 
 import orjson
 
-from engage.api import CountStore, EventStore, Record, RecordStore, StorageError
+from engage.api import MAX_RECORD_BYTES, CountStore, EventStore, Record, RecordStore, StorageError
 from engage.monitoring.history import HOUR, HOURS_KEPT, MINUTE, MINUTES_KEPT, History
 from engage.monitoring.refusals import Refusals
 
@@ -77,7 +77,9 @@ async def record_periodically(
 
 
 async def _write_refusals(store: RecordStore, process: str, refusals: Refusals, now: int) -> None:
-    body = orjson.dumps({"process": process, "entries": refusals.entries()})
+    entries = refusals.entries()
+    while len(body := orjson.dumps({"process": process, "entries": entries})) > MAX_RECORD_BYTES:
+        entries.pop()  # the oldest
     record = Record(kind=REFUSED_RECORD, workspace_id="", id=process, body=body, at=now)
     await store.put_record(record)
 

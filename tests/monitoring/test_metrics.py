@@ -8,6 +8,7 @@ import inspect
 from prometheus_client import CollectorRegistry, generate_latest
 
 from engage.monitoring.metrics import Metrics, PrometheusMetrics
+from engage.monitoring.refusals import Refusal
 
 
 def _lines(metrics: PrometheusMetrics) -> list[str]:
@@ -28,6 +29,7 @@ def test_every_metric_is_exposed() -> None:
     metrics.dead_letter("invalid_payload", 2)
     metrics.webhook("sendgrid", "accepted")
     metrics.dropped("profile_change", 3)
+    metrics.refused(Refusal(reason="invalid_json", status=400, route="track"))
     metrics.storage({"wal_bytes": 4096, "free_bytes": 1e9})
     metrics.storage({"wal_bytes": 8192})
     lines = _lines(metrics)
@@ -45,6 +47,7 @@ def test_every_metric_is_exposed() -> None:
         'engage_dead_letters_total{reason="invalid_payload"} 2.0',
         'engage_webhook_deliveries_total{outcome="accepted",provider="sendgrid"} 1.0',
         'engage_dropped_total{what="profile_change"} 3.0',
+        'engage_refused_requests_total{reason="invalid_json"} 1.0',
         "engage_storage_wal_bytes 8192.0",
         "engage_storage_free_bytes 1e+09",
     ):
@@ -84,4 +87,5 @@ def test_metrics_that_count_nothing_accept_every_call() -> None:
     metrics.dead_letter("x")
     metrics.webhook("x", "y")
     metrics.dropped("x")
+    metrics.refused(Refusal(reason="x", status=400, route="track"))
     metrics.storage({})

@@ -69,7 +69,14 @@ class CountingMetrics(Metrics):
         self.letters: collections.Counter[str] = collections.Counter()
         self.errors = 0
 
-    def event(self, kind: str, outcome: str, count: int = 1) -> None:
+    def event(
+        self,
+        kind: str,
+        outcome: str,
+        count: int = 1,
+        workspace_id: str = "",
+        write_key_id: str | None = None,
+    ) -> None:
         self.events[kind, outcome] += count
 
     def write(self, seconds: float, events: int) -> None:

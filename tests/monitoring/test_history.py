@@ -1,0 +1,326 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The counters of the console's history, in a real store."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import inspect
+from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
+
+import orjson
+import pytest
+
+from engage.api import CountStore, EventStore, RecordStore, StorageUnavailable
+from engage.monitoring import history as module
+from engage.monitoring.history import EVENTS, HOUR, MINUTE, QUEUE, REFUSED, REQUESTS, UP, History
+from engage.monitoring.metrics import Metrics
+from engage.monitoring.recorder import REFUSED_RECORD, expire_history, record_periodically
+from engage.monitoring.refusals import MAX_ENTRIES, Refusal, Refusals, key_prefix
+from support.server_inprocess import serving
+from support.sqlite import config_file, open_store
+
+#: 2026-11-22T12:00:00Z.
+NOON = 1_795_348_800_000
+
+
+@contextlib.asynccontextmanager
+async def store_in(folder: Path) -> AsyncIterator[EventStore]:
+    async with open_store(config_file(folder)) as store:
+        yield store
+
+
+async def sums(
+    store: EventStore, step: int = MINUTE
+) -> Mapping[tuple[int, str, tuple[str, ...]], int]:
+    assert isinstance(store, CountStore)
+    page = await store.counts(step, since=0, until=NOON * 2, limit=1000)
+    return {(count.at, count.name, count.labels): count.total for count in page.items}
+
+
+def started(now: int = NOON) -> History:
+    history = History(Metrics(), Refusals())
+    history.turn(now)
+    return history
+
+
+async def test_events_are_counted_in_their_minute_and_hour(tmp_path: Path) -> None:
+    stored = ("website", "track", "stored")
+    async with store_in(tmp_path) as store:
+        assert isinstance(store, CountStore)
+        history = started()
+        history.event("track", "stored", 2, "acme", "website")
+        await history.write_to(store)
+        history.event("track", "stored", 1, "acme", "website")
+        history.turn(NOON + 60_000)
+        history.event("track", "stored", 5, "acme", "website")
+        await history.write_to(store)
+        history.turn(NOON + 3_600_000)
+        await history.write_to(store)
+        minutes = await sums(store)
+        assert minutes[NOON, EVENTS, stored] == 3
+        assert minutes[NOON + 60_000, EVENTS, stored] == 5
+        hours = await sums(store, HOUR)
+        assert hours[NOON, EVENTS, stored] == 8
+        assert (NOON + 3_600_000, EVENTS, stored) not in hours
+
+
+async def test_every_minute_in_which_a_process_ran_has_a_row(tmp_path: Path) -> None:
+    async with store_in(tmp_path) as store:
+        assert isinstance(store, CountStore)
+        history = started()
+        for minute in range(3):
+            history.turn(NOON + minute * 60_000)
+            await history.write_to(store)
+        page = await store.counts(MINUTE, since=NOON, until=NOON + 180_000, names=[UP], limit=9)
+        assert [count.processes for count in page.items] == [1, 1, 1]
+
+
+async def test_a_write_that_is_repeated_counts_nothing_twice(tmp_path: Path) -> None:
+    class Failing:
+        """Applies the write, and fails all the same, as a time-out may."""
+
+        def __init__(self, store: CountStore) -> None:
+            self._store = store
+
+        async def put_counts(self, counts: object) -> None:
+            await self._store.put_counts(counts)  # type: ignore[arg-type]
+            raise StorageUnavailable("no answer within 8 seconds")
+
+    async with store_in(tmp_path) as store:
+        assert isinstance(store, CountStore)
+        history = started()
+        history.event("page", "stored", 7, "acme", "website")
+        with pytest.raises(StorageUnavailable):
+            await history.write_to(Failing(store))  # type: ignore[arg-type]
+        await history.write_to(store)
+        assert (await sums(store))[NOON, EVENTS, ("website", "page", "stored")] == 7
+
+
+async def test_minutes_without_the_store_are_written_later(tmp_path: Path) -> None:
+    async with store_in(tmp_path) as store:
+        assert isinstance(store, CountStore)
+        history = started()
+        for minute in range(3):
+            history.event("page", "stored", minute + 1, "acme", "website")
+            history.turn(NOON + (minute + 1) * 60_000)
+        await history.write_to(store)
+        found = await sums(store)
+        assert [
+            found[NOON + minute * 60_000, EVENTS, ("website", "page", "stored")]
+            for minute in range(3)
+        ] == [1, 2, 3]
+
+
+async def test_two_processes_add_up_and_the_longest_queue_counts(tmp_path: Path) -> None:
+    async with store_in(tmp_path) as store:
+        assert isinstance(store, CountStore)
+        for waiting in (3, 9, 4):
+            history = started()
+            history.event("track", "duplicate", 1, "acme", "website")
+            history.queue(waiting)
+            history.queue(0)
+            history.request("track", 200, 0.002)
+            history.request("healthz", 200, 0.002)
+            await history.write_to(store)
+        found = await sums(store)
+        assert found[NOON, EVENTS, ("website", "track", "duplicate")] == 3
+        assert found[NOON, REQUESTS, ("0.0025",)] == 3
+        page = await store.counts(MINUTE, since=NOON, until=NOON + 1, names=[QUEUE], limit=9)
+        assert page.items[0].greatest == 9
+
+
+async def test_what_has_not_changed_is_not_written_again(tmp_path: Path) -> None:
+    class Counting:
+        rows = 0
+
+        async def put_counts(self, counts: list[object]) -> None:
+            self.rows += len(counts)
+
+    store = Counting()
+    history = started()
+    history.event("track", "stored", 1, "acme", "website")
+    await history.write_to(store)  # type: ignore[arg-type]
+    before = store.rows
+    await history.write_to(store)  # type: ignore[arg-type]
+    assert store.rows == before
+    history.event("track", "stored", 1, "acme", "website")
+    await history.write_to(store)  # type: ignore[arg-type]
+    assert store.rows == before + 2  # its minute and its hour
+
+
+async def test_memory_is_bounded_while_the_store_is_away() -> None:
+    history = started()
+    for minute in range(500):
+        for key in range(20):
+            history.event("track", "stored", 1, "acme", f"key-{key}")
+        history.turn(NOON + minute * 60_000)
+    assert len(history._unwritten) <= module.MAX_UNWRITTEN
+
+
+def test_the_history_overrides_every_method() -> None:
+    """A method that is not passed on would be missing in the metrics of Prometheus."""
+    for name, method in inspect.getmembers(Metrics, inspect.isfunction):
+        if not name.startswith("_"):
+            assert inspect.signature(vars(History)[name]) == inspect.signature(method)
+
+
+async def test_old_counters_are_deleted(tmp_path: Path) -> None:
+    async with store_in(tmp_path) as store:
+        assert isinstance(store, CountStore)
+        old = started(NOON - module.MINUTES_KEPT - 60_000)
+        await old.write_to(store)
+        await started().write_to(store)
+        task = asyncio.create_task(expire_history(store, lambda: NOON))
+        await asyncio.sleep(0.3)
+        task.cancel()
+        assert {at for at, _, _ in await sums(store)} == {NOON}
+        assert len(await sums(store, HOUR)) == 2
+
+
+async def test_the_last_seconds_are_written_when_the_process_stops(tmp_path: Path) -> None:
+    async with store_in(tmp_path) as store:
+        refusals = Refusals()
+        history = History(Metrics(), refusals)
+        task = asyncio.create_task(record_periodically(store, history, refusals, lambda: NOON))
+        await asyncio.sleep(0.05)
+        history.event("track", "stored", 1, "acme", "website")
+        task.cancel()
+        await asyncio.wait([task])
+        assert (await sums(store))[NOON, EVENTS, ("website", "track", "stored")] == 1
+
+
+# ------------------------------------------------------------------------------------- refusals
+def refusal(reason: str = "invalid_write_key", key: str = "ab12…") -> Refusal:
+    return Refusal(reason=reason, status=401, route="track", key=key)
+
+
+def test_equal_refusals_are_one_entry() -> None:
+    refusals = Refusals()
+    refusals.add(refusal(), 1)
+    refusals.add(refusal("invalid_json", ""), 2)
+    refusals.add(refusal(), 3)
+    entries = refusals.entries()
+    assert [(e["reason"], e["count"], e["first"], e["last"]) for e in entries] == [
+        ("invalid_write_key", 2, 1, 3),
+        ("invalid_json", 1, 2, 2),
+    ]
+
+
+def test_the_number_and_the_size_of_entries_are_bounded() -> None:
+    refusals = Refusals()
+    for number in range(MAX_ENTRIES + 10):
+        refusals.add(
+            Refusal(
+                reason="invalid_write_key",
+                status=401,
+                route="track",
+                key=f"{number}…",
+                message="\x00" * 9999,
+                origin="\x00" * 9999,
+            ),
+            number,
+        )
+    entries = refusals.entries()
+    assert len(entries) == MAX_ENTRIES
+    assert entries[0]["last"] == MAX_ENTRIES + 9
+
+
+async def test_a_record_of_refusals_fits_into_the_limit(tmp_path: Path) -> None:
+    async with store_in(tmp_path) as store:
+        assert isinstance(store, RecordStore)
+        refusals = Refusals()
+        history = History(Metrics(), refusals)
+        for number in range(MAX_ENTRIES):
+            # NUL takes six bytes in JSON.
+            text = "\x00" * 9999
+            history.refused(
+                Refusal(
+                    reason="x", status=401, route="r", key=str(number), message=text, origin=text
+                )
+            )
+        task = asyncio.create_task(record_periodically(store, history, refusals, lambda: NOON))
+        await asyncio.sleep(0.3)
+        task.cancel()
+        record = await store.get_record(REFUSED_RECORD, "", history.process)
+        assert record is not None
+        kept = [entry["key"] for entry in orjson.loads(record.body)["entries"]]
+        assert kept == [str(n) for n in range(MAX_ENTRIES - 1, MAX_ENTRIES - 1 - len(kept), -1)]
+        assert len(kept) > 20
+
+
+@pytest.mark.parametrize(
+    ("authorizations", "keys", "prefix"),
+    [
+        ([], [], ""),
+        (["Basic c2VjcmV0LWtleTo="], [], "secr…"),
+        (["basic  c2VjcmV0LWtleTo= "], [], "secr…"),
+        (["Basic not base64 at all"], [], "not …"),
+        (["Bearer abc"], [], ""),
+        ([], ["", "secret-key"], "secr…"),
+    ],
+)
+def test_only_the_first_characters_of_a_key_are_kept(
+    authorizations: list[str], keys: list[str], prefix: str
+) -> None:
+    assert key_prefix(authorizations, keys) == prefix
+
+
+async def test_refused_requests_are_collected(tmp_path: Path) -> None:
+    refusals = Refusals()
+    history = History(Metrics(), refusals)
+    cors = '[cors]\norigins = ["https://shop.example"]\n'
+    async with serving(tmp_path, metrics=history, config_extra=cors) as server:
+        await server.track()
+        await server.send("/v1/track", {"userId": "u"})  # a dead letter, so no refusal
+        for _ in range(3):
+            await server.send(
+                "/v1/track", {"userId": "u", "event": "E"}, key="Basic d3Jvbmcta2V5Og=="
+            )
+        await server.send("/v1/track", {"userId": "u", "event": "E"}, key=None)
+        await server.send("/v1/track", b"{")
+        await server.send(
+            "/v1/track",
+            method="OPTIONS",
+            headers={"Origin": "https://evil.example", "Access-Control-Request-Method": "POST"},
+            key=None,
+        )
+        found = {(e["reason"], e["route"], e["key"]): e for e in refusals.entries()}
+    assert set(found) == {
+        ("invalid_write_key", "track", "wron…"),
+        ("missing_write_key", "track", ""),
+        ("invalid_json", "track", found_key(found)),
+        ("origin_not_allowed", "track", ""),
+    }
+    assert found["invalid_write_key", "track", "wron…"]["count"] == 3
+    assert found["origin_not_allowed", "track", ""]["origin"] == "https://evil.example"
+    entry = next(e for e in refusals.entries() if e["reason"] == "invalid_json")
+    assert (entry["workspaceId"], entry["writeKeyId"]) != ("", "")
+
+
+def found_key(found: Mapping[tuple[str, str, str], object]) -> str:
+    """Return the prefix of the key that the server's tests use."""
+    return next(key for reason, _, key in found if reason == "invalid_json")
+
+
+async def test_refusals_are_written_once_a_second(tmp_path: Path) -> None:
+    async with store_in(tmp_path) as store:
+        assert isinstance(store, RecordStore)
+        refusals = Refusals()
+        history = History(Metrics(), refusals)
+        history.refused(refusal())
+        task = asyncio.create_task(record_periodically(store, history, refusals, lambda: NOON))
+        await asyncio.sleep(0.3)
+        for _ in range(100):
+            history.refused(refusal())
+        record = await store.get_record(REFUSED_RECORD, "", history.process)
+        assert record is not None
+        assert (record.version, orjson.loads(record.body)["entries"][0]["count"]) == (1, 1)
+        await asyncio.sleep(1.2)
+        task.cancel()
+        await asyncio.wait([task])
+        record = await store.get_record(REFUSED_RECORD, "", history.process)
+        assert record is not None
+        assert (record.version, orjson.loads(record.body)["entries"][0]["count"]) == (2, 101)
+        assert (await sums(store))[NOON, REFUSED, ("?", "track", "invalid_write_key")] == 101
