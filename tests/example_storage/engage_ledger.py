@@ -45,7 +45,8 @@ class LedgerStore(api.EventStore):
         return found[0][1] if found else None
 
     async def scan(self, wanted, *, after, limit):
-        values = (int(after or 0), *dataclasses.astuple(wanted), limit)
+        asked = (wanted.workspace_id, wanted.since, wanted.type, wanted.user_id)
+        values = (int(after or 0), *asked, limit)  # engage filters by the other fields itself
         found = await self.run(lambda db: select(db, SCAN, *values))
         more = str(found[-1][0]) if len(found) == limit else None
         return api.Page([event for _, event in found], more)

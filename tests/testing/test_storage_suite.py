@@ -16,15 +16,24 @@ import pytest
 from _pytest.outcomes import Skipped
 
 from engage.api import (
+    MAX_RECORD_BYTES,
     OPERATOR_ORIGIN,
+    Count,
+    CountStore,
+    CountSum,
     DeadLetter,
+    DeadLetterStore,
     Event,
     EventStore,
     Outcome,
     Page,
+    ProfileStore,
+    Record,
+    RecordStore,
     Status,
     StorageUnavailable,
     SubscriptionChange,
+    SubscriptionStore,
     UserProfile,
 )
 from engage.testing import StorageConformance, harness
@@ -225,6 +234,231 @@ class SaysSomethingElse(SqliteStorage):
             raise RuntimeError("driver") from error
 
 
+class RecentByTime(SqliteStorage):
+    """Sorts a page of the newest events by their own time."""
+
+    async def recent(self, wanted: Any, *, before: str | None = None, limit: int) -> Page[Event]:
+        page = await super().recent(wanted, before=before, limit=limit)
+        items = sorted(page.items, key=lambda one: (one.received_at, one.timestamp), reverse=True)
+        return Page(items, page.cursor)
+
+
+class RecentByOffset(SqliteStorage):
+    """Counts the newest events from the end, which moves."""
+
+    async def recent(self, wanted: Any, *, before: str | None = None, limit: int) -> Page[Event]:
+        skipped = int(before or 0)
+        page = await super().recent(wanted, limit=skipped + limit)
+        more = str(skipped + limit) if page.cursor is not None else None
+        return Page(page.items[skipped:], more)
+
+
+class RecentByReceipt(SqliteStorage):
+    """Continues before the millisecond of the last event."""
+
+    async def recent(self, wanted: Any, *, before: str | None = None, limit: int) -> Page[Event]:
+        until = wanted.until if before is None else int(before)
+        page = await super().recent(dataclasses.replace(wanted, until=until), limit=limit)
+        return Page(page.items, str(page.items[-1].received_at) if page.items else None)
+
+
+class IgnoresNewFilters(SqliteStorage):
+    """Returns recent events whatever their name, and origin, and end."""
+
+    async def recent(self, wanted: Any, *, before: str | None = None, limit: int) -> Page[Event]:
+        wanted = dataclasses.replace(wanted, name=None, origin=None, until=None)
+        return await super().recent(wanted, before=before, limit=limit)
+
+
+class TakesTheNameForAPrefix(SqliteStorage):
+    """Finds no event if only the beginning of its name is wanted. It ends a name at a NUL."""
+
+    async def scan(self, wanted: Any, *, after: str | None, limit: int) -> Page[Event]:
+        if wanted.name is not None:
+            wanted = dataclasses.replace(wanted, name=wanted.name.split("\0")[0])
+        return await super().scan(wanted, after=after, limit=limit)
+
+
+class OldLetters(SqliteStorage):
+    """Does not know the newer fields of a letter."""
+
+    async def keep(self, letters: Sequence[DeadLetter]) -> Sequence[bool]:
+        return await super().keep(
+            [dataclasses.replace(one, operation=None, envelope=None) for one in letters]
+        )
+
+
+class FindsLettersOfAll(SqliteStorage):
+    """Looks for a letter in every workspace."""
+
+    async def dead_letter(self, workspace_id: str, letter_id: str) -> DeadLetter | None:
+        page = await self.scan_dead_letters(None, after=None, limit=1000)
+        return next((one for one in page.items if one.id == letter_id), None)
+
+
+class OldestLettersFirst(SqliteStorage):
+    """Returns each page of the newest letters in order of arrival."""
+
+    async def recent_dead_letters(
+        self, workspace_id: str | None, *, before: str | None = None, limit: int
+    ) -> Page[DeadLetter]:
+        page = await super().recent_dead_letters(workspace_id, before=before, limit=limit)
+        return Page(list(reversed(page.items)), page.cursor)
+
+
+class ComparesBefore(SqliteStorage):
+    """Compares the version in one step, and writes in another."""
+
+    async def put_record(
+        self, record: Record, *, expected_version: int | None = None
+    ) -> int | None:
+        if expected_version is not None:
+            record.check()
+            found = await self.get_record(record.kind, record.workspace_id, record.id)
+            if (0 if found is None else found.version) != expected_version:
+                return None
+        return await super().put_record(record)
+
+
+class ZeroMeansAny(SqliteStorage):
+    """Takes the expected version 0 for none."""
+
+    async def put_record(
+        self, record: Record, *, expected_version: int | None = None
+    ) -> int | None:
+        return await super().put_record(record, expected_version=expected_version or None)
+
+
+class ChecksNoLimits(SqliteStorage):
+    """Cuts what is too long."""
+
+    async def put_record(
+        self, record: Record, *, expected_version: int | None = None
+    ) -> int | None:
+        cut = dataclasses.replace(record, body=record.body[:MAX_RECORD_BYTES], id=record.id[:256])
+        return await super().put_record(cut, expected_version=expected_version)
+
+
+class FoldsIds(SqliteStorage):
+    """Ignores the case of the ids of records."""
+
+    async def put_record(
+        self, record: Record, *, expected_version: int | None = None
+    ) -> int | None:
+        folded = dataclasses.replace(record, id=record.id.lower())
+        return await super().put_record(folded, expected_version=expected_version)
+
+
+class SortsByUtf16(SqliteStorage):
+    """Orders records as Java and JavaScript compare strings."""
+
+    async def list_records(self, *arguments: Any, limit: int, **options: Any) -> Page[Record]:
+        page = await super().list_records(*arguments, limit=limit, **options)
+        items = sorted(
+            page.items,
+            key=lambda one: (one.kind, one.workspace_id, one.id.encode("utf-16-be")),
+            reverse=options.get("reverse", False),
+        )
+        return Page(items, page.cursor)
+
+
+class CountsRecords(SqliteStorage):
+    """Takes the number of records for the version of a kind."""
+
+    async def records_version(self, kind: str) -> int:
+        return len((await self.list_records(kind, limit=1000)).items)
+
+
+class ExpiresEveryKind(SqliteStorage):
+    """Expires records of all kinds."""
+
+    async def expire_records(self, kind: str, before: int, *, limit: int) -> int:
+        await super().expire_records("audit", before, limit=limit)
+        return await super().expire_records(kind, before, limit=limit)
+
+
+class AddsUp(SqliteStorage):
+    """Adds what is written to what is there."""
+
+    async def put_counts(self, counts: Sequence[Count]) -> None:
+        found = (await self.scan_counts(after=None, limit=1000)).items
+        there = {dataclasses.replace(one, value=0): one.value for one in found}
+        await super().put_counts(
+            [
+                dataclasses.replace(
+                    one, value=one.value + there.get(dataclasses.replace(one, value=0), 0)
+                )
+                for one in counts
+            ]
+        )
+
+
+class LastCountWins(SqliteStorage):
+    """Replaces a register by what is written last."""
+
+    async def put_counts(self, counts: Sequence[Count]) -> None:
+        await self.expire_counts(60, 2**60, limit=1000)
+        await super().put_counts(counts)
+
+
+class JoinsLabels(SqliteStorage):
+    """Makes one text of the labels."""
+
+    async def put_counts(self, counts: Sequence[Count]) -> None:
+        await super().put_counts(
+            [dataclasses.replace(one, labels=(",".join(one.labels),)) for one in counts]
+        )
+
+
+class ForgetsProcesses(SqliteStorage):
+    """Keeps one register for all processes."""
+
+    async def put_counts(self, counts: Sequence[Count]) -> None:
+        await super().put_counts([dataclasses.replace(one, process="") for one in counts])
+
+
+class IncludesTheEnd(SqliteStorage):
+    """Returns the sums of the step that begins at the end, too."""
+
+    async def counts(self, step: int, *, since: int, until: int, **options: Any) -> Page[CountSum]:
+        return await super().counts(step, since=since, until=until + 1, **options)
+
+
+class ExpiresAllSteps(SqliteStorage):
+    """Expires hours with the minutes."""
+
+    async def expire_counts(self, step: int, before: int, *, limit: int) -> int:
+        await super().expire_counts(3600, before, limit=limit)
+        return await super().expire_counts(step, before, limit=limit)
+
+
+class ScansOneStep(SqliteStorage):
+    """Leaves the hours out of a copy."""
+
+    async def scan_counts(self, *, after: str | None, limit: int) -> Page[Count]:
+        page = await super().scan_counts(after=after, limit=limit)
+        return Page([one for one in page.items if one.step == 60], page.cursor)
+
+
+class LosesWhatItCannotWrite(SqliteStorage):
+    """Reports records and counters as written while it cannot write."""
+
+    async def put_record(
+        self, record: Record, *, expected_version: int | None = None
+    ) -> int | None:
+        try:
+            return await super().put_record(record, expected_version=expected_version)
+        except StorageUnavailable:
+            return 1
+
+
+class WritesCountsLater(SqliteStorage):
+    """Reports counters as written before they are."""
+
+    async def put_counts(self, counts: Sequence[Count]) -> None:
+        self._later = asyncio.ensure_future(super().put_counts(counts))
+
+
 def suite(storage: type[SqliteStorage], monkeypatch: pytest.MonkeyPatch) -> StorageConformance:
     """Return the suite for this storage."""
 
@@ -283,6 +517,33 @@ FLAWS = [
     (YoungestFirst, "test_a_claim_is_kept_while_the_user_has_another_value"),
     (OnePageOfHolders, "test_all_holders_of_a_value_are_read"),
     (LosesNull, "test_the_latest_value_of_each_trait_wins"),
+    (RecentByTime, "test_recent_events_are_the_scan_in_reverse"),
+    (RecentByOffset, "test_a_cursor_of_recent_events_survives"),
+    (RecentByReceipt, "test_recent_events_are_the_scan_in_reverse"),
+    (RecentByReceipt, "test_recent_events_are_read_while_others_write"),
+    (IgnoresNewFilters, "test_filters_select_recent_events"),
+    (TakesTheNameForAPrefix, "test_newer_filters_lose_no_event"),
+    (OldLetters, "test_what_is_needed_to_replay_a_letter_is_kept"),
+    (OldLetters, "test_an_envelope_counts_towards_the_budget"),
+    (FindsLettersOfAll, "test_a_dead_letter_is_found_by_its_id"),
+    (OldestLettersFirst, "test_recent_dead_letters_are_the_scan_in_reverse"),
+    (ComparesBefore, "test_one_of_many_callers_writes_a_version"),
+    (ZeroMeansAny, "test_a_record_is_written_if_it_has_the_expected_version"),
+    (ZeroMeansAny, "test_one_of_many_callers_writes_a_version"),
+    (ChecksNoLimits, "test_a_record_has_limits"),
+    (FoldsIds, "test_similar_ids_of_records_are_different"),
+    (SortsByUtf16, "test_records_are_listed_in_the_order_of_code_points"),
+    (CountsRecords, "test_the_version_of_a_kind_grows_with_each_change"),
+    (ExpiresEveryKind, "test_old_records_expire"),
+    (AddsUp, "test_the_greatest_value_of_a_register_stays"),
+    (LastCountWins, "test_the_greatest_value_of_a_register_stays"),
+    (JoinsLabels, "test_similar_counters_are_different"),
+    (ForgetsProcesses, "test_the_counters_of_all_processes_are_added"),
+    (IncludesTheEnd, "test_sums_are_filtered_and_read_in_pages"),
+    (ExpiresAllSteps, "test_old_counters_expire"),
+    (ScansOneStep, "test_all_registers_are_read_for_a_copy"),
+    (LosesWhatItCannotWrite, "test_every_method_raises_unavailable"),
+    (WritesCountsLater, "test_every_method_raises_unavailable"),
 ]
 
 
@@ -319,9 +580,13 @@ def test_the_suite_skips_interfaces_that_a_storage_lacks(
 ) -> None:
     with harness.Bench(suite(SqliteStorage, monkeypatch), tmp_path) as one:
         monkeypatch.setattr(one, "new", lambda **context: MemoryEvents())
-        from engage.api import DeadLetterStore, ProfileStore, SubscriptionStore
-
-        for interface in (ProfileStore, SubscriptionStore, DeadLetterStore):
+        for interface in (
+            ProfileStore,
+            SubscriptionStore,
+            DeadLetterStore,
+            RecordStore,
+            CountStore,
+        ):
             with pytest.raises(Skipped):
                 one.run(one.open_as(interface))
 
