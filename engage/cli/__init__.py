@@ -10,6 +10,7 @@
 ``copy.py``      ``engage copy``
 ``console.py``   ``engage console``
 ``users.py``     ``engage users remove-trait``
+``keys.py``      ``engage keys list``, ``add``, ``disable``, ``enable`` and ``archive``
 ``webhooks.py``  ``engage webhook-url``, ``webhook-test`` and ``webhook-retry``
 ``common.py``    what the commands share: ``--config``, the plugins, the store, errors, times
 ``progress.py``  a progress bar
@@ -32,6 +33,7 @@ from engage.cli.console import console
 from engage.cli.copy import copy
 from engage.cli.export import export
 from engage.cli.init import init
+from engage.cli.keys import keys
 from engage.cli.plugins import plugins
 from engage.cli.serve import serve
 from engage.cli.users import users
@@ -103,6 +105,7 @@ _COMMANDS = (
     copy,
     export,
     init,
+    keys,
     plugins,
     serve,
     users,

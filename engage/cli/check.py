@@ -16,6 +16,7 @@ from engage.cli.common import config_option, opened, registry_of, safe
 from engage.config import Config, load
 from engage.registry import Registry
 from engage.storage.budgets import use_ratio
+from engage.storage.keys import EffectiveKeys, list_keys
 
 #: The budgets of dead letters are shown from this ratio on.
 SHOWN_RATIO: Final = 0.8
@@ -50,8 +51,9 @@ def check(ctx: click.Context, config_path: Path) -> None:
     registry.make_transforms(config)
     registry.make_observers(config)
     _print("plugins", f"{_count(len(registry.plugins), 'plugin')} installed")
-    uses = asyncio.run(_storage(registry, config))
+    uses, write_keys = asyncio.run(_storage(registry, config))
     _print("storage", f"{config.storage.backend}: open, accepts events")
+    _show_keys(config, write_keys)
     budget = config.limits.dead_letter_budget
     for use in uses:
         ratio = use_ratio(use, budget)
@@ -67,10 +69,31 @@ def check(ctx: click.Context, config_path: Path) -> None:
         click.secho("Everything is fine.", fg="green")
 
 
-async def _storage(registry: Registry, config: Config) -> Sequence[BudgetUse]:
+def _show_keys(config: Config, found: EffectiveKeys) -> None:
+    """Print what the store adds to the write keys of the config, and what is wrong with it."""
+    for workspace in config.workspaces:
+        keys = [key for key in found.keys if key.workspace_id == workspace.id]
+        stored = [key for key in keys if key.source == "store"]
+        off = sum(key.disabled for key in stored)
+        parts = []
+        if stored:
+            disabled = f", {off} disabled" if off else ""
+            parts.append(f"{_count(len(stored), 'write key')} in the store{disabled}")
+        configured = [key for key in keys if key.source == "config"]
+        overridden = sum(key.disabled and not key.disabled_in_config for key in configured)
+        if overridden:
+            parts.append(f"{_count(overridden, 'write key')} of the config disabled in the store")
+        if parts:
+            _print("keys", f"{workspace.id}: {'; '.join(parts)}")
+    for problem in found.problems:
+        _print("warning", problem)
+
+
+async def _storage(registry: Registry, config: Config) -> tuple[Sequence[BudgetUse], EffectiveKeys]:
     async with opened(registry, config) as store:
         await store.check()
-        return await store.budget_use() if isinstance(store, DeadLetterStore) else ()
+        uses = await store.budget_use() if isinstance(store, DeadLetterStore) else ()
+        return uses, await list_keys(store, config.workspaces)
 
 
 def _count(number: int, noun: str) -> str:

@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import getpass
 import os
+import platform
 import re
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -17,6 +19,7 @@ from engage.api import EventStore
 from engage.config import Config
 from engage.config.schema_check import SettingsError
 from engage.registry import Registry, load_plugins
+from engage.storage.audit import Actor
 
 __all__ = [
     "CONFIG_FILE",
@@ -24,6 +27,7 @@ __all__ = [
     "CommandFailed",
     "config_option",
     "opened",
+    "operator",
     "parse_time",
     "registry_of",
     "safe",
@@ -68,6 +72,15 @@ def parse_time(text: str) -> datetime.datetime:
     """
     read = datetime.datetime.fromisoformat(text.upper())
     return read if read.tzinfo is not None else read.replace(tzinfo=datetime.UTC)
+
+
+def operator() -> Actor:
+    """Return who runs this command, for the audit."""
+    try:
+        who = getpass.getuser()
+    except (ImportError, KeyError, OSError):  # The user has no name, as in some containers.
+        who = "unknown"
+    return Actor(who=who, origin=f"command line on {platform.node() or 'unknown'}")
 
 
 class CommandFailed(click.ClickException):

@@ -1,0 +1,185 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``engage keys``."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import click
+
+from engage.api import ConfigError, EventStore, render_time
+from engage.cli.common import config_option, opened, operator, registry_of, safe
+from engage.config import Config, load
+from engage.registry import Registry
+from engage.storage.key_changes import archive_key, create_key, disable_key, enable_key
+from engage.storage.keys import Key, list_keys
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+Result = TypeVar("Result")
+
+_COLUMNS: Final = ("WORKSPACE", "ID", "KEY", "STATE", "SOURCE", "CREATED", "NAME")
+_IN_EFFECT: Final = "The server follows within 2 seconds; it need not be restarted."
+
+
+@click.group(epilog="\b\nExample:\n  engage keys add --workspace acme --id ios --name 'iOS app'")
+def keys() -> None:
+    """Create, disable and list write keys.
+
+    Keys of the config file can be listed and disabled; keys that are created here are in the store.
+    A running server follows within 2 seconds.
+    """
+
+
+def _workspace_option(function: Function) -> Function:
+    option = click.option(
+        "--workspace", "workspace_id", metavar="ID", required=True, help="The workspace of the key."
+    )
+    return option(function)
+
+
+@keys.command("list", epilog="\b\nExample:\n  engage keys list --workspace acme")
+@config_option
+@click.option("--workspace", "workspace_id", metavar="ID", help="Only the keys of this workspace.")
+@click.pass_context
+def list_(ctx: click.Context, config_path: Path, workspace_id: str | None) -> None:
+    """List all write keys, also those that are disabled.
+
+    Each line has: workspace, id, key, state (active, disabled or archived), source (config or
+    store), time of creation, name.
+    """
+    config = load(config_path)
+    if workspace_id is not None and all(one.id != workspace_id for one in config.workspaces):
+        raise ConfigError(f"{config_path} does not contain a workspace {workspace_id!r}")
+    found = _run(ctx, config, lambda store: list_keys(store, config.workspaces))
+    rows = [_row(key) for key in found.keys if workspace_id in (None, key.workspace_id)]
+    if sys.stdout.isatty():
+        widths = [max(map(len, column)) for column in zip(_COLUMNS, *rows, strict=True)]
+        for row in (_COLUMNS, *rows):
+            cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+            click.echo("  ".join(cells).rstrip())
+    else:
+        for row in rows:
+            click.echo("\t".join(row))
+    for problem in found.problems:
+        click.echo(f"engage: {safe(problem)}", err=True)
+
+
+@keys.command("add", epilog="\b\nExample:\n  engage keys add --workspace acme --id ios")
+@config_option
+@_workspace_option
+@click.option(
+    "--id",
+    "key_id",
+    metavar="ID",
+    required=True,
+    help="Stored with each event instead of the key.",
+)
+@click.option("--name", metavar="TEXT", default="", help="A name for people.")
+@click.pass_context
+def add(ctx: click.Context, config_path: Path, workspace_id: str, key_id: str, name: str) -> None:
+    """Create a write key, and print it.
+
+    Every process of the server accepts it from its first use on.
+    """
+    config = load(config_path)
+    key = _run(
+        ctx,
+        config,
+        lambda store: create_key(
+            store,
+            config.workspaces,
+            workspace_id,
+            key_id,
+            name=name,
+            actor=operator(),
+            now=_now(),
+        ),
+    )
+    click.echo(key.key)
+
+
+@keys.command("disable", epilog="\b\nExample:\n  engage keys disable --workspace acme ios")
+@config_option
+@_workspace_option
+@click.argument("key_id", metavar="ID")
+@click.pass_context
+def disable(ctx: click.Context, config_path: Path, workspace_id: str, key_id: str) -> None:
+    """Refuse requests with a write key (403), also with one of the config file."""
+    _change(ctx, config_path, workspace_id, key_id, disable_key, "disabled")
+
+
+@keys.command("enable", epilog="\b\nExample:\n  engage keys enable --workspace acme ios")
+@config_option
+@_workspace_option
+@click.argument("key_id", metavar="ID")
+@click.pass_context
+def enable(ctx: click.Context, config_path: Path, workspace_id: str, key_id: str) -> None:
+    """Accept requests with a write key again."""
+    _change(ctx, config_path, workspace_id, key_id, enable_key, "enabled")
+
+
+@keys.command("archive", epilog="\b\nExample:\n  engage keys archive --workspace acme ios-2024")
+@config_option
+@_workspace_option
+@click.argument("key_id", metavar="ID")
+@click.pass_context
+def archive(ctx: click.Context, config_path: Path, workspace_id: str, key_id: str) -> None:
+    """Disable a write key of the store for good.
+
+    It cannot be enabled again. Its id stays taken, because stored events have it.
+    """
+    _change(ctx, config_path, workspace_id, key_id, archive_key, "archived")
+
+
+def _change(
+    ctx: click.Context,
+    config_path: Path,
+    workspace_id: str,
+    key_id: str,
+    change: Callable[..., Awaitable[bool]],
+    state: str,
+) -> None:
+    config = load(config_path)
+    changed = _run(
+        ctx,
+        config,
+        lambda store: change(
+            store, config.workspaces, workspace_id, key_id, actor=operator(), now=_now()
+        ),
+    )
+    where = f"the key {safe(key_id)!r} of the workspace {safe(workspace_id)!r}"
+    if not changed:
+        click.echo(f"engage: {where} is {state} already", err=True)
+    elif sys.stdout.isatty():
+        click.echo(f"{where[0].upper()}{where[1:]} is {state}. {_IN_EFFECT}")
+    else:
+        click.echo(f"{state}\t{safe(key_id)}")
+
+
+def _run(
+    ctx: click.Context, config: Config, work: Callable[[EventStore], Awaitable[Result]]
+) -> Result:
+    return asyncio.run(_with_store(registry_of(ctx), config, work))
+
+
+async def _with_store(
+    registry: Registry, config: Config, work: Callable[[EventStore], Awaitable[Result]]
+) -> Result:
+    async with opened(registry, config) as store:
+        return await work(store)
+
+
+def _row(key: Key) -> tuple[str, ...]:
+    state = "archived" if key.archived else "disabled" if key.disabled else "active"
+    created = "-" if key.created_at is None else render_time(key.created_at)
+    cells = (key.workspace_id, key.id, key.key, state, key.source, created, key.name or "-")
+    return tuple(safe(cell) for cell in cells)
+
+
+def _now() -> int:
+    return time.time_ns() // 1_000_000
