@@ -8,7 +8,7 @@
 ``plugins.py``   ``engage plugins``
 ``export.py``    ``engage export``
 ``copy.py``      ``engage copy``
-``console.py``   ``engage console``
+``console.py``   ``engage console``, ``console-link``, ``console-logout`` and ``console-password``
 ``users.py``     ``engage users remove-trait``
 ``keys.py``      ``engage keys list``, ``add``, ``disable``, ``enable`` and ``archive``
 ``webhooks.py``  ``engage webhook-url``, ``webhook-test`` and ``webhook-retry``
@@ -29,7 +29,7 @@ import engage
 from engage.api import EngageError
 from engage.cli.check import check
 from engage.cli.common import CommandFailed, registry_of
-from engage.cli.console import console
+from engage.cli.console import console, console_link, console_logout, console_password
 from engage.cli.copy import copy
 from engage.cli.export import export
 from engage.cli.init import init
@@ -102,6 +102,9 @@ def main(ctx: click.Context) -> None:
 _COMMANDS = (
     check,
     console,
+    console_link,
+    console_logout,
+    console_password,
     copy,
     export,
     init,

@@ -12,6 +12,9 @@ interfaces of :mod:`engage.api`. Nothing that answers clients imports it.
 ``reader.py``        calls of the store, a few at a time and each within a time limit
 ``addresses.py``     the console's URL, the hosts and origins it accepts, the address of a client
 ``formats.py``       how templates show text of strangers, times, numbers
+``sessions.py``      who is signed in: cookies, and the secret that signs them
+``links.py``         one-time links for signing in
+``passwords.py``     hashes of passwords; how many guesses there may be
 ``sign_in.py``       the pages ``link``, ``login`` and ``logout``, and ``healthz``
 ``sparks.py``        small curves as SVG
 ``pretty.py``        JSON on several lines, unchanged

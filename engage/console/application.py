@@ -12,7 +12,7 @@ from tornado.web import Application
 
 from engage.console.base import STATIC, TEMPLATES, ConsoleHandler, MissingHandler, StaticHandler
 from engage.console.pages.overview import OverviewHandler
-from engage.console.sign_in import HealthHandler, LoginHandler
+from engage.console.sign_in import HealthHandler, LinkHandler, LoginHandler, LogoutHandler
 
 if TYPE_CHECKING:
     from tornado.iostream import IOStream
@@ -25,7 +25,9 @@ __all__ = ["ROUTES", "ConsoleServer", "make_application"]
 #: Path → handler. The paths are relative to the root of the console.
 ROUTES: Final[Mapping[str, type[ConsoleHandler]]] = {
     "/": OverviewHandler,
+    "/link": LinkHandler,
     "/login": LoginHandler,
+    "/logout": LogoutHandler,
     "/healthz": HealthHandler,
 }
 

@@ -26,6 +26,7 @@ import engage
 from engage.api import StorageUnavailable
 from engage.console import formats
 from engage.console.addresses import client_address
+from engage.console.sessions import IDLE_SECONDS, Session
 from engage.storage.audit import Actor, record_audit
 
 if TYPE_CHECKING:
@@ -42,6 +43,9 @@ _REASONS: Final = http.client.responses
 
 TEMPLATES: Final = Path(__file__).parent / "templates"
 STATIC: Final = Path(__file__).parent / "static"
+
+#: Characters of the page to which signing in leads.
+MAX_NEXT: Final = 1000
 
 #: Methods that change nothing.
 SAFE_METHODS: Final = ("GET", "HEAD")
@@ -86,6 +90,8 @@ class ConsoleHandler(RequestHandler):
         self.console = console
         #: A call of the store that failed in this request: shown as a bar on top of the page.
         self.outage: Outage | None = None
+        #: ``None``: the caller is not signed in.
+        self.session: Session | None = None
         self._counted = False
 
     # ------------------------------------------------------------------------------ before the page
@@ -109,7 +115,7 @@ class ConsoleHandler(RequestHandler):
         if not self.public and self.person is None:
             if self.wants_json:
                 raise HTTPError(401)
-            self.go("login")
+            self.go("login", next=self._here())
             raise Finish
 
     def on_finish(self) -> None:
@@ -118,17 +124,64 @@ class ConsoleHandler(RequestHandler):
             self._counted = False
             self.console.requests.end()
 
+    def _here(self) -> str | None:
+        """Return the page that was asked for, so that signing in leads to it."""
+        if self.request.method not in SAFE_METHODS:
+            return None
+        path = self.request.path.removeprefix(self.console.addresses.prefix).lstrip("/")
+        query = self.request.query
+        return (f"{path}?{query}" if query else path)[:MAX_NEXT] or None
+
     def is_from_console(self) -> bool:
         """Return whether a request that changes something was sent by a page of the console."""
         return self.console.addresses.same_origin(self.request.headers, self.request.host)
 
     async def identify(self) -> None:
-        """Find out who sends the request."""
+        """Find the session of the caller."""
+        sessions = self.console.sessions
+        name = self.cookie_name
+        try:
+            session = await sessions.check(name, self.get_cookie(name))
+        except StorageUnavailable:
+            if self.public:  # The page works without a session.
+                return
+            raise
+        self.session = session
+        # A script that polls does not show that a person is there.
+        if session is not None and not self.wants_json:
+            renewed = sessions.renewed(name, session)
+            if renewed is not None:
+                self.set_session_cookie(renewed)
+
+    @property
+    def cookie_name(self) -> str:
+        """The name of the session cookie.
+
+        Over TLS, ``__Host-`` makes browsers refuse a cookie that another host or plain HTTP set.
+        Without TLS the name has the port that the browser uses, because cookies are shared by all
+        ports of a host.
+        """
+        if self.console.addresses.https:
+            return "__Host-engage-console"
+        port = self.request.host.rpartition(":")[2]
+        return f"engage-console-{port if port.isdigit() else 80}"
+
+    def set_session_cookie(self, value: str, *, seconds: int = IDLE_SECONDS) -> None:
+        """Send the session cookie to the browser, which keeps it for some seconds."""
+        self.set_cookie(
+            self.cookie_name,
+            value,
+            path="/",
+            secure=self.console.addresses.https,
+            httponly=True,
+            samesite="Strict",
+            max_age=seconds,
+        )
 
     @property
     def person(self) -> str | None:
-        """Who is signed in, for the audit; ``None``: nobody."""
-        return "operator"
+        """Who is signed in, for the audit; ``None``: nobody is."""
+        return None if self.session is None else f"operator {self.session.id[:6]}"
 
     async def head(self) -> None:
         """Answer as ``GET`` does; the body is left out."""
@@ -301,7 +354,7 @@ class ConsoleHandler(RequestHandler):
             self.json({"error": reason, "detail": detail, "requestId": self.request_id})
             return
         self.page(
-            "error.html",
+            "stopped.html" if self.person is None else "error.html",
             title=reason,
             status=status_code,
             detail=detail,

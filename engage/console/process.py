@@ -16,7 +16,7 @@ import os
 import sys
 from typing import TYPE_CHECKING, Final
 
-from engage.api import ConfigError
+from engage.api import ConfigError, RecordStore
 from engage.http1.sockets import listen
 
 if TYPE_CHECKING:
@@ -43,6 +43,7 @@ class ConsoleProcess:
     """Serves the console until :meth:`stop` is called.
 
     :param config: with ``[console]``.
+    :param server_running: whether a server has opened the store before; then it is not created.
     :param link_hash: of the token of a one-time link that is valid from now on; see
         :mod:`engage.console.links`.
     :param ready: called once when requests are answered, with the console's URL.
@@ -54,6 +55,7 @@ class ConsoleProcess:
         config: Config,
         registry: Registry,
         *,
+        server_running: bool = False,
         link_hash: str | None = None,
         ready: Callable[[str], None] | None = None,
     ) -> None:
@@ -62,6 +64,7 @@ class ConsoleProcess:
         self._config = config
         self._settings = config.console
         self._registry = registry
+        self._server_running = server_running
         self._link_hash = link_hash
         self._ready = ready
         self._stop = asyncio.Event()
@@ -85,16 +88,21 @@ class ConsoleProcess:
         from engage.app import build
         from engage.console.addresses import Addresses
         from engage.console.application import ConsoleServer, make_application
+        from engage.console.links import Links
+        from engage.console.passwords import Passwords, Throttle
         from engage.console.reader import Reader
         from engage.console.services import Console
+        from engage.console.sessions import Sessions
 
         config = self._config
         with contextlib.closing(sock):
-            app = build(config, self._registry, had_store=True)
+            app = build(config, self._registry, had_store=self._server_running)
             async with contextlib.AsyncExitStack() as stack:
                 # Close the store in any case: a failed open may have acquired resources too.
                 stack.push_async_callback(app.close)
                 await app.open(patient=True)
+                reader = Reader(config.storage.write_timeout)
+                records = app.store if isinstance(app.store, RecordStore) else None
                 console = Console(
                     config=config,
                     settings=settings,
@@ -103,8 +111,14 @@ class ConsoleProcess:
                         ipaddress.ip_network(one) for one in config.server.trusted_proxies
                     ),
                     app=app,
-                    reader=Reader(config.storage.write_timeout),
+                    reader=reader,
+                    links=Links(records, reader),
+                    passwords=Passwords(settings.password) if settings.password else None,
+                    throttle=Throttle(),
+                    sessions=Sessions(records, reader, password=settings.password),
                 )
+                if self._link_hash is not None:
+                    await console.links.add(self._link_hash)
                 server = ConsoleServer(make_application(console))
                 server.add_socket(sock)
                 gc.collect()

@@ -16,7 +16,10 @@ if TYPE_CHECKING:
     from engage.app import App
     from engage.config import Config, ConsoleConfig
     from engage.console.addresses import Addresses, Network
+    from engage.console.links import Links
+    from engage.console.passwords import Passwords, Throttle
     from engage.console.reader import Reader
+    from engage.console.sessions import Sessions
 
 __all__ = ["Console", "Requests"]
 
@@ -61,18 +64,22 @@ class Console:
     trusted_proxies: Sequence[Network] = ()
     #: Calls the store: a few calls at a time, each within a time limit.
     reader: Reader
+    #: Who is signed in.
+    sessions: Sessions
     #: The table of write keys.
     keys: Any = None
     #: The newest events, which all tabs share.
     live: Any = None
     #: The counters.
     history: Any = None
-    #: Writes the records of what was done in the console.
-    audit: Any = None
-    #: Who is signed in.
-    sessions: Any = None
     #: Work that takes longer than a request, such as a replay.
     jobs: Any = None
+    #: The one-time links.
+    links: Links
+    #: Checks passwords; ``None``: the console has no password.
+    passwords: Passwords | None
+    #: Counts wrong passwords.
+    throttle: Throttle
     #: The requests that are being answered.
     requests: Requests = dataclasses.field(default_factory=Requests)
     #: The time in seconds since 1970.

@@ -3,9 +3,19 @@
 
 from __future__ import annotations
 
-from engage.console.base import ConsoleHandler
+import logging
+from typing import ClassVar
+from urllib.parse import parse_qsl, urlsplit
 
-__all__ = ["HealthHandler", "LoginHandler"]
+from tornado.web import HTTPError
+
+from engage.api import StorageUnavailable
+from engage.console.base import MAX_NEXT, ConsoleHandler
+from engage.console.passwords import TooBusy
+
+__all__ = ["HealthHandler", "LinkHandler", "LoginHandler", "LogoutHandler"]
+
+_log = logging.getLogger(__name__)
 
 
 class HealthHandler(ConsoleHandler):
@@ -18,12 +28,130 @@ class HealthHandler(ConsoleHandler):
         self.json({"status": "ok"})
 
 
-class LoginHandler(ConsoleHandler):
-    """``/login``: sign in with the password."""
-
+class _SignIn(ConsoleHandler):
     public = True
     works_read_only = True
 
+    async def sign_in(self, how: str) -> None:
+        """Begin a session, and go to the page that the form names."""
+        self.session, cookie = await self.console.sessions.issue(self.cookie_name, how)
+        self.set_session_cookie(cookie)
+        await self.record_audit("signed-in", how=how)
+        path, query = self._next()
+        self.go(path, **query)
+
+    def _next(self) -> tuple[str, dict[str, str]]:
+        """Return the route and the query of the page that the form names.
+
+        The route has no slash and no colon, so it cannot lead to another site.
+        """
+        target = urlsplit(self.get_body_argument("next", "")[:MAX_NEXT])
+        if target.scheme or target.netloc or not target.path.replace("-", "").isalnum():
+            return "", {}
+        return target.path, dict(parse_qsl(target.query))
+
+
+class LinkHandler(_SignIn):
+    """``/link?t=…``: sign in with a one-time link.
+
+    ``GET`` shows a button. Programs that preview or scan links open them too, and must not use them
+    up: only ``POST`` does.
+    """
+
+    referrer_policy: ClassVar[str] = "no-referrer"
+
+    async def get(self) -> None:
+        """Show the button."""
+        token = self.get_query_argument("t", "")
+        self.page("link.html", title="Sign in", token=token, failed=False)
+
+    async def post(self) -> None:
+        """Use the link up, and sign in."""
+        if await self.console.links.redeem(self.get_body_argument("t", "")):
+            await self.sign_in("link")
+            return
+        _log.warning("console: a one-time link was refused", extra={"from": self.address})
+        self.set_status(403)
+        self.page("link.html", title="Sign in", token="", failed=True)
+
+    def is_from_console(self) -> bool:
+        """Accept ``Origin: null`` too.
+
+        That is what this page's own form sends over plain HTTP to another machine, because of
+        ``no-referrer``. The token in the form proves more than an origin does.
+        """
+        headers = self.request.headers
+        if "Sec-Fetch-Site" not in headers and headers.get("Origin") == "null":
+            return True
+        return super().is_from_console()
+
+
+class LoginHandler(_SignIn):
+    """``/login``: sign in with the password, if there is one."""
+
     async def get(self) -> None:
         """Show the form."""
-        self.page("login.html", title="Sign in")
+        if self.session is not None:
+            self.go("")
+            return
+        self._form()
+
+    async def post(self) -> None:
+        """Check the password, and sign in."""
+        console = self.console
+        password = self.get_body_argument("password", "", strip=False)
+        if console.passwords is None:
+            raise HTTPError(404, reason="This console has no password; use a one-time link")
+        wait = console.throttle.wait(self.address)
+        if wait:
+            self._too_many(wait)
+            return
+        console.throttle.failed(self.address)
+        try:
+            right = await console.passwords.check(password)
+        except TooBusy:
+            console.throttle.not_checked(self.address)
+            self._too_many(1)
+            return
+        if right:
+            console.throttle.succeeded(self.address)
+            await self.sign_in("password")
+            return
+        await self.record_audit("sign-in-failed", how="password")
+        self.set_status(403)
+        self._form(error="The password is wrong.")
+
+    def _too_many(self, seconds: int) -> None:
+        self.set_status(429)
+        self.set_header("Retry-After", str(seconds))
+        minutes = -(-seconds // 60)
+        when = f"{minutes} minutes" if minutes > 1 else "a minute"
+        self._form(
+            error=f"There were too many attempts. Try again in {when}, or use a one-time link."
+        )
+
+    def _form(self, *, error: str | None = None) -> None:
+        self.page(
+            "login.html",
+            title="Sign in",
+            next=self.get_argument("next", "")[:MAX_NEXT],
+            error=error,
+            has_password=self.console.passwords is not None,
+        )
+
+
+class LogoutHandler(ConsoleHandler):
+    """``/logout``: end the session."""
+
+    works_read_only = True
+
+    async def post(self) -> None:
+        """End the session everywhere, and show the page for signing in."""
+        self.set_session_cookie("", seconds=0)
+        if self.session is not None:
+            await self.record_audit("signed-out")
+            try:
+                await self.console.sessions.end(self.session)
+            except StorageUnavailable:
+                _log.warning("the end of a session could not be stored; the cookie was deleted")
+        self.go("login")
