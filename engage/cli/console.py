@@ -97,7 +97,7 @@ def console_logout(ctx: click.Context, config_path: Path) -> None:
 
 @click.command("console-password", epilog="\b\nExample:\n  engage console-password")
 def console_password() -> None:
-    """Ask for a password, and print the line for the config file.
+    """Ask for a password and print its config line.
 
     The line has a hash of the password (scrypt). It belongs in the section [console].
     """

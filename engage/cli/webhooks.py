@@ -70,7 +70,7 @@ class Moment(click.ParamType[float]):
 def webhook_url(
     ctx: click.Context, provider: str, config_path: Path, workspace: str | None
 ) -> None:
-    """Print the webhook URL of a provider, and how to set it up.
+    """Print the URL of a webhook, and how to set it up.
 
     Enter the URL at PROVIDER. There is one URL for each workspace that has the provider. If none
     has it yet, there is one for each workspace: some services show their secret only after the URL
@@ -211,7 +211,7 @@ def webhook_retry(
     provider: str | None,
     letter_id: str | None,
 ) -> None:
-    """Retry the translation of deliveries kept as dead letters.
+    """Retry the deliveries that are kept as dead letters.
 
     Such a delivery was verified, but engage could not translate all of it. If it can be translated
     now, its events are stored and the dead letter is removed. Events that are already stored are

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Final
 from tornado.httpserver import HTTPServer
 from tornado.web import Application
 
-from engage.console.base import STATIC, TEMPLATES, ConsoleHandler, MissingHandler, StaticHandler
+from engage.console.base import STATIC, TEMPLATES, ConsoleHandler
+from engage.console.files import MissingHandler, StaticHandler
 from engage.console.pages.overview import OverviewHandler
 from engage.console.sign_in import HealthHandler, LinkHandler, LoginHandler, LogoutHandler
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, TypeVar
 from urllib.parse import urlencode
 
-from tornado.web import Finish, HTTPError, RequestHandler, StaticFileHandler
+from tornado.web import Finish, HTTPError, RequestHandler
 
 import engage
 from engage.api import StorageUnavailable
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from engage.config import Workspace
     from engage.console.services import Console
 
-__all__ = ["STATIC", "TEMPLATES", "ConsoleHandler", "MissingHandler", "Outage", "StaticHandler"]
+__all__ = ["STATIC", "TEMPLATES", "ConsoleHandler", "Outage"]
 
 _log = logging.getLogger(__name__)
 
@@ -388,33 +388,3 @@ _DETAILS: Final[Mapping[int, str]] = {
 @functools.lru_cache(maxsize=256)
 def _version_of(name: str) -> str:
     return hashlib.sha256((STATIC / name).read_bytes()).hexdigest()[:16]
-
-
-class MissingHandler(ConsoleHandler):
-    """Every path that is not a page."""
-
-    async def get(self) -> None:
-        """Answer 404."""
-        raise HTTPError(404)
-
-    post = get
-
-
-class StaticHandler(ConsoleHandler, StaticFileHandler):
-    """The files in ``static/``. The page for signing in needs them, so anyone may read them."""
-
-    public = True
-
-    def initialize(self, console: Console, path: str) -> None:  # type: ignore[override]
-        """Take over the services and the folder."""
-        ConsoleHandler.initialize(self, console)
-        StaticFileHandler.initialize(self, path)
-
-    async def head(self, path: str) -> None:  # type: ignore[override]
-        """Answer without a body."""
-        await StaticFileHandler.get(self, path, include_body=False)
-
-    def set_extra_headers(self, path: str) -> None:
-        """Let a browser keep a file whose name has its version."""
-        if self.get_argument("v", None):
-            self.set_header("Cache-Control", "public, max-age=31536000, immutable")

@@ -32,7 +32,8 @@ from support.distributions import distribution
 from support.sqlite import config_file, open_store
 
 COMMANDS = [
-    *("check", "copy", "export", "init", "plugins", "serve", "users remove-trait"),
+    *("check", "console", "console-link", "console-logout", "console-password"),
+    *("copy", "export", "init", "plugins", "serve", "users remove-trait"),
     *("webhook-retry", "webhook-test", "webhook-url"),
 ]
 
@@ -94,7 +95,7 @@ def test_every_command_has_help_with_an_example(command: str) -> None:
     result = run(*command.split(), "--help")
     assert result.exit_code == 0
     assert f"Example:\n    engage {command}" in result.stdout
-    if command != "copy":
+    if command not in ("copy", "console-password"):
         assert "--config" in result.stdout
         assert "ENGAGE_CONFIG" in result.stdout
 
