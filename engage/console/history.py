@@ -3,9 +3,15 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Final
+
+from engage.api import CountStore, CountSum
+from engage.monitoring.history import EVENTS, QUEUE, REFUSED, REQUESTS, UP
+from engage.monitoring.metrics import REQUEST_BUCKETS
 
 if TYPE_CHECKING:
     from engage.console.services import Console
@@ -22,6 +28,13 @@ RANGES: Final[Mapping[str, tuple[int, int]]] = {
 #: What becomes of an event or a request. ``rejected`` are events that became dead letters,
 #: ``refused`` requests without any (wrong key, too large, bad JSON).
 OUTCOMES: Final = ("stored", "duplicate", "rejected", "refused")
+
+_NAMES: Final = (EVENTS, REFUSED, REQUESTS, QUEUE, UP)
+#: Sums that one call of the storage returns, and that one overview reads.
+_PAGE: Final = 20_000
+MAX_SUMS: Final = 200_000
+#: Upper bounds of the buckets of durations, in seconds.
+_BOUNDS: Final = (*REQUEST_BUCKETS, math.inf)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,4 +77,112 @@ async def overview(console: Console, workspace: str, span: str) -> Overview | No
     :return: ``None`` if the storage keeps no counters.
     :raises StorageUnavailable: if the storage does not answer.
     """
-    return None
+    store = console.store
+    if not isinstance(store, CountStore):
+        return None
+    seconds, step = RANGES[span]
+    length = step * 1000
+    now = int(console.clock() * 1000)
+    last = now - now % length
+    first = last - seconds * 1000 + length
+    at = range(first, last + length, length)
+    sums: list[CountSum] = []
+    after: str | None = None
+    while len(sums) < MAX_SUMS:
+        page = await console.reader.read(
+            store.counts(
+                step, since=first, until=last + length, names=_NAMES, after=after, limit=_PAGE
+            )
+        )
+        sums += page.items
+        after = page.cursor
+        if after is None:
+            break
+    return _summed(sums, workspace, span, at)
+
+
+def _summed(sums: Sequence[CountSum], workspace: str, span: str, at: range) -> Overview:
+    steps = len(at)
+    running = [False] * steps
+    outcomes = {name: [0] * steps for name in OUTCOMES}
+    queue: list[int | None] = [None] * steps
+    keys: dict[str, list[int]] = collections.defaultdict(lambda: [0] * steps)
+    buckets: list[dict[float, int]] = [collections.defaultdict(int) for _ in at]
+    for one in sums:
+        index, rest = divmod(one.at - at.start, at.step)
+        if rest or not 0 <= index < steps:
+            continue
+        if one.name == UP:
+            running[index] = True
+        elif one.name == QUEUE:
+            queue[index] = one.greatest
+        elif one.name == REQUESTS:
+            buckets[index][float(one.labels[0])] += one.total
+        elif one.name == EVENTS and one.workspace_id == workspace:
+            key, _, outcome = one.labels
+            outcomes[_outcome(outcome)][index] += one.total
+            if key:
+                keys[key][index] += one.total
+        elif one.name == REFUSED and one.workspace_id in (workspace, ""):
+            # A request without a known key may have been meant for any workspace.
+            outcomes["refused"][index] += one.total
+            keys[one.labels[0]][index] += one.total
+    for index, value in enumerate(queue):
+        if value is None and running[index]:
+            queue[index] = 0
+    whole: dict[float, int] = collections.defaultdict(int)
+    for bucket in buckets:
+        for bound, count in bucket.items():
+            whole[bound] += count
+    return Overview(
+        range=span,
+        step=RANGES[span][1],
+        at=list(at),
+        running=running,
+        outcomes=outcomes,
+        latency={
+            f"p{percent}": [_percentile(bucket, percent) for bucket in buckets]
+            for percent in (50, 95, 99)
+        },
+        p95=_bucket_of(whole, 95),
+        queue=queue,
+        keys=dict(keys),
+    )
+
+
+def _outcome(outcome: str) -> str:
+    """Return the one of :data:`OUTCOMES` for an outcome of :meth:`Metrics.event`."""
+    if outcome in ("stored", "duplicate"):
+        return outcome
+    # A transform dropped it on purpose, and the client got a 200.
+    return "stored" if outcome == "dropped" else "rejected"
+
+
+def _position(bucket: Mapping[float, int], percent: int) -> tuple[float, float, float] | None:
+    """Return the bounds of the bucket that a percentile lies in, and how far within it (0 to 1)."""
+    total = sum(bucket.values())
+    if not total:
+        return None
+    wanted = total * percent / 100
+    seen = 0
+    for bound in sorted(bucket):
+        count = bucket[bound]
+        if seen + count >= wanted:
+            place = _BOUNDS.index(bound)
+            return (_BOUNDS[place - 1] if place else 0.0, bound, (wanted - seen) / count)
+        seen += count
+    raise AssertionError("the counts do not add up")
+
+
+def _percentile(bucket: Mapping[float, int], percent: int) -> float | None:
+    """Return a percentile in milliseconds, interpolated within its bucket."""
+    found = _position(bucket, percent)
+    if found is None:
+        return None
+    low, high, part = found
+    return 1000 * (low if math.isinf(high) else low + (high - low) * part)
+
+
+def _bucket_of(bucket: Mapping[float, int], percent: int) -> tuple[float, float] | None:
+    found = _position(bucket, percent)
+    return None if found is None else (found[0] * 1000, found[1] * 1000)
