@@ -20,6 +20,8 @@ interfaces of :mod:`engage.api`. Nothing that answers clients imports it.
 ``sparks.py``        small curves as SVG
 ``pretty.py``        JSON on several lines, unchanged
 ``live.py``          the newest events and dead letters, read once a second for all tabs
+``refused.py``       requests that were refused as a whole
+``snippets.py``      the lines that send a first event
 ``history.py``       the numbers of the overview: the counters, summed
 ``pages/``           the pages, one file each
 ``templates/``       their HTML

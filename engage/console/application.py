@@ -12,7 +12,11 @@ from tornado.web import Application
 
 from engage.console.base import STATIC, TEMPLATES, ConsoleHandler
 from engage.console.files import MissingHandler, StaticHandler
+from engage.console.pages.event import EventHandler, EventJsonHandler
+from engage.console.pages.events import EventsFileHandler, EventsHandler
+from engage.console.pages.live import LiveHandler, LiveJsonHandler
 from engage.console.pages.overview import OverviewHandler
+from engage.console.pages.search import SearchHandler
 from engage.console.sign_in import HealthHandler, LinkHandler, LoginHandler, LogoutHandler
 
 if TYPE_CHECKING:
@@ -26,6 +30,13 @@ __all__ = ["ROUTES", "ConsoleServer", "make_application"]
 #: Path → handler. The paths are relative to the root of the console.
 ROUTES: Final[Mapping[str, type[ConsoleHandler]]] = {
     "/": OverviewHandler,
+    "/event": EventHandler,
+    "/event.json": EventJsonHandler,
+    "/events": EventsHandler,
+    "/events.ndjson": EventsFileHandler,
+    "/live": LiveHandler,
+    "/live.json": LiveJsonHandler,
+    "/search": SearchHandler,
     "/link": LinkHandler,
     "/login": LoginHandler,
     "/logout": LogoutHandler,

@@ -23,10 +23,12 @@ from engage.api import (
     Event,
     EventFilter,
     EventStore,
+    RecordStore,
     StorageUnavailable,
 )
 from engage.console.formats import visible
 from engage.console.pretty import one_line
+from engage.console.refused import KIND, Refused, refused_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -176,6 +178,8 @@ class Live:
         self._polled = asyncio.Lock()
         self._task: asyncio.Task[None] | None = None
         self._primed = False
+        self._refused: list[Refused] = []
+        self._refused_version = -1
         #: How often the store was read.
         self.polls = 0
         #: Why the store could not be read the last time; ``None``: it could.
@@ -220,6 +224,10 @@ class Live:
         parts = [(count, more) for n, count, more in self._hidden if n > after]
         return sum(count for count, _ in parts), any(more for _, more in parts)
 
+    def refused(self, workspace_id: str) -> list[Refused]:
+        """Return the last refused requests of a workspace, and those of no known one."""
+        return [row for row in self._refused if row.workspace_id in ("", workspace_id)]
+
     @property
     def oldest(self) -> int | None:
         """``at`` of the oldest row; ``None`` if there is none."""
@@ -237,6 +245,7 @@ class Live:
             self.polls += 1
             try:
                 fresh, more = await self._read()
+                await self._read_refused()
             except StorageUnavailable as error:
                 self.error = str(error)
                 return
@@ -278,6 +287,16 @@ class Live:
                 return fresh, False
             before = page.cursor
         return fresh, True
+
+    async def _read_refused(self) -> None:
+        store = self._store
+        if not isinstance(store, RecordStore):
+            return
+        version = await self._reader.read(store.records_version(KIND))
+        if version != self._refused_version:
+            page = await self._reader.read(store.list_records(KIND, limit=100))
+            self._refused = refused_of(page.items)
+            self._refused_version = version
 
     def _add(self, fresh: Mapping[Identity, Row], more: bool) -> None:
         for identity in fresh:

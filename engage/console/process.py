@@ -129,6 +129,7 @@ class ConsoleProcess:
                     self._ready(url)
                 await self._stop.wait()
                 await self._drain(server, console)
+                await console.live.close()
         return 0
 
     async def _drain(self, server: ConsoleServer, console: Console) -> None:

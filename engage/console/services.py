@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from engage.api import RecordStore
+from engage.console.live import Live
 
 if TYPE_CHECKING:
     from engage.api import EventStore
@@ -69,7 +70,7 @@ class Console:
     #: The table of write keys.
     keys: Any = None
     #: The newest events, which all tabs share.
-    live: Any = None
+    live: Live = dataclasses.field(init=False)
     #: The counters.
     history: Any = None
     #: Work that takes longer than a request, such as a replay.
@@ -84,6 +85,10 @@ class Console:
     requests: Requests = dataclasses.field(default_factory=Requests)
     #: The time in seconds since 1970.
     clock: Callable[[], float] = time.time
+
+    def __post_init__(self) -> None:
+        """Make the parts that need no settings."""
+        self.live = Live(self.app.store, self.reader)
 
     @property
     def store(self) -> EventStore:

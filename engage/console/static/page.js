@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // What every page has: times, copy buttons, the theme, UTC or local time. Without it the pages work, in UTC.
 // Attributes: <time datetime> (data-ago: as "12 s"; data-clock: the time of day), data-copy="#id" or "text:…",
+// An element with new times below it dispatches "times" (bubbles); document gets "zone" and "theme" after a switch.
 // data-submit (a select that sends its form), data-confirm="question" (a button that asks first).
 
 const root = document.documentElement;
@@ -12,7 +13,7 @@ const second = { hour: "2-digit", minute: "2-digit", second: "2-digit", hourCycl
 let formats = {};
 
 /** Whether times are shown in UTC. */
-export const utc = () => root.hasAttribute("data-utc");
+const utc = () => root.hasAttribute("data-utc");
 
 function format(name, options) {
   const key = name + utc();
@@ -21,13 +22,13 @@ function format(name, options) {
 }
 
 /** Return a time as text: the time of day today, the date and the time otherwise. */
-export function clock(at, withDay = Date.now() - at > DAY / 2) {
+function clock(at, withDay = Date.now() - at > DAY / 2) {
   const text = format("second", second).format(at) + (utc() ? " UTC" : "");
   return withDay ? `${format("day", day).format(at)}, ${text}` : text;
 }
 
 /** Return how long ago a time is: "12 s", "5 min", "3 h", "4 d". */
-export function ago(at, now = Date.now()) {
+function ago(at, now = Date.now()) {
   const seconds = Math.max(0, Math.round((now - at) / 1000));
   if (seconds < 60) return `${seconds} s ago`;
   if (seconds < 3600) return `${Math.floor(seconds / 60)} min ago`;
@@ -36,7 +37,7 @@ export function ago(at, now = Date.now()) {
 }
 
 /** Write the times below an element. */
-export function showTimes(from = document) {
+function showTimes(from = document) {
   for (const time of from.querySelectorAll("time[datetime]")) {
     const at = Date.parse(time.dateTime);
     if (Number.isNaN(at)) continue;
@@ -57,7 +58,7 @@ document.getElementById("utc")?.addEventListener("click", (event) => {
   event.currentTarget.setAttribute("aria-pressed", String(on));
   remember("times", on ? "utc" : "local");
   showTimes();
-  document.dispatchEvent(new Event("times"));
+  document.dispatchEvent(new Event("zone"));
 });
 
 document.getElementById("theme")?.addEventListener("click", () => {
@@ -111,6 +112,7 @@ document.addEventListener("keydown", (event) => {
   }
 });
 
+document.addEventListener("times", (event) => showTimes(event.target));
 showTimes();
 setInterval(() => {
   for (const time of document.querySelectorAll("time[data-ago]")) time.textContent = ago(Date.parse(time.dateTime));

@@ -1,0 +1,196 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``/event`` and ``/event.json``: one event or dead letter with all that is stored."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tornado.web import HTTPError
+
+from engage.api import API_ORIGIN, DeadLetter, DeadLetterStore, Event
+from engage.console.base import ConsoleHandler
+from engage.console.formats import iso, number, size, visible
+from engage.console.pretty import Line, json_lines
+from engage.console.snippets import event_as_curl, server_url
+
+__all__ = ["EventHandler", "EventJsonHandler"]
+
+
+def time_story(event: Event, document: dict[str, Any]) -> str:
+    """Return how the timestamp of an event came about, in one or two sentences."""
+    if event.origin != API_ORIGIN:
+        return "The provider's time of the event, or that of the delivery."
+    original, sent = document.get("originalTimestamp"), document.get("sentAt")
+    if original is None:
+        return "The client sent no time, so it is the time of arrival."
+    if sent is None:
+        return f"The client's time, {visible(original)}. It sent no sentAt, so it is not corrected."
+    return (
+        f"The client's time {visible(original)}, corrected by the difference between its clock when"
+        f" it sent the request (sentAt {visible(sent)}) and this server's when it arrived."
+    )
+
+
+def _lines(lines: list[Line]) -> list[dict[str, Any]]:
+    return [
+        {
+            "tokens": [[kind, visible(text)] for kind, text in line.tokens],
+            "marked": line.marked,
+        }
+        for line in lines
+    ]
+
+
+class _Loads(ConsoleHandler):
+    """Reads what the query names."""
+
+    async def load_event(self) -> Event | None:
+        """Return the event with this origin and message id."""
+        return await self.read(
+            self.console.store.find(
+                self.workspace.id,
+                self.get_query_argument("origin", API_ORIGIN) or API_ORIGIN,
+                self.get_query_argument("id", ""),
+            )
+        )
+
+    async def load_letter(self, letter_id: str) -> DeadLetter | None:
+        """Return the dead letter with this id."""
+        store = self.console.store
+        if not isinstance(store, DeadLetterStore):
+            return None
+        return await self.read(store.dead_letter(self.workspace.id, letter_id))
+
+    def curl_of(self, event: Event, text: str) -> str:
+        """Return the command that sends an event again."""
+        key_id = event.document().get("writeKeyId")
+        keys = {key.id: key.key for key in self.workspace.write_keys}
+        key = keys.get(str(key_id)) or next(iter(keys.values()), "YOUR_WRITE_KEY")
+        return event_as_curl(server_url(self.console.config), key, text)
+
+    def event_view(self, event: Event) -> dict[str, Any]:
+        """Return what the pages show of an event."""
+        document = event.document()
+        text = event.body.decode("utf-8", "replace")
+        rows = [
+            ("Message id", event.message_id, ""),
+            ("User", event.user_id, "user"),
+            ("Anonymous id", event.anonymous_id, ""),
+            ("Write key", document.get("writeKeyId"), ""),
+            ("Source", document.get("source"), ""),
+        ]
+        return {
+            "title": f"{event.type} {visible(event.name or '')}".strip(),
+            "status": "stored",
+            "facts": [[name, visible(value), kind] for name, value, kind in rows if value],
+            "received": iso(event.received_at),
+            "timestamp": iso(event.timestamp),
+            "story": time_story(event, document),
+            "size": size(len(event.body)),
+            "lines": _lines(json_lines(text)),
+            "raw": visible(text, lines=True),
+            "curl": visible(self.curl_of(event, text), lines=True),
+            "reasons": [],
+            "links": self._links(event.user_id)
+            | {"event": self.link("event", workspace=self.workspace.id, **_ids(event))},
+        }
+
+    def letter_view(self, letter: DeadLetter) -> dict[str, Any]:
+        """Return what the pages show of a dead letter."""
+        text = letter.item.decode("utf-8", "replace")
+        reasons = [
+            {"pointer": visible(e.get("pointer", "")), "message": visible(e.get("message", ""))}
+            for e in letter.errors
+        ]
+        rows = [
+            ("Reason", letter.reason),
+            ("Message id", letter.message_id),
+            ("User", letter.user_id),
+            ("Write key", letter.write_key_id),
+            ("Source", letter.origin),
+        ]
+        marked = {str(error.get("pointer", "")) for error in letter.errors}
+        return {
+            "title": visible(letter.message),
+            "status": "rejected",
+            "facts": [[name, visible(value), ""] for name, value in rows if value],
+            "received": iso(letter.received_at),
+            "timestamp": "",
+            "story": "",
+            "size": f"{number(len(letter.item))} bytes"
+            + (", cut: the rest was not kept" if letter.truncated else ""),
+            "lines": _lines(json_lines(text, _with_parents(text, marked))),
+            "raw": visible(text, lines=True),
+            "curl": "",
+            "reasons": reasons or [{"pointer": "", "message": visible(letter.message)}],
+            "links": {
+                "letter": self.link("letter", workspace=self.workspace.id, id=letter.id),
+                **self._links(letter.user_id),
+            },
+        }
+
+    def _links(self, user_id: str | None) -> dict[str, str]:
+        if not user_id:
+            return {}
+        return {"user": self.link("user", workspace=self.workspace.id, id=user_id)}
+
+
+def _ids(event: Event) -> dict[str, str]:
+    return {"origin": event.origin, "id": event.message_id}
+
+
+def _with_parents(text: str, marked: set[str]) -> set[str]:
+    """Return the pointers, each replaced by the nearest one that is in the text."""
+    there = {line.pointer for line in json_lines(text)}
+    found = set()
+    for pointer in marked:
+        while pointer and pointer not in there:
+            pointer = pointer.rpartition("/")[0]
+        if pointer:
+            found.add(pointer)
+    return found
+
+
+class EventHandler(_Loads):
+    """One stored event."""
+
+    async def get(self) -> None:
+        """Show the event, or where else it may be."""
+        event = await self.load_event()
+        if event is None:
+            if self.outage is None:
+                self.set_status(404)
+            days = self.console.config.retention.events_days
+            self.page("event.html", title="Event", nav="events", view=None, days=days)
+            return
+        if self.get_query_argument("download", ""):
+            self.set_header("Content-Type", "application/x-ndjson")
+            self.set_header("Content-Disposition", 'attachment; filename="event.ndjson"')
+            self.finish(event.body + b"\n")
+            return
+        self.page(
+            "event.html",
+            title=f"{event.type} {event.name or ''}".strip(),
+            nav="events",
+            view=self.event_view(event),
+            event=event,
+        )
+
+
+class EventJsonHandler(_Loads):
+    """What a row shows when it is expanded."""
+
+    async def get(self) -> None:
+        """Answer with the event, or with the dead letter that ``letter`` names."""
+        letter_id = self.get_query_argument("letter", "")
+        if letter_id:
+            letter = await self.load_letter(letter_id)
+            view = None if letter is None else self.letter_view(letter)
+        else:
+            event = await self.load_event()
+            view = None if event is None else self.event_view(event)
+        if view is None:
+            if self.outage is not None:
+                raise HTTPError(503, reason=self.outage.reason)
+            raise HTTPError(404, reason="It is not stored any more")
+        self.json(view)

@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``/events``: what is stored, newest first; ``/events.ndjson``: the same as a file."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+from typing import Final
+
+from engage.api import EVENT_TYPES, Event, EventFilter
+from engage.console.base import ConsoleHandler
+from engage.console.live import row_of_event
+
+__all__ = ["EventsFileHandler", "EventsHandler"]
+
+#: Events of a page, and of a file.
+LIMIT: Final = 50
+FILE_LIMIT: Final = 2000
+#: Reads of the store for one page: each looks at a bounded number of events.
+READS: Final = 4
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Found:
+    """Some events, newest first."""
+
+    events: list[Event]
+    #: For the next page; ``None``: there are no older ones.
+    cursor: str | None
+    #: Whether the search ended before it found enough.
+    gave_up: bool = False
+    #: Whether the storage can search at all.
+    possible: bool = True
+
+
+def parse_time(text: str) -> int | None:
+    """Return a time of a form in milliseconds; ``None`` if there is none or it is wrong."""
+    try:
+        moment = datetime.datetime.fromisoformat(text.strip().upper())
+    except ValueError:
+        return None
+    if moment.tzinfo is None:
+        moment = moment.replace(tzinfo=datetime.UTC)
+    return round(moment.timestamp() * 1000)
+
+
+def key_of(event: Event) -> str:
+    """Return the id of the event's write key, or the name of its provider."""
+    return row_of_event(event).key
+
+
+async def find_events(handler: ConsoleHandler, limit: int) -> Found:
+    """Read the events that the query of a request selects."""
+    given = {
+        name: handler.get_query_argument(name, "") for name in ("type", "name", "user", "origin")
+    }
+    wanted = EventFilter(
+        workspace_id=handler.workspace.id,
+        type=given["type"] or None,
+        name=given["name"] or None,
+        user_id=given["user"] or None,
+        origin=given["origin"] or None,
+        since=parse_time(handler.get_query_argument("since", "")),
+        until=parse_time(handler.get_query_argument("until", "")),
+    )
+    key = handler.get_query_argument("key", "")
+    cursor: str | None = handler.get_query_argument("before", "") or None
+    found: list[Event] = []
+    for _ in range(READS if limit == LIMIT else READS * 10):
+        page = await handler.read(
+            handler.console.store.recent(wanted, before=cursor, limit=min(limit - len(found), 500))
+        )
+        if page is None:
+            return Found(found, None, possible=handler.outage is not None)
+        found += [
+            event
+            for event in page.items
+            if wanted.matches(event) and (not key or key_of(event) == key)
+        ]
+        cursor = page.cursor
+        if cursor is None or len(found) >= limit:
+            return Found(found, cursor)
+    return Found(found, cursor, gave_up=True)
+
+
+class EventsHandler(ConsoleHandler):
+    """The events that the filters select."""
+
+    async def get(self) -> None:
+        """Show one page."""
+        found = await find_events(self, LIMIT)
+        query = {
+            name: self.get_query_argument(name, "")
+            for name in ("type", "name", "user", "key", "origin", "since", "until")
+        }
+        self.page(
+            "events.html",
+            title="Events",
+            nav="events",
+            rows=[row_of_event(event) for event in found.events],
+            found=found,
+            query=query,
+            given={name: value for name, value in query.items() if value},
+            paged=bool(self.get_query_argument("before", "")),
+            types=EVENT_TYPES,
+            keys=[key.id for key in self.workspace.write_keys],
+        )
+
+
+class EventsFileHandler(ConsoleHandler):
+    """The same as NDJSON: one stored event in each line."""
+
+    async def get(self) -> None:
+        """Send the newest events that the filters select."""
+        found = await find_events(self, FILE_LIMIT)
+        self.set_header("Content-Type", "application/x-ndjson")
+        self.set_header("Content-Disposition", 'attachment; filename="events.ndjson"')
+        self.finish(b"".join(event.body + b"\n" for event in found.events))

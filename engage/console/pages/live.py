@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``/live`` and ``/live.json``: what arrives, a second after it was stored."""
+
+from __future__ import annotations
+
+from engage.api import EVENT_TYPES
+from engage.console.base import ConsoleHandler, Outage
+from engage.console.live import RING, Wanted
+
+__all__ = ["LiveHandler", "LiveJsonHandler"]
+
+#: Rows in the page; the script gets the others as they come.
+FIRST = 100
+
+
+def wanted_of(handler: ConsoleHandler) -> Wanted:
+    """Return what the filters in the query select."""
+    return Wanted(
+        workspace_id=handler.workspace.id,
+        **{
+            name: handler.get_query_argument(name, "")
+            for name in ("status", "type", "name", "key", "user")
+        },
+    )
+
+
+class LiveHandler(ConsoleHandler):
+    """The newest rows; the script adds those that come."""
+
+    async def get(self) -> None:
+        """Show the rows of the ring that the filters select."""
+        live = self.console.live
+        wanted = wanted_of(self)
+        await live.look()
+        if live.error is not None:
+            self.outage = Outage(live.error, self.console.reader.last_good)
+        rows = live.rows(wanted)
+        self.page(
+            "live.html",
+            title="Live",
+            nav="live",
+            rows=rows[:FIRST],
+            last=live.last,
+            wanted=wanted,
+            filtered=wanted != Wanted(workspace_id=wanted.workspace_id),
+            oldest=live.oldest,
+            possible=live.possible,
+            types=EVENT_TYPES,
+            keys=[key.id for key in self.workspace.write_keys],
+            ring=RING,
+            refused=live.refused(wanted.workspace_id),
+        )
+
+
+class LiveJsonHandler(ConsoleHandler):
+    """The rows that came after those that a page has."""
+
+    async def get(self) -> None:
+        """Answer with the rows after ``after``."""
+        live = self.console.live
+        try:
+            after = int(self.get_query_argument("after", "0"))
+        except ValueError:
+            after = 0
+        await live.look()
+        # A page of an earlier process of the console begins again.
+        if after > live.last:
+            after = 0
+        hidden, more = live.hidden(after)
+        self.json(
+            {
+                "after": live.last,
+                "rows": [row.as_dict() for row in live.rows(wanted_of(self), after)],
+                "hidden": hidden,
+                "more": more,
+                "outage": live.error,
+                "refused": [row.as_dict() for row in live.refused(self.workspace.id)],
+            }
+        )
