@@ -12,11 +12,15 @@ from tornado.web import Application
 
 from engage.console.base import STATIC, TEMPLATES, ConsoleHandler
 from engage.console.files import MissingHandler, StaticHandler
+from engage.console.pages.audit import AuditHandler
 from engage.console.pages.event import EventHandler, EventJsonHandler
 from engage.console.pages.events import EventsFileHandler, EventsHandler
 from engage.console.pages.live import LiveHandler, LiveJsonHandler
 from engage.console.pages.overview import OverviewHandler
 from engage.console.pages.search import SearchHandler
+from engage.console.pages.subscriptions import SubscriptionsHandler
+from engage.console.pages.system import SystemHandler
+from engage.console.pages.webhooks import WebhooksHandler
 from engage.console.sign_in import HealthHandler, LinkHandler, LoginHandler, LogoutHandler
 
 if TYPE_CHECKING:
@@ -37,6 +41,10 @@ ROUTES: Final[Mapping[str, type[ConsoleHandler]]] = {
     "/live": LiveHandler,
     "/live.json": LiveJsonHandler,
     "/search": SearchHandler,
+    "/webhooks": WebhooksHandler,
+    "/subscriptions": SubscriptionsHandler,
+    "/system": SystemHandler,
+    "/audit": AuditHandler,
     "/link": LinkHandler,
     "/login": LoginHandler,
     "/logout": LogoutHandler,

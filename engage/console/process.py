@@ -111,6 +111,7 @@ class ConsoleProcess:
                         ipaddress.ip_network(one) for one in config.server.trusted_proxies
                     ),
                     app=app,
+                    registry=self._registry,
                     reader=reader,
                     links=Links(records, reader),
                     passwords=Passwords(settings.password) if settings.password else None,

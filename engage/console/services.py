@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from engage.console.passwords import Passwords, Throttle
     from engage.console.reader import Reader
     from engage.console.sessions import Sessions
+    from engage.registry import Registry
 
 __all__ = ["Console", "Requests"]
 
@@ -61,6 +62,8 @@ class Console:
     addresses: Addresses
     #: The composed server, for its pipeline and its deliveries. It does not listen.
     app: App
+    #: The installed plugins.
+    registry: Registry
     #: ``server.trusted_proxies``.
     trusted_proxies: Sequence[Network] = ()
     #: Calls the store: a few calls at a time, each within a time limit.

@@ -1,0 +1,36 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``/audit``: who did what in the console and with commands."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from engage.console.base import ConsoleHandler
+from engage.storage.audit import AUDIT, read_entry
+
+__all__ = ["AuditHandler"]
+
+#: Entries on a page.
+PAGE: Final = 100
+
+
+class AuditHandler(ConsoleHandler):
+    """The entries of the audit, newest first."""
+
+    async def get(self) -> None:
+        """Show one page of entries."""
+        records = self.console.records
+        page = None
+        if records is not None:
+            after = self.get_query_argument("after", None)
+            page = await self.read(
+                records.list_records(AUDIT, "", after=after, limit=PAGE, reverse=True)
+            )
+        self.page(
+            "audit.html",
+            title="Audit",
+            nav="audit",
+            supported=records is not None,
+            entries=None if page is None else [read_entry(record) for record in page.items],
+            older=None if page is None else page.cursor,
+        )

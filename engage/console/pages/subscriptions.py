@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``/subscriptions``: the groups, how many users chose them, and the choices of a user."""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Sequence
+from typing import Final
+
+from engage.api import SubscriptionRecord, SubscriptionStore
+from engage.console.base import ConsoleHandler
+
+__all__ = ["SubscriptionsHandler"]
+
+#: Choices that are counted: a scan, so the page has a bound.
+COUNTED: Final = 20_000
+#: Choices that one call of the storage returns.
+PAGE: Final = 2000
+
+
+class SubscriptionsHandler(ConsoleHandler):
+    """The groups of a workspace."""
+
+    async def get(self) -> None:
+        """Show the groups."""
+        store = self.console.store
+        supported = isinstance(store, SubscriptionStore)
+        user = self.get_query_argument("user", "")
+        subscribed: collections.Counter[str] = collections.Counter()
+        unsubscribed: collections.Counter[str] = collections.Counter()
+        complete = False
+        history: Sequence[SubscriptionRecord] | None = None
+        if isinstance(store, SubscriptionStore):
+            after: str | None = None
+            seen = 0
+            while seen < COUNTED and not complete:
+                page = await self.read(
+                    store.scan_subscriptions(self.workspace.id, after=after, limit=PAGE)
+                )
+                if page is None:
+                    break
+                for state in page.items:
+                    (subscribed if state.subscribed else unsubscribed)[state.group_id] += 1
+                seen += len(page.items)
+                after = page.cursor
+                complete = after is None
+            if user:
+                found = await self.read(
+                    store.history(self.workspace.id, user, after=None, limit=200)
+                )
+                history = None if found is None else found.items[::-1]
+        self.page(
+            "subscriptions.html",
+            title="Subscriptions",
+            nav="subscriptions",
+            supported=supported,
+            groups=self.workspace.subscription_groups,
+            links=bool(self.workspace.subscription_secrets),
+            subscribed=subscribed,
+            unsubscribed=unsubscribed,
+            complete=complete,
+            user=user,
+            history=history,
+        )

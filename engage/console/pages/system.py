@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``/system``: the processes, the storage, the limits, and what to look at."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+from engage.api import CountStore, DeadLetterStore
+from engage.console.base import ConsoleHandler
+from engage.monitoring.history import MINUTE, UP
+from engage.storage.budgets import use_ratio
+
+if TYPE_CHECKING:
+    from engage.config import Config
+
+__all__ = ["SystemHandler"]
+
+#: Minutes of the history that are looked at for the number of processes.
+_RECENT: Final = 3
+
+#: Names of the budgets of dead letters for people.
+BUDGETS: Final[Mapping[str, str]] = {
+    "api": "Refused events",
+    "webhook": "Deliveries",
+    "conflict": "Conflicting message ids",
+}
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Budget:
+    """How much of a budget of dead letters is used."""
+
+    workspace_id: str
+    what: str
+    count: int
+    max_count: int
+    size: int
+    max_size: int
+    #: 0 to 1.
+    ratio: float
+
+
+class SystemHandler(ConsoleHandler):
+    """The state of the server."""
+
+    async def get(self) -> None:
+        """Show the state."""
+        console = self.console
+        store = console.store
+        await self.read(store.check())
+        answers = self.outage is None
+        budgets = [budget async for budget in self._budgets()] if answers else []
+        self.page(
+            "system.html",
+            title="System",
+            nav="system",
+            answers=answers,
+            backend=console.config.storage.backend,
+            gauges=dict(store.gauges()),
+            processes=await self._processes() if answers else None,
+            budgets=budgets,
+            warnings=list(_warnings(console.config)) + list(console.app.keys.problems),
+            settings=_settings(console.config),
+        )
+
+    async def _processes(self) -> Mapping[str, int] | None:
+        """Return version → processes that wrote to the history lately; ``None``: unknown."""
+        store = self.console.store
+        if not isinstance(store, CountStore):
+            return None
+        now = round(self.console.clock() * 1000)
+        page = await self.read(
+            store.counts(
+                MINUTE, since=now - _RECENT * 60_000, until=now + 60_000, names=[UP], limit=1000
+            )
+        )
+        if page is None:
+            return None
+        found: dict[str, int] = {}
+        for count in page.items:
+            version = count.labels[0]
+            found[version] = max(found.get(version, 0), count.processes)
+        return found
+
+    async def _budgets(self) -> Any:
+        store = self.console.store
+        if not isinstance(store, DeadLetterStore):
+            return
+        budget = self.console.config.limits.dead_letter_budget
+        for use in await self.read(store.budget_use()) or ():
+            count, size = budget.of(use.budget)
+            yield Budget(
+                use.workspace_id,
+                BUDGETS[use.budget],
+                use.count,
+                count,
+                use.size,
+                size,
+                use_ratio(use, budget),
+            )
+
+
+def _warnings(config: Config) -> Iterator[str]:
+    """Yield what an operator should look at in the config."""
+    if config.server.public_url is None:
+        yield (
+            "server.public_url is not set: the snippets and webhook URLs show the address that the"
+            " server listens on, which clients elsewhere cannot reach."
+        )
+    for workspace in config.workspaces:
+        if workspace.subscription_groups and not workspace.subscription_secrets:
+            yield (
+                f"The workspace {workspace.id} has subscription groups but no subscription_secret,"
+                " so that no subscription link works."
+            )
+    if config.retention.dead_letters_days is None:
+        yield "retention.dead_letters_days is not set: rejected events are kept indefinitely."
+
+
+def _settings(config: Config) -> Mapping[str, str]:
+    """Return the settings that are shown; none is a secret."""
+    server, retention, limits = config.server, config.retention, config.limits
+
+    def days(number: int | None) -> str:
+        return "indefinitely" if number is None else f"{number} days"
+
+    return {
+        "Address": f"{server.host}:{server.port}",
+        "Public URL": server.public_url or "not set",
+        "Workers": str(server.workers),
+        "Metrics": "off" if server.metrics_port is None else f"port {server.metrics_port}",
+        "Events are kept": days(retention.events_days),
+        "Rejected events are kept": days(retention.dead_letters_days),
+        "Largest event": f"{limits.event_bytes:,} bytes",
+        "Largest body": f"{limits.body_bytes:,} bytes",
+        "Events in a batch": f"{limits.batch_events:,}",
+        "Transforms": ", ".join(one.name for one in config.transforms) or "none",
+        "Observers": ", ".join(one.name for one in config.observers) or "none",
+    }

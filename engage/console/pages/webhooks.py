@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``/webhooks``: the providers, the URL to enter at each, and what was delivered in 24 hours."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+from collections.abc import Mapping
+from typing import Final
+
+from engage.api import CountStore
+from engage.console.base import ConsoleHandler
+from engage.monitoring.history import MINUTE, WEBHOOKS
+
+__all__ = ["WebhooksHandler"]
+
+_DAY: Final = 24 * 3600 * 1000
+
+#: Outcomes of a delivery that are no problem.
+FINE: Final = frozenset({"accepted", "ignored", "probe"})
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Enabled:
+    """A provider that the workspace has enabled."""
+
+    name: str
+    url: str
+    setup: str
+    #: Outcome → deliveries in 24 hours, of all workspaces.
+    outcomes: Mapping[str, int]
+    #: When a delivery was last counted, and when one was last accepted: the minute, in
+    #: milliseconds since 1970 UTC.
+    last: int | None
+    last_fine: int | None
+
+
+class WebhooksHandler(ConsoleHandler):
+    """The webhook providers."""
+
+    async def get(self) -> None:
+        """Show the providers."""
+        console = self.console
+        server = console.config.server
+        outcomes: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
+        last: dict[str, int] = {}
+        last_fine: dict[str, int] = {}
+        store = console.store
+        if isinstance(store, CountStore):
+            now = round(console.clock() * 1000)
+            after: str | None = None
+            while True:
+                page = await self.read(
+                    store.counts(
+                        MINUTE,
+                        since=now - _DAY,
+                        until=now + 60_000,
+                        names=[WEBHOOKS],
+                        after=after,
+                        limit=10_000,
+                    )
+                )
+                if page is None:
+                    break
+                for count in page.items:
+                    name, outcome = count.labels
+                    outcomes[name][outcome] += count.total
+                    last[name] = max(last.get(name, 0), count.at)
+                    if outcome in FINE:
+                        last_fine[name] = max(last_fine.get(name, 0), count.at)
+                after = page.cursor
+                if after is None:
+                    break
+        base = server.public_url or f"http://{server.host}:{server.port}"
+        enabled = []
+        for name, options in sorted(self.workspace.webhooks.items()):
+            own = options.get("public_url")
+            url = f"{base}/api/public/webhooks/{name}?workspaceId={self.workspace.id}"
+            registered = console.registry.webhooks.get(name)
+            enabled.append(
+                Enabled(
+                    name=name,
+                    url=own if isinstance(own, str) else url,
+                    setup=getattr(getattr(registered, "factory", None), "setup", ""),
+                    outcomes=outcomes[name],
+                    last=last.get(name),
+                    last_fine=last_fine.get(name),
+                )
+            )
+        self.page(
+            "webhooks.html",
+            title="Webhooks",
+            nav="webhooks",
+            enabled=enabled,
+            others=sorted(set(console.registry.webhooks) - set(self.workspace.webhooks)),
+            reachable=server.public_url is not None,
+            counted=isinstance(store, CountStore),
+            fine=FINE,
+        )
