@@ -16,6 +16,8 @@ interfaces of :mod:`engage.api`. Nothing that answers clients imports it.
 ``sessions.py``      who is signed in: cookies, and the secret that signs them
 ``links.py``         one-time links for signing in
 ``passwords.py``     hashes of passwords; how many guesses there may be
+``jobs.py``          replays of many dead letters, in the background
+``job_records.py``   the state of these replays, and where all processes find it
 ``sign_in.py``       the pages ``link``, ``login`` and ``logout``, and ``healthz``
 ``sparks.py``        small curves as SVG
 ``pretty.py``        JSON on several lines, unchanged
