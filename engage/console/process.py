@@ -88,6 +88,7 @@ class ConsoleProcess:
         from engage.app import build
         from engage.console.addresses import Addresses
         from engage.console.application import ConsoleServer, make_application
+        from engage.console.jobs import Jobs
         from engage.console.links import Links
         from engage.console.passwords import Passwords, Throttle
         from engage.console.reader import Reader
@@ -103,6 +104,10 @@ class ConsoleProcess:
                 await app.open(patient=True)
                 reader = Reader(config.storage.write_timeout)
                 records = app.store if isinstance(app.store, RecordStore) else None
+                jobs = Jobs(app.store, app.replays, clock=app.clock)
+                stack.push_async_callback(jobs.close)
+                if not settings.read_only:
+                    jobs.open()
                 console = Console(
                     config=config,
                     settings=settings,
@@ -117,6 +122,7 @@ class ConsoleProcess:
                     passwords=Passwords(settings.password) if settings.password else None,
                     throttle=Throttle(),
                     sessions=Sessions(records, reader, password=settings.password),
+                    jobs=jobs,
                 )
                 if self._link_hash is not None:
                     await console.links.add(self._link_hash)
