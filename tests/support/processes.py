@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which processes are alive, and which a process started, read from Linux's /proc."""
+"""Which processes are alive, who started one, and who has a connection, from Linux's /proc."""
 
 from __future__ import annotations
 
 import contextlib
+import os
+from collections.abc import Iterable
 from pathlib import Path
 
 
@@ -32,3 +34,22 @@ def descendants(pid: int) -> set[int]:
     for child in tuple(found):
         found |= descendants(child)
     return found
+
+
+def holder(pids: Iterable[int], local_port: int) -> int | None:
+    """Return which of the processes has the other end of a connection over 127.0.0.1.
+
+    :param local_port: the client's port.
+    :return: ``None`` if none has accepted the connection yet.
+    """
+    inodes = set()
+    for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
+        fields = line.split()
+        if int(fields[2].rpartition(":")[2], 16) == local_port:
+            inodes.add(f"socket:[{fields[9]}]")
+    for pid in pids:
+        for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+            with contextlib.suppress(OSError):
+                if os.readlink(descriptor) in inodes:
+                    return pid
+    return None

@@ -10,11 +10,13 @@ import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from engage.api import DeadLetter, DeadLetterStore, Event, EventFilter, EventStore
 from engage.app import App, build
 from engage.config import Config, load
 from engage.monitoring.metrics import Metrics
+from engage.pipeline import keys
 from support.exports import registry
 from support.http_client import Answer, RawClient, listening
 from support.server_process import KEY, config_text
@@ -139,19 +141,23 @@ async def serving(
     config_extra: str = "",
     metrics: Metrics | None = None,
     meddle: Callable[[EventStore], None] | None = None,
+    refresh_gap: float = 0.02,
 ) -> AsyncIterator[Serving]:
     """Serve until the block ends. The texts are those of ``start_server``.
 
     :param meddle: called with the storage before it is used.
+    :param refresh_gap: seconds between two reads of the write keys in the store that unknown keys
+        cause; few, so that a test with many wrong keys does not take long.
     """
     path = folder / "engage.toml"
     path.write_text(config_text(server=server, workspace=workspace, config_extra=config_extra))
     plugins: Any = registry() if meddle is None else Meddling(meddle)
     app = build(load(path), plugins, metrics)
-    await app.open()
-    try:
-        sock = listening()
-        await app.serve(sock)
-        yield Serving(app, sock.getsockname()[1])
-    finally:
-        await app.close()
+    with mock.patch.object(keys, "GAP_SECONDS", refresh_gap):
+        await app.open()
+        try:
+            sock = listening()
+            await app.serve(sock)
+            yield Serving(app, sock.getsockname()[1])
+        finally:
+            await app.close()

@@ -1,0 +1,269 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Requests with an unknown write key: they wait for the keys in the store, within limits."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engage.api import EventStore, StorageUnavailable
+from engage.pipeline import keys
+from engage.storage.audit import Actor
+from engage.storage.key_changes import create_key
+from support.http_client import Answer
+from support.server_inprocess import BASIC, Serving, Valve, serving
+from support.waiting import eventually
+
+EVENT = {"userId": "u", "event": "E"}
+ACTOR = Actor(who="ann", origin="test")
+
+
+def basic(key: str) -> str:
+    return "Basic " + base64.b64encode(f"{key}:".encode()).decode()
+
+
+async def create(server: Serving, key_id: str = "ios") -> str:
+    """Create a key, as another process would."""
+    workspaces = server.app.config.workspaces
+    made = await create_key(
+        server.app.store, workspaces, "acme", key_id, actor=ACTOR, now=1_795_253_400_000
+    )
+    return made.key
+
+
+class Reads:
+    """Counts how often the version of the records is read."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def __call__(self, store: EventStore) -> None:
+        read: Callable[[str], Awaitable[int]] = store.records_version  # type: ignore[attr-defined]
+
+        async def counted(kind: str) -> int:
+            self.count += kind == "key"
+            return await read(kind)
+
+        store.records_version = counted  # type: ignore[attr-defined]
+
+
+def places(key: str) -> list[dict[str, Any]]:
+    """Return the requests that have a key in each of its places."""
+    return [
+        {"path": "/v1/track", "body": EVENT, "key": basic(key)},
+        {"path": "/v1/track", "body": EVENT, "key": f"Basic {key}"},
+        {"path": f"/v1/track?writeKey={key}", "body": EVENT, "key": None},
+        {"path": "/v1/track", "body": {**EVENT, "writeKey": key}, "key": None},
+        {
+            "path": "/v1/batch",
+            "body": {"batch": [{"type": "track", **EVENT}], "writeKey": key},
+            "key": None,
+        },
+        {"path": f"/v1/projects/{key}/settings", "method": "GET", "key": None},
+        {"path": "/sourceConfig", "method": "GET", "key": basic(key)},
+    ]
+
+
+async def test_a_new_key_works_at_its_first_use_in_each_place(tmp_path: Path) -> None:
+    async with serving(tmp_path) as server:
+        for number in range(len(places(""))):
+            key = await create(server, f"key-{number}")
+            answer = await server.send(**places(key)[number])
+            assert (number, answer.status) == (number, 200)
+        assert len(await server.events()) == 5
+
+
+async def test_a_wrong_key_is_refused_in_each_place(tmp_path: Path) -> None:
+    async with serving(tmp_path) as server:
+        for number, request in enumerate(places("nope")):
+            began = time.monotonic()
+            answer = await server.send(**request)
+            assert (number, answer.status) == (
+                number,
+                404 if "projects" in request["path"] else 401,
+            )
+            assert time.monotonic() - began < keys.WAIT_SECONDS
+
+
+@pytest.mark.parametrize("sent", ["Basic é", "Basic", "Basic a=b c", "Bearer nope", "x" * 600])
+async def test_what_cannot_be_a_key_does_not_wait(tmp_path: Path, sent: str) -> None:
+    reads = Reads()
+    async with serving(tmp_path, meddle=reads) as server:
+        await asyncio.sleep(0)
+        before = reads.count
+        answer = await server.send("/v1/track", EVENT, key=sent)
+        assert answer.status == 401
+        answer = await server.send("/v1/track", {**EVENT, "writeKey": "x" * 600}, key=None)
+        assert answer.status == 401
+        assert reads.count == before
+
+
+async def test_only_a_refresh_that_began_later_counts(tmp_path: Path) -> None:
+    """A key is created while a refresh runs that has read the version before."""
+    gate = asyncio.Event()
+    reading = asyncio.Event()
+
+    def meddle(store: EventStore) -> None:
+        read: Callable[[str], Awaitable[int]] = store.records_version  # type: ignore[attr-defined]
+
+        async def late(kind: str) -> int:
+            version = await read(kind)
+            if kind == "key-override" and reading.is_set():
+                await gate.wait()
+            return version
+
+        store.records_version = late  # type: ignore[attr-defined]
+
+    async with serving(tmp_path, meddle=meddle) as server:
+        reading.set()
+        first = asyncio.create_task(server.send("/v1/track", EVENT, key=basic("nope")))
+        await asyncio.sleep(0.5)  # The refresh hangs now.
+        key = await create(server)
+        second = asyncio.create_task(server.send("/v1/track", EVENT, key=basic(key)))
+        await asyncio.sleep(0.2)
+        reading.clear()
+        gate.set()
+        assert (await first).status == 401
+        assert (await second).status == 200
+
+
+async def test_a_flood_of_unknown_keys_costs_one_read_a_second(tmp_path: Path) -> None:
+    """Known keys are served meanwhile, and the requests that cannot wait get a 503."""
+    reads = Reads()
+    seconds = 5.0
+    async with serving(tmp_path, meddle=reads, refresh_gap=keys.GAP_SECONDS) as server:
+        before, end = reads.count, time.monotonic() + seconds
+        statuses: dict[int, int] = {}
+        refused: list[Answer] = []
+
+        async def flood(number: int) -> None:
+            sent = 0
+            async with await server.connect() as client:
+                while time.monotonic() < end:
+                    sent += 1
+                    key = basic(f"unknown-{number}-{sent}")
+                    answer = await server.send("/v1/track", EVENT, key=key, client=client)
+                    statuses[answer.status] = statuses.get(answer.status, 0) + 1
+                    if answer.status == 503:
+                        refused.append(answer)
+                        await asyncio.sleep(0.05)
+
+        flooding = [asyncio.create_task(flood(number)) for number in range(150)]
+        slowest = 0.0
+        async with await server.connect() as client:
+            while time.monotonic() < end:
+                began = time.monotonic()
+                assert (await server.track(client)).status == 200
+                slowest = max(slowest, time.monotonic() - began)
+                await asyncio.sleep(0.02)
+        await asyncio.gather(*flooding)
+        assert reads.count - before <= seconds + 2
+        assert set(statuses) == {401, 503}
+        assert statuses[401] <= keys.MAX_WAITING * (seconds + 2)
+        assert slowest < 1.0
+        for answer in refused:
+            assert answer.json["code"] == "overloaded"
+            assert 1 <= int(answer.headers["retry-after"]) <= 5
+        # A new key still works.
+        assert (
+            await server.send("/v1/track", EVENT, key=basic(await create(server)))
+        ).status == 200
+
+
+async def test_a_waiting_request_leaves_its_body_unread(tmp_path: Path) -> None:
+    """Bodies of 1 MB whose key is in the header: the server holds a small part of each."""
+    valve = Valve("records_version")
+    async with serving(tmp_path, meddle=valve) as server:
+        valve.gate.clear()
+        body = b"x" * 1_000_000
+        path = "/v1/track"
+        tasks = [
+            asyncio.create_task(server.send(path, body, key=basic(f"unknown-{number}")))
+            for number in range(20)
+        ]
+        await asyncio.sleep(1.0)
+        listener = server.app.listener
+        assert listener is not None
+        held = listener.shared.capacity.held
+        assert 0 < held < 20 * 400_000
+        assert (await server.track()).status == 200
+        for task in tasks:
+            answer = await task
+            assert (answer.status, answer.json["code"]) == (503, "storage_unavailable")
+            assert int(answer.headers["retry-after"]) > 0
+        await eventually(lambda: listener.shared.capacity.held == 0)
+        valve.gate.set()
+
+
+@pytest.mark.parametrize("known", [True, False])
+async def test_a_client_that_expects_100_waits_for_it(tmp_path: Path, known: bool) -> None:
+    async with serving(tmp_path) as server, await server.connect() as client:
+        key = await create(server) if known else "nope"
+        body = b'{"userId": "u", "event": "E"}'
+        head = f"POST /v1/track HTTP/1.1\r\nHost: a\r\nAuthorization: {basic(key)}\r\n"
+        head += f"Expect: 100-continue\r\nContent-Length: {len(body)}\r\n\r\n"
+        await client.send(head.encode())
+        if not known:
+            assert (await client.answer()).status == 401
+            return
+        assert await client.reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
+        await client.send(body)
+        assert (await client.answer()).status == 200
+
+
+async def test_a_large_body_with_a_new_key_is_stored(tmp_path: Path) -> None:
+    async with serving(tmp_path) as server:
+        items = [{"type": "track", **EVENT, "properties": {"x": "y" * 5000}}] * 90
+        for number, encode in enumerate((basic, None)):
+            key = await create(server, f"key-{number}")
+            body = {"batch": items} if encode else {"batch": items, "writeKey": key}
+            answer = await server.send("/v1/batch", body, key=encode(key) if encode else None)
+            assert answer.status == 200
+        assert len(await server.events()) == 180
+
+
+async def test_a_client_that_hangs_up_while_it_waits_does_no_harm(tmp_path: Path) -> None:
+    async with serving(tmp_path) as server:
+        for _ in range(30):
+            async with await server.connect() as client:
+                head = f"POST /v1/track HTTP/1.1\r\nHost: a\r\nAuthorization: {basic('nope')}\r\n"
+                await client.send(head.encode() + b"Content-Length: 1000\r\n\r\n{")
+        table = server.app.keys
+        await eventually(lambda: table._waiting == 0)
+        assert (await server.track()).status == 200
+
+
+async def test_until_the_keys_were_read_every_key_gets_a_503(tmp_path: Path) -> None:
+    """Also a key of the config: an operator may have disabled it."""
+    valve = Valve("records_version")
+    valve.error = StorageUnavailable("away")
+    async with serving(tmp_path, meddle=valve) as server:
+        for key in ("nope", "test-write-key-of-acme"):
+            for request in places(key):
+                answer = await server.send(**request)
+                assert (answer.status, answer.json["code"]) == (503, "storage_unavailable")
+                assert int(answer.headers["retry-after"]) > 0
+        assert (await server.send("/v1/track", EVENT, key=None)).status == 401
+        assert (await server.send("/v1/track", EVENT, key="Bearer x")).status == 401
+        assert (await server.send("/readyz", method="GET", key=None)).status == 503
+        valve.error = None
+        await eventually(lambda: server.app.keys.loaded)
+        assert (await server.track()).status == 200
+        assert (await server.send("/v1/track", EVENT, key=basic("nope"))).status == 401
+
+
+async def test_a_store_that_goes_away_later_changes_nothing(tmp_path: Path) -> None:
+    valve = Valve("records_version")
+    async with serving(tmp_path, meddle=valve) as server:
+        key = await create(server)
+        assert (await server.send("/v1/track", EVENT, key=basic(key))).status == 200
+        valve.error = StorageUnavailable("away")
+        assert (await server.send("/v1/track", EVENT, key=basic("nope"))).status == 503
+        for sent in (BASIC, basic(key)):
+            assert (await server.send("/v1/track", EVENT, key=sent)).status == 200
