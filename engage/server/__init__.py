@@ -2,9 +2,11 @@
 """The processes that ``engage serve`` starts, watches and stops.
 
 =======================  ===========================================================
-``serve.py``             opens the socket, and runs one worker or a supervisor
+``serve.py``             opens the socket, and runs the supervisor
 ``supervisor.py``        starts the workers and replaces those that die
-``child.py``             the main program of a supervised worker
+``console_keeper.py``    starts the console and replaces it when it dies
+``children.py``          starts a child process and reads what it reports
+``child.py``             the main program of a child process
 ``console.py``            the console without a server beside it
 ``worker.py``            one process: opens the store, serves, drains, closes
 ``metrics_endpoint.py``  serves ``/metrics`` for Prometheus on a separate port

@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``python -m engage.server.child``: a worker process, started by :mod:`engage.server.supervisor`.
+"""``python -m engage.server.child``: a process that :mod:`engage.server.children` starts.
 
-The worker runs in a new interpreter. A fork would share the parent's event loop, threads and locks.
+It is a worker, or the console. It runs in a new interpreter. A fork would share the parent's event
+loop, threads and locks.
 
 The child and its parent are connected by a socket pair, the channel. The parent sends the
-:class:`Setup`, and the line ``drain`` when the worker is to stop. The child sends the line
-``ready``, or ``failed`` and the reason. If the parent dies, the channel closes and the child exits
-at once. That loses nothing, because only durable events are acknowledged; an orphan would block the
-port and the database file for the next server.
+:class:`Setup`, and the line ``drain`` when the child is to stop. The child sends the line ``ready``
+(the console adds its URL), or ``failed`` and the reason. If the parent dies, the channel closes and
+the child exits at once. That loses nothing, because only durable events are acknowledged; an orphan
+would block the port and the database file for the next server.
 """
 
 from __future__ import annotations
@@ -27,12 +28,14 @@ from typing import TYPE_CHECKING
 
 from engage.api import EngageError
 from engage.monitoring import logs
-from engage.server.worker import Worker, new_event_loop
+from engage.server.worker import new_event_loop
 
 if TYPE_CHECKING:
     from engage.config import Config
+    from engage.console.process import ConsoleProcess
+    from engage.server.worker import Worker
 
-__all__ = ["BLOCKED", "Setup", "main", "receive_setup", "send_setup"]
+__all__ = ["BLOCKED", "ConsoleSetup", "Setup", "main", "receive_setup", "send_setup"]
 
 _log = logging.getLogger(__name__)
 #: Signals that stay blocked in a new child until it can handle them.
@@ -40,6 +43,14 @@ BLOCKED = {signal.SIGINT, signal.SIGTERM}
 
 _LENGTH = struct.Struct("!I")
 _PR_SET_PDEATHSIG = 1
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ConsoleSetup:
+    """What the console receives in addition."""
+
+    #: The hash of the token of a one-time link; see :mod:`engage.console.links`.
+    link_hash: str | None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -56,6 +67,10 @@ class Setup:
     server_running: bool
     #: Strings to mask in the log.
     secrets: tuple[str, ...]
+    #: Whether this worker serves the metrics, because it is the only one.
+    serves_metrics: bool = False
+    #: ``None``: the child is a worker.
+    console: ConsoleSetup | None = None
 
 
 def send_setup(channel: socket.socket, setup: Setup) -> None:
@@ -88,14 +103,14 @@ def receive_setup(channel: socket.socket) -> Setup:
     return setup
 
 
-def main(listening_fd: int, channel_fd: int) -> int:
-    """Run a worker.
+def main(channel_fd: int, listening_fd: int | None = None) -> int:
+    """Run a worker or the console.
 
-    :param listening_fd: the inherited listening socket.
     :param channel_fd: the inherited end of the channel to the parent.
+    :param listening_fd: the inherited listening socket of a worker.
     :return: the exit status.
     """
-    # Only the parent reacts to Ctrl-C; it sends "drain". SIGTERM drains this worker only.
+    # Only the parent reacts to Ctrl-C; it sends "drain". SIGTERM drains this child only.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     channel = socket.socket(fileno=channel_fd)
     try:
@@ -109,8 +124,10 @@ def main(listening_fd: int, channel_fd: int) -> int:
     logging_ = setup.config.logging
     logs.configure(logging_.level, logging_.format, secrets=setup.secrets)
     try:
+        if listening_fd is None:
+            return asyncio.run(_run_console(setup, channel))
         with asyncio.Runner(loop_factory=new_event_loop) as runner:
-            return runner.run(_run(setup, socket.socket(fileno=listening_fd), channel))
+            return runner.run(_run_worker(setup, socket.socket(fileno=listening_fd), channel))
     except (EngageError, OSError) as error:
         channel.setblocking(True)
         channel.sendall(b"failed " + json.dumps(str(error)).encode() + b"\n")
@@ -119,8 +136,9 @@ def main(listening_fd: int, channel_fd: int) -> int:
         logs.flush()
 
 
-async def _run(setup: Setup, sock: socket.socket, channel: socket.socket) -> int:
+async def _run_worker(setup: Setup, sock: socket.socket, channel: socket.socket) -> int:
     from engage.registry import load_plugins
+    from engage.server.worker import Worker
 
     reader, writer = await asyncio.open_connection(sock=channel.dup())
     worker = Worker(
@@ -129,24 +147,48 @@ async def _run(setup: Setup, sock: socket.socket, channel: socket.socket) -> int
         sock,
         number=setup.number,
         server_running=setup.server_running,
+        serves_metrics=setup.serves_metrics,
         ready=lambda: writer.write(b"ready\n"),
     )
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, worker.stop)
+    return await _run(worker, reader, writer)
+
+
+async def _run_console(setup: Setup, channel: socket.socket) -> int:
+    from engage.console.process import ConsoleProcess
+    from engage.registry import load_plugins
+
+    assert setup.console is not None
+    reader, writer = await asyncio.open_connection(sock=channel.dup())
+    console = ConsoleProcess(
+        setup.config,
+        load_plugins(),
+        server_running=setup.server_running,
+        link_hash=setup.console.link_hash,
+        ready=lambda url: writer.write(b"ready " + json.dumps(url).encode() + b"\n"),
+    )
+    return await _run(console, reader, writer)
+
+
+async def _run(
+    process: Worker | ConsoleProcess, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+) -> int:
+    """Run a worker or the console until SIGTERM, or until the parent sends ``drain``."""
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, process.stop)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, BLOCKED)
 
     async def read_commands() -> None:
         while line := await reader.readline():
             if line == b"drain\n":
-                worker.stop()
+                process.stop()
         os._exit(1)
 
     reading = asyncio.create_task(read_commands(), name="read_commands")
     try:
-        return await worker.run()
+        return await process.run()
     finally:
         reading.cancel()
         writer.close()
 
 
 if __name__ == "__main__":
-    sys.exit(main(int(sys.argv[1]), int(sys.argv[2])))
+    sys.exit(main(*map(int, sys.argv[1:])))

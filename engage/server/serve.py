@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Run the server: one listening socket, and the processes that answer requests on it.
 
-With one worker, this process answers the requests (:mod:`engage.server.worker`). With several, it
-is the parent (:mod:`engage.server.supervisor`): it holds the socket, starts the workers, which
-inherit the socket, replaces those that die, and serves the metrics of all. The workers share only
-the socket and the store.
+This process is the parent (:mod:`engage.server.supervisor`): it holds the socket, starts the
+workers, which inherit the socket, and the console, replaces those that die, and serves the metrics
+of several workers. The workers share only the socket and the store.
+
+Windows has no such children: there this process answers the requests (:mod:`engage.server.worker`),
+and the console is started by hand.
 """
 
 from __future__ import annotations
@@ -51,11 +53,8 @@ def serve(config: Config, registry: Registry) -> int:
         _raise_open_file_limit(config.server.max_connections)
         sock = listen(config.server.host, config.server.port)
         try:
-            if config.server.workers == 1:
-                with asyncio.Runner(loop_factory=new_event_loop) as runner:
-                    return runner.run(Worker(config, registry, sock).run())
             if sys.platform == "win32":
-                raise EngageError("server.workers: must be 1 on Windows")
+                return _run_here(config, registry, sock)
             return _supervise(config, sock, secrets)
         finally:
             sock.close()
@@ -92,9 +91,19 @@ def _raise_open_file_limit(connections: int) -> None:
         )
 
 
+def _run_here(config: Config, registry: Registry, sock: socket.socket) -> int:
+    """Answer the requests in this process."""
+    if config.server.workers > 1:
+        raise EngageError("server.workers: must be 1 on Windows")
+    if config.console is not None:
+        _log.warning("on Windows, start the console in a second window: engage console")
+    with asyncio.Runner(loop_factory=new_event_loop) as runner:
+        return runner.run(Worker(config, registry, sock).run())
+
+
 def _supervise(config: Config, sock: socket.socket, secrets: tuple[str, ...]) -> int:
     folder = None
-    if config.server.metrics_port is not None:
+    if config.server.metrics_port is not None and config.server.workers > 1:
         # A new folder, so that metrics of an earlier run are not counted. The variable must be set
         # before prometheus_client is imported, which reads it once.
         folder = tempfile.mkdtemp(prefix="engage-metrics-")

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The parent of several workers: starts them, replaces those that die, and stops them.
+"""The parent of the workers and the console: starts them, replaces those that die, stops them.
 
 The first worker is started alone, because it creates the store if there is none. If it cannot
 start, neither can the others, and the server exits with its error. A worker that dies later is
 replaced after a pause, which doubles while the replacements die early. After ten deaths within a
-minute restarts do not help: the server exits with status 1, so that a service manager notices.
+minute restarts do not help: the server exits with status 1, so that a service manager notices. The
+console is not counted: see :mod:`engage.server.console_keeper`.
 """
 
 from __future__ import annotations
@@ -12,20 +13,18 @@ from __future__ import annotations
 import asyncio
 import collections
 import contextlib
-import dataclasses
-import json
 import logging
 import os
-import signal
 import socket
-import sys
 import time
 from typing import TYPE_CHECKING, Any, Final
 
 from engage.api import EngageError
 from engage.http1.sockets import url_of
 from engage.monitoring import logs
-from engage.server.child import BLOCKED, Setup, send_setup
+from engage.server.child import Setup
+from engage.server.children import Child, start_child
+from engage.server.console_keeper import ConsoleKeeper
 from engage.server.metrics_endpoint import forget_process, serve_shared_metrics
 from engage.server.worker import handle_signals
 
@@ -45,18 +44,8 @@ RESTART_PAUSE: Final = 0.1
 MAX_RESTART_PAUSE: Final = 5.0
 #: Seconds after ``server.shutdown_grace`` before a worker is killed.
 KILL_DELAY: Final = 5.0
-
-
-@dataclasses.dataclass(eq=False, slots=True)
-class _Child:
-    number: int
-    process: asyncio.subprocess.Process
-    writer: asyncio.StreamWriter
-    #: True: it answers requests. A string: the reason why it cannot start. False: it died before
-    #: it reported either.
-    started: asyncio.Future[bool | str]
-    #: Reads what the worker reports.
-    reading: asyncio.Task[None] | None = None
+#: Seconds that the console has to stop after the workers have stopped.
+CONSOLE_SECONDS: Final = 3.0
 
 
 class Supervisor:
@@ -71,11 +60,12 @@ class Supervisor:
         self._config = config
         self._sock = sock
         self._secrets = secrets
-        self._children: set[_Child] = set()
+        self._children: set[Child] = set()
         self._deaths: collections.deque[float] = collections.deque(maxlen=MAX_DEATHS)
         self._stopping = asyncio.Event()
         self._failed = False
         self._server_running = False
+        self._console = None if config.console is None else ConsoleKeeper(config, secrets)
 
     async def run(self) -> int:
         """Run the workers until a signal arrives, or until too many of them have died.
@@ -85,7 +75,8 @@ class Supervisor:
         """
         handle_signals(self._on_signal)
         with contextlib.ExitStack() as stack:
-            if self._config.server.metrics_port is not None:
+            # A single worker serves its metrics itself.
+            if self._config.server.metrics_port is not None and self._config.server.workers > 1:
                 stack.callback(serve_shared_metrics(self._config))
             try:
                 first = await self._start_worker(0)
@@ -95,13 +86,14 @@ class Supervisor:
                     asyncio.create_task(self._keep_running(number))
                     for number in range(1, self._config.server.workers)
                 ]
+                console = self._console
+                running = asyncio.create_task(console.run()) if console is not None else None
                 await self._stopping.wait()
-                return await self._drain(keepers)
+                return await self._drain(keepers, running)
             finally:
-                for child in self._children:
-                    _kill(child)
+                self._kill_all()
 
-    async def _wait_for_first(self, child: _Child) -> None:
+    async def _wait_for_first(self, child: Child) -> None:
         stop = asyncio.create_task(self._stopping.wait())
         waiting: set[asyncio.Future[Any]] = {child.started, stop}
         await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
@@ -125,35 +117,21 @@ class Supervisor:
             },
         )
 
-    async def _start_worker(self, number: int) -> _Child:
-        ours, theirs = socket.socketpair()
-        with theirs:
-            # A child inherits the blocked signals, and unblocks them when it can handle them.
-            # Ctrl-C, and the SIGTERM of a service manager, also reach a process that just started.
-            signal.pthread_sigmask(signal.SIG_BLOCK, BLOCKED)
-            try:
-                process = await asyncio.create_subprocess_exec(
-                    sys.executable,
-                    *("-m", "engage.server.child", str(self._sock.fileno()), str(theirs.fileno())),
-                    stdin=asyncio.subprocess.DEVNULL,
-                    pass_fds=(self._sock.fileno(), theirs.fileno()),
-                )
-            finally:
-                signal.pthread_sigmask(signal.SIG_UNBLOCK, BLOCKED)
-        setup = Setup(self._config, number, self._server_running, self._secrets)
-        # The child waits only for this. If it has died, _keep_running notices.
-        with contextlib.suppress(OSError):
-            await asyncio.to_thread(send_setup, ours, setup)
-        reader, writer = await asyncio.open_connection(sock=ours)
-        started = asyncio.get_running_loop().create_future()
-        child = _Child(number, process, writer, started)
-        child.reading = asyncio.create_task(_read_reports(child, reader))
+    async def _start_worker(self, number: int) -> Child:
+        setup = Setup(
+            self._config,
+            number,
+            self._server_running,
+            self._secrets,
+            serves_metrics=self._config.server.workers == 1,
+        )
+        child = await start_child(setup, [self._sock])
         self._children.add(child)
         if self._stopping.is_set():  # Draining began before this child was registered.
-            writer.write(b"drain\n")
+            child.drain()
         return child
 
-    async def _keep_running(self, number: int, child: _Child | None = None) -> None:
+    async def _keep_running(self, number: int, child: Child | None = None) -> None:
         """Run the worker ``number``, and replace it when it dies, until the drain."""
         early_deaths = 0
         while child is not None or not self._stopping.is_set():
@@ -182,7 +160,7 @@ class Supervisor:
                     return
             child = None
 
-    async def _wait_for_death(self, child: _Child) -> bool:
+    async def _wait_for_death(self, child: Child) -> bool:
         """Wait until a worker has exited.
 
         :return: whether to replace it: true unless the drain has begun.
@@ -194,56 +172,50 @@ class Supervisor:
         if self._stopping.is_set():
             self._failed |= status != 0
             return False
-        reason = child.started.result() if child.started.done() else False
         _log.error(
             "worker %d died with status %d%s",
-            child.number,
+            child.setup.number,
             status,
-            f": {reason}" if isinstance(reason, str) else "",
+            f": {child.reason}" if child.reason is not None else "",
             extra={"pid": child.process.pid},
         )
         return True
 
     def _on_signal(self) -> None:
         if self._stopping.is_set():
-            for child in self._children:
-                _kill(child)
+            self._kill_all()
             logs.flush()
             os._exit(1)
         self._stopping.set()
 
-    async def _drain(self, keepers: list[asyncio.Task[None]]) -> int:
+    def _kill_all(self) -> None:
+        for child in self._children:
+            child.kill()
+        if self._console is not None:
+            self._console.kill()
+
+    async def _drain(
+        self, keepers: list[asyncio.Task[None]], console: asyncio.Task[None] | None
+    ) -> int:
         _log.info("draining")
         # Otherwise connections would pile up here after the last worker has stopped accepting.
         self._sock.close()
         for child in self._children:
-            child.writer.write(b"drain\n")
+            child.drain()
+        if self._console is not None:
+            self._console.stop()
         grace = self._config.server.shutdown_grace + KILL_DELAY
         _, late = await asyncio.wait(keepers, timeout=grace)
         if late:
             _log.error("%d workers did not stop in time and were killed", len(late))
             self._failed = True
             for child in self._children:
-                _kill(child)
+                child.kill()
             await asyncio.wait(late)
+        if console is not None:
+            # It has had as much time as the workers, and at least its own.
+            await asyncio.wait([console], timeout=CONSOLE_SECONDS)
+            if not console.done():
+                _log.warning("the console did not stop in time and was killed")
         _log.info("stopped")
         return 1 if self._failed else 0
-
-
-async def _read_reports(child: _Child, reader: asyncio.StreamReader) -> None:
-    """Read what a worker reports until it has exited."""
-    with contextlib.suppress(OSError):
-        while line := await reader.readline():
-            if child.started.done():
-                continue
-            if line == b"ready\n":
-                child.started.set_result(True)
-            elif line.startswith(b"failed "):
-                child.started.set_result(str(json.loads(line[7:])))
-    if not child.started.done():
-        child.started.set_result(False)
-
-
-def _kill(child: _Child) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        child.process.kill()

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """One process that answers requests: open the store, serve, drain, close.
 
-With one worker, :mod:`engage.server.serve` runs the :class:`Worker` in the process of the server.
-With several, :mod:`engage.server.child` runs one in each child of :mod:`engage.server.supervisor`.
+:mod:`engage.server.child` runs one in each child of :mod:`engage.server.supervisor`. On Windows,
+:mod:`engage.server.serve` runs the :class:`Worker` in the process of the server.
 """
 
 from __future__ import annotations
@@ -68,10 +68,11 @@ class Worker:
     :param sock: a listening socket that does not block; the worker closes it when it stops
         accepting connections.
     :param number: 0, 1 … among the children of one parent. ``None``: this process is the whole
-        server, so it also handles the signals and serves the metrics.
+        server, as on Windows, so it also handles the signals and serves the metrics.
     :param server_running: whether the server was running before this worker. Then there has been a
         store, and the worker starts even if the store cannot be opened now, just as the other
         workers go on.
+    :param serves_metrics: whether it serves the metrics although it has a parent.
     :param ready: called once when requests are answered.
     """
 
@@ -83,6 +84,7 @@ class Worker:
         *,
         number: int | None = None,
         server_running: bool = False,
+        serves_metrics: bool = False,
         ready: Callable[[], None] | None = None,
     ) -> None:
         self._config = config
@@ -90,6 +92,7 @@ class Worker:
         self._sock = sock
         self._number = number
         self._server_running = server_running
+        self._serves_metrics = serves_metrics or number is None
         self._ready = ready
         self._stop = asyncio.Event()
 
@@ -118,7 +121,7 @@ class Worker:
             # Close the store in any case: a failed open may have acquired resources too.
             stack.push_async_callback(app.close)
             await app.open(patient=self._server_running)
-            if self._number is None and isinstance(metrics, PrometheusMetrics):
+            if self._serves_metrics and isinstance(metrics, PrometheusMetrics):
                 stack.callback(serve_metrics(config, metrics.registry))
             # Background tasks need the open store, so they end before it is closed.
             background = await stack.enter_async_context(contextlib.AsyncExitStack())
