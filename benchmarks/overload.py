@@ -55,7 +55,7 @@ def main() -> int:
                 )
             )
             assert server.process is not None
-            memory = peak_memory(server.process.pid) >> 20
+            memory = peak_memory(server.worker) >> 20
         best = max(best, result.goodput)
         refused = sum(count for status, count in result.hostile.items() if status != 200)
         failed = sum(count for status, count in result.other.items() if status != 200)

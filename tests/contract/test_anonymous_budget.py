@@ -30,9 +30,8 @@ MIB = 1024 * 1024
 
 
 def rss(server: Server) -> int:
-    """Return the resident memory of the server's process, in bytes."""
-    assert server.process is not None
-    status = Path(f"/proc/{server.process.pid}/status").read_text()
+    """Return the resident memory of the server's worker, in bytes."""
+    status = Path(f"/proc/{server.worker}/status").read_text()
     line = next(line for line in status.splitlines() if line.startswith("VmRSS:"))
     return int(line.split()[1]) * 1024
 
@@ -175,8 +174,7 @@ def test_exhausted_file_descriptors_are_logged_and_accepting_goes_on(tmp_path: P
     """One error with the cure, however long it lasts; the processor is not kept busy."""
     extra = "metrics_port = 0\n"
     with start_server(tmp_path, server=extra) as server:
-        assert server.process is not None
-        pid = server.process.pid
+        pid = server.worker
         assert server.track("before").status_code == 200  # This connection stays.
         used = len(list(Path(f"/proc/{pid}/fd").iterdir()))
         hard = resource.prlimit(pid, resource.RLIMIT_NOFILE)[1]

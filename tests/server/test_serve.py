@@ -101,12 +101,9 @@ def test_requests_are_answered_and_connections_closed_during_the_delay(
     lines = "shutdown_delay = 1000\nshutdown_grace = 2000"
     with start_server(tmp_path, workers=workers, server=lines) as server:
         server.signal(signal.SIGTERM)
-        # Two workers begin the drain at different moments.
+        # The processes begin the drain at different moments.
         wait_for(
-            lambda: (
-                sum(line["message"] == "draining" for line in server.lines())
-                == (1 if workers == 1 else 1 + workers)
-            ),
+            lambda: sum(line["message"] == "draining" for line in server.lines()) == 1 + workers,
             what="every process to drain",
         )
         for _ in range(8):
@@ -150,13 +147,14 @@ def test_sigterm_to_all_processes_is_one_drain(tmp_path: Path) -> None:
 
 def test_a_connection_waiting_to_be_accepted_is_answered_in_a_drain(tmp_path: Path) -> None:
     with start_server(tmp_path) as server:
-        server.signal(signal.SIGSTOP)
+        worker = server.worker
+        os.kill(worker, signal.SIGSTOP)
         with contextlib.ExitStack() as stack:
             newcomers = [stack.enter_context(_connected(server)) for _ in range(20)]
             for sock in newcomers:
                 sock.sendall(HEAD + EVENT)
             server.signal(signal.SIGTERM)
-            server.signal(signal.SIGCONT)
+            os.kill(worker, signal.SIGCONT)
             for sock in newcomers:
                 assert _answer(sock)[0] == 200
         assert server.wait() == 0
@@ -274,14 +272,15 @@ def test_a_system_that_allows_too_few_files_is_named(tmp_path: Path) -> None:
 
 
 # ----------------------------------------------------------------------------------------- workers
-def test_a_worker_that_dies_is_replaced(tmp_path: Path) -> None:
-    with start_server(tmp_path, workers=2) as server:
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_worker_that_dies_is_replaced(tmp_path: Path, workers: int) -> None:
+    with start_server(tmp_path, workers=workers) as server:
         assert server.process is not None
         parent = server.process.pid
-        before = wait_for(lambda: (now := children(parent)) and len(now) == 2 and now)
+        before = wait_for(lambda: (now := children(parent)) and len(now) == workers and now)
         victim = min(before)
         os.kill(victim, signal.SIGKILL)
-        wait_for(lambda: victim not in children(parent) and len(children(parent)) == 2)
+        wait_for(lambda: victim not in children(parent) and len(children(parent)) == workers)
         died = [line for line in server.lines() if "died" in line["message"]]
         assert [(line["level"], line["pid"]) for line in died] == [("error", victim)]
         for number in range(10):
@@ -342,12 +341,11 @@ def test_a_killed_server_leaves_no_process(tmp_path: Path, workers: int) -> None
     with start_server(tmp_path, workers=workers, storage=storage) as server:
         assert server.process is not None
         parent = server.process.pid
-        if workers > 1:
-            wait_for(lambda: len(children(parent)) == workers, what="all workers")
+        wait_for(lambda: len(children(parent)) == workers, what="all workers")
         assert server.track("before").status_code == 200
-        # With one worker, too: a storage may have separate processes.
+        # A storage may have separate processes, too.
         family = descendants(parent)
-        assert len(family) > (0 if workers == 1 else workers)
+        assert len(family) > workers
         port = server.port
         server.signal(signal.SIGKILL)
         assert server.wait() == -signal.SIGKILL

@@ -18,6 +18,7 @@ import httpx
 
 from engage.storage.export import Kind
 from support.exports import exported
+from support.processes import children
 from support.waiting import DEADLINE, wait_for
 
 #: The write key of the workspace ``acme`` that every server here has.
@@ -118,6 +119,24 @@ class Server:
             return httpx.get(f"{self.url}/readyz", timeout=DEADLINE).status_code == 200
         except httpx.TransportError:
             return False
+
+    def workers(self) -> set[int]:
+        """Return the process ids of the workers."""
+        return {pid for pid in self._children() if _arguments(pid) == 2}
+
+    @property
+    def worker(self) -> int:
+        """Return the process id of the only worker."""
+        (pid,) = self.workers()
+        return pid
+
+    def consoles(self) -> set[int]:
+        """Return the process id of the console, if it runs."""
+        return {pid for pid in self._children() if _arguments(pid) == 1}
+
+    def _children(self) -> set[int]:
+        assert self.process is not None
+        return children(self.process.pid)
 
     def signal(self, number: int) -> None:
         """Send a signal to the server's main process."""
@@ -230,6 +249,16 @@ class Server:
             what="the metrics' address",
         )
         return httpx.get(url, timeout=DEADLINE).text
+
+
+def _arguments(pid: int) -> int | None:
+    """Return how many file descriptors a child inherited; ``None`` if it is not a child."""
+    try:
+        line = Path(f"/proc/{pid}/cmdline").read_bytes().decode().rstrip("\0").split("\0")
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    name = "engage.server.child"
+    return len(line) - line.index(name) - 1 if name in line else None
 
 
 def config_text(
