@@ -48,6 +48,8 @@ INTERVAL: Final = 1.0
 PATIENCE: Final = 6.0
 #: Identities that are remembered, so that no row appears twice.
 KNOWN: Final = 2 * PAGE * PAGES
+#: Characters of a name, and of the preview.
+LONGEST: Final = 200
 PREVIEW: Final = 140
 
 Identity = tuple[str, ...]
@@ -104,6 +106,19 @@ class Wanted:
         )
 
 
+def summary(values: Any) -> str:
+    """Return the beginning of an object as text for a row: ``sku A-32 · price 168.76``."""
+    parts: list[str] = []
+    length = 0
+    for name, value in values.items() if isinstance(values, dict) else ():
+        text = value if isinstance(value, str) else orjson.dumps(value).decode("utf-8", "replace")
+        parts.append(f"{name[:PREVIEW]} {text[:PREVIEW]}")
+        length += len(parts[-1])
+        if length > PREVIEW:
+            break
+    return one_line(visible(" · ".join(parts)), PREVIEW)
+
+
 def row_of_event(event: Event) -> Row:
     """Return the row of a stored event."""
     document: Mapping[str, Any] = {}
@@ -114,7 +129,6 @@ def row_of_event(event: Event) -> Row:
         shown = {"groupId": document.get("groupId"), **(document.get("traits") or {})}
     elif event.type == "alias":
         shown = {"previousId": document.get("previousId")}
-    preview = orjson.dumps(shown)[: 8 * PREVIEW].decode("utf-8", "ignore") if shown else ""
     return Row(
         status="stored",
         at=event.received_at,
@@ -122,10 +136,10 @@ def row_of_event(event: Event) -> Row:
         origin=event.origin,
         id=event.message_id,
         type=event.type,
-        name=visible(event.name or ""),
-        user=visible(event.user_id or event.anonymous_id or ""),
+        name=one_line(visible(event.name or ""), LONGEST),
+        user=one_line(visible(event.user_id or event.anonymous_id or ""), LONGEST),
         key=visible(document.get("writeKeyId") or event.origin),
-        preview=one_line(visible(preview), PREVIEW),
+        preview=summary(shown),
     )
 
 
@@ -150,8 +164,8 @@ def row_of_letter(letter: DeadLetter) -> Row:
         origin=letter.origin,
         id=letter.id,
         type=visible(kind)[:32] if isinstance(kind, str) else "",
-        name=one_line(visible(name), 200) if isinstance(name, str) else "",
-        user=visible(letter.user_id or letter.anonymous_id or ""),
+        name=one_line(visible(name), LONGEST) if isinstance(name, str) else "",
+        user=one_line(visible(letter.user_id or letter.anonymous_id or ""), LONGEST),
         key=visible(letter.write_key_id or letter.origin),
         preview=one_line(visible(reason), PREVIEW),
     )

@@ -59,7 +59,7 @@ def refused_of(records: Iterable[Record]) -> list[Refused]:
     """
     found = []
     for record in records:
-        with contextlib.suppress(ValueError, TypeError, AttributeError):
+        with contextlib.suppress(ValueError, TypeError, KeyError, AttributeError):
             for row in orjson.loads(record.body).get("rows") or ():
                 at = int(row["at"])
                 request = f"{row.get('method') or ''} {row.get('path') or row.get('route') or ''}"

@@ -56,7 +56,6 @@ function fill(row, view) {
     link.href = href;
     row.querySelector(".actions").append(link);
   }
-  facts.dispatchEvent(new Event("times", { bubbles: true }));
 }
 
 async function toggle(row) {
@@ -79,6 +78,7 @@ async function toggle(row) {
   if (answer?.ok) fill(added, await answer.json());
   else added.cells[0].textContent = answer?.status === 404 ? "It is not stored any more." : "The console did not answer.";
   row.after(added);
+  added.dispatchEvent(new Event("times", { bubbles: true }));
 }
 
 document.addEventListener("click", (event) => {

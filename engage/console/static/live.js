@@ -30,6 +30,7 @@ function make(data) {
   status.firstChild.textContent = data.status;
   type.textContent = data.type;
   name.firstChild.textContent = data.name || data.type || "?";
+  name.firstChild.classList.toggle("muted", !data.name);
   name.firstChild.href =
     data.status === "rejected" ? link("letter", { id: data.id }) : link("event", { origin: data.origin, id: data.id });
   user.textContent = data.user;
