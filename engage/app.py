@@ -208,6 +208,7 @@ class App:
         :param patient: if the storage cannot be opened, retry in the background instead of raising;
             requests get a 503 until it is open.
         """
+        self._ingest.creates = create
         try:
             await self.store.open(create=create)
         except StorageError as error:

@@ -15,7 +15,7 @@ from typing import IO, Any, Final, TypeVar
 
 import click
 
-from engage.api import EventStore
+from engage.api import EventStore, StorageMissing
 from engage.config import Config
 from engage.config.schema_check import SettingsError
 from engage.registry import Registry, load_plugins
@@ -140,13 +140,21 @@ async def opened(
 ) -> AsyncIterator[EventStore]:
     """Make the configured storage, open it, and close it at the end.
 
+    A store that exists is opened as it is: only a server brings one of an earlier version up to
+    date.
+
     :param create: whether to create a store if there is none.
     :raises ConfigError: if the storage is unknown or its options are wrong.
     :raises StorageError: if the store cannot be opened.
     """
     store = registry.make_storage(config)
     try:
-        await store.open(create=create)
+        try:
+            await store.open(create=False)
+        except StorageMissing:
+            if not create:
+                raise
+            await store.open(create=True)
         yield store
     finally:
         await store.close()

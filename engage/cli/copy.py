@@ -28,10 +28,13 @@ from engage.storage.copy import Counts, copy_all
 def copy(ctx: click.Context, source: Path, target: Path) -> None:
     """Copy everything from one store to another.
 
-    Copies all events, subscriptions with their history, and dead letters.
+    Copies all events, subscriptions with their history, dead letters, the write keys and the audit
+    of the console, and the counters of its plots. Sessions, sign-in links and refused requests are
+    not copied.
 
     The target store is created if it does not exist. Records that it already has are not changed,
-    so an interrupted copy can be run again. Profiles are built from the events, and compared at the
+    except write keys that were changed later at the source, so an interrupted copy can be run
+    again. Profiles are built from the events, and compared at the
     end. The exit status is 1 if any record was not copied.
     """
     if source.resolve() == target.resolve():

@@ -76,6 +76,8 @@ class Ingest:
         self._stored = stored
         self._failed = failed
         self._reopening: asyncio.Task[None] | None = None
+        #: Whether the store is created if it is missing when it is opened again.
+        self.creates = True
         #: (workspace, budget) → when its last log line was written, and letters dropped since.
         self._full: dict[tuple[str, BudgetName], tuple[float, int]] = {}
         self._events: GroupCommit[Event, Outcome] = GroupCommit(
@@ -244,7 +246,7 @@ class Ingest:
         """
         try:
             await self._run(self._store.close())
-            while (error := await self._run(self._store.open(create=True))) is not None:
+            while (error := await self._run(self._store.open(create=self.creates))) is not None:
                 if not first.is_set():
                     _log.error("reopening the storage failed, retrying: %s", error)
                 first.set()

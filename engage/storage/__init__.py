@@ -8,7 +8,9 @@
 ``budgets.py``          computes how full the budgets of dead letters are
 ``dropped_changes.py``  reports the changes of profiles that a limit dropped
 ``export.py``           reads the records of a store as JSON
-``copy.py``             copies all records of one store to another
+``copy.py``             copies everything in one store to another
+``copy_records.py``     copies what the console keeps: keys, audit and counters
+``copy_report.py``      what a copy reports, and how it compares
 ``keys.py``             the write keys of the config and of the store
 ``key_changes.py``      creates, disables, enables and archives write keys
 ``audit.py``            records who changed what, for the operator

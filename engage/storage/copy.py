@@ -2,10 +2,11 @@
 """Copy everything in one store to another.
 
 Events are copied unchanged, and the target builds the profiles from them, as for any event. Then
-follow the subscription changes of the history, the choices that no history explains, and the dead
-letters. Records keep their ids, so that copying is idempotent: run an interrupted copy again. At
-the end, the profiles of both stores are compared. They differ where events have expired at the
-source, because a profile keeps the traits of expired events.
+follow the subscription changes of the history, the choices that no history explains, the dead
+letters, and what the console keeps (``copy_records.py``). Everything keeps its id, so that copying
+is idempotent: run an interrupted copy again. At the end, the profiles of both stores are compared.
+They differ where events have expired at the source, because a profile keeps the traits of expired
+events.
 """
 
 from __future__ import annotations
@@ -13,70 +14,35 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
-from typing import Any, Final, TypeVar
-
-import orjson
+from typing import Final, TypeVar
 
 from engage.api import (
+    CountStore,
     DeadLetter,
     DeadLetterStore,
     Event,
     EventFilter,
     EventStore,
     ProfileStore,
+    RecordStore,
     Status,
     SubscriptionChange,
     SubscriptionRecord,
     SubscriptionStore,
     UserProfile,
 )
+from engage.storage.copy_records import COPIED_KINDS, copy_counters, copy_records
+from engage.storage.copy_report import PAGE, Counts, OnProgress, canonical, same_json
 from engage.storage.export import all_pages
 
 __all__ = ["Counts", "copy_all"]
 
-#: Records that are read, and written, at once.
-_PAGE: Final = 200
 #: Bytes of bodies that are written at once.
 _WRITE_BYTES: Final = 4 * 1024 * 1024
 #: Records of a user's history that are read at once.
 _HISTORY_PAGE: Final = 1000
 
 Item = TypeVar("Item")
-
-
-@dataclasses.dataclass(slots=True)
-class Counts:
-    """What happened to the records of one kind."""
-
-    kind: str
-    copied: int = 0
-    #: The target already has the same record.
-    duplicate: int = 0
-    #: The target has a different record with the same id, which was not changed.
-    conflicting: int = 0
-    #: The target cannot store the record.
-    refused: int = 0
-    #: The first reasons for conflicts and refusals; they contain no user data.
-    reasons: list[str] = dataclasses.field(default_factory=list)
-
-    @property
-    def total(self) -> int:
-        """The number of records read."""
-        return self.copied + self.duplicate + self.conflicting + self.refused
-
-    @property
-    def arrived(self) -> bool:
-        """Whether the target now has every record that was read."""
-        return not (self.conflicting or self.refused)
-
-    def add_reason(self, reason: str) -> None:
-        """Keep a reason, unless it is known or there are ten already."""
-        if reason not in self.reasons and len(self.reasons) < 10:
-            self.reasons.append(reason)
-
-
-#: Called with the counts so far.
-OnProgress = Callable[[Counts], None]
 
 
 async def copy_all(
@@ -96,6 +62,11 @@ async def copy_all(
         yield await _subscriptions(source, target, report)
     if isinstance(source, DeadLetterStore):
         yield await _dead_letters(source, target, report)
+    if isinstance(source, RecordStore):
+        for name, kinds in COPIED_KINDS.items():
+            yield await copy_records(source, target, name, kinds, report)
+    if isinstance(source, CountStore):
+        yield await copy_counters(source, target, report)
     if isinstance(source, ProfileStore):
         yield await _compare_profiles(source, target, report)
 
@@ -103,7 +74,7 @@ async def copy_all(
 # ---------------------------------------------------------------------------------------- events
 async def _events(source: EventStore, target: EventStore, report: OnProgress) -> Counts:
     counts = Counts("events")
-    stored = all_pages(lambda after: source.scan(EventFilter(), after=after, limit=_PAGE))
+    stored = all_pages(lambda after: source.scan(EventFilter(), after=after, limit=PAGE))
     async for events in _batches(stored, lambda event: len(event.body)):
         await _write(target, events, counts)
         report(counts)
@@ -122,7 +93,7 @@ async def _batches(
     async for record in records:
         batch.append(record)
         size += size_of(record)
-        if len(batch) >= _PAGE or size >= _WRITE_BYTES:
+        if len(batch) >= PAGE or size >= _WRITE_BYTES:
             yield batch
             batch, size = [], 0
     if batch:
@@ -137,20 +108,11 @@ async def _write(target: EventStore, events: Sequence[Event], counts: Counts) ->
         elif outcome.status is Status.REFUSED:
             counts.refused += 1
             counts.add_reason(outcome.reason or "the target refused the event")
-        elif outcome.stored is None or _same_json(outcome.stored, event.body):
+        elif outcome.stored is None or same_json(outcome.stored, event.body):
             counts.duplicate += 1
         else:
             counts.conflicting += 1
             counts.add_reason("the target has another event with the same message id")
-
-
-def _same_json(one: bytes, other: bytes) -> bool:
-    """Return whether two JSON texts are equal; ``1``, ``1.0`` and ``true`` are different."""
-    return one == other or _canonical(orjson.loads(one)) == _canonical(orjson.loads(other))
-
-
-def _canonical(value: Any) -> bytes:
-    return orjson.dumps(value, option=orjson.OPT_SORT_KEYS)
 
 
 # --------------------------------------------------------------------------------- subscriptions
@@ -175,7 +137,7 @@ async def _changes(source: SubscriptionStore) -> AsyncGenerator[SubscriptionChan
     """Rebuild the changes of a history. The records of one change follow each other."""
     together: list[SubscriptionRecord] = []
     async for record in all_pages(
-        lambda after: source.history(None, None, after=after, limit=_PAGE)
+        lambda after: source.history(None, None, after=after, limit=PAGE)
     ):
         if together and _change_key(together[0]) != _change_key(record):
             yield _change(together)
@@ -234,7 +196,7 @@ async def _copy_unexplained_choices(
 ) -> None:
     """Copy the current choices of the source that its history does not explain."""
     async for state in all_pages(
-        lambda after: source.scan_subscriptions(None, after=after, limit=_PAGE)
+        lambda after: source.scan_subscriptions(None, after=after, limit=PAGE)
     ):
         there = await target.state(state.workspace_id, state.user_id)
         if there.get(state.group_id) is state.subscribed:
@@ -246,7 +208,7 @@ async def _copy_unexplained_choices(
         if moved_on:
             continue
         parts = (state.workspace_id, state.user_id, state.group_id, str(state.updated_at))
-        digest = hashlib.blake2b(_canonical(parts), digest_size=16).hexdigest()
+        digest = hashlib.blake2b(canonical(parts), digest_size=16).hexdigest()
         await target.apply(
             SubscriptionChange(
                 id=f"copy-{digest}",
@@ -263,7 +225,7 @@ async def _copy_unexplained_choices(
 # ---------------------------------------------------------------------------------- dead letters
 async def _dead_letters(source: DeadLetterStore, target: EventStore, report: OnProgress) -> Counts:
     counts = Counts("dead letters")
-    letters = all_pages(lambda after: source.scan_dead_letters(None, after=after, limit=_PAGE))
+    letters = all_pages(lambda after: source.scan_dead_letters(None, after=after, limit=PAGE))
     if not isinstance(target, DeadLetterStore):
         async for _ in letters:
             counts.refused += 1
@@ -274,16 +236,22 @@ async def _dead_letters(source: DeadLetterStore, target: EventStore, report: OnP
     known = {
         (letter.workspace_id, letter.id)
         async for letter in all_pages(
-            lambda after: target.scan_dead_letters(None, after=after, limit=_PAGE)
+            lambda after: target.scan_dead_letters(None, after=after, limit=PAGE)
         )
     }
-    async for batch in _batches(letters, lambda letter: len(letter.item)):
+    async for batch in _batches(
+        letters, lambda letter: len(letter.item) + len(letter.envelope or b"")
+    ):
         new = [letter for letter in batch if (letter.workspace_id, letter.id) not in known]
         counts.duplicate += len(batch) - len(new)
         if new:
             await _put(target, new, counts)
         report(counts)
     return counts
+
+
+def _size_of_letter(letter: DeadLetter) -> int:
+    return len(letter.item) + len(letter.envelope or b"")
 
 
 async def _put(target: DeadLetterStore, letters: Sequence[DeadLetter], counts: Counts) -> None:
@@ -298,7 +266,7 @@ async def _put(target: DeadLetterStore, letters: Sequence[DeadLetter], counts: C
 async def _compare_profiles(source: ProfileStore, target: EventStore, report: OnProgress) -> Counts:
     """Compare the profiles. Nothing is copied: the target has built them from the events."""
     counts = Counts("profiles")
-    async for profile in all_pages(lambda after: source.scan_users(None, after=after, limit=_PAGE)):
+    async for profile in all_pages(lambda after: source.scan_users(None, after=after, limit=PAGE)):
         if not isinstance(target, ProfileStore):
             counts.refused += 1
             counts.add_reason("the target does not store profiles")
@@ -328,7 +296,7 @@ def _contains(there: UserProfile, profile: UserProfile) -> bool:
         )
     values = {key: there.traits[key] for key in profile.traits if key in there.traits}
     return (
-        _canonical(values) == _canonical(dict(profile.traits))
+        canonical(values) == canonical(dict(profile.traits))
         and set(there.anonymous_ids) >= set(profile.anonymous_ids)
         and set(there.groups) >= set(profile.groups)
     )

@@ -588,6 +588,9 @@ def test_copy_copies_a_store(stored: Path, tmp_path: Path) -> None:
             "subscription changes\tcopied=0\tduplicate=0\tconflicting=0\trefused=0",
             f"dead letters\tcopied={copied // 5}\tduplicate={duplicate // 5}\tconflicting=0"
             "\trefused=0",
+            "write keys\tcopied=0\tduplicate=0\tconflicting=0\trefused=0",
+            "audit records\tcopied=0\tduplicate=0\tconflicting=0\trefused=0",
+            "counters\tcopied=0\tduplicate=0\tconflicting=0\trefused=0",
             "profiles\tthe same=1\tduplicate=0\tconflicting=0\trefused=0",
         ]
     both = [run("export", "events", "--config", path).stdout for path in (stored, target)]

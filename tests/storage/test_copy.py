@@ -13,7 +13,7 @@ import pytest
 from engage.api import DeadLetterStore, EventStore, Page, StorageUnavailable, SubscriptionChange
 from engage.storage.copy import Counts, copy_all
 from engage.storage.export import KINDS, Selection, export
-from engage.testing.factories import TIME, event, identify, letter
+from engage.testing.factories import TIME, count, event, identify, letter, record
 from support.memory_store import MemoryEvents
 from support.sqlite import config_file, open_store
 
@@ -48,7 +48,11 @@ async def fill(store: Any) -> None:
     await store.apply(change("c1", 1, news=True, sms=True))
     await store.apply(change("c2", 2, news=False))
     await store.apply(change("c3", 3, user="bob", news=True))
-    await store.put([letter(f"d{n}") for n in range(3)])
+    await store.put([letter(f"d{n}") for n in range(2)])
+    await store.put([letter("d2", operation="batch", envelope=b'{"sentAt":"x"}')])
+    for one in (record("k"), record("k", kind="key-override"), record("a", "", kind="audit")):
+        await store.put_record(one)
+    await store.put_counts([count(3), count(4, process="q"), count(5, step=3600)])
 
 
 async def everything(store: EventStore) -> dict[str, list[bytes]]:
@@ -77,6 +81,9 @@ async def test_everything_is_copied_and_a_copy_can_be_repeated(tmp_path: Path) -
             "events": (453, 0, 0, 0),
             "subscription changes": (3, 0, 0, 0),
             "dead letters": (3, 0, 0, 0),
+            "write keys": (2, 0, 0, 0),
+            "audit records": (1, 0, 0, 0),
+            "counters": (3, 0, 0, 0),
             "profiles": (2, 0, 0, 0),
         }
         assert await everything(target) == before
@@ -94,6 +101,9 @@ async def test_everything_is_copied_and_a_copy_can_be_repeated(tmp_path: Path) -
             "events": (0, 453, 0, 0),
             "subscription changes": (0, 3, 0, 0),
             "dead letters": (0, 3, 0, 0),
+            "write keys": (0, 2, 0, 0),
+            "audit records": (0, 1, 0, 0),
+            "counters": (3, 0, 0, 0),
             "profiles": (2, 0, 0, 0),
         }
         assert await everything(target) == before
@@ -164,6 +174,9 @@ async def test_a_target_that_stores_only_events_refuses_the_rest(tmp_path: Path)
             "events": (453, 0, 0, 0),
             "subscription changes": (0, 0, 0, 3),
             "dead letters": (0, 0, 0, 3),
+            "write keys": (0, 0, 0, 2),
+            "audit records": (0, 0, 0, 1),
+            "counters": (0, 0, 0, 3),
             "profiles": (0, 0, 0, 2),
         }
 

@@ -17,6 +17,7 @@ from typing import Any
 import pymongo
 import pytest
 from bson import json_util
+from click.testing import CliRunner, Result
 
 from engage.api import (
     Count,
@@ -27,12 +28,14 @@ from engage.api import (
     StorageContext,
     StorageUnavailable,
 )
+from engage.cli import main
 from engage.testing.factories import TIME, all_pages, identify, ids, letter, store_all
 from engage_plugins.mongo import schema as mongo_schema
 from engage_plugins.mongo.store import MongoStorage
 from engage_plugins.sqlite import schema as sqlite_schema
 from engage_plugins.sqlite.store import SqliteStorage
 from support import mongo
+from support.sqlite import config_file
 
 STORES = Path(__file__).parents[1] / "data/stores"
 EMAIL = "ada@example.com"
@@ -224,6 +227,32 @@ def test_migrations_are_numbered_up_to_the_version() -> None:
     for schema in (sqlite_schema, mongo_schema):
         numbers = list(schema.MIGRATIONS)
         assert numbers == list(range(2, schema.VERSION + 1))
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_no_command_brings_a_store_up_to_date(tmp_path: Path, version: int) -> None:
+    """Not even one that creates a store if there is none."""
+    earlier = Earlier(tmp_path, "sqlite", version)
+    config, other = config_file(tmp_path, "engage"), config_file(tmp_path, "other")
+
+    def run(*arguments: object) -> Result:
+        return CliRunner().invoke(main, [str(one) for one in arguments])
+
+    for command in (("check",), ("export", "events"), ("export", "users"), ("keys", "list")):
+        result = run(*command, "--config", config)
+        assert result.exit_code == 0, result.stderr
+    writing = ("keys", "add", "--workspace", "acme", "--id", "new", "--config", config)
+    result = run(*writing)
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert "start `engage serve` once" in result.stderr
+    result = run("copy", "--from", config, "--to", other)
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert "events\tcopied=6\t" in result.stdout
+    assert run(*writing[:-1], other).exit_code == 0
+    result = run("copy", "--from", other, "--to", config)
+    assert result.exit_code == 1
+    assert "start `engage serve` once" in result.stderr
+    assert earlier.version() == version
 
 
 @pytest.mark.parametrize("version", [1, 2])

@@ -1,19 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
 """A storage in memory that does what a test wants: it refuses events, fails, or waits.
 
-:class:`MemoryStore` implements all four interfaces of a storage. Each interface is one class, so
+:class:`MemoryStore` implements all interfaces of a storage. Each interface is one class, so
 that a test can have a storage without profiles or without dead letters. A test that needs one
 method to behave differently makes a subclass.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from engage.api import (
     Arrivals,
     BudgetName,
+    Count,
+    CountStore,
+    CountSum,
     DeadLetter,
     DeadLetterStore,
     Event,
@@ -23,6 +27,8 @@ from engage.api import (
     Outcome,
     Page,
     ProfileStore,
+    Record,
+    RecordStore,
     Status,
     SubscriptionChange,
     SubscriptionRecord,
@@ -85,7 +91,12 @@ class MemoryEvents(EventStore):
         return self.events.get((workspace_id, origin, message_id))
 
     async def scan(self, wanted: EventFilter, *, after: str | None, limit: int) -> Page[Event]:
-        return _page([event for event in self.events.values() if _is(event, wanted)], after, limit)
+        return _page([one for one in self.events.values() if wanted.matches(one)], after, limit)
+
+    async def recent(
+        self, wanted: EventFilter, *, before: str | None = None, limit: int
+    ) -> Page[Event]:
+        return _page_back([*filter(wanted.matches, self.events.values())], before, limit)
 
     async def arrivals(self, at: int) -> Arrivals:
         times = sorted(event.received_at for event in self.events.values())
@@ -206,6 +217,16 @@ class MemoryDeadLetters(DeadLetterStore):
         wanted = [one for one in letters if workspace_id in (None, one.workspace_id)]
         return _page(wanted, after, limit)
 
+    async def recent_dead_letters(
+        self, workspace_id: str | None, *, before: str | None = None, limit: int
+    ) -> Page[DeadLetter]:
+        letters = self.letters.values()
+        wanted = [one for one in letters if workspace_id in (None, one.workspace_id)]
+        return _page_back(wanted, before, limit)
+
+    async def dead_letter(self, workspace_id: str, letter_id: str) -> DeadLetter | None:
+        return self.letters.get((workspace_id, letter_id))
+
     async def remove(self, workspace_id: str, ids: Sequence[str]) -> int:
         found = [self.letters.pop((workspace_id, one), None) for one in ids]
         return sum(letter is not None for letter in found)
@@ -217,20 +238,161 @@ class MemoryDeadLetters(DeadLetterStore):
         return len(old)
 
 
-class MemoryStore(MemoryEvents, MemoryProfiles, MemorySubscriptions, MemoryDeadLetters):
+class MemoryRecords(RecordStore):
+    """Records."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        #: (kind, workspace, id) → record.
+        self.records: dict[tuple[str, str, str], Record] = {}
+        #: Kind → how often its records were changed.
+        self.versions: dict[str, int] = {}
+        #: Called before records are read or written; may raise, or return something to wait for.
+        self.before_record: Callable[[], Awaitable[object] | None] | None = None
+
+    async def _wait(self) -> None:
+        waited = None if self.before_record is None else self.before_record()
+        if waited is not None:
+            await waited
+
+    def _mark_changed(self, kind: str) -> None:
+        self.versions[kind] = self.versions.get(kind, 0) + 1
+
+    async def put_record(
+        self, record: Record, *, expected_version: int | None = None
+    ) -> int | None:
+        record.check()
+        await self._wait()
+        key = (record.kind, record.workspace_id, record.id)
+        version = self.records[key].version if key in self.records else 0
+        if expected_version not in (None, version):
+            return None
+        self.records[key] = dataclasses.replace(record, version=version + 1)
+        self._mark_changed(record.kind)
+        return version + 1
+
+    async def get_record(self, kind: str, workspace_id: str, record_id: str) -> Record | None:
+        await self._wait()
+        return self.records.get((kind, workspace_id, record_id))
+
+    async def list_records(
+        self,
+        kind: str | None,
+        workspace_id: str | None = None,
+        *,
+        after: str | None = None,
+        limit: int,
+        reverse: bool = False,
+    ) -> Page[Record]:
+        await self._wait()
+        wanted = [
+            self.records[key]
+            for key in sorted(self.records, reverse=reverse)
+            if kind in (None, key[0]) and workspace_id in (None, key[1])
+        ]
+        return _page(wanted, after, limit)
+
+    async def records_version(self, kind: str) -> int:
+        await self._wait()
+        return self.versions.get(kind, 0)
+
+    async def delete_record(self, kind: str, workspace_id: str, record_id: str) -> bool:
+        await self._wait()
+        deleted = self.records.pop((kind, workspace_id, record_id), None) is not None
+        if deleted:
+            self._mark_changed(kind)
+        return deleted
+
+    async def expire_records(self, kind: str, before: int, *, limit: int) -> int:
+        await self._wait()
+        old = [key for key, one in self.records.items() if key[0] == kind and one.at < before]
+        for key in old[:limit]:
+            del self.records[key]
+            self._mark_changed(kind)
+        return len(old[:limit])
+
+
+class MemoryCounts(CountStore):
+    """Counters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        #: Each register with the value 0 → its value.
+        self.registers: dict[Count, int] = {}
+        #: Called before counters are written; may raise.
+        self.before_counts: Callable[[], Any] | None = None
+
+    async def put_counts(self, counts: Sequence[Count]) -> None:
+        if self.before_counts is not None:
+            self.before_counts()
+        for one in counts:
+            key = dataclasses.replace(one, value=0)
+            self.registers[key] = max(one.value, self.registers.get(key, 0))
+
+    async def counts(
+        self,
+        step: int,
+        *,
+        since: int,
+        until: int,
+        names: Sequence[str] | None = None,
+        workspace_id: str | None = None,
+        after: str | None = None,
+        limit: int,
+    ) -> Page[CountSum]:
+        groups: dict[tuple[int, str, str, tuple[str, ...]], list[int]] = {}
+        for one, value in self.registers.items():
+            if (
+                one.step == step
+                and since <= one.at < until
+                and (names is None or one.name in names)
+                and workspace_id in (None, one.workspace_id)
+            ):
+                key = (one.at, one.name, one.workspace_id, one.labels)
+                groups.setdefault(key, []).append(value)
+        sums = [
+            CountSum(
+                at=at,
+                name=name,
+                workspace_id=workspace,
+                labels=labels,
+                total=sum(values),
+                greatest=max(values),
+                processes=len(values),
+            )
+            for (at, name, workspace, labels), values in sorted(groups.items())
+        ]
+        return _page(sums, after, limit)
+
+    async def scan_counts(self, *, after: str | None, limit: int) -> Page[Count]:
+        found = [dataclasses.replace(one, value=n) for one, n in self.registers.items()]
+        return _page(found, after, limit)
+
+    async def expire_counts(self, step: int, before: int, *, limit: int) -> int:
+        old = [one for one in self.registers if one.step == step and one.at < before]
+        for one in old[:limit]:
+            del self.registers[one]
+        return len(old[:limit])
+
+
+class MemoryStore(
+    MemoryEvents,
+    MemoryProfiles,
+    MemorySubscriptions,
+    MemoryDeadLetters,
+    MemoryRecords,
+    MemoryCounts,
+):
     """All that a storage can keep."""
-
-
-def _is(event: Event, wanted: EventFilter) -> bool:
-    return (
-        wanted.workspace_id in (None, event.workspace_id)
-        and (wanted.since is None or wanted.since <= event.received_at)
-        and wanted.type in (None, event.type)
-        and wanted.user_id in (None, event.user_id)
-    )
 
 
 def _page(items: Sequence[Item], after: str | None, limit: int) -> Page[Item]:
     start = int(after or 0)
     end = start + limit
     return Page(items[start:end], str(end) if end < len(items) else None)
+
+
+def _page_back(items: Sequence[Item], before: str | None, limit: int) -> Page[Item]:
+    end = len(items) if before is None else int(before)
+    start = max(end - limit, 0)
+    return Page(list(reversed(items[start:end])), str(start) if start else None)
