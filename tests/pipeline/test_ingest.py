@@ -218,6 +218,7 @@ async def test_a_command_that_does_not_create_a_store_does_not_when_it_opens_it_
         ingest.creates = creates
         with pytest.raises(StorageUnavailable):
             await ingest.submit([make_event("a")], "key")
+        await eventually(lambda: bool(store.created))
         assert store.created == [creates]
         await ingest.close()
 
