@@ -28,6 +28,8 @@ class UserProfile:
     anonymous_ids: Sequence[str]
     #: Ids of the groups that the user is a member of, sorted.
     groups: Sequence[str]
+    #: Trait → timestamp of the event that set it; empty if the storage cannot tell.
+    trait_times: Mapping[str, int] = dataclasses.field(default_factory=dict, compare=False)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

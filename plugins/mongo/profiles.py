@@ -236,4 +236,9 @@ def _user(
         updated_at=int(document["updatedAt"]),
         anonymous_ids=sorted(links.get(key, ())),
         groups=sorted(groups.get(key, ())),
+        trait_times={
+            unescape_key(trait): int(register["t"])
+            for trait, register in document.get("traits", {}).items()
+            if "x" not in register
+        },
     )

@@ -353,7 +353,8 @@ def _scan(
 
 
 def _group(db: sqlite3.Connection, row: Sequence[Any]) -> GroupProfile:
-    return GroupProfile(workspace_id=row[1], group_id=row[2], traits=_traits(db, row[0]))
+    traits, _ = _traits(db, row[0])
+    return GroupProfile(workspace_id=row[1], group_id=row[2], traits=traits)
 
 
 def _user(db: sqlite3.Connection, row: Sequence[Any]) -> UserProfile:
@@ -365,20 +366,27 @@ def _user(db: sqlite3.Connection, row: Sequence[Any]) -> UserProfile:
         "SELECT group_id FROM memberships WHERE profile = ? AND assigned ORDER BY group_id",
         (number,),
     )
+    traits, times = _traits(db, number)
     return UserProfile(
         workspace_id=workspace,
         user_id=name,
-        traits=_traits(db, number),
+        traits=traits,
         created_at=created_at,
         updated_at=updated_at,
         anonymous_ids=[one for (one,) in links],
         groups=[one for (one,) in groups],
+        trait_times=times,
     )
 
 
-def _traits(db: sqlite3.Connection, profile: int) -> dict[str, Any]:
+def _traits(db: sqlite3.Connection, profile: int) -> tuple[dict[str, Any], dict[str, int]]:
+    """Return the traits of a profile, and when each was set."""
     rows = db.execute(
-        "SELECT trait, value FROM traits WHERE profile = ? AND value <> ? ORDER BY trait",
+        "SELECT trait, value, timestamp FROM traits WHERE profile = ? AND value <> ?"
+        " ORDER BY trait",
         (profile, REMOVED),
+    ).fetchall()
+    return (
+        {trait: orjson.loads(value) for trait, value, _ in rows},
+        {trait: timestamp for trait, _, timestamp in rows},
     )
-    return {trait: orjson.loads(value) for trait, value in rows}

@@ -31,7 +31,7 @@ class SearchHandler(ConsoleHandler):
                     self.go("user", workspace=workspace, id=wanted)
                     return
                 users += await self._by_trait(store, wanted)
-            if isinstance(store, DeadLetterStore) and len(wanted) == 64:
+            if isinstance(store, DeadLetterStore) and len(wanted) == 32:
                 letter = await self.read(store.dead_letter(workspace, wanted))
                 if letter is not None:
                     self.go("letter", workspace=workspace, id=wanted)
