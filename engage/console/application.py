@@ -15,11 +15,13 @@ from engage.console.files import MissingHandler, StaticHandler
 from engage.console.pages.audit import AuditHandler
 from engage.console.pages.event import EventHandler, EventJsonHandler
 from engage.console.pages.events import EventsFileHandler, EventsHandler
+from engage.console.pages.keys import KeysHandler
 from engage.console.pages.live import LiveHandler, LiveJsonHandler
 from engage.console.pages.overview import OverviewHandler
 from engage.console.pages.search import SearchHandler
 from engage.console.pages.subscriptions import SubscriptionsHandler
 from engage.console.pages.system import SystemHandler
+from engage.console.pages.users import UserHandler, UsersHandler
 from engage.console.pages.webhooks import WebhooksHandler
 from engage.console.sign_in import HealthHandler, LinkHandler, LoginHandler, LogoutHandler
 
@@ -41,6 +43,9 @@ ROUTES: Final[Mapping[str, type[ConsoleHandler]]] = {
     "/live": LiveHandler,
     "/live.json": LiveJsonHandler,
     "/search": SearchHandler,
+    "/users": UsersHandler,
+    "/user": UserHandler,
+    "/keys": KeysHandler,
     "/webhooks": WebhooksHandler,
     "/subscriptions": SubscriptionsHandler,
     "/system": SystemHandler,

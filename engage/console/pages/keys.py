@@ -1,0 +1,207 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``/keys``: the write keys, how much each is used, and the lines that send events with them."""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+from collections.abc import Sequence
+from typing import Final
+
+from tornado.web import HTTPError
+
+from engage.api import EngageError, StorageUnavailable
+from engage.console.base import ConsoleHandler, Outage
+from engage.console.history import Overview, overview
+from engage.console.snippets import server_url, snippets
+from engage.console.sparks import spark_area, spark_line
+from engage.storage.audit import Actor
+from engage.storage.key_changes import archive_key, create_key, disable_key, enable_key
+from engage.storage.keys import KEY_ID, Key, effective_keys, read_key_records
+
+__all__ = ["KeysHandler"]
+
+#: Minutes over which the rate of a key is measured.
+RATE_MINUTES: Final = 5
+#: The name of a key that replaces another begins with this.
+REPLACES: Final = "replaces "
+#: The longest name of a key.
+MAX_NAME: Final = 100
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Use:
+    """How much a key is used."""
+
+    #: Events in each of the last 60 minutes.
+    minutes: Sequence[int]
+    #: Events in a minute, lately.
+    rate: float
+    #: The step in which it was last used: milliseconds since 1970 UTC; ``None``: not in 14 days.
+    last: int | None
+    #: Whether the key was used within 24 hours.
+    today: bool
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class ShownKey:
+    """A key with what the page shows of it."""
+
+    key: Key
+    header: str
+    #: ``None``: the storage keeps no history, or does not answer.
+    use: Use | None
+    #: The id of the key that this one replaces, while both are accepted.
+    replaces: str | None = None
+
+
+class KeysHandler(ConsoleHandler):
+    """The keys of a workspace."""
+
+    async def get(self) -> None:
+        """Show the keys."""
+        await self._show()
+
+    async def post(self) -> None:
+        """Create, disable, enable, archive or rotate a key, then show the keys."""
+        store = self.console.store
+        workspaces = self.console.config.workspaces
+        actor = Actor(who=self.person or "", origin=self.address)
+        now = round(self.console.clock() * 1000)
+        key_id = self.get_body_argument("id", "")
+        version = self.get_body_argument("version", "")
+        expected = int(version) if version.isdecimal() and len(version) < 10 else None
+        action = self.get_body_argument("action", "")
+        try:
+            if action in ("create", "rotate"):
+                name = self.get_body_argument("name", "")[:MAX_NAME]
+                if action == "rotate":
+                    name = f"{REPLACES}{key_id}"
+                    key_id = await self._free_id(key_id)
+                await self.console.reader.read(
+                    create_key(
+                        store,
+                        workspaces,
+                        self.workspace.id,
+                        key_id,
+                        name=name,
+                        actor=actor,
+                        now=now,
+                    )
+                )
+            elif action in _CHANGES:
+                await self.console.reader.read(
+                    _CHANGES[action](
+                        store,
+                        workspaces,
+                        self.workspace.id,
+                        key_id,
+                        actor=actor,
+                        now=now,
+                        expected_version=expected,
+                    )
+                )
+            else:
+                raise HTTPError(400, reason="This page has no such action")
+        except StorageUnavailable:
+            raise
+        except EngageError as error:
+            self.set_status(400)
+            await self._show(str(error))
+            return
+        self.go("keys", workspace=self.workspace.id, done=action, id=key_id)
+
+    async def _free_id(self, key_id: str) -> str:
+        """Return the id of the key that replaces another: ``ios``, ``ios-2``, ``ios-3`` …"""
+        taken = {key.id for key in await self._keys()}
+        stem, _, number = key_id.rpartition("-")
+        if not stem or not number.isdecimal():
+            stem = key_id
+        stem = stem[:58]
+        return next(one for n in range(2, len(taken) + 3) if (one := f"{stem}-{n}") not in taken)
+
+    async def _keys(self) -> Sequence[Key]:
+        """Return the keys of the workspace, as they are in the store now."""
+        workspaces = self.console.config.workspaces
+        records = self.console.records
+        if records is None:
+            return [key for key in effective_keys(workspaces, ()).keys if self._is_here(key)]
+        found = await self.read(read_key_records(records))
+        if found is None:  # The store does not answer: what this process knew last.
+            return [key for key in self.console.app.keys.keys if self._is_here(key)]
+        return [key for key in effective_keys(workspaces, found).keys if self._is_here(key)]
+
+    def _is_here(self, key: Key) -> bool:
+        return key.workspace_id == self.workspace.id
+
+    async def _history(self, span: str) -> Overview | None:
+        try:
+            return await overview(self.console, self.workspace.id, span)
+        except StorageUnavailable as error:
+            self.outage = Outage(str(error), self.console.reader.last_good)
+            return None
+
+    async def _show(self, error: str = "") -> None:
+        keys = await self._keys()
+        hour, fortnight = await self._history("1h"), await self._history("14d")
+        active = {key.id for key in keys if not key.disabled}
+        shown = [
+            ShownKey(
+                key=key,
+                header="Basic " + base64.b64encode(f"{key.key}:".encode()).decode(),
+                use=_use(key.id, hour, fortnight),
+                replaces=_replaced(key, active),
+            )
+            for key in keys
+        ]
+        chosen = self.get_query_argument("key", "") or next(iter(active), "")
+        key = next((key.key for key in keys if key.id == chosen), "YOUR_WRITE_KEY")
+        url = server_url(self.console.config)
+        self.page(
+            "keys.html",
+            title="Keys",
+            nav="keys",
+            shown=[one for one in shown if not one.key.archived],
+            archived=[one for one in shown if one.key.archived],
+            uses={one.key.id: one.use for one in shown},
+            supported=self.console.records is not None,
+            error=error,
+            done=self.get_query_argument("done", ""),
+            changed=self.get_query_argument("id", ""),
+            url=url,
+            public=self.console.config.server.public_url is not None,
+            snippets=snippets(url, key),
+            chosen=chosen,
+            active=[one.key.id for one in shown if one.key.id in active],
+            secret=bool(self.workspace.subscription_secrets),
+            spark_area=spark_area,
+            spark_line=spark_line,
+            key_id=KEY_ID.pattern,
+            max_name=MAX_NAME,
+        )
+
+
+_CHANGES: Final = {"disable": disable_key, "enable": enable_key, "archive": archive_key}
+
+
+def _replaced(key: Key, active: set[str]) -> str | None:
+    """Return the id of the key that another is to replace, while both are accepted."""
+    if not key.name.startswith(REPLACES) or key.disabled:
+        return None
+    old = key.name.removeprefix(REPLACES)
+    return old if old in active else None
+
+
+def _use(key_id: str, hour: Overview | None, fortnight: Overview | None) -> Use | None:
+    if hour is None or fortnight is None:
+        return None
+    minutes = hour.keys.get(key_id, [0] * len(hour.at))
+    hours = fortnight.keys.get(key_id, [0] * len(fortnight.at))
+    used = [at for at, count in zip(hour.at, minutes, strict=True) if count]
+    used = used or [at for at, count in zip(fortnight.at, hours, strict=True) if count]
+    return Use(
+        minutes=minutes,
+        rate=sum(minutes[-RATE_MINUTES:]) / RATE_MINUTES,
+        last=used[-1] if used else None,
+        today=any(hours[-25:]),
+    )
