@@ -46,7 +46,8 @@ class Subject:
             (what was acknowledged survives the end of every process), ``break``
             (:meth:`break_store` works), ``expire`` (:meth:`~engage.api.EventStore.expire` deletes
             events, and not the server), ``nested-arrays`` (a list directly within a list can be
-            stored).
+            stored), ``code-point-order`` (text is ordered by code points, and not by the code units
+            of UTF-16).
         """
         return True
 

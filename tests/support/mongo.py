@@ -290,7 +290,7 @@ def own(folder: Path, kind: str | None = None) -> Iterator[MongoServer]:
 def can(kind: str, feature: str) -> bool:
     """Return whether a server has a feature; servers of one protocol differ.
 
-    :param feature: ``atomic-updates``, ``nested-arrays`` or ``ttl``.
+    :param feature: ``atomic-updates``, ``nested-arrays``, ``code-point-order`` or ``ttl``.
     """
     client: pymongo.MongoClient[dict[str, Any]] = pymongo.MongoClient(shared(kind).url())
     with client:
@@ -333,7 +333,18 @@ def _ttl(database: Any) -> bool:
     return True
 
 
-_ASK = {"atomic-updates": _atomic, "nested-arrays": _nested, "ttl": _ttl}
+def _code_points(database: Any) -> bool:
+    """Return whether text is ordered as MongoDB orders it, and not by the code units of UTF-16."""
+    database.c.insert_many([{"t": "\uffff"}, {"t": "\U00010000"}])
+    return [one["t"] for one in database.c.find().sort("t")] == ["\uffff", "\U00010000"]
+
+
+_ASK = {
+    "atomic-updates": _atomic,
+    "nested-arrays": _nested,
+    "code-point-order": _code_points,
+    "ttl": _ttl,
+}
 
 
 def summary(terminalreporter: Any) -> None:

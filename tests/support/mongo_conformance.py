@@ -44,7 +44,7 @@ class Conformance(StorageConformance):
         return {"url": url}
 
     def can(self, feature: str) -> bool:
-        if feature in ("atomic-updates", "nested-arrays"):
+        if feature in ("atomic-updates", "nested-arrays", "code-point-order"):
             return mongo.can(self.kind, feature)
         # A server that is not of the tests is not killed.
         return self.kind != "url" or feature != "break"
