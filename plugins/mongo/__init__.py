@@ -11,6 +11,8 @@
 ``changes.py``        the profile changes of one write, folded, as update statements
 ``subscriptions.py``  subscription choices and their history
 ``dead_letters.py``   dead letters and their budgets
+``records.py``        records: small things that all processes share
+``counts.py``         counters per minute and hour
 ``paging.py``         pages of a collection, and its oldest documents
 ``documents.py``      events as documents, keys that MongoDB cannot hold, ids
 ``connection.py``     the only module that names the driver's client: errors, time limits

@@ -18,7 +18,7 @@ from bson.objectid import ObjectId
 from engage.api import BudgetName, BudgetUse, DeadLetter, DeadLetterBudget, Page
 
 from .connection import DUPLICATE, Connection
-from .documents import MAX_BYTES, Sequencer, any_of, scoped_id
+from .documents import MAX_BYTES, Sequencer, any_of, is_text, scoped_id
 from .paging import delete_oldest, read_page
 from .schema import DEAD_LETTERS
 
@@ -130,11 +130,32 @@ class DeadLetters:
         """Return a page of dead letters in order of arrival."""
         query: dict[str, Any] = {} if workspace_id is None else {"workspaceId": workspace_id}
         if after is not None:
-            query["_seq"] = {"$gt": ObjectId(after)}
+            query["_seq"] = {"$gt": _place(after)}
         with self._connection.calling() as db:
             cursor = db[DEAD_LETTERS].find(query).sort([("_seq", 1)])
             items, last = await read_page(cursor, limit, _sized)
         return Page(items, None if last is None else str(last["_seq"]))
+
+    async def recent(
+        self, workspace_id: str | None, *, before: str | None, limit: int
+    ) -> Page[DeadLetter]:
+        """Return a page of dead letters, newest first."""
+        query: dict[str, Any] = {} if workspace_id is None else {"workspaceId": workspace_id}
+        if before is not None:
+            query["_seq"] = {"$lt": _place(before)}
+        with self._connection.calling() as db:
+            cursor = db[DEAD_LETTERS].find(query).sort([("_seq", -1)])
+            items, last = await read_page(cursor, limit, _sized)
+        return Page(items, None if last is None else str(last["_seq"]))
+
+    async def find(self, workspace_id: str, letter_id: str) -> DeadLetter | None:
+        """Return the dead letter with this id, or ``None``."""
+        key = scoped_id(workspace_id, letter_id)
+        if not is_text(key):
+            return None
+        with self._connection.calling() as db:
+            found = await db[DEAD_LETTERS].find_one({"_id": key})
+        return None if found is None else _decode(found)
 
     async def remove(self, workspace_id: str, ids: Sequence[str]) -> int:
         """Delete dead letters, and return how many existed."""
@@ -154,7 +175,7 @@ class DeadLetters:
 
 def _size(letter: DeadLetter) -> int:
     rest = len(orjson.dumps(list(letter.errors))) + len(orjson.dumps(list(letter.headers)))
-    return len(letter.item) + rest
+    return len(letter.item) + len(letter.envelope or b"") + rest
 
 
 def _encode(key: str, letter: DeadLetter, budget: BudgetName, size: int, seq: Any) -> bytes | None:
@@ -178,6 +199,8 @@ def _encode(key: str, letter: DeadLetter, budget: BudgetName, size: int, seq: An
         # Not pairs: some servers do not store an array within an array.
         "headers": [{"name": name, "value": value} for name, value in letter.headers],
         "receivedAt": DatetimeMS(letter.received_at),
+        "operation": letter.operation,
+        "envelope": None if letter.envelope is None else Binary(letter.envelope),
     }
     try:
         encoded = bson.encode(document)
@@ -188,6 +211,8 @@ def _encode(key: str, letter: DeadLetter, budget: BudgetName, size: int, seq: An
 
 
 def _decode(document: Mapping[str, Any]) -> DeadLetter:
+    # An earlier version of engage stored letters without the two.
+    operation, envelope = document.get("operation"), document.get("envelope")
     return DeadLetter(
         id=document["id"],
         workspace_id=document["workspaceId"],
@@ -203,9 +228,21 @@ def _decode(document: Mapping[str, Any]) -> DeadLetter:
         truncated=document["truncated"],
         headers=[(header["name"], header["value"]) for header in document["headers"]],
         received_at=int(document["receivedAt"]),
+        operation=operation,
+        envelope=None if envelope is None else bytes(envelope),
     )
 
 
 def _sized(document: Mapping[str, Any]) -> tuple[DeadLetter, int]:
     letter = _decode(document)
-    return letter, len(letter.item)
+    return letter, len(letter.item) + len(letter.envelope or b"")
+
+
+def _place(cursor: str) -> ObjectId:
+    """Return the place in the order of arrival that a cursor names.
+
+    :raises ValueError: if it is not a cursor of dead letters.
+    """
+    if not ObjectId.is_valid(cursor):
+        raise ValueError("not a cursor of this storage")
+    return ObjectId(cursor)

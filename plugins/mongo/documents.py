@@ -154,6 +154,16 @@ def in_workspace(workspace_id: str | None) -> dict[str, Any]:
     return {"$gte": f"{_part(workspace_id)}:", "$lt": f"{_part(workspace_id)};"}
 
 
+def of_origin(workspace_id: str | None, origin: str) -> dict[str, Any]:
+    """Return a condition on the ``_id`` of an event: within an origin.
+
+    :param workspace_id: ``None``: of any workspace.
+    """
+    workspace = "[^:]*" if workspace_id is None else re.escape(_part(workspace_id))
+    # The server takes no NUL in an expression.
+    return {"$regex": f"^{workspace}:{re.escape(_part(origin))}:".replace("\0", r"\x00")}
+
+
 def any_of(ids: Sequence[str]) -> Any:
     """Return a condition: equal to one of these ids. For a single id it is the plain value, which
     every server answers from an index."""

@@ -5,16 +5,40 @@ that changes profiles, too."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
+import pymongo
 from bson.datetime_ms import DatetimeMS
+from bson.objectid import ObjectId
+from pymongo.errors import OperationFailure, PyMongoError
 
 from engage.api import Arrivals, Event, EventFilter, Page
 
 from .connection import Connection
-from .documents import any_of, decode_event, event_id, is_text
-from .paging import ARRIVAL, arrived_after, cursor_of, delete_oldest, read_page
-from .schema import EVENTS
+from .documents import any_of, decode_event, event_id, is_text, of_origin
+from .paging import (
+    ARRIVAL,
+    NEWEST_FIRST,
+    arrived_after,
+    between,
+    cursor_of,
+    delete_oldest,
+    parse_cursor,
+    place_of,
+    read_page,
+)
+from .schema import BY_USER, EVENTS
+
+#: Seconds of one call of :meth:`Events.recent`, and of its look at the events of a user.
+_RECENT_SECONDS: Final = 2.0
+_USER_SECONDS: Final = 1.0
+#: The numbers of events that such a call looks at, one after the other, until it has a page: 50,000
+#: together.
+_WINDOWS: Final = (1_000, 4_000, 15_000, 30_000)
+#: A user with at most this many events has them all looked at, however old they are.
+_MAX_OF_USER: Final = 5_000
+#: The times that BSON can have.
+_TIMES: Final = (-(2**63), 2**63 - 1)
 
 
 class Events:
@@ -44,18 +68,96 @@ class Events:
 
     async def scan(self, wanted: EventFilter, *, after: str | None, limit: int) -> Page[Event]:
         """Return a page of events in order of arrival."""
-        fields = {
-            "workspaceId": wanted.workspace_id,
-            "type": wanted.type,
-            "userId": wanted.user_id,
-        }
-        query: dict[str, Any] = {name: value for name, value in fields.items() if value is not None}
-        if wanted.since is not None:
-            query["receivedAt"] = {"$gte": DatetimeMS(wanted.since)}
-        query = arrived_after(query, after)
+        fields, bounds = _fields(wanted), _bounds(wanted)
+        if fields is None:
+            return Page((), None)
+        query = arrived_after({**fields, **({"receivedAt": bounds} if bounds else {})}, after)
         with self._connection.calling() as db:
             items, last = await read_page(db[EVENTS].find(query).sort(ARRIVAL), limit, _sized)
         return Page(items, None if last is None else cursor_of(last))
+
+    async def recent(self, wanted: EventFilter, *, before: str | None, limit: int) -> Page[Event]:
+        """Return a page of events, newest first; see :meth:`EventStore.recent`.
+
+        A filter that rarely fits would read far back. So the events are looked at in windows, each
+        of a known number of events: a window of time has any number of them. The call ends when it
+        has a page, has looked at 50,000 events, or has taken two seconds; its cursor is where it
+        stopped.
+        """
+        fields, bounds = _fields(wanted), _bounds(wanted)
+        end = None if before is None else parse_cursor(before)
+        if fields is None:
+            return Page((), None)
+        seconds = min(_RECENT_SECONDS, self._connection.timeout)
+        with self._connection.calling(seconds=seconds) as db:
+            if not fields:
+                return await self._newest(db, between(bounds, None, end), limit)
+            if wanted.workspace_id is not None and wanted.user_id is not None:
+                found = await self._of_user(db, fields, between(bounds, None, end), limit)
+                if found is not None:
+                    return found
+            return await self._in_windows(db, fields, bounds, end, limit)
+
+    async def _newest(self, db: Any, query: Mapping[str, Any], limit: int) -> Page[Event]:
+        cursor = db[EVENTS].find(query).sort(NEWEST_FIRST)
+        items, last = await read_page(cursor, limit, _sized)
+        return Page(items, None if last is None else cursor_of(last))
+
+    async def _of_user(
+        self, db: Any, fields: Mapping[str, Any], place: Mapping[str, Any], limit: int
+    ) -> Page[Event] | None:
+        """Return a page of the events of a user by the index of users; ``None`` if there are too
+        many, or if that index is missing."""
+        user = {name: fields[name] for name in ("workspaceId", "userId")}
+        try:
+            with pymongo.timeout(min(_USER_SECONDS, self._connection.timeout / 2)):
+                if await db[EVENTS].count_documents(user, limit=_MAX_OF_USER + 1) > _MAX_OF_USER:
+                    return None
+                # The server would have to sort the events, or to search all events for them.
+                cursor = db[EVENTS].find({**fields, **place}).sort(NEWEST_FIRST)
+                items, last = await read_page(cursor.hint(list(BY_USER.items())), limit, _sized)
+        except PyMongoError as error:
+            if isinstance(error, OperationFailure) or error.timeout:
+                return None
+            raise
+        return Page(items, None if last is None else cursor_of(last))
+
+    async def _in_windows(
+        self,
+        db: Any,
+        fields: Mapping[str, Any],
+        bounds: Mapping[str, Any],
+        end: tuple[DatetimeMS, ObjectId] | None,
+        limit: int,
+    ) -> Page[Event]:
+        """Return a page of events, which looks at a bounded number of events."""
+        items: list[Event] = []
+        place: Mapping[str, Any] | None = None
+        for size in _WINDOWS:
+            try:
+                oldest = await self._nth(db, between(bounds, None, end), size)
+                first = None if oldest is None else place_of(oldest)
+                query = {**fields, **between(bounds, first, end)}
+                page = await self._newest(db, query, limit - len(items))
+            except PyMongoError as error:
+                if place is None or not error.timeout:
+                    raise
+                break
+            items += page.items
+            if page.cursor is not None:
+                return Page(items, page.cursor)
+            if oldest is None:
+                return Page(items, None)
+            place, end = oldest, first
+        return Page(items, None if place is None else cursor_of(place))
+
+    async def _nth(
+        self, db: Any, query: Mapping[str, Any], number: int
+    ) -> Mapping[str, Any] | None:
+        """Return the place of the newest but ``number - 1`` event, from the index alone."""
+        cursor = db[EVENTS].find(query, {"_id": 0, "receivedAt": 1, "_seq": 1})
+        found = await cursor.sort(NEWEST_FIRST).skip(number - 1).limit(1).to_list(None)
+        return found[0] if found else None
 
     async def arrivals(self, at: int) -> Arrivals:
         """Return when the events around a time were received."""
@@ -63,7 +165,7 @@ class Events:
         with self._connection.calling() as db:
 
             async def first(query: dict[str, Any], way: int) -> int | None:
-                order = [(field, way) for field, _ in ARRIVAL]
+                order = ARRIVAL if way > 0 else NEWEST_FIRST
                 cursor = db[EVENTS].find(query, {"receivedAt": 1}).sort(order).limit(1)
                 found = await cursor.to_list(None)
                 return int(found[0]["receivedAt"]) if found else None
@@ -85,6 +187,35 @@ class Events:
         return await delete_oldest(
             self._connection, EVENTS, before, limit, None if force else newest_is_due
         )
+
+
+def _fields(wanted: EventFilter) -> dict[str, Any] | None:
+    """Return the conditions of a filter, without those on the time; ``None`` if no event can fit
+    it, because no event can have one of its texts."""
+    texts = {
+        "workspaceId": wanted.workspace_id,
+        "type": wanted.type,
+        "userId": wanted.user_id,
+        "_name": wanted.name,
+        "_id": wanted.origin,
+    }
+    found: dict[str, Any] = {name: text for name, text in texts.items() if text is not None}
+    if not all(map(is_text, found.values())):
+        return None
+    if wanted.origin is not None:
+        found["_id"] = of_origin(wanted.workspace_id, wanted.origin)
+    return found
+
+
+def _bounds(wanted: EventFilter) -> dict[str, Any]:
+    """Return the conditions of a filter on ``receivedAt``."""
+    times = {"$gte": wanted.since, "$lt": wanted.until}
+    least, greatest = _TIMES
+    return {
+        name: DatetimeMS(min(max(time, least), greatest))
+        for name, time in times.items()
+        if time is not None
+    }
 
 
 def _sized(document: Mapping[str, Any]) -> tuple[Event, int]:

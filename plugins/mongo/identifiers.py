@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from bson.datetime_ms import DatetimeMS
 
-from engage.api import Page, identifier_value
+from engage.api import ConfigError, Page, identifier_value
 
 from .changes import Claim
 from .connection import Connection
@@ -22,6 +22,8 @@ from .documents import any_of, decode_value, escape_key, is_text, scoped_id
 from .paging import id_after
 from .schema import CLAIMS, META, USERS
 
+#: MongoDB allows 64 indexes on a collection; each identifier trait needs one.
+_MAX_TRAITS: Final = 40
 #: Maximum number of users that are returned for one value; the interface defines it.
 _MAX_USERS: Final = 100
 #: The order in which the index of an identifier has the users.
@@ -31,6 +33,21 @@ _ORDER: Final = [("createdAt", 1), ("_id", 1)]
 _CLAIMS: Final = (1000, 20)
 #: Users whose registers are completed at once.
 _STEP: Final = 200
+
+
+def declared_traits(identifiers: Mapping[str, Sequence[str]]) -> set[str]:
+    """Return the traits that any workspace declares.
+
+    :param identifiers: workspace id → the traits by which its users are looked up.
+    :raises ConfigError: if there are too many.
+    """
+    traits = {trait for names in identifiers.values() for trait in names}
+    if len(traits) > _MAX_TRAITS:
+        raise ConfigError(
+            f"workspaces: {len(traits)} different subscription_identifiers; MongoDB has "
+            f"indexes for at most {_MAX_TRAITS}"
+        )
+    return traits
 
 
 class Identifiers:

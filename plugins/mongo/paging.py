@@ -22,6 +22,8 @@ _MAX_DELETES: Final = 1000
 
 #: The order of arrival; the index of the same keys serves it.
 ARRIVAL: Final = [("receivedAt", 1), ("_seq", 1)]
+#: The reverse of it, which the same index serves.
+NEWEST_FIRST: Final = [(field, -1) for field, _ in ARRIVAL]
 
 
 async def read_page(
@@ -75,6 +77,40 @@ def arrived_after(query: dict[str, Any], cursor: str | None) -> dict[str, Any]:
     bounds["$gte"] = max(bounds.get("$gte", received), received, key=int)
     later = [{"receivedAt": {"$gt": received}}, {"receivedAt": received, "_seq": {"$gt": seq}}]
     return {**query, "receivedAt": bounds, "$or": later}
+
+
+def between(
+    bounds: Mapping[str, Any],
+    first: tuple[DatetimeMS, ObjectId] | None,
+    end: tuple[DatetimeMS, ObjectId] | None,
+) -> dict[str, Any]:
+    """Return a query for a part of the order of arrival, which the index of arrival serves.
+
+    :param bounds: conditions on ``receivedAt``.
+    :param first: the place of the first document; ``None``: the oldest one.
+    :param end: the place before which the part ends; ``None``: the newest one is in it.
+    """
+    bounds = dict(bounds)
+    places: list[dict[str, Any]] = []
+    if first is not None:
+        received, seq = first
+        bounds["$gte"] = max(bounds.get("$gte", received), received, key=int)
+        later = {"receivedAt": {"$gt": received}}
+        places.append({"$or": [later, {"receivedAt": received, "_seq": {"$gte": seq}}]})
+    if end is not None:
+        received, seq = end
+        bounds["$lte"] = received
+        earlier = {"receivedAt": {"$lt": received}}
+        places.append({"$or": [earlier, {"receivedAt": received, "_seq": {"$lt": seq}}]})
+    return {
+        **({"receivedAt": bounds} if bounds else {}),
+        **({"$and": places} if places else {}),
+    }
+
+
+def place_of(document: Mapping[str, Any]) -> tuple[DatetimeMS, ObjectId]:
+    """Return the place of a document in the order of arrival."""
+    return document["receivedAt"], document["_seq"]
 
 
 def parse_cursor(cursor: str) -> tuple[DatetimeMS, ObjectId]:

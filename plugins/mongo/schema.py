@@ -26,7 +26,7 @@ _log = logging.getLogger("engage.storage.mongo")
 
 #: The version of what this plugin writes, and the oldest version that can read it. Each version is
 #: in :data:`MIGRATIONS`.
-VERSION: Final = 2
+VERSION: Final = 3
 MIN_READER: Final = 1
 
 EVENTS: Final = "events"
@@ -38,16 +38,20 @@ CLAIMS: Final = "claims"
 SUBSCRIPTIONS: Final = "subscriptions"
 HISTORY: Final = "subscription_history"
 DEAD_LETTERS: Final = "dead_letters"
+RECORDS: Final = "records"
+COUNTS: Final = "counts"
 META: Final = "meta"
 
 _ARRIVAL: Final = dict(ARRIVAL)
 _RECEIVED: Final = {"receivedAt": 1}
+#: The index of the events of a user.
+BY_USER: Final[Mapping[str, int]] = {"workspaceId": 1, "userId": 1, "timestamp": 1}
 
 #: Collection → (keys, options) of its indexes; docs/storage-mongo.md has the reason of each.
 INDEXES: Final[Mapping[str, tuple[tuple[Mapping[str, int], Mapping[str, Any]], ...]]] = {
     EVENTS: (
         (_ARRIVAL, {}),
-        ({"workspaceId": 1, "userId": 1, "timestamp": 1}, {}),
+        (BY_USER, {}),
         ({"workspaceId": 1, "type": 1, "_name": 1, "timestamp": 1}, {}),
         ({"_mark": 1}, {"sparse": True}),
     ),
@@ -60,7 +64,9 @@ INDEXES: Final[Mapping[str, tuple[tuple[Mapping[str, int], Mapping[str, Any]], .
         ({"_seq": 1}, {}),
         (_ARRIVAL, {}),
         ({"workspaceId": 1, "budget": 1, "size": 1}, {}),
+        ({"workspaceId": 1, "_seq": 1}, {}),
     ),
+    RECORDS: (({"kind": 1, "workspaceId": 1, "id": 1}, {}), ({"kind": 1, "at": 1}, {})),
 }
 
 #: Fields that the ``_id`` determines: in a collection that is sharded on no other field, an ``_id``
@@ -75,6 +81,9 @@ SAFE_SHARD_KEYS: Final[Mapping[str, frozenset[str]]] = {
     SUBSCRIPTIONS: frozenset({"_id", "workspaceId", "userId"}),
     HISTORY: frozenset({"_id", "workspaceId"}),
     DEAD_LETTERS: frozenset({"_id", "workspaceId"}),
+    # Their upserts name the _id only.
+    RECORDS: frozenset({"_id"}),
+    COUNTS: frozenset({"_id"}),
 }
 
 _NAMESPACE_NOT_FOUND: Final = 26
@@ -103,10 +112,18 @@ async def _index_identifiers_again(db: Any) -> None:
     await db[META].delete_one({"_id": "identifiers"})
 
 
+async def _only_collections(db: Any) -> None:
+    """Do nothing: version 3 added the collections of records and of counters, and fields of dead
+    letters that may be absent."""
+
+
 #: Version → what makes a store of it from one of the version before. Collections and indexes are
 #: made for every version alike. A migration only adds, is idempotent, and several processes may run
 #: it at the same time: processes of an earlier version may be using the store.
-MIGRATIONS: Final[Mapping[int, Callable[[Any], Awaitable[None]]]] = {2: _index_identifiers_again}
+MIGRATIONS: Final[Mapping[int, Callable[[Any], Awaitable[None]]]] = {
+    2: _index_identifiers_again,
+    3: _only_collections,
+}
 
 
 class Schema:
@@ -124,6 +141,8 @@ class Schema:
         self._connection = connection
         self._traits = sorted(set(traits))
         self._building: set[asyncio.Task[None]] = set()
+        #: The version of the store, as far as it is known.
+        self._version = 0
 
     async def prepare(self, *, create: bool) -> None:
         """Check the store, and create what is missing if ``create`` is true.
@@ -134,7 +153,7 @@ class Schema:
         with self._connection.calling() as db:
             found = await db[META].find_one({"_id": "schema"})
         if found is not None:
-            _check_version(found, self._connection.name)
+            self._version = _check_version(found, self._connection.name)
         elif not create:
             raise StorageMissing(
                 f"{self._connection.name}: there is no engage store; `engage serve` creates one"
@@ -153,7 +172,27 @@ class Schema:
                     await db[META].insert_one(document)
             else:
                 await self._migrate(found["version"])
+            self._version = max(self._version, VERSION)
             await self._warn_of_shard_keys()
+
+    async def require(self, version: int) -> None:
+        """Check that the store has a version, before something is written that came with it.
+
+        Otherwise a command would write what the servers that use the store do not read.
+
+        :raises StorageUnavailable: if an earlier version of engage made the store.
+        """
+        if self._version >= version:
+            return
+        with self._connection.calling() as db:
+            found = await db[META].find_one({"_id": "schema"})
+        if found is not None:
+            self._version = _check_version(found, self._connection.name)
+        if self._version < version:
+            raise StorageUnavailable(
+                f"{self._connection.name}: made by an earlier version of engage; start "
+                "`engage serve` once, which brings the store up to date"
+            )
 
     async def _migrate(self, version: int) -> None:
         """Bring a store of an earlier version up to date."""
@@ -254,7 +293,8 @@ class Schema:
         return unsafe
 
 
-def _check_version(document: Mapping[str, Any], name: str) -> None:
+def _check_version(document: Mapping[str, Any], name: str) -> int:
+    """Return the version of the store."""
     version, min_reader = document.get("version"), document.get("minReader")
     if not isinstance(version, int) or not isinstance(min_reader, int):
         raise StorageIncompatible(f"{name}: the collection meta is not engage's")
@@ -264,6 +304,7 @@ def _check_version(document: Mapping[str, Any], name: str) -> None:
             f"version {min_reader} on; this is version {VERSION}): use that version of engage, or "
             "another database"
         )
+    return version
 
 
 async def _existing(

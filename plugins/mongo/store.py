@@ -15,7 +15,9 @@ from bson.datetime_ms import DatetimeMS
 from engage.api import (
     Arrivals,
     BudgetUse,
-    ConfigError,
+    Count,
+    CountStore,
+    CountSum,
     DeadLetter,
     DeadLetterStore,
     Event,
@@ -25,6 +27,8 @@ from engage.api import (
     Outcome,
     Page,
     ProfileStore,
+    Record,
+    RecordStore,
     StorageContext,
     StorageError,
     StorageUnavailable,
@@ -36,11 +40,13 @@ from engage.api import (
 )
 
 from .connection import Connection
+from .counts import Counts, Wanted
 from .dead_letters import DeadLetters
 from .documents import Sequencer
 from .events import Events
-from .identifiers import Identifiers
+from .identifiers import Identifiers, declared_traits
 from .profiles import Profiles
+from .records import Records
 from .schema import META, Schema
 from .subscriptions import Subscriptions
 from .url import DEFAULT_URL
@@ -48,8 +54,6 @@ from .writer import Writer
 
 _log = logging.getLogger("engage.storage.mongo")
 
-#: MongoDB allows 64 indexes on a collection; each identifier trait needs one.
-_MAX_IDENTIFIERS: Final = 40
 #: Seconds between an acknowledgement and the removal of its marks; when that fails, the pause is
 #: doubled each time, up to the second number.
 _PAUSE: Final = (1.0, 10.0)
@@ -57,21 +61,14 @@ _PAUSE: Final = (1.0, 10.0)
 _CLOSE_SECONDS: Final = 3.0
 
 
-class MongoStorage(EventStore, ProfileStore, SubscriptionStore, DeadLetterStore):
+class MongoStorage(
+    EventStore, ProfileStore, SubscriptionStore, DeadLetterStore, RecordStore, CountStore
+):
     """The storage that keeps everything in one MongoDB database."""
 
     def __init__(self, connection: Connection, context: StorageContext) -> None:
-        traits = {trait for names in context.identifiers.values() for trait in names}
-        if len(traits) > _MAX_IDENTIFIERS:
-            raise ConfigError(
-                f"workspaces: {len(traits)} different subscription_identifiers; MongoDB has "
-                f"indexes for at most {_MAX_IDENTIFIERS}"
-            )
         self._connection = connection
-        self._schema = Schema(
-            connection,
-            traits=traits,
-        )
+        self._schema = Schema(connection, traits=declared_traits(context.identifiers))
         #: Set when the housekeeping has something to do.
         self._work = asyncio.Event()
         sequence = Sequencer()
@@ -81,6 +78,8 @@ class MongoStorage(EventStore, ProfileStore, SubscriptionStore, DeadLetterStore)
         self._writer = Writer(connection, self._events, self._profiles, sequence, self._work)
         self._subscriptions = Subscriptions(connection, self._profiles, sequence)
         self._dead_letters = DeadLetters(connection, context.dead_letter_budget, sequence)
+        self._records = Records(connection, self._schema)
+        self._counts = Counts(connection, self._schema)
         self.dropped_changes = 0
         #: Whether the store was found, and prepared, since it was opened.
         self._prepared = False
@@ -228,19 +227,19 @@ class MongoStorage(EventStore, ProfileStore, SubscriptionStore, DeadLetterStore)
         await self._ready()
         return await self._events.find(workspace_id, origin, message_id)
 
-    async def scan(
-        self,
-        wanted: EventFilter,
-        *,
-        after: str | None,
-        limit: int,
-    ) -> Page[Event]:
+    async def scan(self, wanted: EventFilter, *, after: str | None, limit: int) -> Page[Event]:
         await self._ready()
         return await self._events.scan(wanted, after=after, limit=limit)
 
     async def expire(self, before: int, *, limit: int, force: bool = False) -> int:
         await self._ready()
         return await self._events.expire(before, limit=limit, force=force)
+
+    async def recent(
+        self, wanted: EventFilter, *, before: str | None = None, limit: int
+    ) -> Page[Event]:
+        await self._ready()
+        return await self._events.recent(wanted, before=before, limit=limit)
 
     async def arrivals(self, at: int) -> Arrivals:
         await self._ready()
@@ -317,6 +316,16 @@ class MongoStorage(EventStore, ProfileStore, SubscriptionStore, DeadLetterStore)
         await self._ready()
         return await self._dead_letters.scan(workspace_id, after=after, limit=limit)
 
+    async def recent_dead_letters(
+        self, workspace_id: str | None, *, before: str | None = None, limit: int
+    ) -> Page[DeadLetter]:
+        await self._ready()
+        return await self._dead_letters.recent(workspace_id, before=before, limit=limit)
+
+    async def dead_letter(self, workspace_id: str, letter_id: str) -> DeadLetter | None:
+        await self._ready()
+        return await self._dead_letters.find(workspace_id, letter_id)
+
     async def remove(self, workspace_id: str, ids: Sequence[str]) -> int:
         await self._ready()
         return await self._dead_letters.remove(workspace_id, ids)
@@ -324,3 +333,65 @@ class MongoStorage(EventStore, ProfileStore, SubscriptionStore, DeadLetterStore)
     async def expire_dead_letters(self, before: int, *, limit: int) -> int:
         await self._ready()
         return await self._dead_letters.expire(before, limit=limit)
+
+    # ------------------------------------------------------------------------ records, counters
+    async def put_record(
+        self, record: Record, *, expected_version: int | None = None
+    ) -> int | None:
+        await self._ready()
+        return await self._records.put(record, expected_version=expected_version)
+
+    async def get_record(self, kind: str, workspace_id: str, record_id: str) -> Record | None:
+        await self._ready()
+        return await self._records.get(kind, workspace_id, record_id)
+
+    async def list_records(
+        self,
+        kind: str | None,
+        workspace_id: str | None = None,
+        *,
+        after: str | None = None,
+        limit: int,
+        reverse: bool = False,
+    ) -> Page[Record]:
+        await self._ready()
+        return await self._records.scan(kind, workspace_id, after, limit, reverse)
+
+    async def records_version(self, kind: str) -> int:
+        await self._ready()
+        return await self._records.version(kind)
+
+    async def delete_record(self, kind: str, workspace_id: str, record_id: str) -> bool:
+        await self._ready()
+        return await self._records.delete(kind, workspace_id, record_id)
+
+    async def expire_records(self, kind: str, before: int, *, limit: int) -> int:
+        await self._ready()
+        return await self._records.expire(kind, before, limit=limit)
+
+    async def put_counts(self, counts: Sequence[Count]) -> None:
+        await self._ready()
+        await self._counts.put(counts)
+
+    async def counts(
+        self,
+        step: int,
+        *,
+        since: int,
+        until: int,
+        names: Sequence[str] | None = None,
+        workspace_id: str | None = None,
+        after: str | None = None,
+        limit: int,
+    ) -> Page[CountSum]:
+        await self._ready()
+        wanted = Wanted(step, since, until, names, workspace_id)
+        return await self._counts.sums(wanted, after=after, limit=limit)
+
+    async def scan_counts(self, *, after: str | None, limit: int) -> Page[Count]:
+        await self._ready()
+        return await self._counts.scan(after=after, limit=limit)
+
+    async def expire_counts(self, step: int, before: int, *, limit: int) -> int:
+        await self._ready()
+        return await self._counts.expire(step, before, limit=limit)
