@@ -8,6 +8,7 @@ threads is not in the table. cProfile makes small functions look more expensive 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import cProfile
 import os
 import pstats
@@ -22,8 +23,10 @@ sys.path.insert(0, str(HERE.parent / "tests"))
 import load  # noqa: E402
 
 from engage.config import load as load_config  # noqa: E402
+from engage.http1.sockets import listen  # noqa: E402
+from engage.monitoring import logs  # noqa: E402
 from engage.registry import load_plugins  # noqa: E402
-from engage.server.serve import serve  # noqa: E402
+from engage.server.worker import Worker, new_event_loop  # noqa: E402
 from support.server_process import KEY, Server, config_text  # noqa: E402
 from support.waiting import wait_for  # noqa: E402
 
@@ -60,7 +63,11 @@ def main() -> None:
         threading.Thread(target=drive, daemon=True).start()
         config = load_config(server.config)
         registry = load_plugins()
-        profile.runcall(serve, config, registry)
+        logs.configure(config.logging.level, config.logging.format)
+        sock = listen(config.server.host, config.server.port)
+        # In this process, without a parent.
+        with asyncio.Runner(loop_factory=new_event_loop) as runner:
+            profile.runcall(runner.run, Worker(config, registry, sock).run())
         log.close()
     pstats.Stats(profile).strip_dirs().sort_stats("tottime").print_stats(arguments.lines)
 

@@ -72,6 +72,8 @@ def test_the_commands_are_commands_of_engage() -> None:
     ]
     for command in commands:
         assert command[:2] == ["engage", "serve"]
+        # Only published ports reach a container, so its console listens on all its addresses.
+        assert command[command.index("--console-host") + 1] == "0.0.0.0"
         result = CliRunner().invoke(main, [*command[1:], "--config", "/nowhere/engage.toml"])
         # Wrong usage would be 2: only the config is missing.
         assert result.exit_code == 1
@@ -102,4 +104,9 @@ def test_the_config_in_compose_is_valid(tmp_path: Path, monkeypatch: pytest.Monk
     config = load(path)
     load_plugins().check(config)
     assert config.storage.backend == "mongo"
+    assert config.console is not None
+    assert (
+        f"127.0.0.1:{config.console.port}:{config.console.port}"
+        in (compose()["services"]["engage"]["ports"])
+    )
     assert config.workspaces[0].write_keys[0].key == "k"

@@ -19,10 +19,16 @@ from engage.config import load
 @click.option(
     "--port", type=click.IntRange(0, 65535), help="Overrides server.port; 0 means any free port."
 )
+@click.option("--console-host", metavar="ADDRESS", help="Overrides console.host.")
 @click.option("--workers", type=click.IntRange(1, 256), help="Overrides server.workers.")
 @click.pass_context
 def serve(
-    ctx: click.Context, config_path: Path, host: str | None, port: int | None, workers: int | None
+    ctx: click.Context,
+    config_path: Path,
+    host: str | None,
+    port: int | None,
+    console_host: str | None,
+    workers: int | None,
 ) -> None:
     """Run the server until SIGTERM or Ctrl-C."""
     # Imported here, because no other command needs the server.
@@ -32,6 +38,9 @@ def serve(
     given: dict[str, Any] = {"host": host or None, "port": port, "workers": workers}
     overrides = {name: value for name, value in given.items() if value is not None}
     config = dataclasses.replace(config, server=dataclasses.replace(config.server, **overrides))
+    if console_host and config.console is not None:
+        console = dataclasses.replace(config.console, host=console_host)
+        config = dataclasses.replace(config, console=console)
     registry = registry_of(ctx)
     registry.check(config)
     ctx.exit(run(config, registry))

@@ -17,14 +17,22 @@ import sys
 from typing import TYPE_CHECKING, Final
 
 from engage.api import ConfigError, RecordStore
+from engage.app import build
+from engage.console.addresses import Addresses, is_loopback
+from engage.console.application import ConsoleServer, make_application
+from engage.console.jobs import Jobs
+from engage.console.links import Links
+from engage.console.passwords import Passwords, Throttle
+from engage.console.reader import Reader
+from engage.console.services import Console
+from engage.console.sessions import Sessions
 from engage.http1.sockets import listen
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from engage.app import App
     from engage.config import Config
-    from engage.console.application import ConsoleServer
-    from engage.console.services import Console
     from engage.registry import Registry
 
 __all__ = ["ConsoleProcess"]
@@ -79,65 +87,68 @@ class ConsoleProcess:
         :return: the exit status.
         :raises EngageError: if the port cannot be opened, or an option is wrong.
         """
-        # Imported here, so that a taken port is reported at once and a supervisor, which only
-        # starts this process, does not load the pages.
         settings = self._settings
         sock = listen(settings.host, settings.port, keys="console.host, console.port")
         if sys.platform != "win32":
             os.nice(NICENESS)
-        from engage.app import build
-        from engage.console.addresses import Addresses
-        from engage.console.application import ConsoleServer, make_application
-        from engage.console.jobs import Jobs
-        from engage.console.links import Links
-        from engage.console.passwords import Passwords, Throttle
-        from engage.console.reader import Reader
-        from engage.console.services import Console
-        from engage.console.sessions import Sessions
-
-        config = self._config
         with contextlib.closing(sock):
-            app = build(config, self._registry, had_store=self._server_running)
+            app = build(self._config, self._registry, had_store=self._server_running)
             async with contextlib.AsyncExitStack() as stack:
                 # Close the store in any case: a failed open may have acquired resources too.
-                stack.push_async_callback(app.close)
+                stack.push_async_callback(self._close, app)
                 await app.open(patient=True)
-                reader = Reader(config.storage.write_timeout)
-                records = app.store if isinstance(app.store, RecordStore) else None
-                jobs = Jobs(app.store, app.replays, clock=app.clock)
-                stack.push_async_callback(jobs.close)
-                if not settings.read_only:
-                    jobs.open()
-                console = Console(
-                    config=config,
-                    settings=settings,
-                    addresses=Addresses(settings, sock.getsockname()[1]),
-                    trusted_proxies=tuple(
-                        ipaddress.ip_network(one) for one in config.server.trusted_proxies
-                    ),
-                    app=app,
-                    registry=self._registry,
-                    reader=reader,
-                    links=Links(records, reader),
-                    passwords=Passwords(settings.password) if settings.password else None,
-                    throttle=Throttle(),
-                    sessions=Sessions(records, reader, password=settings.password),
-                    jobs=jobs,
-                )
+                console = self._compose(app, sock.getsockname()[1])
+                stack.push_async_callback(console.close)
+                await console.open()
                 if self._link_hash is not None:
                     await console.links.add(self._link_hash)
                 server = ConsoleServer(make_application(console))
                 server.add_socket(sock)
+                # The objects of the application live as long as the process.
                 gc.collect()
                 gc.freeze()
-                url = console.addresses.url
-                _log.info("console", extra={"url": url, "pid": os.getpid()})
-                if self._ready is not None:
-                    self._ready(url)
+                self._report(console)
                 await self._stop.wait()
                 await self._drain(server, console)
-                await console.live.close()
         return 0
+
+    def _compose(self, app: App, port: int) -> Console:
+        config, settings = self._config, self._settings
+        proxies = tuple(ipaddress.ip_network(one) for one in config.server.trusted_proxies)
+        reader = Reader(config.storage.write_timeout)
+        records = app.store if isinstance(app.store, RecordStore) else None
+        return Console(
+            config=config,
+            settings=settings,
+            addresses=Addresses(settings, port),
+            trusted_proxies=proxies,
+            app=app,
+            registry=self._registry,
+            reader=reader,
+            links=Links(records, reader),
+            passwords=Passwords(settings.password) if settings.password else None,
+            throttle=Throttle(),
+            sessions=Sessions(records, reader, password=settings.password),
+            jobs=Jobs(app.store, app.replays, clock=app.clock),
+        )
+
+    def _report(self, console: Console) -> None:
+        addresses = console.addresses
+        if not addresses.https and not is_loopback(self._settings.host):
+            _log.warning(
+                "the console is served without TLS beyond this machine: anyone who can read the"
+                " traffic can take over a session (console.host is %s)",
+                self._settings.host,
+            )
+        if self._ready is not None:
+            self._ready(addresses.url)
+
+    async def _close(self, app: App) -> None:
+        try:
+            async with asyncio.timeout(CLOSE_SECONDS):
+                await app.close()
+        except TimeoutError:
+            _log.error("the storage did not close in time")
 
     async def _drain(self, server: ConsoleServer, console: Console) -> None:
         server.stop()

@@ -93,6 +93,16 @@ class Console:
         """Make the parts that need no settings."""
         self.live = Live(self.app.store, self.reader)
 
+    async def open(self) -> None:
+        """Begin the work in the background: the jobs that an earlier console left unfinished."""
+        if not self.settings.read_only:
+            self.jobs.open()
+
+    async def close(self) -> None:
+        """End the work in the background."""
+        await self.live.close()
+        await self.jobs.close()
+
     @property
     def store(self) -> EventStore:
         """The storage. Ask ``isinstance(store, CountStore)`` … for the optional interfaces."""

@@ -9,8 +9,10 @@ import os
 from typing import TYPE_CHECKING
 
 from engage.api import EngageError
+from engage.console.links import hash_of
 from engage.console.process import ConsoleProcess
 from engage.monitoring import logs
+from engage.server.announcement import announce, token_for_terminal
 from engage.server.serve import secrets_of
 from engage.server.worker import handle_signals
 
@@ -40,7 +42,13 @@ def serve_console(config: Config, registry: Registry) -> int:
 
 
 async def _run(config: Config, registry: Registry) -> int:
-    process = ConsoleProcess(config, registry)
+    token = token_for_terminal(config)
+    process = ConsoleProcess(
+        config,
+        registry,
+        link_hash=None if token is None else hash_of(token),
+        ready=lambda url: announce(url, token),
+    )
     stopping = False
 
     def on_signal() -> None:

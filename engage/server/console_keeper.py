@@ -11,10 +11,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import sys
 import time
 from typing import TYPE_CHECKING, Final
 
+from engage.console.links import hash_of
+from engage.server.announcement import announce, token_for_terminal
 from engage.server.child import ConsoleSetup, Setup
 from engage.server.children import Child, start_child
 
@@ -78,11 +79,7 @@ class ConsoleKeeper:
 
     async def _run_once(self) -> None:
         # The first console gets a link for the person who sits at the terminal.
-        token = None
-        if not self._announced and self._has_terminal():
-            from engage.console.links import hash_of, new_token
-
-            token = new_token()
+        token = None if self._announced else token_for_terminal(self._config)
         console = ConsoleSetup(link_hash=None if token is None else hash_of(token))
         child = self._child = await start_child(
             Setup(self._config, 0, server_running=True, secrets=self._secrets, console=console)
@@ -91,7 +88,8 @@ class ConsoleKeeper:
             child.drain()
         if await child.started is True:
             self._logged = None
-            self._announce(child.url or "", token)
+            self._announced = True
+            announce(child.url or "", token)
         status = await child.process.wait()
         self._child = None
         child.writer.close()
@@ -105,24 +103,6 @@ class ConsoleKeeper:
                 status,
                 extra={"pid": child.process.pid},
             )
-
-    def _has_terminal(self) -> bool:
-        return sys.stderr.isatty() and self._config.logging.format != "json"
-
-    def _announce(self, url: str, token: str | None) -> None:
-        """Report where the console is, and how to sign in. The link is never logged."""
-        if self._announced:
-            return
-        self._announced = True
-        if token is None:
-            _log.info("console: `engage console-link` prints a link to sign in", extra={"url": url})
-            return
-        print(
-            f"engage: console  {url}/link?t={token}\n"
-            "                 (this link signs you in; it works once, for 10 minutes)",
-            file=sys.stderr,
-            flush=True,
-        )
 
     def _log_once(self, reason: str) -> None:
         if reason != self._logged:

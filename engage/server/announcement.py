@@ -1,0 +1,43 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a person who starts the server hears about the console."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from typing import TYPE_CHECKING, Final
+
+from engage.console.links import new_token
+
+if TYPE_CHECKING:
+    from engage.config import Config
+
+__all__ = ["announce", "token_for_terminal"]
+
+_log = logging.getLogger(__name__)
+
+#: How to sign in, for a log.
+SIGN_IN: Final = "engage console-link prints a one-time link"
+
+
+def token_for_terminal(config: Config) -> str | None:
+    """Return the token of a one-time link that may be shown, or ``None``.
+
+    It is shown on a terminal only: others read logs, and keep them.
+    """
+    if config.logging.format == "json" or not sys.stderr.isatty():
+        return None
+    return new_token()
+
+
+def announce(url: str, token: str | None) -> None:
+    """Report where the console is and how to sign in."""
+    if token is None:
+        _log.info("console", extra={"url": url, "signIn": SIGN_IN})
+        return
+    print(
+        f"engage: console  {url}/link?t={token}\n"
+        "                 (this link signs you in; it works once, for 10 minutes)",
+        file=sys.stderr,
+        flush=True,
+    )
