@@ -1,0 +1,157 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``engage keys``, and what ``engage check`` says about keys."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from engage.api import Record, RecordStore
+from engage.cli import main
+from engage.storage.audit import AUDIT, read_entry
+from engage.storage.keys import KEY
+from support.sqlite import config_file, open_store
+
+
+def run(*arguments: object) -> Result:
+    return CliRunner().invoke(main, [str(argument) for argument in arguments], prog_name="engage")
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    """Make a config with a store."""
+    path = config_file(tmp_path)
+    asyncio.run(_create(path))
+    return path
+
+
+async def _create(path: Path) -> None:
+    async with open_store(path):
+        pass
+
+
+def keys(config: Path, *arguments: str) -> Result:
+    command, *rest = arguments
+    return run("keys", command, "--config", config, *rest)
+
+
+def listed(config: Path, *arguments: str) -> list[list[str]]:
+    result = keys(config, "list", *arguments)
+    assert result.exit_code == 0
+    return [line.split("\t") for line in result.stdout.splitlines()]
+
+
+def records(config: Path, kind: str) -> list[Record]:
+    async def read() -> list[Record]:
+        async with open_store(config) as store:
+            assert isinstance(store, RecordStore)
+            return list((await store.list_records(kind, limit=100)).items)
+
+    return asyncio.run(read())
+
+
+def test_a_key_is_created_listed_disabled_enabled_and_archived(config: Path) -> None:
+    result = keys(config, "add", "--workspace", "other", "--id", "ios", "--name", "My \u202eapp")
+    assert result.exit_code == 0
+    key = result.stdout.removesuffix("\n")
+    assert re.fullmatch("[0-9a-f]{32}", key)
+    (website, ios) = listed(config)
+    assert website == ["acme", "website", "k-acme", "active", "config", "-", "-"]
+    assert ios[:5] == ["other", "ios", key, "active", "store"]
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT[\d:.]+Z", ios[5])
+    assert ios[6] == r"My \u202eapp"
+    for command, state, shown in (
+        ("disable", "disabled", "disabled"),
+        ("enable", "enabled", "active"),
+        ("archive", "archived", "archived"),
+    ):
+        result = keys(config, command, "--workspace", "other", "ios")
+        assert (result.exit_code, result.stdout) == (0, f"{state}\tios\n")
+        assert listed(config, "--workspace", "other")[0][3] == shown
+        again = keys(config, command, "--workspace", "other", "ios")
+        assert (again.exit_code, again.stdout) == (0, "")
+        assert f"is {state} already" in again.stderr
+    entries = [read_entry(record) for record in records(config, AUDIT)]
+    assert sorted(entry.action for entry in entries) == [
+        "key-archived",
+        "key-created",
+        "key-disabled",
+        "key-enabled",
+    ]
+    assert all(entry.actor.who and "command line" in entry.actor.origin for entry in entries)
+
+
+def test_a_key_of_the_config_is_disabled(config: Path) -> None:
+    assert keys(config, "disable", "--workspace", "acme", "website").exit_code == 0
+    assert listed(config)[0][:5] == ["acme", "website", "k-acme", "disabled", "config"]
+    assert records(config, KEY) == []
+    assert keys(config, "enable", "--workspace", "acme", "website").exit_code == 0
+    assert listed(config)[0][3] == "active"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("add", "--workspace", "nope", "--id", "a"), "a workspace 'nope'"),
+        (("add", "--workspace", "acme", "--id", "website"), "already has a key 'website'"),
+        (("add", "--workspace", "acme", "--id", "a b"), "letters, digits, - and _"),
+        (("disable", "--workspace", "acme", "nope"), "the key 'nope' of the workspace 'acme'"),
+        (("archive", "--workspace", "acme", "website"), "is in the config file"),
+        (("list", "--workspace", "nope"), "a workspace 'nope'"),
+    ],
+)
+def test_an_error_is_one_line(config: Path, arguments: tuple[str, ...], message: str) -> None:
+    result = keys(config, *arguments)
+    assert (result.exit_code, result.stdout) == (1, "")
+    (line,) = result.stderr.splitlines()
+    assert line.startswith("engage: ")
+    assert message in line
+
+
+def test_without_a_store_the_error_says_what_to_do(tmp_path: Path) -> None:
+    result = keys(config_file(tmp_path), "add", "--workspace", "acme", "--id", "a")
+    assert result.exit_code == 1
+    assert "engage serve" in result.stderr
+
+
+def test_check_reports_the_keys_of_the_store(config: Path) -> None:
+    def lines() -> list[str]:
+        result = run("check", "--config", config)
+        assert result.exit_code == 0
+        return [line for line in result.stdout.splitlines() if line.startswith(("keys", "warning"))]
+
+    assert lines() == []
+    for key_id in ("one", "two"):
+        assert keys(config, "add", "--workspace", "acme", "--id", key_id).exit_code == 0
+    assert lines() == ["keys\tacme: 2 write keys in the store"]
+    for key_id in ("two", "website"):
+        assert keys(config, "disable", "--workspace", "acme", key_id).exit_code == 0
+    assert lines() == [
+        "keys\tacme: 2 write keys in the store, 1 disabled;"
+        " 1 write key of the config disabled in the store"
+    ]
+    # The config gets a key with the id of one in the store, and wins.
+    more = '\n[[workspaces]]\nid = "third"\n'
+    text = config.read_text().replace('id = "website"\n', 'id = "one"\n', 1)
+    config.write_text(text + more)
+    assert [line for line in lines() if line.startswith("warning")] == [
+        "warning\tthe key 'one' of the workspace 'acme' in the store is ignored:"
+        " the config has a key with this id",
+        "warning\tthe key 'website' of the workspace 'acme' is disabled in the store,"
+        " but the config does not have it any more",
+    ]
+    assert "is ignored" in keys(config, "list").stderr
+
+
+def test_a_table_on_a_terminal(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("click.testing._NamedTextIOWrapper.isatty", lambda _: True, raising=False)
+    head, line = keys(config, "list").stdout.splitlines()
+    assert head.split() == ["WORKSPACE", "ID", "KEY", "STATE", "SOURCE", "CREATED", "NAME"]
+    assert line.split()[:3] == ["acme", "website", "k-acme"]
+    assert head.index("KEY") == line.index("k-acme")
+    result = keys(config, "disable", "--workspace", "acme", "website")
+    assert "within 2 seconds" in result.stdout
