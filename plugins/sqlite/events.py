@@ -208,7 +208,9 @@ def _after_last(db: sqlite3.Connection, until: int) -> int | None:
 
     :return: ``None`` if that may be any number, because the newest event was received before it.
     """
-    newest = db.execute("SELECT received_at FROM events ORDER BY seq DESC LIMIT 1").fetchone()
+    newest = db.execute(
+        "SELECT received_at FROM events WHERE seq = (SELECT max(seq) FROM events)"
+    ).fetchone()
     if newest is None or newest[0] < until:
         return None
     (last,) = db.execute(

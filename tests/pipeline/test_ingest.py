@@ -201,26 +201,24 @@ async def test_opening_a_store_is_tried_until_it_succeeds(
     ]
 
 
-async def test_a_command_that_does_not_create_a_store_does_not_when_it_opens_it_again() -> None:
-    class Opens(MemoryStore):
-        def __init__(self) -> None:
-            super().__init__()
-            self.created: list[bool] = []
+@pytest.mark.parametrize("creates", [True, False])
+async def test_only_a_server_creates_a_store_when_it_opens_it_again(creates: bool) -> None:
+    created: list[bool] = []
 
+    class Opens(MemoryStore):
         async def open(self, *, create: bool) -> None:
-            self.created.append(create)
+            created.append(create)
             self.before = None
 
-    for creates in (True, False):
-        store = Opens()
-        store.before = lambda events: asyncio.Event().wait()
-        ingest = make(store, CountingMetrics(), timeout=0.1)
-        ingest.creates = creates
-        with pytest.raises(StorageUnavailable):
-            await ingest.submit([make_event("a")], "key")
-        await eventually(lambda: bool(store.created))
-        assert store.created == [creates]
-        await ingest.close()
+    store = Opens()
+    store.before = lambda events: asyncio.Event().wait()
+    ingest = make(store, CountingMetrics(), timeout=0.1)
+    ingest.creates = creates
+    with pytest.raises(StorageUnavailable):
+        await ingest.submit([make_event("a")], "key")
+    await eventually(lambda: bool(created))
+    assert created == [creates]
+    await ingest.close()
 
 
 async def test_closing_ends_the_attempts_to_open(monkeypatch: pytest.MonkeyPatch) -> None:
