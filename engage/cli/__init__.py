@@ -1,20 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
 """The command line.
 
-===============  ==============================================================================
-``serve.py``     ``engage serve``
-``init.py``      ``engage init``
-``check.py``     ``engage check``
-``plugins.py``   ``engage plugins``
-``export.py``    ``engage export``
-``copy.py``      ``engage copy``
-``console.py``   ``engage console``, ``console-link``, ``console-logout`` and ``console-password``
-``users.py``     ``engage users remove-trait``
-``keys.py``      ``engage keys list``, ``add``, ``disable``, ``enable`` and ``archive``
-``webhooks.py``  ``engage webhook-url``, ``webhook-test`` and ``webhook-retry``
-``common.py``    what the commands share: ``--config``, the plugins, the store, errors, times
-``progress.py``  a progress bar
-===============  ==============================================================================
+===================  ==============================================================================
+``serve.py``         ``engage serve``
+``init.py``          ``engage init``
+``check.py``         ``engage check``
+``plugins.py``       ``engage plugins``
+``export.py``        ``engage export``
+``copy.py``          ``engage copy``
+``console.py``       ``engage console``, ``console-link``, ``console-logout``, ``console-password``
+``dead_letters.py``  ``engage dead-letters``
+``replays.py``       ``engage dead-letters check`` and ``replay``
+``letters.py``       what the commands of ``engage dead-letters`` share
+``users.py``         ``engage users remove-trait``
+``keys.py``          ``engage keys list``, ``add``, ``disable``, ``enable`` and ``archive``
+``webhooks.py``      ``engage webhook-url``, ``webhook-test`` and ``webhook-retry``
+``common.py``        what the commands share: ``--config``, the plugins, the store, errors, times
+``progress.py``      a progress bar
+===================  ==============================================================================
 """
 
 from __future__ import annotations
@@ -31,6 +34,7 @@ from engage.cli.check import check
 from engage.cli.common import CommandFailed, registry_of
 from engage.cli.console import console, console_link, console_logout, console_password
 from engage.cli.copy import copy
+from engage.cli.dead_letters import dead_letters
 from engage.cli.export import export
 from engage.cli.init import init
 from engage.cli.keys import keys
@@ -106,6 +110,7 @@ _COMMANDS = (
     console_logout,
     console_password,
     copy,
+    dead_letters,
     export,
     init,
     keys,

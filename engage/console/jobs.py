@@ -76,6 +76,11 @@ class Jobs:
         """Look every few seconds for a job whose process has died, and continue it."""
         self._watching = asyncio.create_task(self._watch())
 
+    @property
+    def runs(self) -> bool:
+        """Whether a job of this process runs."""
+        return self._running() is not None
+
     async def start(
         self,
         workspace_id: str,

@@ -10,6 +10,7 @@ The composed server has one :class:`Replays` (``app.replays``)::
     explained = await replays.check(letter, text, operation=None, new_id=False)   # an Explained
     replayed = await replays.replay(letter, text, operation=None, new_id=False)   # a Replayed
     several = await replays.replay_all(letters, operation=None, new_id=False)
+    audit_details(letter, text, replayed)   # what the audit keeps, action "letter-replayed"
 
 ``text`` is UTF-8 JSON as bytes; ``None`` replays the letter as it is.
 
@@ -54,7 +55,15 @@ if TYPE_CHECKING:
     from engage.pipeline.conflicts import Conflicts
     from engage.pipeline.ingest import Ingest
 
-__all__ = ["NOT_REPLAYABLE", "Replayed", "Replays", "is_delivery", "obstacle_of", "text_of"]
+__all__ = [
+    "NOT_REPLAYABLE",
+    "Replayed",
+    "Replays",
+    "audit_details",
+    "is_delivery",
+    "obstacle_of",
+    "text_of",
+]
 
 #: The code of a letter that cannot be replayed, see :func:`obstacle_of`.
 NOT_REPLAYABLE: Final = "not_replayable"
@@ -118,6 +127,21 @@ def text_of(letter: DeadLetter) -> str:
         except ValueError:
             pass
     return letter.item.decode(errors="replace")
+
+
+def audit_details(letter: DeadLetter, text: bytes | None, replayed: Replayed) -> dict[str, Any]:
+    """Return what the audit keeps of a replay: whether the item was edited, not its content."""
+    details: dict[str, Any] = {
+        "workspace": letter.workspace_id,
+        "letter": letter.id,
+        "reason": letter.reason,
+        "outcome": replayed.outcome if replayed.code is None else replayed.code,
+    }
+    if replayed.message_id is not None:
+        details["messageId"] = replayed.message_id
+    if text is not None:
+        details["bytesBefore"], details["bytesAfter"] = len(letter.item), len(text)
+    return details
 
 
 class Replays:

@@ -15,7 +15,16 @@ from typing import Final
 
 from engage.api import DeadLetter, DeadLetterStore, Page
 
-__all__ = ["MAX_LETTERS", "Group", "Grouped", "LetterFilter", "group_letters", "pointer_of"]
+__all__ = [
+    "MAX_LETTERS",
+    "Group",
+    "Grouped",
+    "LetterFilter",
+    "delete_letters",
+    "group_letters",
+    "newest_letters",
+    "pointer_of",
+]
 
 #: Maximum number of letters that are read to group them.
 MAX_LETTERS: Final = 20_000
@@ -111,7 +120,7 @@ async def group_letters(
     ends = time.monotonic() + seconds
     count = 0
     complete = True
-    async for page in _pages(store, workspace_id):
+    async for page in _newest(store, workspace_id):
         letters = page.items[: limit - count]
         for letter in letters:
             count += 1
@@ -131,6 +140,44 @@ async def group_letters(
     return Grouped(groups=found, letters=count, complete=complete)
 
 
+async def newest_letters(
+    store: DeadLetterStore, workspace_id: str, wanted: LetterFilter, *, limit: int
+) -> Sequence[DeadLetter]:
+    """Return the newest letters that match, newest first.
+
+    A storage that cannot read letters newest first is read from the oldest one.
+
+    :param limit: the maximum number of letters to return; at most :data:`MAX_LETTERS` are read.
+    :raises StorageUnavailable: if the store does not answer.
+    """
+    found: list[DeadLetter] = []
+    read = 0
+    async for page in _newest(store, workspace_id):
+        found += [letter for letter in page.items if wanted.matches(letter)]
+        read += len(page.items)
+        if len(found) >= limit or read >= MAX_LETTERS:
+            break
+    return found[:limit]
+
+
+async def delete_letters(store: DeadLetterStore, workspace_id: str, wanted: LetterFilter) -> int:
+    """Delete all letters that match; return how many there were.
+
+    :raises StorageUnavailable: if the store does not answer; some letters may be deleted already.
+    """
+    deleted = 0
+    cursor: str | None = None
+    while True:
+        page = await store.scan_dead_letters(workspace_id, after=cursor, limit=_PAGE)
+        ids = [letter.id for letter in page.items if wanted.matches(letter)]
+        if ids:
+            deleted += await store.remove(workspace_id, ids)
+        if page.cursor is None:
+            return deleted
+        cursor = page.cursor
+        await asyncio.sleep(0)
+
+
 def _group_of(letter: DeadLetter) -> Group:
     return Group(
         reason=letter.reason,
@@ -143,7 +190,7 @@ def _group_of(letter: DeadLetter) -> Group:
     )
 
 
-async def _pages(
+async def _newest(
     store: DeadLetterStore, workspace_id: str | None
 ) -> AsyncGenerator[Page[DeadLetter], None]:
     page = await store.recent_dead_letters(workspace_id, limit=_PAGE)

@@ -33,7 +33,16 @@ from support.sqlite import config_file, open_store
 
 COMMANDS = [
     *("check", "console", "console-link", "console-logout", "console-password"),
-    *("copy", "export", "init", "plugins", "serve", "users remove-trait"),
+    *(
+        "copy",
+        "dead-letters check",
+        "dead-letters replay",
+        "export",
+        "init",
+        "plugins",
+        "serve",
+        "users remove-trait",
+    ),
     *("webhook-retry", "webhook-test", "webhook-url"),
 ]
 

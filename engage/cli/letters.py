@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the commands of ``engage dead-letters`` share."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from engage.api import (
+    EVENT_TYPES,
+    ConfigError,
+    DeadLetter,
+    DeadLetterStore,
+    EngageError,
+    EventStore,
+    RecordStore,
+)
+from engage.cli.common import opened, operator, safe
+from engage.config import Config, load
+from engage.storage.audit import record_audit
+
+if TYPE_CHECKING:
+    from engage.registry import Registry
+
+__all__ = [
+    "kept",
+    "key_option",
+    "letter_of",
+    "letters_of",
+    "load_with",
+    "new_id_option",
+    "number",
+    "one_line",
+    "pointer_option",
+    "reason_option",
+    "record",
+    "type_option",
+    "workspace_option",
+]
+
+workspace_option = click.option(
+    "--workspace", "workspace_id", metavar="ID", required=True, help="The workspace of the letters."
+)
+type_option = click.option(
+    "--type",
+    "operation",
+    type=click.Choice((*EVENT_TYPES, "batch")),
+    help="The type of the call; batch: the event has its type, as in a batch.",
+)
+new_id_option = click.option(
+    "--new-id", is_flag=True, help="Give the event a new message id, which a conflict needs."
+)
+reason_option = click.option("--reason", metavar="CODE", help="Only letters with this reason.")
+pointer_option = click.option(
+    "--pointer", metavar="POINTER", help="Only letters whose first error is at this JSON pointer."
+)
+key_option = click.option("--key", metavar="ID", help="Only letters of this write key.")
+
+
+@contextlib.asynccontextmanager
+async def letters_of(registry: Registry, config: Config) -> AsyncIterator[DeadLetterStore]:
+    """Open the store of a config, which must keep dead letters."""
+    async with opened(registry, config) as store:
+        yield kept(store)
+
+
+def kept(store: object) -> DeadLetterStore:
+    """Return a store that keeps dead letters.
+
+    :raises ConfigError: if it does not.
+    """
+    if not isinstance(store, DeadLetterStore):
+        raise ConfigError("the storage does not keep dead letters")
+    return store
+
+
+async def letter_of(store: DeadLetterStore, workspace_id: str, letter_id: str) -> DeadLetter:
+    """Return a dead letter.
+
+    :raises EngageError: if there is none with this id.
+    """
+    letter = await store.dead_letter(workspace_id, letter_id)
+    if letter is None:
+        raise EngageError(
+            f"the workspace {workspace_id!r} has no dead letter {letter_id!r}; it was replayed,"
+            " deleted or has expired"
+        )
+    return letter
+
+
+async def record(store: EventStore | DeadLetterStore, action: str, details: Any) -> None:
+    """Record in the audit what was done, if the storage keeps records."""
+    if isinstance(store, RecordStore):
+        from engage.pipeline.clock import Clock
+
+        await record_audit(store, operator(), action, details, now=Clock()())
+
+
+def load_with(config_path: Path, workspace_id: str) -> Config:
+    """Load a config that has a workspace.
+
+    :raises ConfigError: if it does not.
+    """
+    config = load(config_path)
+    if all(known.id != workspace_id for known in config.workspaces):
+        raise ConfigError(f"{config_path} does not contain a workspace {workspace_id!r}")
+    return config
+
+
+def one_line(text: str) -> str:
+    """Return a client's text in one line, without anything that a terminal would interpret."""
+    return safe(" ".join(text.split()))
+
+
+def number(count: int, noun: str) -> str:
+    """Return a number with its noun in singular or plural."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

@@ -1,0 +1,374 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``engage dead-letters``."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+from click.testing import CliRunner, Result
+
+from engage.api import DeadLetter
+from engage.cli import main
+from engage.storage.audit import AUDIT, AuditEntry, read_entry
+from engage.testing.factories import letter
+from support.replay import make_bench
+from support.sqlite import config_file, open_store
+from support.waiting import wait_for
+
+
+def run(*arguments: object, text: str | None = None) -> Result:
+    return CliRunner().invoke(
+        main, ["dead-letters", *map(str, arguments)], prog_name="engage", input=text
+    )
+
+
+def in_store(path: Path, work: Callable[[Any], Awaitable[Any]]) -> Any:
+    """Run something on the store of a config."""
+
+    async def running() -> Any:
+        async with open_store(path) as store:
+            return await work(store)
+
+    return asyncio.run(running())
+
+
+def letters(path: Path) -> list[DeadLetter]:
+    """Return the dead letters of a store, oldest first."""
+
+    async def read(store: Any) -> Any:
+        return (await store.scan_dead_letters(None, after=None, limit=500)).items
+
+    return list(in_store(path, read))
+
+
+def audit(path: Path) -> list[AuditEntry]:
+    """Return the entries of the audit, oldest first."""
+
+    async def read(store: Any) -> Any:
+        return (await store.list_records(AUDIT, limit=100)).items
+
+    return [read_entry(record) for record in in_store(path, read)]
+
+
+def events(path: Path) -> list[dict[str, Any]]:
+    """Return the stored events."""
+    result = CliRunner().invoke(main, ["export", "events", "--config", str(path)])
+    return [json.loads(line) for line in result.stdout.splitlines()]
+
+
+@pytest.fixture
+def stored(tmp_path: Path) -> Path:
+    """Make a config whose store has a refused call, a batch's refused item, and a conflict."""
+
+    async def fill() -> None:
+        async with make_bench(tmp_path) as bench:
+            await bench.send({"userId": "u-1", "properties": {"n": 9007199254740993}})
+            bench.now += 1
+            await bench.send_batch(
+                [{"type": "identify", "userId": "u-2", "traits": 5}],
+                {"context": {"app": "x"}},
+            )
+            bench.now += 1
+            event = {"messageId": "m", "userId": "u-3", "event": "e\x1b[31m"}
+            await bench.send(event)
+            await bench.send({**event, "userId": "u-4"})
+
+    asyncio.run(fill())
+    return tmp_path / "engage.toml"
+
+
+def test_letters_are_listed_newest_first(stored: Path) -> None:
+    result = run("list", "--config", stored, "--workspace", "acme")
+    assert result.exit_code == 0
+    rows = [line.split("\t") for line in result.stdout.splitlines()]
+    assert [row[1] for row in rows] == [one.id for one in reversed(letters(stored))]
+    assert [row[2:6] for row in rows] == [
+        ["message_id_conflict", "/userId", "website", "u-4"],
+        ["invalid_payload", "/traits", "website", "u-2"],
+        ["invalid_payload", "/event", "website", "u-1"],
+    ]
+    assert rows[2][6] == "event: is required"
+    some = run(
+        *("list", "--config", stored, "--workspace", "acme", "--reason", "invalid_payload"),
+        *("--pointer", "/event", "--key", "website", "--limit", "1"),
+    )
+    assert some.stdout.splitlines() == result.stdout.splitlines()[2:]
+    assert run("list", "--config", stored, "--workspace", "other").stdout == ""
+
+
+def test_letters_are_grouped(stored: Path) -> None:
+    result = run("list", "--config", stored, "--workspace", "acme", "--groups")
+    rows = [line.split("\t") for line in result.stdout.splitlines()]
+    assert [row[:4] for row in rows] == [
+        ["1", "message_id_conflict", "/userId", "website"],
+        ["1", "invalid_payload", "/traits", "website"],
+        ["1", "invalid_payload", "/event", "website"],
+    ]
+    assert rows[2][6] == letters(stored)[0].id
+
+
+def test_a_letter_is_shown(stored: Path) -> None:
+    first, batch, _ = letters(stored)
+    result = run("show", "--config", stored, "--workspace", "acme", first.id)
+    assert result.exit_code == 0
+    head, _, item = result.stdout.partition("\n\n")
+    assert f"id: {first.id}" in head
+    assert "reason: invalid_payload" in head
+    assert "error: /event is required" in head
+    assert "type: track" in head
+    assert "replay: possible" in head
+    assert '"n": 9007199254740993' in item
+    alone = run("show", "--config", stored, "--workspace", "acme", "--item", first.id)
+    assert alone.stdout == item
+    shown = run("show", "--config", stored, "--workspace", "acme", batch.id).stdout
+    assert 'envelope: {"context":{"app":"x"}}' in shown
+
+
+def test_a_letter_is_corrected_checked_and_replayed(stored: Path, tmp_path: Path) -> None:
+    first = letters(stored)[0]
+    place = ("--config", stored, "--workspace", "acme", first.id)
+    unchanged = run("check", *place)
+    assert unchanged.exit_code == 1
+    assert unchanged.stderr.splitlines() == [
+        "/event\tis required",
+        "engage: it would be refused: invalid_payload: event: is required",
+    ]
+    failed = run("replay", *place)
+    assert failed.exit_code == 1
+    assert failed.stderr.splitlines()[-1] == (
+        "engage: not replayed: invalid_payload: event: is required"
+    )
+    file = tmp_path / "event.json"
+    item = run("show", "--config", stored, "--workspace", "acme", "--item", first.id).stdout
+    file.write_text(item.replace("{", '{"event": "e",', 1))
+    checked = run("check", *place, file)
+    assert (checked.exit_code, checked.stderr) == (0, "engage: it would be stored\n")
+    event = json.loads(checked.stdout)
+    assert event["context"] == {"engage": {"replayOf": first.id}}
+    assert event["type"] == "track"
+    assert len(events(stored)) == 1
+    replayed = run("replay", *place, "-", text=file.read_text())
+    assert replayed.exit_code == 0, replayed.stderr
+    assert replayed.stdout == f"stored\t{event['messageId']}\n"
+    found = events(stored)[-1]
+    assert {**found, "receivedAt": 0} == {**event, "receivedAt": 0}
+    assert len(letters(stored)) == 2
+    again = run("replay", *place)
+    assert again.exit_code == 1
+    assert "it was replayed, deleted or has expired" in again.stderr
+    entries = audit(stored)
+    assert [entry.action for entry in entries] == ["letter-replayed"] * 2
+    assert entries[0].details["outcome"] == "invalid_payload"
+    details = entries[1].details
+    assert (details["letter"], details["outcome"]) == (first.id, "stored")
+    assert details["bytesAfter"] == len(file.read_bytes())
+    assert entries[1].actor.origin.startswith("command line")
+
+
+def test_a_conflict_is_replayed_with_a_new_id(stored: Path) -> None:
+    conflict = letters(stored)[2]
+    place = ("--config", stored, "--workspace", "acme", conflict.id)
+    checked = run("check", *place)
+    assert checked.exit_code == 1
+    assert "it would become a dead letter: message_id_conflict" in checked.stderr
+    assert "replay it with a new message id" in checked.stderr
+    assert run("replay", *place).exit_code == 1
+    assert run("check", *place, "--new-id").exit_code == 0
+    assert run("replay", *place, "--new-id").exit_code == 0
+    assert [event["userId"] for event in events(stored)] == ["u-3", "u-4"]
+
+
+def test_an_event_is_checked_before_it_is_sent(stored: Path, tmp_path: Path) -> None:
+    file = tmp_path / "event.json"
+    file.write_text('{"userId": "u", "traits": {"a": 1}, "anonymousId": "v"}')
+    result = run("check", "--config", stored, "--type", "identify", "--key", "website", file)
+    assert result.exit_code == 0
+    assert result.stderr.splitlines() == [
+        "engage: it would be stored",
+        "engage: the user u exists",
+        "engage: sets traits of the user u: a",
+        "engage: links the anonymous id v to the user u",
+    ]
+    event = json.loads(result.stdout)
+    assert (event["workspaceId"], event["writeKeyId"]) == ("acme", "website")
+    assert event["type"] == "identify"
+    assert "engage" not in event.get("context", {})
+    # Without a file, it is read from standard input; without a type, it must have one.
+    result = run("check", "--config", stored, text='{"userId": "u"}')
+    assert result.exit_code == 1
+    assert result.stderr.splitlines()[0].startswith("/type\t")
+    same = {"messageId": "m", "userId": "u-3", "event": "e\x1b[31m", "type": "track"}
+    result = run("check", "--config", stored, "-", text=json.dumps(same))
+    assert (result.exit_code, result.stderr) == (0, "engage: it is stored already\n")
+    result = run("check", "--config", stored, "-", text=json.dumps({**same, "userId": "x"}))
+    assert result.exit_code == 1
+    assert "message_id_conflict" in result.stderr
+    assert len(events(stored)) == 1
+    assert audit(stored) == []
+
+
+def test_an_event_is_checked_without_a_store(tmp_path: Path) -> None:
+    path = config_file(tmp_path)
+    result = run("check", "--config", path, text='{"type":"track","userId":"u","event":"e"}')
+    assert (result.exit_code, result.stderr) == (0, "engage: it would be stored\n")
+    assert not (tmp_path / "engage.db").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--key", "nope"), "there is no write key 'nope'"),
+        (("--workspace", "other"), "there is no write key"),
+        (("--workspace", "nope"), "does not contain a workspace 'nope'"),
+    ],
+)
+def test_a_check_needs_a_write_key(stored: Path, arguments: tuple[str, ...], message: str) -> None:
+    result = run("check", "--config", stored, *arguments, text="{}")
+    assert result.exit_code == 1
+    assert message in result.stderr
+
+
+def test_a_letter_that_cannot_be_replayed_says_why(stored: Path) -> None:
+    old = letter("0" * 32, item=b'{"userId":"u","event":"e"}', errors=[], reason="event_refused")
+    cut = letter("1" * 32, item=b'{"userId":', truncated=True)
+
+    async def put(store: Any) -> None:
+        await store.put([old, cut])
+
+    in_store(stored, put)
+    place = ("--config", stored, "--workspace", "acme")
+    for one, why in ((old, "earlier version"), (cut, "first 16 KiB")):
+        assert why in run("show", *place, one.id).stdout
+        for command in ("check", "replay"):
+            result = run(command, *place, one.id)
+            assert result.exit_code == 1
+            assert why in result.stderr
+    assert run("replay", *place, "--type", "track", old.id).exit_code == 0
+
+
+def many(path: Path, count: int) -> None:
+    """Keep letters of which the first three cannot be replayed."""
+
+    async def put(store: Any) -> None:
+        for start in range(0, count, 500):
+            await store.put(
+                [
+                    letter(
+                        f"{n:032x}",
+                        item=orjson.dumps({"userId": "u", **({"event": "e"} if n > 2 else {})}),
+                        reason="transform_failed",
+                        operation="track",
+                        envelope=b"{}",
+                    )
+                    for n in range(start, min(start + 500, count))
+                ]
+            )
+
+    in_store(path, put)
+
+
+def test_all_letters_of_a_reason_are_replayed(stored: Path) -> None:
+    many(stored, 60)
+    place = ("--config", stored, "--workspace", "acme")
+    result = run("replay", *place, "--reason", "transform_failed", "--all")
+    assert result.exit_code == 1
+    assert result.stdout == "57 stored, 0 stored before, 3 failed\n"
+    lines = result.stderr.splitlines()
+    assert lines[0] == f"engage: {0:032x}: invalid_payload: event: is required"
+    assert lines[-1] == "engage: 3 of 60 dead letters failed"
+    assert len(letters(stored)) == 6
+    (entry,) = audit(stored)
+    assert (entry.action, entry.details["stored"]) == ("letters-replayed", 57)
+    result = run("replay", *place, "--reason", "nothing", "--all")
+    assert (result.exit_code, result.stdout) == (0, "0 stored, 0 stored before, 0 failed\n")
+
+
+def test_a_replay_that_was_killed_is_finished_by_the_next(stored: Path) -> None:
+    many(stored, 1003)
+    place = ("--config", str(stored), "--workspace", "acme")
+    command = [sys.executable, "-m", "engage", "dead-letters", "replay", *place]
+    with subprocess.Popen(
+        [*command, "--reason", "transform_failed", "--all"],
+        stdout=subprocess.DEVNULL,
+        env={**os.environ},
+    ) as process:
+        wait_for(lambda: len(events(stored)) > 1)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    left = len(events(stored))
+    assert left < 1001
+    result = run("replay", *place, "--reason", "nothing", "--all")
+    assert result.exit_code == 0
+    assert "an interrupted replay is finished first" in result.stderr
+    assert result.stdout.splitlines() == [
+        "1000 stored, 0 stored before, 3 failed",
+        "0 stored, 0 stored before, 0 failed",
+    ]
+    found = events(stored)
+    replayed = [one["context"]["engage"]["replayOf"] for one in found if "context" in one]
+    assert len(set(replayed)) == len(replayed) == 1000
+    assert len(letters(stored)) == 6
+
+
+def test_letters_are_deleted(stored: Path) -> None:
+    first, _, conflict = letters(stored)
+    place = ("--config", stored, "--workspace", "acme")
+    result = run("delete", *place, first.id, "nothing")
+    assert (result.exit_code, result.stdout) == (1, "1 dead letter deleted\n")
+    assert result.stderr == "engage: 1 of them did not exist\n"
+    refused = run("delete", *place, "--reason", "invalid_payload", "--all")
+    assert refused.exit_code == 2
+    assert "--yes" in refused.stderr
+    result = run("delete", *place, "--reason", "invalid_payload", "--all", "--yes")
+    assert (result.exit_code, result.stdout) == (0, "1 dead letter deleted\n")
+    assert letters(stored) == [conflict]
+    assert [entry.action for entry in audit(stored)] == ["letters-deleted"] * 2
+    assert audit(stored)[0].details["letters"] == [first.id, "nothing"]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("list",),
+        ("show", "--workspace", "acme"),
+        ("replay", "--workspace", "acme"),
+        ("replay", "--workspace", "acme", "no-id"),
+        ("replay", "--workspace", "acme", "--all", "0" * 32),
+        ("replay", "--workspace", "acme", "--reason", "x", "0" * 32),
+        ("delete", "--workspace", "acme"),
+        ("delete", "--workspace", "acme", "--reason", "x", "0" * 32),
+        ("check", "--type", "nothing", "-"),
+        ("check", "0" * 32),
+        ("check", "a", "b"),
+    ],
+)
+def test_wrong_usage_is_status_2(stored: Path, arguments: tuple[str, ...]) -> None:
+    result = run(arguments[0], "--config", stored, *arguments[1:])
+    assert result.exit_code == 2, result.output
+    assert "Error: " in result.stderr
+
+
+@pytest.mark.parametrize("command", ["list", "show", "replay", "delete"])
+def test_errors_are_one_line(tmp_path: Path, stored: Path, command: str) -> None:
+    rest = () if command == "list" else ("0" * 32,)
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    result = run(command, "--config", config_file(empty), "--workspace", "acme", *rest)
+    assert result.exit_code == 1
+    assert len(result.stderr.splitlines()) == 1
+    result = run(command, "--config", stored, "--workspace", "nope", *rest)
+    assert result.exit_code == 1
+    assert "does not contain a workspace 'nope'" in result.stderr
+    if command in ("show", "replay"):
+        result = run(command, "--config", stored, "--workspace", "other", *rest)
+        assert "has no dead letter" in result.stderr
