@@ -103,6 +103,9 @@ class EventStore(abc.ABC):
     async def open(self, *, create: bool) -> None:
         """Open the store, and create it if ``create`` is true and there is none. Idempotent.
 
+        Only with ``create`` is a store of an earlier version brought up to date. Otherwise it is
+        read as it is, and what it has no place for is not written (:class:`StorageUnavailable`).
+
         With ``create``, a store on another machine that cannot be reached *now* is not an error:
         the server starts, ``check`` raises until the store can be reached, and then it is created.
 
