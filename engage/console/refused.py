@@ -2,11 +2,7 @@
 """Requests that were refused as a whole: a wrong key, too large, not JSON.
 
 No event is made of them, so there is no dead letter either. Each process of the server keeps the
-last ones in one record of kind ``refused``. Its body is an object with a list ``rows`` of::
-
-    {"at": ms of the last one, "first": ms of the first, "count": 3, "status": 401,
-     "code": "unknown_write_key", "message": "…", "method": "POST", "path": "/v1/track",
-     "key": "2e42…" (at most the first characters) or null, "workspace": id or null}
+last ones in one record of kind ``refused`` (:mod:`engage.monitoring.recorder`).
 """
 
 from __future__ import annotations
@@ -40,7 +36,7 @@ class Refused:
     status: int
     code: str
     message: str
-    #: Such as ``POST /v1/track``.
+    #: The name of the route, such as ``track``.
     request: str
     #: The beginning of the write key; ``""``: there was none.
     key: str
@@ -62,16 +58,15 @@ def refused_of(records: Iterable[Record]) -> list[Refused]:
         with contextlib.suppress(ValueError, TypeError, KeyError, AttributeError):
             for row in orjson.loads(record.body).get("rows") or ():
                 at = int(row["at"])
-                request = f"{row.get('method') or ''} {row.get('path') or row.get('route') or ''}"
                 found.append(
                     Refused(
                         at=at,
                         first=int(row.get("first") or at),
                         count=int(row.get("count") or 1),
                         status=int(row.get("status") or 0),
-                        code=visible(row.get("code") or row.get("reason") or ""),
+                        code=visible(row.get("code") or ""),
                         message=visible(row.get("message") or ""),
-                        request=visible(request.strip()),
+                        request=visible(row.get("route") or ""),
                         key=visible(row.get("key") or ""),
                         workspace_id=str(row.get("workspace") or ""),
                     )

@@ -151,6 +151,10 @@ def _refusal(handler: IngestionHandler) -> Refusal:
     request = handler.request
     principal = handler.principal
     keys = request.query_arguments.get("writeKey", ()) if request.query else ()
+    message = handler.error_message
+    if handler.error_code is None:
+        origin = request.headers.get("Origin", "")
+        message = f"pages of {origin[:100]} may not send events (cors.origins)"
     return Refusal(
         reason=handler.error_code or ORIGIN_NOT_ALLOWED,
         status=handler.get_status(),
@@ -161,6 +165,5 @@ def _refusal(handler: IngestionHandler) -> Refusal:
         ),
         workspace_id="" if principal is None else principal.workspace.id,
         write_key_id="" if principal is None else principal.write_key.id,
-        message=handler.error_message,
-        origin=request.headers.get("Origin", ""),
+        message=message,
     )

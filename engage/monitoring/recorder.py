@@ -78,7 +78,7 @@ async def record_periodically(
 
 async def _write_refusals(store: RecordStore, process: str, refusals: Refusals, now: int) -> None:
     entries = refusals.entries()
-    while len(body := orjson.dumps({"process": process, "entries": entries})) > MAX_RECORD_BYTES:
+    while len(body := orjson.dumps({"rows": entries})) > MAX_RECORD_BYTES:
         entries.pop()  # the oldest
     record = Record(kind=REFUSED_RECORD, workspace_id="", id=process, body=body, at=now)
     await store.put_record(record)

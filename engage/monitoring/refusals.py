@@ -21,7 +21,7 @@ __all__ = ["MAX_ENTRIES", "ORIGIN_NOT_ALLOWED", "Refusal", "Refusals", "key_pref
 MAX_ENTRIES: Final = 50
 #: Characters of a write key that an entry has.
 _PREFIX: Final = 4
-#: Characters of a message and of an origin.
+#: Characters of a message.
 _MAX_TEXT: Final = 200
 
 #: The reason if a web page may not send events, because its origin is not in ``cors.origins``.
@@ -43,8 +43,6 @@ class Refusal:
     write_key_id: str = ""
     #: The message of the error.
     message: str = ""
-    #: The header ``Origin``, as sent.
-    origin: str = ""
 
 
 @dataclasses.dataclass(slots=True)
@@ -88,17 +86,16 @@ class Refusals:
         """Return the entries, the latest first, as JSON objects of at most a kilobyte each."""
         return [
             {
-                "reason": entry.latest.reason,
+                "at": entry.last,
+                "first": entry.first,
+                "count": entry.count,
                 "status": entry.latest.status,
+                "code": entry.latest.reason,
+                "message": entry.latest.message[:_MAX_TEXT],
                 "route": entry.latest.route,
                 "key": entry.latest.key,
-                "workspaceId": entry.latest.workspace_id,
+                "workspace": entry.latest.workspace_id,
                 "writeKeyId": entry.latest.write_key_id,
-                "message": entry.latest.message[:_MAX_TEXT],
-                "origin": entry.latest.origin[:_MAX_TEXT],
-                "count": entry.count,
-                "first": entry.first,
-                "last": entry.last,
             }
             for entry in reversed(self._entries.values())
         ]
