@@ -166,16 +166,17 @@ class ConsoleHandler(RequestHandler):
         port = self.request.host.rpartition(":")[2]
         return f"engage-console-{port if port.isdigit() else 80}"
 
-    def set_session_cookie(self, value: str, *, seconds: int = IDLE_SECONDS) -> None:
-        """Send the session cookie to the browser, which keeps it for some seconds."""
+    def set_session_cookie(self, value: str) -> None:
+        """Send the session cookie to the browser; an empty value makes the browser forget it."""
         self.set_cookie(
             self.cookie_name,
             value,
             path="/",
+            expires=None if value else 1.0,  # 1970
             secure=self.console.addresses.https,
             httponly=True,
             samesite="Strict",
-            max_age=seconds,
+            max_age=IDLE_SECONDS if value else 0,
         )
 
     @property

@@ -41,6 +41,8 @@ _log = logging.getLogger(__name__)
 
 #: Added to the priority of the process: answering clients comes first.
 NICENESS: Final = 5
+#: Seconds for which the first page waits for the store to be opened.
+OPEN_SECONDS: Final = 2.0
 #: Seconds for which requests in flight may go on when the console stops …
 DRAIN_SECONDS: Final = 5.0
 #: … and for closing the store after that.
@@ -96,12 +98,14 @@ class ConsoleProcess:
             async with contextlib.AsyncExitStack() as stack:
                 # Close the store in any case: a failed open may have acquired resources too.
                 stack.push_async_callback(self._close, app)
-                await app.open(patient=True)
                 console = self._compose(app, sock.getsockname()[1])
                 stack.push_async_callback(console.close)
-                await console.open()
-                if self._link_hash is not None:
-                    await console.links.add(self._link_hash)
+                opening = asyncio.create_task(self._open(console), name="open the store")
+                stack.push_async_callback(_end, opening)
+                # A storage that does not answer must not keep the pages away, which report it.
+                await asyncio.wait([opening], timeout=OPEN_SECONDS)
+                if opening.done():
+                    opening.result()
                 server = ConsoleServer(make_application(console))
                 server.add_socket(sock)
                 # The objects of the application live as long as the process.
@@ -132,6 +136,12 @@ class ConsoleProcess:
             jobs=Jobs(app.store, app.replays, clock=app.clock),
         )
 
+    async def _open(self, console: Console) -> None:
+        await console.app.open(patient=True)
+        await console.open()
+        if self._link_hash is not None:
+            await console.links.add(self._link_hash)
+
     def _report(self, console: Console) -> None:
         addresses = console.addresses
         if not addresses.https and not is_loopback(self._settings.host):
@@ -156,3 +166,8 @@ class ConsoleProcess:
             async with asyncio.timeout(DRAIN_SECONDS):
                 await console.requests.finished()
         await server.close_all_connections()
+
+
+async def _end(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    await asyncio.wait([task])

@@ -147,7 +147,7 @@ class LogoutHandler(ConsoleHandler):
 
     async def post(self) -> None:
         """End the session everywhere, and show the page for signing in."""
-        self.set_session_cookie("", seconds=0)
+        self.set_session_cookie("")
         if self.session is not None:
             await self.record_audit("signed-out")
             try:
