@@ -17,7 +17,7 @@ from engage.console.pages.event import EventHandler, EventJsonHandler
 from engage.console.pages.events import EventsFileHandler, EventsHandler
 from engage.console.pages.keys import KeysHandler
 from engage.console.pages.live import LiveHandler, LiveJsonHandler
-from engage.console.pages.overview import OverviewHandler
+from engage.console.pages.overview import OverviewHandler, OverviewJsonHandler
 from engage.console.pages.search import SearchHandler
 from engage.console.pages.subscriptions import SubscriptionsHandler
 from engage.console.pages.system import SystemHandler
@@ -42,6 +42,7 @@ ROUTES: Final[Mapping[str, type[ConsoleHandler]]] = {
     "/events.ndjson": EventsFileHandler,
     "/live": LiveHandler,
     "/live.json": LiveJsonHandler,
+    "/overview.json": OverviewJsonHandler,
     "/search": SearchHandler,
     "/users": UsersHandler,
     "/user": UserHandler,

@@ -28,7 +28,8 @@ from engage.api import (
 )
 from engage.console.formats import visible
 from engage.console.pretty import one_line
-from engage.console.refused import KIND, Refused, refused_of
+from engage.console.refused import Refused, refused_of
+from engage.monitoring.recorder import REFUSED_RECORD
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -306,9 +307,9 @@ class Live:
         store = self._store
         if not isinstance(store, RecordStore):
             return
-        version = await self._reader.read(store.records_version(KIND))
+        version = await self._reader.read(store.records_version(REFUSED_RECORD))
         if version != self._refused_version:
-            page = await self._reader.read(store.list_records(KIND, limit=100))
+            page = await self._reader.read(store.list_records(REFUSED_RECORD, limit=100))
             self._refused = refused_of(page.items)
             self._refused_version = version
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Requests that were refused as a whole: a wrong key, too large, not JSON.
 
-No event is made of them, so there is no dead letter either. Each process of the server keeps the
-last ones in one record of kind ``refused`` (:mod:`engage.monitoring.recorder`).
+No event is made of them, so there is no dead letter either. Each process of the server keeps its
+latest ones in one record, see :mod:`engage.monitoring.refusals`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import orjson
 
@@ -19,10 +19,7 @@ from engage.console.formats import visible
 if TYPE_CHECKING:
     from engage.api import Record
 
-__all__ = ["KIND", "Refused", "refused_of"]
-
-#: The kind of the records.
-KIND: Final = "refused"
+__all__ = ["Refused", "refused_of"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +35,7 @@ class Refused:
     message: str
     #: The name of the route, such as ``track``.
     request: str
-    #: The beginning of the write key; ``""``: there was none.
+    #: The id of the write key, or the beginning of an unknown one; ``""``: there was none.
     key: str
     #: ``""``: unknown, because the key is.
     workspace_id: str
@@ -51,24 +48,34 @@ class Refused:
 def refused_of(records: Iterable[Record]) -> list[Refused]:
     """Return the refused requests of all processes, the latest first.
 
-    :param records: of kind :data:`KIND`; what is in them is not trusted.
+    :param records: of kind ``refused``; what is in them is not trusted.
     """
-    found = []
+    found: dict[tuple[int, str, str, str, str], Refused] = {}
     for record in records:
-        with contextlib.suppress(ValueError, TypeError, KeyError, AttributeError):
-            for row in orjson.loads(record.body).get("rows") or ():
-                at = int(row["at"])
-                found.append(
-                    Refused(
-                        at=at,
-                        first=int(row.get("first") or at),
-                        count=int(row.get("count") or 1),
-                        status=int(row.get("status") or 0),
-                        code=visible(row.get("code") or ""),
-                        message=visible(row.get("message") or ""),
-                        request=visible(row.get("route") or ""),
-                        key=visible(row.get("key") or ""),
-                        workspace_id=str(row.get("workspace") or ""),
-                    )
+        with contextlib.suppress(ValueError, TypeError, KeyError):
+            for row in orjson.loads(record.body)["rows"]:
+                message = str(row["message"])
+                if row.get("origin"):
+                    message = f"{message} (page of {row['origin']})".lstrip()
+                one = Refused(
+                    at=int(row["at"]),
+                    first=int(row["first"]),
+                    count=int(row["count"]),
+                    status=int(row["status"]),
+                    code=visible(row["code"]),
+                    message=visible(message),
+                    request=visible(row["route"]),
+                    key=visible(row["writeKeyId"] or row["key"]),
+                    workspace_id=str(row["workspace"]),
                 )
-    return sorted(found, key=lambda row: row.at, reverse=True)
+                same = (one.status, one.code, one.request, one.key, one.workspace_id)
+                found[same] = one if same not in found else _together(found[same], one)
+    return sorted(found.values(), key=lambda row: row.at, reverse=True)
+
+
+def _together(one: Refused, other: Refused) -> Refused:
+    """Add up what two processes refused for the same reason."""
+    latest = max(one, other, key=lambda row: row.at)
+    return dataclasses.replace(
+        latest, first=min(one.first, other.first), count=one.count + other.count
+    )

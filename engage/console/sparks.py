@@ -19,6 +19,10 @@ def _points(values: Sequence[float | None], width: float, height: float) -> list
             continue
         y = height - 1.5 - (height - 3) * value / greatest
         runs[-1].append(f"{index * step:.1f} {y:.1f}")
+        # A value between two gaps is a short line.
+        if (index == len(values) - 1 or values[index + 1] is None) and len(runs[-1]) == 1:
+            start = min(index * step, width - min(step, 3))
+            runs[-1] = [f"{start:.1f} {y:.1f}", f"{start + min(step, 3):.1f} {y:.1f}"]
     return ["L".join(run) for run in runs if run]
 
 

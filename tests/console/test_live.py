@@ -15,6 +15,7 @@ from engage.api import DeadLetter, DeadLetterStore, Event, EventStore, Record, R
 from engage.console import live as module
 from engage.console.live import PAGE, RING, Live, Wanted, row_of_event, row_of_letter, summary
 from engage.console.reader import Reader
+from engage.monitoring.refusals import Refusal, Refusals
 from support.sqlite import config_file, open_store
 
 ACME = Wanted(workspace_id="acme")
@@ -208,13 +209,16 @@ async def test_a_store_that_does_not_answer_keeps_the_rows(tmp_path: Path) -> No
 async def test_refused_requests_are_read_when_they_change(tmp_path: Path) -> None:
     async with ring(tmp_path) as (live, store):
         assert isinstance(store, RecordStore)
-        row = {"at": 5, "first": 4, "count": 2, "status": 401, "code": "unknown_write_key"}
-        body = orjson.dumps({"rows": [row, {"broken": True}]})
+        refusals = Refusals()
+        refusal = Refusal(reason="invalid_write_key", status=401, route="track", key="2e42…")
+        refusals.add(refusal, 4)
+        refusals.add(refusal, 5)
+        body = orjson.dumps({"rows": [*refusals.entries(), {"broken": True}]})
         await store.put_record(Record(kind="refused", workspace_id="", id="p1", body=body, at=5))
         await store.put_record(Record(kind="refused", workspace_id="", id="p2", body=b"[1]", at=5))
         await live.look()
         (refused,) = live.refused("acme")
-        assert (refused.count, refused.status, refused.code) == (2, 401, "unknown_write_key")
+        assert (refused.count, refused.status, refused.code) == (2, 401, "invalid_write_key")
 
 
 async def test_filters(tmp_path: Path) -> None:

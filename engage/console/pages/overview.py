@@ -1,16 +1,271 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``/``: what arrived, and what needs attention."""
+"""``/``: what arrived, and what needs attention; ``/overview.json``: the numbers of the plots."""
 
 from __future__ import annotations
 
-from engage.console.base import ConsoleHandler
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any, Final, NamedTuple, TypeVar
 
-__all__ = ["OverviewHandler"]
+from engage.api import DeadLetterStore, StorageUnavailable
+from engage.console.base import ConsoleHandler, Outage
+from engage.console.formats import compact, number, size, visible
+from engage.console.history import OUTCOMES, RANGES, Overview, overview
+from engage.console.live import Wanted
+from engage.console.snippets import server_url, snippets
+from engage.console.sparks import spark_area, spark_line
+from engage.storage.letter_groups import group_letters
+
+__all__ = ["OverviewHandler", "OverviewJsonHandler"]
+
+#: Rows of Live on the page, and groups of rejected events in the strip.
+NEWEST: Final = 5
+GROUPS: Final = 3
+#: Points of a sparkline, and letters that are read for the strip.
+POINTS: Final = 60
+LETTERS: Final = 1000
+#: Below this, the disk is in the strip.
+LOW_DISK: Final = 2 * 1024**3
+
+Value = TypeVar("Value")
 
 
-class OverviewHandler(ConsoleHandler):
+class Figure(NamedTuple):
+    """One of the large numbers."""
+
+    label: str
+    value: str
+    sub: str
+    status: str
+    line: str
+    area: str
+    href: str | None
+
+
+class Notice(NamedTuple):
+    """One line of "needs attention"."""
+
+    status: str
+    text: str
+    href: str | None
+    link: str
+
+
+def shrink(
+    values: Sequence[Value], parts: int, merge: Callable[[Sequence[Value]], Value]
+) -> list[Value]:
+    """Merge neighbours, so that about so many values are left."""
+    each = max(1, -(-len(values) // parts))
+    return [merge(values[start : start + each]) for start in range(0, len(values), each)]
+
+
+def _greatest(values: Sequence[float | None]) -> float | None:
+    return max((value for value in values if value is not None), default=None)
+
+
+def milliseconds(value: float) -> str:
+    """Return a duration in milliseconds with its unit."""
+    if value >= 1000:
+        return f"{value / 1000:.3g} s"
+    return f"{value:.2g} ms" if value < 10 else f"{value:.0f} ms"
+
+
+def figures(
+    handler: ConsoleHandler, data: Overview, workspace: str
+) -> tuple[list[Figure], list[dict[str, Any]]]:
+    """Return the large numbers, and a sparkline for each write key."""
+    totals = {name: sum(data.outcomes[name]) for name in OUTCOMES}
+    seen = sum(totals[name] for name in ("stored", "duplicate", "rejected"))
+
+    def drawn(values: Sequence[float | None]) -> tuple[str, str]:
+        return spark_line(values), spark_area(values)
+
+    def curve(name: str) -> tuple[str, str]:
+        masked = [
+            v if up else None for v, up in zip(data.outcomes[name], data.running, strict=True)
+        ]
+        points: list[float | None] = shrink(masked, POINTS, _sum)
+        return drawn(points)
+
+    duplicates = f"and {compact(totals['duplicate'])} duplicates" if totals["duplicate"] else ""
+    share = f"{100 * totals['rejected'] / seen:.2g} % of what came" if seen else "of nothing yet"
+    p95 = data.p95
+    between = "of requests that carry events"
+    p95_curve = drawn(shrink(list(data.latency["p95"]), POINTS, _greatest))
+    if p95 is None:
+        value = "–"
+    elif p95[1] == float("inf"):
+        value = f"> {milliseconds(p95[0])}"
+    else:
+        value = f"≤ {milliseconds(p95[1])}"
+        between = f"between {milliseconds(p95[0])} and {milliseconds(p95[1])}"
+    live = handler.link("live", workspace=workspace)
+    rejected = handler.link("rejected", workspace=workspace)
+    found = [
+        Figure(
+            "Stored",
+            number(totals["stored"]),
+            duplicates or "events",
+            "stored",
+            *curve("stored"),
+            handler.link("events", workspace=workspace),
+        ),
+        Figure(
+            "Rejected", number(totals["rejected"]), share, "rejected", *curve("rejected"), rejected
+        ),
+        Figure(
+            "Refused",
+            number(totals["refused"]),
+            "wrong key, too large, bad JSON",
+            "refused",
+            *curve("refused"),
+            live,
+        ),
+        Figure("Latency p95", value, between, "", *p95_curve, None),
+    ]
+    keys = [
+        {
+            "name": "unknown key" if key == "?" else key,
+            "count": sum(values),
+            "unknown": key == "?",
+            "line": spark_line(shrink(list(values), POINTS, _sum), 96, 20),
+        }
+        for key, values in sorted(data.keys.items(), key=lambda item: -sum(item[1]))
+    ]
+    return found, keys[:12]
+
+
+def _sum(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) if known else None
+
+
+def table_of(data: Overview) -> list[dict[str, Any]]:
+    """Return the numbers of the plots: at most some dozens of rows, newest first."""
+    each = {"1h": 1, "24h": 60, "14d": 24}[data.range]
+    rows = []
+    for start in range(0, len(data.at), each):
+        part = slice(start, start + each)
+        rows.append(
+            {
+                "at": data.at[start],
+                "running": any(data.running[part]),
+                **{name: sum(data.outcomes[name][part]) for name in OUTCOMES},
+                **{name: _greatest(list(values[part])) for name, values in data.latency.items()},
+                "queue": _greatest(list(data.queue[part])),
+            }
+        )
+    return rows[::-1]
+
+
+class _Reads(ConsoleHandler):
+    """Reads the history."""
+
+    async def history(self) -> Overview | None:
+        """Return the numbers; ``None`` if there are none, or the store does not answer.
+
+        Without a range in the query, a server that began less than an hour ago shows an hour.
+        """
+        wanted = self.get_query_argument("range", "")
+        try:
+            data = await overview(
+                self.console, self.workspace.id, wanted if wanted in RANGES else "24h"
+            )
+            if wanted not in RANGES and data is not None and not any(data.running[:-60]):
+                data = await overview(self.console, self.workspace.id, "1h")
+        except StorageUnavailable as error:
+            self.outage = Outage(str(error), self.console.reader.last_good)
+            return None
+        return data
+
+
+class OverviewHandler(_Reads):
     """The first page."""
 
     async def get(self) -> None:
-        """Show the overview."""
-        self.page("overview.html", title="Overview", nav="overview")
+        """Show the overview, or how to send a first event."""
+        workspace = self.workspace.id
+        live = self.console.live
+        await live.look()
+        if live.error is not None:
+            self.outage = Outage(live.error, self.console.reader.last_good)
+        data = await self.history()
+        rows = live.rows(Wanted(workspace_id=workspace))[:NEWEST]
+        has_any = bool(rows) or (data is not None and any(data.outcomes["stored"]))
+        found: list[Figure] = []
+        keys: list[dict[str, Any]] = []
+        if data is not None:
+            found, keys = figures(self, data, workspace)
+        enabled = [key for key in self.workspace.write_keys if not key.disabled]
+        url = server_url(self.console.config)
+        self.page(
+            "overview.html",
+            title="Overview",
+            nav="overview",
+            span="24h" if data is None else data.range,
+            ranges=list(RANGES),
+            waiting=not has_any and self.outage is None,
+            key=enabled[0].key if enabled else None,
+            snippets=snippets(url, enabled[0].key) if enabled else [],
+            public_url=self.console.config.server.public_url,
+            url=url,
+            data=data,
+            figures=found,
+            keys=keys,
+            rows=rows,
+            last=live.last,
+            refused=live.refused(workspace),
+            notices=await self._notices(data) if has_any else [],
+            table=[] if data is None else table_of(data),
+            milliseconds=milliseconds,
+        )
+
+    async def _notices(self, data: Overview | None) -> list[Notice]:
+        workspace = self.workspace.id
+        store = self.console.store
+        found: list[Notice] = []
+        if isinstance(store, DeadLetterStore):
+            grouped = await self.read(group_letters(store, workspace, limit=LETTERS, seconds=1))
+            since = data.at[0] if data is not None else 0
+            recent = [group for group in (grouped.groups if grouped else ()) if group.last >= since]
+            for group in recent[:GROUPS]:
+                what = f"{group.pointer} " if group.pointer else ""
+                example = group.example
+                why = example.errors[0].get("message") if example.errors else None
+                where = f" ({group.key or group.origin})"
+                text = f"{number(group.count)} × {what}{why or example.message}{where}"
+                href = self.link(
+                    "rejected",
+                    workspace=workspace,
+                    reason=group.reason,
+                    pointer=group.pointer,
+                    key=group.key,
+                )
+                found.append(Notice("rejected", visible(text)[:300], href, "Show"))
+        if data is not None and "?" in data.keys:
+            count = number(sum(data.keys["?"]))
+            href = self.link("live", workspace=workspace)
+            text = f"{count} requests came without a key that is known"
+            found.append(Notice("refused", text, href, "Live"))
+        free = store.gauges().get("free_bytes")
+        if free is not None and free < LOW_DISK:
+            href = self.link("system", workspace=workspace)
+            found.append(Notice("bad", f"The disk has only {size(int(free))} left", href, "System"))
+        return found
+
+
+class OverviewJsonHandler(_Reads):
+    """The numbers of the plots."""
+
+    async def get(self) -> None:
+        """Answer with all series."""
+        data = await self.history()
+        if data is None:
+            self.set_status(503 if self.outage is not None else 404)
+            self.json({"error": "no history"})
+            return
+        shown = dataclasses.asdict(data)
+        shown["limit"] = self.console.config.limits.queue_events
+        # JSON has no infinity; the page shows the bucket itself.
+        shown.pop("p95")
+        self.json(shown)

@@ -62,6 +62,12 @@ function insert(data) {
 }
 
 function flush() {
+  // The overview of a workspace without events: the first one makes the card "waiting" a list.
+  if (waiting.length && byId("waiting")) {
+    byId("waiting").hidden = true;
+    byId("first").hidden = false;
+    setTimeout(() => location.reload(), 4000);
+  }
   for (const data of waiting) insert(data);
   waiting = [];
   let last = body.lastElementChild;
@@ -84,7 +90,7 @@ function show(problem) {
   const state = byId("state");
   if (!state) return;
   state.className = `status ${problem ? "bad" : paused ? "warn" : "ok"}`;
-  const word = problem ?? (paused ? "paused" : "live");
+  const word = problem ?? (paused ? "paused" : byId("waiting") ? "listening" : "live");
   if (state.textContent !== word) state.textContent = word;
 }
 
@@ -97,7 +103,7 @@ function showRefused(list) {
   const last = byId("refused-last");
   if (last) last.textContent = `${first.request} ${first.status}: ${first.message || first.code}`;
   box.querySelector("tbody").replaceChildren(
-    ...list.map((data) => {
+    ...list.slice(0, short ? 5 : 50).map((data) => {
       const row = clone("refused-row");
       const [time, request, status, why, key, times] = row.cells;
       time.firstChild.dateTime = new Date(data.at).toISOString();
