@@ -51,7 +51,7 @@ class _WritingHandler(IngestionHandler):
 
         :raises ApiError: otherwise.
         """
-        await self.services.keys.wait(unknown)
+        await self.services.keys.wait(unknown, held=len(self.body))
         self.services.authenticator.body(unknown.key)
 
     @property

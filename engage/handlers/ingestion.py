@@ -167,10 +167,11 @@ class IngestionHandler(Handler):
     async def _check_again(self, unknown: UnknownKeyError) -> None:
         """Prepare when it is known whether a key was created just now.
 
-        The body is left unread, so that clients with wrong keys cannot make the server hold it.
+        The body is left unread, so that clients with wrong keys cannot make the server hold it. It
+        is there already if it came together with the head.
         """
-        self.exchange.leave_unread()
-        await self.services.keys.wait(unknown)
+        self.exchange.leave_unread(proven=False)
+        await self.services.keys.wait(unknown, held=sum(map(len, self._chunks)))
         if self._finished:
             return
         self.check()

@@ -159,7 +159,8 @@ class Connection(Occupant):
         if self._state == _HEAD:
             return self._slow_reader or bool(self._buffer)
         if self._state == _BODY:
-            return self._exchange is None or not self._exchange.unread
+            exchange = self._exchange
+            return exchange is None or not (exchange.unread and exchange.proven)
         return self._slow_reader and self._state != _BUSY
 
     @property

@@ -62,6 +62,10 @@ class Exchange(httputil.HTTPConnection):
     :param keep_alive: whether the client can send another request afterwards.
     """
 
+    #: Whether the body may be left unread without the connection being one that can be given up:
+    #: the client has shown a write key.
+    proven = True
+
     def __init__(
         self, channel: Channel, shared: SharedState, version: str, method: str, *, keep_alive: bool
     ) -> None:
@@ -96,9 +100,13 @@ class Exchange(httputil.HTTPConnection):
         """Lower the limit of a body whose length was not declared."""
         self.max_body = max_body_size
 
-    def leave_unread(self) -> None:
-        """Do not read the body until :meth:`read_on`, or until the answer is complete."""
+    def leave_unread(self, *, proven: bool = True) -> None:
+        """Do not read the body until :meth:`read_on`, or until the answer is complete.
+
+        :param proven: see :attr:`proven`.
+        """
         self.unread = True
+        self.proven = proven
 
     def read_on(self) -> None:
         """Read the body."""

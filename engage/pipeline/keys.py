@@ -10,8 +10,8 @@ this.
 - **A disabled key** is refused by every process within :data:`POLL_SECONDS` and the time of a read.
 - **A new key** works at its first use: a request with an unknown key waits for a refresh that began
   after it arrived. Such requests share a refresh, one begins at most every :data:`GAP_SECONDS`, and
-  at most :data:`MAX_WAITING` wait. So clients with wrong keys cannot cost the store more than one
-  refresh a second.
+  at most :data:`MAX_WAITING` wait, which hold at most :data:`MAX_HELD` bytes of bodies. So clients
+  with wrong keys cannot cost the store more than one refresh a second, nor the process more memory.
 - **A store that does not answer** changes nothing: the last table stays. Until the records were
   first read, every request with a key gets a 503. A 401 would make SDKs throw events away, and the
   keys of the config alone could include one that an operator has disabled.
@@ -56,6 +56,9 @@ LIST_SECONDS: Final = 30.0
 GAP_SECONDS: Final = 1.0
 #: Requests with an unknown key that may wait in this process.
 MAX_WAITING: Final = 100
+#: Bytes of complete bodies that these requests may hold in memory. A body that is not complete is
+#: left unread, and its connection is one that is given up first.
+MAX_HELD: Final = 4 * 1024 * 1024
 #: Seconds that one waits at most: for the refresh to begin, and for the store.
 WAIT_SECONDS: Final = GAP_SECONDS + 1.0
 
@@ -84,7 +87,7 @@ class KeyTable:
         self._versions: tuple[int, ...] = ()
         #: When a refresh last began, and when the records were last read.
         self._began = self._listed = -math.inf
-        self._waiting = 0
+        self._waiting = self._held = 0
         self._wanted = asyncio.Event()
         #: Done when the next refresh to begin has ended: whether it succeeded.
         self._next: asyncio.Future[bool] | None = None
@@ -133,10 +136,11 @@ class KeyTable:
         if self._next is not None and not self._next.done():
             self._next.set_result(False)
 
-    async def wait(self, unknown: UnknownKeyError) -> None:
+    async def wait(self, unknown: UnknownKeyError, *, held: int = 0) -> None:
         """Wait for a refresh that begins after this call, because a key is unknown.
 
         :param unknown: the error that a request is answered with if there cannot be a refresh.
+        :param held: bytes of the request's body that are in memory.
         :raises UnknownKeyError: at once, if the keys are only in the config.
         :raises ApiError: 503 if the store does not answer, or if too many requests wait.
         """
@@ -144,12 +148,13 @@ class KeyTable:
         unknown.with_traceback(None)
         if self._task is None:
             raise unknown
-        if self._waiting >= MAX_WAITING:
+        if self._waiting >= MAX_WAITING or self._held + held > MAX_HELD:
             raise overloaded(
                 "too many requests with an unknown write key are waiting; send the same request"
                 " again later"
             )
         self._waiting += 1
+        self._held += held
         try:
             if self._next is None:
                 self._next = asyncio.get_running_loop().create_future()
@@ -160,6 +165,7 @@ class KeyTable:
             refreshed = False
         finally:
             self._waiting -= 1
+            self._held -= held
         if not refreshed:
             raise storage_unavailable()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -267,3 +268,54 @@ async def test_a_store_that_goes_away_later_changes_nothing(tmp_path: Path) -> N
         assert (await server.send("/v1/track", EVENT, key=basic("nope"))).status == 503
         for sent in (BASIC, basic(key)):
             assert (await server.send("/v1/track", EVENT, key=sent)).status == 200
+
+
+@pytest.mark.parametrize("whole", [True, False], ids=["complete bodies", "bodies that stall"])
+async def test_waiting_requests_do_not_take_the_memory_of_others(
+    tmp_path: Path, whole: bool
+) -> None:
+    """200 bodies of 300 kB would fill ``limits.inflight_bytes`` three times."""
+    limits = "[limits]\ninflight_bytes = 20_000_000\nbody_bytes = 5_000_000\n"
+    body = b'{"writeKey": "unknown", "x": "' + b"x" * 300_000 + b'"}'
+    head = b"POST /v1/track HTTP/1.1\r\nHost: a\r\n"
+    if whole:
+        data = head + b"Content-Length: %d\r\n\r\n" % len(body) + body
+    else:
+        data = head + b"Authorization: Basic unknown\r\nContent-Length: 1000000\r\n\r\n" + body
+    reads = Reads()
+    async with serving(
+        tmp_path, config_extra=limits, meddle=reads, refresh_gap=keys.GAP_SECONDS
+    ) as server:
+        statuses: list[int] = []
+
+        async def hostile() -> None:
+            with contextlib.suppress(OSError, EOFError):
+                async with await server.connect() as client:
+                    await client.send(data)
+                    statuses.append((await client.answer()).status)
+
+        tasks = [asyncio.create_task(hostile()) for _ in range(200)]
+        listener = server.app.listener
+        assert listener is not None
+        capacity = listener.shared.capacity
+        most = 0
+        async with await server.connect() as client:
+            while not all(task.done() for task in tasks):
+                most = max(most, capacity.held)
+                assert (await server.track(client)).status == 200
+                await asyncio.sleep(0.01)
+        assert most <= 20_000_000
+        assert set(statuses) <= {401, 503}
+        assert server.app.keys._held == server.app.keys._waiting == 0
+
+
+async def test_few_large_bodies_wait(tmp_path: Path) -> None:
+    """Four of 1 MB; the fifth gets a 503 at once."""
+    valve = Valve("records_version")
+    async with serving(tmp_path, meddle=valve) as server:
+        valve.gate.clear()
+        body = {"writeKey": "unknown", "x": "x" * 1_000_000}
+        tasks = [asyncio.create_task(server.send("/v1/track", body, key=None)) for _ in range(6)]
+        codes = sorted([(await task).json["code"] for task in tasks])
+        assert codes == ["overloaded"] * 2 + ["storage_unavailable"] * 4
+        valve.gate.set()
