@@ -21,6 +21,7 @@ interfaces of :mod:`engage.api`. Nothing that answers clients imports it.
 ``sign_in.py``       the pages ``link``, ``login`` and ``logout``, and ``healthz``
 ``sparks.py``        small curves as SVG
 ``pretty.py``        JSON on several lines, unchanged
+``source_lines.py``  the line of a text that a JSON pointer names
 ``live.py``          the newest events and dead letters, read once a second for all tabs
 ``refused.py``       requests that were refused as a whole
 ``snippets.py``      the lines that send a first event

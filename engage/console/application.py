@@ -15,9 +15,12 @@ from engage.console.files import MissingHandler, StaticHandler
 from engage.console.pages.audit import AuditHandler
 from engage.console.pages.event import EventHandler, EventJsonHandler
 from engage.console.pages.events import EventsFileHandler, EventsHandler
+from engage.console.pages.jobs import JobsHandler
 from engage.console.pages.keys import KeysHandler
+from engage.console.pages.letter import CheckHandler, LetterHandler, ReplayHandler
 from engage.console.pages.live import LiveHandler, LiveJsonHandler
 from engage.console.pages.overview import OverviewHandler, OverviewJsonHandler
+from engage.console.pages.rejected import RejectedHandler
 from engage.console.pages.search import SearchHandler
 from engage.console.pages.subscriptions import SubscriptionsHandler
 from engage.console.pages.system import SystemHandler
@@ -44,6 +47,11 @@ ROUTES: Final[Mapping[str, type[ConsoleHandler]]] = {
     "/live.json": LiveJsonHandler,
     "/overview.json": OverviewJsonHandler,
     "/search": SearchHandler,
+    "/rejected": RejectedHandler,
+    "/letter": LetterHandler,
+    "/letter/check": CheckHandler,
+    "/letter/replay": ReplayHandler,
+    "/jobs": JobsHandler,
     "/users": UsersHandler,
     "/user": UserHandler,
     "/keys": KeysHandler,

@@ -1,0 +1,216 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``/letter``: one dead letter: why it was refused, its text to edit, a check, and its replay."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from typing import TYPE_CHECKING, Any, Final
+
+from tornado.web import HTTPError
+
+from engage.api import CONFLICT, EVENT_TYPES, DeadLetter, DeadLetterStore
+from engage.console.base import ConsoleHandler
+from engage.console.formats import visible
+from engage.console.pretty import json_lines
+from engage.console.source_lines import line_of
+from engage.pipeline.explain import Explained, describe_change
+from engage.pipeline.replay import is_delivery, obstacle_of, text_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from engage.errors import Problem
+
+__all__ = ["CheckHandler", "LetterHandler", "ReplayHandler"]
+
+#: Bytes of an edited text.
+MAX_TEXT: Final = 1024 * 1024
+#: Changes of profiles that are listed.
+MAX_CHANGES: Final = 50
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Form:
+    """What the operator entered."""
+
+    text: str
+    #: The type of the route, for a letter of an earlier version.
+    operation: str | None
+    new_id: bool
+
+    @property
+    def fingerprint(self) -> str:
+        """A hash: a replay needs a check of the same text."""
+        whole = f"{self.operation}\0{self.new_id}\0{self.text}"
+        return hashlib.sha256(whole.encode("utf-8", "surrogatepass")).hexdigest()
+
+    def encoded(self, letter: DeadLetter) -> bytes | None:
+        """Return the text for a replay; ``None`` if it is that of the letter."""
+        if self.text == text_of(letter):
+            return None
+        return self.text.encode("utf-8", "surrogatepass")
+
+
+class _LetterPages(ConsoleHandler):
+    """What the pages of a letter share."""
+
+    async def letter(self) -> DeadLetter | None:
+        """Return the letter that ``id`` names."""
+        store = self.console.store
+        if not isinstance(store, DeadLetterStore):
+            raise HTTPError(404, reason="The storage keeps no dead letters")
+        letter_id = self.get_argument("id", "")
+        return await self.read(store.dead_letter(self.workspace.id, letter_id))
+
+    def gone(self) -> None:
+        """Say that the letter is not there any more."""
+        if self.outage is None:
+            self.set_status(404)
+        self.page("letter.html", title="Rejected event", nav="rejected", letter=None)
+
+    def form(self, letter: DeadLetter) -> Form:
+        """Return what the operator entered, or what the letter has."""
+        # A browser sends line breaks as CR LF.
+        text = self.get_body_argument("text", text_of(letter), strip=False).replace("\r\n", "\n")
+        if len(text.encode("utf-8", "surrogatepass")) > MAX_TEXT:
+            raise HTTPError(413, reason=f"The text is larger than {MAX_TEXT} bytes")
+        operation = self.get_body_argument("operation", "")
+        posted = self.request.method == "POST"
+        return Form(
+            text=text,
+            operation=operation if operation in (*EVENT_TYPES, "batch") else None,
+            new_id=self.get_body_argument("new_id", "") == "1"
+            if posted
+            else letter.reason == CONFLICT,
+        )
+
+    def show(
+        self,
+        letter: DeadLetter,
+        form: Form,
+        *,
+        explained: Explained | None = None,
+        failure: str = "",
+        problems: Sequence[Problem] = (),
+    ) -> None:
+        """Show the letter with the result of a check or a replay."""
+        errors: list[tuple[str, str]] = [
+            (error.get("pointer", ""), error.get("message", "")) for error in letter.errors
+        ]
+        if explained is not None:
+            problems = explained.errors
+        if problems or explained is not None or failure:
+            errors = [(problem.pointer, problem.message) for problem in problems]
+        event = None if explained is None else explained.event
+        lines: Any = []
+        if event is not None:
+            lines = json_lines(event.body.decode("utf-8", "replace"))
+        elif letter.truncated or is_delivery(letter):
+            lines = json_lines(text_of(letter))
+        self.page(
+            "letter.html",
+            title="Rejected event",
+            nav="rejected",
+            letter=letter,
+            form=form,
+            obstacle=obstacle_of(letter, form.operation or "batch"),
+            delivery=is_delivery(letter),
+            needs_operation=not is_delivery(letter) and letter.operation is None,
+            operations=(*EVENT_TYPES, "batch"),
+            conflict=letter.reason == CONFLICT,
+            errors=[(line_of(form.text, pointer), pointer, text) for pointer, text in errors],
+            explained=explained,
+            changes=[]
+            if explained is None
+            else [describe_change(change) for change in explained.changes[:MAX_CHANGES]],
+            failure=failure,
+            lines=[[(kind, visible(text)) for kind, text in line.tokens] for line in lines],
+            checked=form.fingerprint if explained is not None and explained.accepted else "",
+        )
+
+
+class LetterHandler(_LetterPages):
+    """One letter."""
+
+    async def get(self) -> None:
+        """Show the letter."""
+        letter = await self.letter()
+        if letter is None:
+            self.gone()
+            return
+        self.show(letter, self.form(letter))
+
+    async def post(self) -> None:
+        """Delete the letter."""
+        store = self.console.store
+        if self.get_body_argument("action", "") != "delete":
+            raise HTTPError(400, reason="This page has no such action")
+        if not isinstance(store, DeadLetterStore):
+            raise HTTPError(404)
+        letter_id = self.get_argument("id", "")
+        count = await self.console.reader.read(store.remove(self.workspace.id, [letter_id]))
+        if count:
+            await self.record_audit("letter-deleted", workspace=self.workspace.id, letter=letter_id)
+        self.go("rejected", workspace=self.workspace.id, done="deleted", count=count)
+
+
+class CheckHandler(_LetterPages):
+    """``letter/check``: what a replay would do."""
+
+    async def post(self) -> None:
+        """Show what would become of the text. Nothing is stored."""
+        letter = await self.letter()
+        if letter is None:
+            self.gone()
+            return
+        form = self.form(letter)
+        explained = await self.console.app.replays.check(
+            letter, form.encoded(letter), operation=form.operation, new_id=form.new_id
+        )
+        self.show(letter, form, explained=explained)
+
+
+class ReplayHandler(_LetterPages):
+    """``letter/replay``."""
+
+    async def post(self) -> None:
+        """Replay the letter, if this text was checked before."""
+        letter = await self.letter()
+        if letter is None:
+            self.gone()
+            return
+        form = self.form(letter)
+        text = form.encoded(letter)
+        replays = self.console.app.replays
+        if not is_delivery(letter) and self.get_body_argument("checked", "") != form.fingerprint:
+            explained = await replays.check(
+                letter, text, operation=form.operation, new_id=form.new_id
+            )
+            self.show(letter, form, explained=explained)
+            return
+        replayed = await replays.replay(letter, text, operation=form.operation, new_id=form.new_id)
+        if replayed.outcome == "failed":
+            self.set_status(409)
+            self.show(letter, form, failure=replayed.message or "", problems=replayed.errors)
+            return
+        await self.record_audit(
+            "letter-replayed",
+            workspace=letter.workspace_id,
+            letter=letter.id,
+            outcome=replayed.outcome,
+            messageId=replayed.message_id,
+            edited=text is not None,
+            sizeBefore=len(letter.item),
+            sizeAfter=len(letter.item) if text is None else len(text),
+        )
+        if replayed.message_id is None:
+            self.go("rejected", workspace=letter.workspace_id, done="replayed", count=1)
+            return
+        self.go(
+            "event",
+            workspace=letter.workspace_id,
+            origin=letter.origin,
+            id=replayed.message_id,
+            replayed=replayed.outcome,
+        )

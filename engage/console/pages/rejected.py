@@ -1,0 +1,205 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``/rejected``: the dead letters of a workspace, grouped by what is wrong with them."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import time
+from typing import Final
+
+from tornado.web import HTTPError
+
+from engage.api import (
+    BudgetName,
+    BudgetUse,
+    DeadLetter,
+    DeadLetterStore,
+    EngageError,
+    RecordStore,
+    StorageUnavailable,
+)
+from engage.console.base import ConsoleHandler
+from engage.console.pretty import one_line
+from engage.console.refused import KIND, refused_of
+from engage.storage.audit import Actor
+from engage.storage.budgets import use_ratio
+from engage.storage.letter_groups import LetterFilter, group_letters
+
+__all__ = ["RejectedHandler"]
+
+#: Letters on a page, and pages of the storage that are read to find them.
+PAGE: Final = 50
+READS: Final = 20
+READ: Final = 200
+#: Seconds for which one request deletes letters.
+DELETE_SECONDS: Final = 5.0
+
+BUDGETS: Final[dict[BudgetName, str]] = {
+    "api": "refused events",
+    "webhook": "deliveries",
+    "conflict": "conflicting message ids",
+}
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Budget:
+    """How much room is left for one kind of letters."""
+
+    what: str
+    use: BudgetUse
+    max_count: int
+    max_size: int
+    ratio: float
+
+
+class RejectedHandler(ConsoleHandler):
+    """The groups, and the letters newest first."""
+
+    async def get(self) -> None:
+        """Show the groups, and a page of letters."""
+        store = self.console.store
+        if not isinstance(store, DeadLetterStore):
+            self.page("rejected.html", title="Rejected", nav="rejected", supported=False)
+            return
+        wanted = self._wanted()
+        grouped = await self.read(group_letters(store, self.workspace.id))
+        letters, older = await self._letters(store, wanted)
+        refused = []
+        if isinstance(store, RecordStore):
+            page = await self.read(store.list_records(KIND, limit=100))
+            refused = [
+                one
+                for one in ([] if page is None else refused_of(page.items))
+                if one.workspace_id in ("", self.workspace.id)
+            ]
+        budget = self.console.config.limits.dead_letter_budget
+        self.page(
+            "rejected.html",
+            title="Rejected",
+            nav="rejected",
+            supported=True,
+            grouped=grouped,
+            wanted=wanted,
+            filtered=wanted != LetterFilter(),
+            letters=letters,
+            older=older,
+            first=self.get_query_argument("before", None) is None,
+            refused=refused[:20],
+            budgets=[
+                Budget(
+                    what=BUDGETS[use.budget],
+                    use=use,
+                    max_count=budget.of(use.budget)[0],
+                    max_size=budget.of(use.budget)[1],
+                    ratio=use_ratio(use, budget),
+                )
+                for use in await self.read(store.budget_use()) or ()
+                if use.workspace_id == self.workspace.id and use.count
+            ],
+            done=self.get_query_argument("done", ""),
+            count=self.get_query_argument("count", ""),
+            query=self._query(wanted),
+            one_line=one_line,
+        )
+
+    async def post(self) -> None:
+        """Replay all letters of a group as a job, or delete them."""
+        store = self.console.store
+        if not isinstance(store, DeadLetterStore):
+            raise HTTPError(404)
+        wanted = self._wanted()
+        action = self.get_body_argument("action", "")
+        if action == "replay":
+            actor = Actor(who=self.person or "", origin=self.address)
+            try:
+                await self.console.reader.read(
+                    self.console.jobs.start(
+                        self.workspace.id,
+                        wanted,
+                        actor=actor,
+                        operation=self.get_body_argument("operation", "") or None,
+                        new_ids=self.get_body_argument("new_ids", "") == "1",
+                    )
+                )
+            except StorageUnavailable:
+                raise
+            except EngageError as error:
+                raise HTTPError(409, reason=str(error)) from error
+            self.go("jobs", workspace=self.workspace.id)
+        elif action == "delete":
+            count = await self._delete(store, wanted)
+            await self.record_audit(
+                "letters-deleted",
+                workspace=self.workspace.id,
+                reason=wanted.reason,
+                pointer=wanted.pointer,
+                key=wanted.key,
+                origin=wanted.origin,
+                count=count,
+            )
+            self.go("rejected", workspace=self.workspace.id, done="deleted", count=count)
+        else:
+            raise HTTPError(400, reason="This page has no such action")
+
+    def _wanted(self) -> LetterFilter:
+        """Return the filter in the query or the form. An empty pointer is the whole item."""
+
+        def given(name: str) -> str | None:
+            return self.get_argument(name, "", strip=False) or None
+
+        return LetterFilter(
+            reason=given("reason"),
+            pointer=self.get_argument("pointer", None, strip=False),
+            key=given("key"),
+            origin=given("origin"),
+        )
+
+    def _query(self, wanted: LetterFilter) -> dict[str, str | None]:
+        return {
+            "workspace": self.workspace.id,
+            "reason": wanted.reason,
+            "pointer": wanted.pointer,
+            "key": wanted.key,
+            "origin": wanted.origin,
+        }
+
+    async def _letters(
+        self, store: DeadLetterStore, wanted: LetterFilter
+    ) -> tuple[list[DeadLetter] | None, str | None]:
+        """Return the newest letters that match, and the cursor of older ones."""
+        letters: list[DeadLetter] = []
+        before = self.get_query_argument("before", None)
+        for _ in range(READS):
+            page = await self.read(
+                store.recent_dead_letters(
+                    self.workspace.id, before=before, limit=PAGE - len(letters)
+                )
+            )
+            if page is None:
+                return (letters or None), None
+            letters += [letter for letter in page.items if wanted.matches(letter)]
+            before = page.cursor
+            if before is None or len(letters) >= PAGE:
+                break
+        return letters, before
+
+    async def _delete(self, store: DeadLetterStore, wanted: LetterFilter) -> int:
+        """Delete letters that match, for some seconds; return how many."""
+        now = round(self.console.clock() * 1000)
+        wanted = dataclasses.replace(wanted, until=now + 1)
+        ends = time.monotonic() + DELETE_SECONDS
+        count = 0
+        after: str | None = None
+        while time.monotonic() < ends:
+            page = await self.console.reader.read(
+                store.scan_dead_letters(self.workspace.id, after=after, limit=READ)
+            )
+            ids = [letter.id for letter in page.items if wanted.matches(letter)]
+            if ids:
+                count += await self.console.reader.read(store.remove(self.workspace.id, ids))
+            after = page.cursor
+            if after is None:
+                break
+            await asyncio.sleep(0)
+        return count
