@@ -21,7 +21,8 @@ from engage.api import (
 )
 from engage.console.base import ConsoleHandler
 from engage.console.pretty import one_line
-from engage.console.refused import KIND, refused_of
+from engage.console.refused import refused_of
+from engage.monitoring.recorder import REFUSED_RECORD
 from engage.storage.audit import Actor
 from engage.storage.budgets import use_ratio
 from engage.storage.letter_groups import LetterFilter, group_letters
@@ -67,7 +68,7 @@ class RejectedHandler(ConsoleHandler):
         letters, older = await self._letters(store, wanted)
         refused = []
         if isinstance(store, RecordStore):
-            page = await self.read(store.list_records(KIND, limit=100))
+            page = await self.read(store.list_records(REFUSED_RECORD, limit=100))
             refused = [
                 one
                 for one in ([] if page is None else refused_of(page.items))
