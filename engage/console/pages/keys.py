@@ -154,7 +154,8 @@ class KeysHandler(ConsoleHandler):
             )
             for key in keys
         ]
-        chosen = self.get_query_argument("key", "") or next(iter(active), "")
+        first = next((key.id for key in keys if not key.disabled), "")
+        chosen = self.get_query_argument("key", "") or first
         key = next((key.key for key in keys if key.id == chosen), "YOUR_WRITE_KEY")
         url = server_url(self.console.config)
         self.page(
