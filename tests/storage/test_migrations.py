@@ -10,6 +10,8 @@ import contextlib
 import gzip
 import re
 import sqlite3
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -221,6 +223,62 @@ async def test_a_version_between_gets_only_what_is_missing(version_1: Earlier) -
     async with version_1.opened(create=True) as store:
         await has_everything(store)
     assert version_1.version() == 1000
+
+
+async def test_an_interrupted_migration_has_no_effect(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    earlier = Earlier(tmp_path, "sqlite", 1)
+    steps = sqlite_schema.MIGRATIONS
+    failing = {**steps, 3: [*steps[3], "INSERT INTO nowhere VALUES (1)"]}
+    monkeypatch.setattr(sqlite_schema, "MIGRATIONS", failing)
+    with pytest.raises(StorageUnavailable):
+        async with earlier.opened(create=True):
+            pass
+    assert earlier.version() == 1
+    async with earlier.opened(create=False) as store:
+        await has_everything(store)
+    monkeypatch.setattr(sqlite_schema, "MIGRATIONS", steps)
+    async with earlier.opened(create=True) as store:
+        await has_everything(store)
+    assert earlier.version() == sqlite_schema.VERSION
+
+
+_OPENS = """
+import asyncio, pathlib, sys
+from engage.api import StorageContext
+from engage.testing.factories import event
+from engage_plugins.sqlite.store import SqliteStorage
+
+async def main():
+    context = StorageContext(base_dir=pathlib.Path(sys.argv[1]), identifiers={})
+    store = SqliteStorage.from_options({}, context)
+    sys.stdin.readline()
+    await store.open(create=True)
+    await store.write([event("by " + sys.argv[2])])
+    await store.close()
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_several_processes_bring_a_store_up_to_date(tmp_path: Path, version: int) -> None:
+    """All workers and the console start at once."""
+    earlier = Earlier(tmp_path, "sqlite", version)
+    command = [sys.executable, "-c", _OPENS, str(tmp_path)]
+    started = [
+        subprocess.Popen([*command, str(number)], stdin=subprocess.PIPE) for number in range(4)
+    ]
+    for one in started:
+        assert one.stdin is not None
+        one.stdin.close()
+    assert [one.wait(60) for one in started] == [0] * 4
+    assert earlier.version() == sqlite_schema.VERSION
+    with contextlib.closing(sqlite3.connect(tmp_path / "engage.db")) as db:
+        found = [one for (one,) in db.execute("SELECT message_id FROM events ORDER BY seq")]
+    assert found[:6] == ["1", "2", "3", "4", "5", "6"]
+    assert sorted(found[6:]) == [f"by {number}" for number in range(4)]
 
 
 def test_migrations_are_numbered_up_to_the_version() -> None:

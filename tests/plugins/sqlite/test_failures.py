@@ -25,7 +25,7 @@ from engage.api import (
     StorageUnavailable,
 )
 from engage.testing import event, identify
-from engage.testing.factories import TIME, ids, letter, store_all
+from engage.testing.factories import TIME, count, ids, letter, record, store_all
 from engage.testing.harness import eventually
 from engage_plugins.sqlite import engine, paging
 from engage_plugins.sqlite.store import SqliteStorage
@@ -93,6 +93,9 @@ async def test_min_free_bytes_stops_writes(tmp_path: Path) -> None:
     store = make(tmp_path)
     await store.open(create=True)
     await store_all(store, *(event(str(number), at=number) for number in range(5)))
+    for name in "ab":
+        await store.put_record(record(name))
+    await store.put_counts([count(1)])
     await store.close()
     full = make(tmp_path, min_free_bytes=2**53 - 1)
     await full.open(create=True)
@@ -101,12 +104,17 @@ async def test_min_free_bytes_stops_writes(tmp_path: Path) -> None:
             full.check,
             lambda: full.write([event("n")]),
             lambda: full.put([letter("l")]),
+            lambda: full.put_record(record("new")),
+            lambda: full.put_counts([count(1)]),
         ):
             with pytest.raises(StorageUnavailable, match="min_free_bytes"):
                 await call()
     assert len(await ids(full)) == 5
     assert await full.expire(TIME + 3, limit=10) == 3
     assert await ids(full) == ["3", "4"]
+    assert await full.delete_record("key", "acme", "a")
+    assert await full.expire_records("key", TIME + 1, limit=9) == 1
+    assert await full.expire_counts(60, TIME + 1, limit=9) == 1
     await full.close()
 
 
