@@ -7,15 +7,22 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, Final
 
-from engage.api import DeadLetterStore, EventStore, StorageUnavailable, render_time
+from engage.api import (
+    DeadLetterStore,
+    EventStore,
+    RecordStore,
+    StorageUnavailable,
+    render_time,
+)
 from engage.config import Retention
+from engage.storage.audit import AUDIT
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from engage.pipeline.clock import Clock
 
-__all__ = ["Guard", "expire", "expire_periodically"]
+__all__ = ["Guard", "expire", "expire_audit", "expire_periodically"]
 
 _log = logging.getLogger(__name__)
 
@@ -30,6 +37,9 @@ SLICE: Final = 500
 #: Seconds without a step of the system's clock after which it is trusted.
 TRUSTED_SECONDS: Final = 24 * 60 * 60.0
 _DAY_MS: Final = 24 * 60 * 60 * 1000
+#: Days for which the audit and the finished jobs of the console are kept.
+AUDIT_DAYS: Final = 400
+_AUDIT_KINDS: Final = (AUDIT, "job")
 
 
 class Guard:
@@ -96,7 +106,8 @@ async def expire_periodically(
     :param first: seconds before the first round.
     :param every: seconds between two rounds.
     """
-    if retention.events_days is None and retention.dead_letters_days is None:
+    days = (retention.events_days, retention.dead_letters_days)
+    if days == (None, None) and not isinstance(store, RecordStore):
         return
     guard = Guard(clock)
     await asyncio.sleep(first)
@@ -108,6 +119,8 @@ async def expire_periodically(
                 dead_letters_days=await guard.trusted(store, retention.dead_letters_days, now),
             )
             await expire(store, trusted, now=now)
+            if isinstance(store, RecordStore) and await guard.trusted(store, AUDIT_DAYS, now):
+                await expire_audit(store, now=now)
         except StorageUnavailable as error:
             _log.warning("records could not be expired; the next round tries again: %s", error)
         except Exception:
@@ -137,6 +150,25 @@ async def expire(
     if events or letters:
         _log.info("expired", extra={"events": events, "deadLetters": letters})
     return events, letters
+
+
+async def expire_audit(store: RecordStore, *, now: int, slice_: int = SLICE) -> int:
+    """Delete the records of the audit and the finished jobs that are too old.
+
+    :param now: milliseconds since 1970 UTC.
+    :param slice_: maximum number of records that one call of the storage deletes.
+    :return: how many were deleted.
+    :raises StorageUnavailable: if the storage fails.
+    """
+    before = now - AUDIT_DAYS * _DAY_MS
+    deleted = 0
+    for kind in _AUDIT_KINDS:
+        deleted += await _of_kind(store, kind, before, slice_)
+    return deleted
+
+
+async def _of_kind(store: RecordStore, kind: str, before: int, slice_: int) -> int:
+    return await _all(lambda: store.expire_records(kind, before, limit=slice_), slice_)
 
 
 async def _all(delete: Callable[[], Awaitable[int]], slice_: int) -> int:

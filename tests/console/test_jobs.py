@@ -22,7 +22,7 @@ from engage.console.jobs import JobRunning, Jobs
 from engage.storage.audit import AUDIT, Actor, read_entry
 from engage.storage.letter_groups import LetterFilter
 from engage.testing.factories import letter
-from support.memory_store import MemoryEvents, MemoryStore
+from support.memory_store import MemoryEvents, MemoryDeadLetters
 from support.pipeline import NOW
 from support.replay import Bench, compose, make_bench
 from support.sqlite import open_store
@@ -342,7 +342,7 @@ async def test_an_unexpected_error_stops_a_job(
         assert await jobs.resume() is None
 
 
-class Plain(MemoryStore):
+class Plain(MemoryEvents, MemoryDeadLetters):
     """A storage with dead letters and without records."""
 
 

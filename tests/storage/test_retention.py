@@ -4,15 +4,17 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 
 import pytest
 
-from engage.api import EventStore, StorageUnavailable
+from engage.api import EventStore, Record, StorageUnavailable
 from engage.config import Retention
 from engage.pipeline.clock import Clock
-from engage.storage.retention import Guard, expire, expire_periodically
+from engage.storage.retention import Guard, expire, expire_audit, expire_periodically
 from engage.testing.factories import TIME, event, letter
 from support.memory_store import MemoryEvents, MemoryStore
+from support.sqlite import make
 from support.times import DAY, HOUR, MINUTE, Times
 from support.waiting import eventually
 
@@ -73,7 +75,41 @@ async def test_without_a_limit_of_days_nothing_is_deleted() -> None:
     retention = Retention(events_days=None, dead_letters_days=None)
     assert await expire(store, retention, now=NOW) == (0, 0)
     assert store.expired == []
-    await expire_periodically(store, retention, Clock())  # Returns at once.
+    # Returns at once if there is no audit either.
+    await expire_periodically(MemoryEvents(), retention, Clock())
+
+
+async def test_the_audit_is_kept_for_400_days(tmp_path: Path) -> None:
+    """Also if the config keeps events and dead letters indefinitely."""
+    retention = Retention(events_days=None, dead_letters_days=None)
+    store = make(tmp_path)
+    await store.open(create=True)
+    try:
+        for kind in ("audit", "job", "key"):
+            for number in range(3):
+                old = record(kind, f"old {number}", NOW - 400 * DAY - 1)
+                await store.put_record(old)
+            await store.put_record(record(kind, "young", NOW - 400 * DAY))
+        assert await expire_audit(store, now=NOW - 1, slice_=2) == 0
+        running = asyncio.create_task(
+            expire_periodically(store, retention, stopped(NOW), first=0, every=0.01)
+        )
+
+        async def left() -> list[str]:
+            page = await store.list_records(None, limit=20)
+            return [one.id for one in page.items if one.kind != "key"]
+
+        async with asyncio.timeout(30):
+            while await left() != ["young", "young"]:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        assert len((await store.list_records("key", limit=20)).items) == 4
+        running.cancel()
+    finally:
+        await store.close()
+
+
+def record(kind: str, name: str, at: int) -> Record:
+    return Record(kind=kind, workspace_id="", id=name, body=b"{}", at=at)
 
 
 async def test_a_storage_without_dead_letters_can_expire_events() -> None:
