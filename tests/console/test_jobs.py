@@ -22,7 +22,7 @@ from engage.console.jobs import JobRunning, Jobs
 from engage.storage.audit import AUDIT, Actor, read_entry
 from engage.storage.letter_groups import LetterFilter
 from engage.testing.factories import letter
-from support.memory_store import MemoryEvents, MemoryDeadLetters
+from support.memory_store import MemoryDeadLetters, MemoryEvents
 from support.pipeline import NOW
 from support.replay import Bench, compose, make_bench
 from support.sqlite import open_store

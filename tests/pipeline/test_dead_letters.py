@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import orjson
@@ -11,14 +12,17 @@ import pytest
 from engage.api import DeadLetter
 from engage.errors import ApiError, Problem
 from engage.pipeline.dead_letters import (
+    MAX_ENVELOPE,
     MAX_ITEM,
     Conflict,
+    envelope_of,
     find_conflict,
     letter_id,
     letter_of,
     letter_of_conflict,
 )
-from engage.pipeline.normalise import Arrival, normalise
+from engage.pipeline.ids import idempotent_id
+from engage.pipeline.normalise import Arrival, Envelope, normalise
 from support.pipeline import NOW, limit, make_event
 
 ERROR = ApiError("invalid_payload", "event: is required", errors=[Problem("/event", "is required")])
@@ -54,6 +58,52 @@ def test_a_dead_letter_has_the_refused_event() -> None:
     assert letter.received_at == NOW
     assert not letter.truncated
     assert item["writeKey"] == "key-1"
+
+
+def batch(key: str | None = None, **fields: Any) -> Arrival:
+    """Return the arrival of a batch with this envelope."""
+    return dataclasses.replace(arrival(), envelope=Envelope(**fields), idempotency_key=key)
+
+
+def test_a_dead_letter_has_what_applied_to_its_item() -> None:
+    assert envelope_of(arrival()) == b"{}"
+    assert envelope_of(batch()) == b"{}"
+    full = batch(
+        sent_at="2026-11-21T09:30:00Z",
+        context={"a": [{"writeKey": "key-1", "b": 1}]},
+        integrations={"All": False},
+    )
+    assert orjson.loads(envelope_of(full) or b"") == {
+        "context": {"a": [{"b": 1}]},
+        "integrations": {"All": False},
+        "sentAt": "2026-11-21T09:30:00Z",
+    }
+    letter = letter_of({"userId": "u"}, ERROR, full, "batch", envelope_of(full), 3)
+    assert (letter.operation, letter.envelope) == ("batch", envelope_of(full))
+    size = MAX_ENVELOPE - len('{"context":{"x":""}}')
+    assert len(envelope_of(batch(context={"x": "x" * size})) or b"") == MAX_ENVELOPE
+    assert envelope_of(batch(context={"x": "x" * (size + 1)})) is None
+
+
+@pytest.mark.parametrize(
+    ("item", "given"),
+    [({}, True), ({"messageId": ""}, True), ({"messageId": "m"}, False), ([], True)],
+)
+def test_a_dead_letter_has_the_message_id_of_an_idempotency_key(item: Any, given: bool) -> None:
+    at = batch("k", context={"a": 1})
+    letter = letter_of(item, ERROR, at, "batch", envelope_of(at), 3)
+    kept = orjson.loads(letter.envelope or b"")
+    assert kept.pop("messageId", None) == (idempotent_id("acme", "k", 3) if given else None)
+    assert kept == {"context": {"a": 1}}
+    assert letter_of(item, ERROR, at, "batch", None, 3).envelope is None
+
+
+def test_the_id_of_a_letter_does_not_depend_on_its_envelope() -> None:
+    """Stores have letters without an envelope; an SDK may send an item in another batch."""
+    item = {"userId": "u"}
+    at = batch("k", context={"a": 1})
+    letter = letter_of(item, ERROR, at, "batch", envelope_of(at), 3)
+    assert letter.id == refused(item, ERROR, arrival()).id
 
 
 @pytest.mark.parametrize(
