@@ -1,0 +1,228 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The console as a process: beside the server, alone, killed, with its port taken."""
+
+from __future__ import annotations
+
+import os
+import pty
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import httpx
+import pytest
+
+from support.console import CONSOLE, console_url, free_port, signed_in
+from support.processes import alive
+from support.server_process import Server, config_text, start_server
+from support.waiting import DEADLINE, wait_for
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
+
+
+def healthy(url: str) -> bool:
+    """Return whether a console answers."""
+    try:
+        return httpx.get(f"{url}/healthz", timeout=DEADLINE).status_code == 200
+    except httpx.TransportError:
+        return False
+
+
+def messages(server: Server, part: str) -> list[str]:
+    """Return the messages in the log that contain a text."""
+    return [line["message"] for line in server.lines() if part in line["message"]]
+
+
+def test_a_killed_console_is_started_again_and_the_server_goes_on(tmp_path: Path) -> None:
+    extra = f"[console]\nport = {free_port()}\n"
+    with start_server(tmp_path, config_extra=extra) as server:
+        url, worker = console_url(server), server.worker
+        (console,) = server.consoles()
+        assert os.getpriority(os.PRIO_PROCESS, console) == 5
+        with signed_in(server) as client:
+            os.kill(console, signal.SIGKILL)
+            assert server.track("m1").status_code == 200
+            wait_for(lambda: server.consoles() - {console}, what="another console")
+            wait_for(lambda: healthy(url), what="the console")
+            # The session lives on: its secret is in the store.
+            assert client.get("audit").status_code == 200
+        assert server.worker == worker
+        assert messages(server, "the console died with status -9; it is started again")
+        assert server.stop() == 0
+
+
+@pytest.mark.slow
+def test_however_often_the_console_dies_the_server_stays(tmp_path: Path) -> None:
+    """Ten deaths of workers within a minute would end it."""
+    with start_server(tmp_path, config_extra=CONSOLE) as server:
+        worker = server.worker
+        killed: set[int] = set()
+        end = time.monotonic() + 12
+        while time.monotonic() < end:
+            for pid in server.consoles() - killed:
+                killed.add(pid)
+                os.kill(pid, signal.SIGKILL)
+            time.sleep(0.05)
+        # The pauses grow: 1, 2, 4, 8 seconds.
+        assert 3 <= len(killed) <= 5
+        assert server.track("m1").status_code == 200
+        assert server.worker == worker
+        assert server.stop() == 0
+
+
+def test_a_port_that_is_taken_is_one_error_line(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with start_server(tmp_path, config_extra=f"[console]\nport = {port}\n") as server:
+            wait_for(lambda: messages(server, "the console cannot start"), what="the error")
+            assert server.track("m1").status_code == 200
+            time.sleep(3)  # It has tried again meanwhile.
+            (line,) = messages(server, "the console cannot start")
+            assert f"cannot listen on 127.0.0.1:{port}: address already in use" in line
+            assert "console.port" in line
+            assert "Traceback" not in server.log()
+            taken.close()
+            wait_for(lambda: healthy(f"http://127.0.0.1:{port}"), what="the console")
+            assert server.stop() == 0
+
+
+def test_the_end_of_the_server_is_the_end_of_the_console(tmp_path: Path) -> None:
+    with start_server(tmp_path, config_extra=CONSOLE) as server:
+        console_url(server)
+        (console,) = server.consoles()
+        assert server.stop() == 0
+        assert not alive(console)
+        server.start()
+        console_url(server)
+        (console,) = server.consoles()
+        server.signal(signal.SIGKILL)
+        server.wait()
+        wait_for(lambda: not alive(console), what="the console to end")
+
+
+def test_control_c_to_all_processes_is_one_drain(tmp_path: Path) -> None:
+    with start_server(tmp_path, config_extra=CONSOLE) as server:
+        console_url(server)
+        assert server.process is not None
+        os.killpg(server.process.pid, signal.SIGINT)
+        assert server.wait() == 0
+        assert "Traceback" not in server.log()
+
+
+def test_without_the_section_there_is_no_console(tmp_path: Path) -> None:
+    with start_server(tmp_path) as server:
+        assert not server.consoles()
+        assert not messages(server, "console")
+
+
+def test_a_worker_loads_nothing_of_the_console(tmp_path: Path) -> None:
+    code = (
+        "import sys, engage.server.child, engage.server.worker, engage.app;"
+        "print([name for name in sys.modules if name.startswith('engage.console')])"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "[]"
+
+
+def test_two_workers_and_a_console_drain_together(tmp_path: Path) -> None:
+    extra = f"{CONSOLE}\n"
+    with start_server(tmp_path, workers=2, server="metrics_port = 0", config_extra=extra) as server:
+        console_url(server)
+        assert server.track("m1").status_code == 200
+        assert "engage_events_total" in server.metrics()
+        assert len(server.workers()) == 2
+        assert server.stop() == 0
+
+
+# -------------------------------------------------------------------------------------------- alone
+def test_the_console_runs_alone(tmp_path: Path) -> None:
+    """On a store that a server uses at the same time, or that nobody uses."""
+    with start_server(tmp_path) as server:
+        assert server.track("m1").status_code == 200
+        text = server.config.read_text()
+        port = free_port()
+        alone = tmp_path / "console.toml"
+        alone.write_text(f"{text}\n[console]\nport = {port}\n")
+        command = [sys.executable, "-m", "engage", "console", "--config", str(alone)]
+        process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+        try:
+            url = f"http://127.0.0.1:{port}"
+            wait_for(lambda: healthy(url), what="the console")
+            with signed_in(server, url) as client:
+                assert "m1" in client.get("events").text
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(DEADLINE) == 0
+        finally:
+            process.kill()
+            _, log = process.communicate()
+        assert "engage console-link" in log
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (config_text(), "there is no [console] section"),
+        (f"{config_text()}\n[console]\nport = PORT\n", "cannot listen on 127.0.0.1:PORT"),
+    ],
+)
+def test_a_console_that_cannot_start_alone_says_why(
+    tmp_path: Path, config: str, message: str
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        path = tmp_path / "engage.toml"
+        path.write_text(config.replace("PORT", port))
+        command = [sys.executable, "-m", "engage", "console", "--config", str(path)]
+        found = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE)
+    assert found.returncode == 1
+    assert len(found.stderr.splitlines()) == 1
+    assert message.replace("PORT", port) in found.stderr
+
+
+# ------------------------------------------------------------------------------------ announcements
+@pytest.mark.parametrize("style", ["auto", "json"])
+def test_a_link_is_printed_to_a_terminal_only(tmp_path: Path, style: str) -> None:
+    path = tmp_path / "engage.toml"
+    port = free_port()
+    text = config_text().replace('format = "json"', f'format = "{style}"')
+    path.write_text(f"{text}\n[console]\nport = {port}\n")
+    child, terminal = pty.fork()
+    if child == 0:
+        os.execv(sys.executable, [sys.executable, "-m", "engage", "serve", "--config", str(path)])
+    shown = b""
+    try:
+        end = time.monotonic() + DEADLINE
+        while b"console" not in shown.lower() or b"\n" not in shown.lower().split(b"console")[-1]:
+            assert time.monotonic() < end, shown
+            shown += os.read(terminal, 65536)
+        link = next((word for word in shown.decode().split() if "/link?t=" in word), None)
+        if style == "json":
+            assert link is None
+            assert b"engage console-link" in shown
+        else:
+            assert link is not None
+            assert link.startswith(f"http://127.0.0.1:{port}/link?t=")
+            token = link.partition("t=")[2]
+            url = f"http://127.0.0.1:{port}"
+            for status in (303, 403):
+                answer = httpx.post(f"{url}/link", data={"t": token}, headers={"Origin": url})
+                assert answer.status_code == status
+    finally:
+        os.kill(child, signal.SIGTERM)
+        _, status = os.waitpid(child, 0)
+        os.close(terminal)
+    assert os.waitstatus_to_exitcode(status) == 0
+
+
+def test_plain_http_beyond_this_machine_is_a_warning(tmp_path: Path) -> None:
+    extra = '[console]\nport = 0\nhost = "0.0.0.0"\n'
+    with start_server(tmp_path, config_extra=extra) as server:
+        url = console_url(server)
+        assert url.startswith("http://127.0.0.1:")
+        (warning,) = messages(server, "without TLS")
+        assert "0.0.0.0" in warning
+        with signed_in(server, url) as client:  # It needs no password.
+            assert client.get("audit").status_code == 200
