@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from engage.console.passwords import Passwords, Throttle
     from engage.console.reader import Reader
     from engage.console.sessions import Sessions
+    from engage.pipeline.keys import KeyTable
     from engage.registry import Registry
 
 __all__ = ["Console", "Requests"]
@@ -70,8 +71,6 @@ class Console:
     reader: Reader
     #: Who is signed in.
     sessions: Sessions
-    #: The table of write keys.
-    keys: Any = None
     #: The newest events, which all tabs share.
     live: Live = dataclasses.field(init=False)
     #: The counters.
@@ -102,6 +101,11 @@ class Console:
         """End the work in the background."""
         await self.live.close()
         await self.jobs.close()
+
+    @property
+    def keys(self) -> KeyTable:
+        """The write keys, as this process knows them; they follow the store within seconds."""
+        return self.app.keys
 
     @property
     def store(self) -> EventStore:

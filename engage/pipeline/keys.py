@@ -107,6 +107,10 @@ class KeyTable:
         """All keys as this process knows them; those of the config alone before the first read."""
         return self._effective.keys
 
+    def of(self, workspace_id: str) -> list[Key]:
+        """Return the keys of one workspace, as this process knows them."""
+        return [key for key in self.keys if key.workspace_id == workspace_id]
+
     @property
     def problems(self) -> Sequence[str]:
         """See :attr:`engage.storage.keys.EffectiveKeys.problems`."""

@@ -103,7 +103,7 @@ class EventsHandler(ConsoleHandler):
             given={name: value for name, value in query.items() if value},
             paged=bool(self.get_query_argument("before", "")),
             types=EVENT_TYPES,
-            keys=[key.id for key in self.workspace.write_keys],
+            keys=[key.id for key in self.console.keys.of(self.workspace.id)],
         )
 
 

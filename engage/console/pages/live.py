@@ -46,7 +46,7 @@ class LiveHandler(ConsoleHandler):
             oldest=live.oldest,
             possible=live.possible,
             types=EVENT_TYPES,
-            keys=[key.id for key in self.workspace.write_keys],
+            keys=[key.id for key in self.console.keys.of(self.workspace.id)],
             ring=RING,
             refused=live.refused(wanted.workspace_id),
         )

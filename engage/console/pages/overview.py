@@ -196,7 +196,7 @@ class OverviewHandler(_Reads):
         keys: list[dict[str, Any]] = []
         if data is not None:
             found, keys = figures(self, data, workspace)
-        enabled = [key for key in self.workspace.write_keys if not key.disabled]
+        enabled = [key for key in self.console.keys.of(self.workspace.id) if not key.disabled]
         url = server_url(self.console.config)
         self.page(
             "overview.html",
