@@ -66,6 +66,10 @@ _RAW: Final = CODEC.with_options(document_class=RawBSONDocument)
 
 #: Statements of one update command at most.
 _MAX_STATEMENTS: Final = 1000
+#: The same for FerretDB 1. It has 100 connections to its SQLite file, takes one for each statement
+#: that changes a document, and keeps it until the end of the command: with more statements, those
+#: of the commands that run at the same time included, it hangs.
+_MAX_STATEMENTS_FERRETDB: Final = 12
 #: Bytes of a message or a command that are not documents.
 _MESSAGE_OVERHEAD: Final = 16 * 1024
 #: How often the statements of one command are sent again because two upserts met.
@@ -104,6 +108,7 @@ class Connection:
         #: Hosts and database, for messages; never the credentials.
         self.name = self._parsed.name
         self.make_client = make_client
+        self._max_statements = _MAX_STATEMENTS
         self._client: Any = None
         #: The database; set by :meth:`connect`.
         self.db: Any = None
@@ -143,6 +148,13 @@ class Connection:
         self.db = database.with_options(
             codec_options=CODEC, read_preference=pymongo.ReadPreference.PRIMARY
         )
+
+    async def recognise(self) -> None:
+        """Find out which server it is. To be called within :meth:`calling`, before the first
+        :meth:`update`."""
+        found = await self.db.command("buildInfo")
+        is_ferretdb = "ferretdbVersion" in found
+        self._max_statements = _MAX_STATEMENTS_FERRETDB if is_ferretdb else _MAX_STATEMENTS
 
     async def close(self) -> None:
         """Close the client. Idempotent."""
@@ -245,7 +257,8 @@ class Connection:
         :raises PyMongoError: if at least one is not durable.
         """
         codes = [0] * len(statements)
-        limit = min(_MAX_STATEMENTS, self._announced("max_write_batch_size", _MAX_STATEMENTS))
+        announced = self._announced("max_write_batch_size", _MAX_STATEMENTS)
+        limit = min(self._max_statements, announced)
         for start, part in _commands(statements, limit, self.max_bytes):
             todo = list(range(start, start + len(part)))
             races = 0
@@ -282,6 +295,8 @@ class Connection:
         failure = reply.get("writeConcernError")
         if failure:
             raise OperationFailure("the write concern failed", failure.get("code"))
+        if "n" not in reply:
+            raise LookupError("the answer to an update has no count")
         return reply
 
     async def insert(self, collection: str, documents: Sequence[bytes]) -> dict[int, int]:

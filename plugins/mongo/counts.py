@@ -36,9 +36,6 @@ _SINCE: Final = 3
 MAX_ROWS: Final = 50_000
 #: Registers that are read, or deleted, with one command.
 _BATCH: Final = 1000
-#: Registers that are written with one command. FerretDB 1.24 has 100 connections to its file, takes
-#: one for each statement of a command, and keeps it until the end of the command.
-_WRITES: Final = 40
 #: The end of the times that an ``_id`` can have: in the year 5138.
 _END: Final = 10**14
 
@@ -82,12 +79,10 @@ class Counts:
             return
         await self._schema.require(_SINCE)
         statements = [_statement(key, count) for key, count in greatest.items()]
-        refused: list[int] = []
         async with self._writing:
             with self._connection.calling():
-                for start in range(0, len(statements), _WRITES):
-                    part = statements[start : start + _WRITES]
-                    refused += filter(None, await self._connection.update(COUNTS, part))
+                codes = await self._connection.update(COUNTS, statements)
+        refused = [code for code in codes if code]
         if refused:
             _log.error("%d counters can never be stored (code %d)", len(refused), refused[0])
 

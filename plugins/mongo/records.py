@@ -57,7 +57,7 @@ class Records:
             else:
                 version = await self._change(db, key, fields, expected_version)
             if version is not None:
-                await self._changed(db, record.kind)
+                await self._changed(record.kind)
         return version
 
     async def _replace(
@@ -90,19 +90,12 @@ class Records:
         done = await db[RECORDS].update_one(
             {"_id": key, "version": expected}, {"$set": {**fields, "version": expected + 1}}
         )
-        return expected + 1 if done.matched_count else None
+        return expected + 1 if done.raw_result["n"] else None
 
-    async def _changed(self, db: Any, kind: str) -> None:
-        counter = {"_id": f"records:{kind}"}
-        for attempt in range(_MAX_ATTEMPTS):
-            try:
-                await db[META].update_one(counter, {"$inc": {"version": 1}}, upsert=True)
-            except DuplicateKeyError:
-                # Two processes write the first record of a kind.
-                if attempt == _MAX_ATTEMPTS - 1:
-                    raise
-            else:
-                return
+    async def _changed(self, kind: str) -> None:
+        # A second increment after a lost answer does no harm.
+        counter, more = {"_id": f"records:{kind}"}, {"$inc": {"version": 1}}
+        await self._connection.update(META, [{"q": counter, "u": more, "upsert": True}])
 
     async def version(self, kind: str) -> int:
         """Return a number that grows when a record of a kind changes."""
@@ -152,9 +145,10 @@ class Records:
         await self._schema.require(_SINCE)
         with self._connection.calling() as db:
             done = await db[RECORDS].delete_one({"_id": key})
-            if done.deleted_count:
-                await self._changed(db, kind)
-        return bool(done.deleted_count)
+            deleted = bool(done.raw_result["n"])
+            if deleted:
+                await self._changed(kind)
+        return deleted
 
     async def expire(self, kind: str, before: int, *, limit: int) -> int:
         """Delete old records of a kind, and return how many."""
@@ -171,7 +165,7 @@ class Records:
                 done = await db[RECORDS].delete_many({"_id": any_of(chunk), **old})
                 deleted += done.deleted_count
             if deleted:
-                await self._changed(db, kind)
+                await self._changed(kind)
         return deleted
 
 

@@ -151,6 +151,7 @@ class Schema:
         :raises StorageIncompatible: if a newer version or another program made it.
         """
         with self._connection.calling() as db:
+            await self._connection.recognise()
             found = await db[META].find_one({"_id": "schema"})
         if found is not None:
             self._version = _check_version(found, self._connection.name)

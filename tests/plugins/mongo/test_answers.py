@@ -16,6 +16,7 @@ import pytest
 
 from engage.api import EventFilter, Status, StorageContext, StorageUnavailable, SubscriptionChange
 from engage.testing import WORKSPACE, event, identify, letter
+from engage.testing.factories import count, record
 from engage_plugins.mongo import schema
 from engage_plugins.mongo.store import MongoStorage
 from support import mongo
@@ -112,6 +113,20 @@ async def test_an_unexpected_answer_is_unavailability(
             made.find_users(WORKSPACE, "email", ["a@b"]),
             made.state(WORKSPACE, "u"),
             made.apply(change),
+            made.recent(EventFilter(), limit=1),
+            made.recent(EventFilter(type="page"), limit=1),
+            made.recent_dead_letters(None, limit=1),
+            made.dead_letter(WORKSPACE, "a"),
+            *(made.put_record(record("a"), expected_version=one) for one in (None, 0, 1)),
+            made.get_record("key", WORKSPACE, "a"),
+            made.list_records("key", limit=1),
+            made.records_version("key"),
+            made.delete_record("key", WORKSPACE, "a"),
+            made.expire_records("key", 1, limit=1),
+            made.put_counts([count(1)]),
+            made.counts(60, since=0, until=1, limit=1),
+            made.scan_counts(after=None, limit=1),
+            made.expire_counts(60, 1, limit=1),
         ):
             with pytest.raises(StorageUnavailable):
                 await call
@@ -170,6 +185,31 @@ async def test_a_dead_letter_that_was_only_read_is_not_acknowledged(tmp_path: Pa
         assert await made.put([letter("a"), letter("b")]) == 0
         page = await made.scan_dead_letters(WORKSPACE, after=None, limit=10)
         assert [one.id for one in page.items] == [letter("a").id, letter("b").id]
+
+
+@pytest.mark.parametrize("expected", [None, 0, 1])
+async def test_a_record_or_a_counter_that_no_majority_has_is_not_acknowledged(
+    tmp_path: Path, expected: int | None
+) -> None:
+    async with opened(tmp_path) as (made, proxy, _):
+        if expected == 1:
+            assert await made.put_record(record("a")) == 1
+
+        def rule(name: str, command: Mapping[str, Any]) -> Mapping[str, Any] | None:
+            if name == "findAndModify":
+                return {"ok": 1, "value": None, "writeConcernError": NOT_DURABLE}
+            found: Mapping[str, Any] | None = without_majority("records")(name, command)
+            return found
+
+        proxy.rule = rule
+        with pytest.raises(StorageUnavailable, match="64"):
+            await made.put_record(record("a"), expected_version=expected)
+        proxy.rule = without_majority("meta")
+        with pytest.raises(StorageUnavailable, match="64"):
+            await made.put_record(record("b"), expected_version=0)
+        proxy.rule = without_majority("counts")
+        with pytest.raises(StorageUnavailable, match="64"):
+            await made.put_counts([count(1)])
 
 
 async def test_changes_of_profiles_that_were_only_read_are_written(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from engage.api import (
     StorageContext,
     StorageUnavailable,
 )
-from engage.testing import WORKSPACE, event, letter
+from engage.testing import WORKSPACE, event, identify, letter
 from engage.testing.factories import AWKWARD, TIME, all_pages, store_all
 from engage_plugins.mongo import counts, events, schema
 from engage_plugins.mongo.store import MongoStorage
@@ -388,7 +388,12 @@ async def test_a_page_of_sums_reads_a_bounded_number_of_registers(
 
 @on_store
 async def test_many_registers_are_written_more_than_once(store: MongoStorage) -> None:
-    """FerretDB would hang at 100 statements of one command."""
+    """FerretDB would hang at 100 statements of one command, of any collection."""
+    for value in range(3):
+        users = [f"u{number}" for number in range(120)]
+        await store_all(
+            store, *(identify(f"{one}-{value}", one, traits={"n": value}) for one in users)
+        )
     for value in range(3):
         await store.put_counts([count(value, labels=(f"{number}",)) for number in range(250)])
     page = await store.counts(60, since=0, until=2 * TIME, limit=1000)
