@@ -2,8 +2,8 @@
 """The steps of a webhook delivery: verify, translate, find its users, store, answer.
 
 The URL or a header names the workspace, never the body. A delivery that is not verified leaves
-only a counter and a log line. Of a verified delivery nothing is lost: what cannot be translated is
-kept whole as a dead letter, and only a failing storage or fetch makes the provider send it again.
+only a counter and a log line. A verified delivery is never lost: one that cannot be translated is
+kept whole as a dead letter, and the provider sends it again only if the storage or a fetch failed.
 """
 
 from __future__ import annotations
@@ -193,7 +193,7 @@ class Deliveries:
         destination = Destination(
             name=letter.origin, workspace_id=letter.workspace_id, provider=provider
         )
-        # It was verified, perhaps when the limit was higher.
+        # It was verified when it arrived; the limit may have been higher then.
         limit = Limit(self._limits.decompressed_bytes, "limits.decompressed_bytes")
         request = await provider_calls.request_of(delivery, self._public_url, limit)
         _, result, _ = await self._store(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The profile changes of one write, folded in memory: of each register the greatest version.
+"""The profile changes of one write, merged in memory: each register keeps its greatest version.
 
 Pure functions; ``profiles.py`` compares the result with what is stored.
 """

@@ -97,8 +97,8 @@ def is_lock_error(error: BaseException) -> bool:
 def translating_errors(path: str, *, opening: bool = False) -> Iterator[None]:
     """Turn errors of SQLite and of the operating system into :class:`StorageUnavailable`.
 
-    :param opening: let :class:`StorageMissing` and :class:`StorageIncompatible` through. Of a store
-        that was open before, these are only other ways to be unavailable.
+    :param opening: let :class:`StorageMissing` and :class:`StorageIncompatible` through. For a
+        store that was open before, they mean that it is unavailable now.
     """
     try:
         yield
