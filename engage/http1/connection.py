@@ -232,7 +232,7 @@ class Connection(Occupant):
                 else:
                     more = self._state == _REST and self._read_rest()
             if self._body.stopped and self._state in (_BODY, _REST):
-                self._loop.call_soon(self._advance)
+                self._shared.defer(self._advance)
             self._pace()
         except (BadRequestError, BadChunkError, httputil.HTTPInputError):
             if self._state == _REST:
