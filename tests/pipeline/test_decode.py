@@ -365,6 +365,18 @@ def test_long_numbers_are_checked_exactly() -> None:
         assert "64-bit" in refused(wrong.encode()).message
 
 
+@pytest.mark.parametrize("escapes", [9_999, 10_000, 10_001, 20_000, 35_000])
+def test_long_numbers_are_checked_beside_long_strings_and_blanks(escapes: int) -> None:
+    """A string with very many escapes, and many blanks, are searched in several steps."""
+    long = json.dumps('\\"' * (escapes // 2) + "\\" * (escapes % 2) + '9" 9' * 50 + "9" * 40)
+    for blanks in (0, 65_535, 65_536, 200_000):
+        for number in (2**63 - 1, -(2**63)):
+            text = f'{{"a":{long},{" " * blanks}"b":{number}{" " * blanks},"c":{long}}}'
+            assert decode_json(text.encode(), DEFAULT_LIMITS) == json.loads(text)
+            wrong = text.replace(str(number), str(number * 10))
+            assert "64-bit" in refused(wrong.encode()).message
+
+
 NUMBERS = st.one_of(
     st.integers(-(2**70), 2**70),
     st.sampled_from([2**63 - 1, 2**63, -(2**63), -(2**63) - 1, 10**18, 10**19]),
