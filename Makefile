@@ -1,6 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-# make run    install into .venv, write a config if there is none, and start the server
-# make test   install what the tests need and run them, except those in a browser
+# make run            install into .venv, write a config if there is none, and start the server
+# make test           install what the tests need and run them, except those in a browser
+# make test-browser   run the tests in a real Chromium (installs it on Debian)
+# make test-fast      run the tests that need no other programs
+# make lint           check style and types
+# make bench          measure the speed
+# make clean          delete the virtual environment and what the tests built
 # Needs make and Python 3.11 or newer with venv; downloads everything else.
 
 VENV ?= .venv
@@ -16,8 +21,7 @@ ALLOW_NO_TESTS = || [ $$? -eq 5 ]
 .PHONY: help run install test test-fast test-browser lint bench clean
 
 help:
-	@sed -n 's/^# //p' Makefile | sed -n '2,3p'
-	@echo "also: make test-fast, test-browser, lint, bench, clean"
+	@sed -n 's/^# \(make .*\)/\1/p' Makefile
 
 run: install
 	@[ -e "$(CONFIG)" ] || $(BIN)/engage init --config "$(CONFIG)"

@@ -68,8 +68,10 @@ class ProfileStore(abc.ABC):
         trait to this value (compared in the form of :func:`identifier_value`), in whatever order
         they arrived and whatever the trait was in between. A client can choose a timestamp, but
         not a claim. What was set before the store recorded claims is older than every claim.
-        A storage may keep only the first 100 or more claims of a user for each trait; a later value
-        then counts as claimed when it was received, until the user has another one.
+        A storage keeps the first 100 claims of a user for each trait, so that anyone with a write
+        key cannot make them grow without bound. A later value counts as claimed when it was
+        received, while the user has it. Several processes that write to one user at the same moment
+        may keep a few more.
 
         Only a trait's current value counts. An index serves this.
 

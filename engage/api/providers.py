@@ -238,6 +238,9 @@ class Provider(abc.ABC):
     def translate(self, request: WebhookRequest) -> Translation:
         """Translate a verified delivery to events. Reject invalid elements one by one.
 
+        A large delivery is translated in a thread, one at a time, while the event loop may call the
+        other methods of the provider for other requests.
+
         :raises PayloadInvalid: if nothing of it can be understood; any other exception counts as
             this one.
         """

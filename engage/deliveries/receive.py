@@ -2,12 +2,13 @@
 """The steps of a webhook delivery: verify, translate, find its users, store, answer.
 
 The URL or a header names the workspace, never the body. A delivery that is not verified leaves
-only a counter and a log line. Of a verified delivery nothing is lost: what cannot be translated is
-kept whole as a dead letter, and only a failing storage or fetch makes the provider send it again.
+only a counter and a log line. A verified delivery is never lost: one that cannot be translated is
+kept whole as a dead letter, and the provider sends it again only if the storage or a fetch failed.
 """
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import logging
 from collections.abc import Collection, Mapping, Sequence
@@ -157,8 +158,7 @@ class Deliveries:
         """
         name, provider = destination.name, destination.provider
         small = delivery.encoding == "identity" and len(delivery.body) <= LARGE_BODY
-        key = f"webhook {destination.workspace_id} {name}"
-        with await self._ingest.admission.enter(key, small=small):
+        with await self._ingest.admission.enter(_key_of(destination), small=small):
             request = await provider_calls.request_of(
                 delivery, self._public_url, self._body_limits[name]
             )
@@ -193,7 +193,7 @@ class Deliveries:
         destination = Destination(
             name=letter.origin, workspace_id=letter.workspace_id, provider=provider
         )
-        # It was verified, perhaps when the limit was higher.
+        # It was verified when it arrived; the limit may have been higher then.
         limit = Limit(self._limits.decompressed_bytes, "limits.decompressed_bytes")
         request = await provider_calls.request_of(delivery, self._public_url, limit)
         _, result, _ = await self._store(
@@ -235,9 +235,7 @@ class Deliveries:
         :return: the translation, what became of it, and what could not be stored: if there is any,
             the caller keeps the delivery.
         """
-        translation, problems = provider_calls.translate(
-            destination.provider, request, self._limits.json_depth
-        )
+        translation, problems = await self._translate(destination, request)
         events = translation.events
         documents = await self._recipients.identify(destination.workspace_id, events)
         if undated is not None:
@@ -265,6 +263,21 @@ class Deliveries:
             rejected=len({problem.pointer.split("/")[1] for problem in problems}),
         )
         return translation, result, problems
+
+    async def _translate(
+        self, destination: Destination, request: WebhookRequest
+    ) -> tuple[Translation, list[Problem]]:
+        """Translate a verified request: see :func:`provider_calls.translate`."""
+        depth = self._limits.json_depth
+        if len(request.body) <= LARGE_BODY:
+            return provider_calls.translate(destination.provider, request, depth)
+        # A delivery of thousands of events takes 0.3 s, which the event loop must not wait for. In
+        # turn with other large bodies, so that the memory of one of them is needed at a time.
+        key = _key_of(destination)
+        with await self._ingest.admission.enter(key, small=False):
+            return await asyncio.to_thread(
+                provider_calls.translate, destination.provider, request, depth
+            )
 
     async def _keep(
         self, destination: Destination, delivery: Delivery, problems: Sequence[Problem]
@@ -313,6 +326,11 @@ class Deliveries:
         self._metrics.webhook(name, "fetch_failed")
         _log.warning("webhook %s: cannot fetch what it needs: %s", name, error)
         return overloaded("a document that the signature needs cannot be fetched now")
+
+
+def _key_of(destination: Destination) -> str:
+    """Return the name of the share of the queue that a provider's deliveries have."""
+    return f"webhook {destination.workspace_id} {destination.name}"
 
 
 def _usual_reply(result: WebhookResult) -> Reply:

@@ -13,8 +13,8 @@ time (:class:`engage.http1.shared.Bounds`), and in memory all that a connection 
 has arrived is answered at once, and the body is read and discarded, so that the client gets the
 answer instead of a reset. What is not HTTP gets a bare 400, and the connection is closed.
 
-Length: one state machine. Every method reads or changes the same state, so a further cut would
-spread its transitions over two files.
+Length: one state machine. Every method reads or changes the same state, so splitting the
+file would spread its transitions over two files.
 """
 
 from __future__ import annotations
@@ -233,7 +233,7 @@ class Connection(Occupant):
                 else:
                     more = self._state == _REST and self._read_rest()
             if self._body.stopped and self._state in (_BODY, _REST):
-                self._loop.call_soon(self._advance)
+                self._shared.defer(self._advance)
             self._pace()
         except (BadRequestError, BadChunkError, httputil.HTTPInputError):
             if self._state == _REST:

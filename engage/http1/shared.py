@@ -4,11 +4,12 @@
 from __future__ import annotations
 
 import asyncio
+import collections
 import dataclasses
 import time
 from collections.abc import Callable, Mapping
 from email.utils import formatdate
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from engage.http1.capacity import Capacity
 from engage.monitoring import logs
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
     from engage.monitoring.metrics import Metrics
 
 __all__ = ["Bounds", "SharedState"]
+
+#: Seconds of one turn of the event loop that deferred work of all connections takes together.
+DEFERRED_SECONDS: Final = 0.005
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,8 +82,35 @@ class SharedState:
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.done.set_result(None)
         self._metrics = metrics
+        #: In the order in which it was deferred; the same work is called once.
+        self._deferred: collections.OrderedDict[Callable[[], None], None] = (
+            collections.OrderedDict()
+        )
+        self._running_deferred = False
         self._second = 0
         self._date = ""
+
+    def defer(self, work: Callable[[], None]) -> None:
+        """Call ``work`` in a later turn of the event loop, after what was deferred before.
+
+        However many connections defer work, a turn takes :data:`DEFERRED_SECONDS` of it. With
+        ``call_soon``, each connection would do its work in the same turn.
+        """
+        if not self._deferred and not self._running_deferred:
+            asyncio.get_running_loop().call_soon(self._run_deferred)
+        self._deferred[work] = None
+
+    def _run_deferred(self) -> None:
+        end = time.monotonic() + DEFERRED_SECONDS
+        self._running_deferred = True
+        try:
+            while self._deferred and time.monotonic() < end:
+                work, _ = self._deferred.popitem(last=False)
+                work()
+        finally:
+            self._running_deferred = False
+            if self._deferred:
+                asyncio.get_running_loop().call_soon(self._run_deferred)
 
     def date(self) -> str:
         """Return the line of the header ``Date``; it is formatted once a second."""

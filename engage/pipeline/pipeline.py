@@ -8,6 +8,7 @@ everything in it is durable, including dead letters.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
@@ -132,6 +133,8 @@ class Pipeline:
         if refusal is not None:
             self._count(operation, refusal.code, arrival)
             if not strict:
+                if len(raw) > LARGE_BODY or encoding != "identity":
+                    await asyncio.sleep(0)  # Refusing a large item took a turn of the event loop.
                 letter = letter_of(item, refusal, arrival, operation, envelope_of(arrival))
                 await self._ingest.keep([letter])
             raise refusal

@@ -101,7 +101,7 @@ class Subscriptions:
         workspace = self._workspaces.get(body["workspaceId"])
         user_id = await self._verify(workspace, body)
         if workspace is None or user_id is None or not isinstance(self._store, SubscriptionStore):
-            raise ApiError("invalid_user_hash", "the hash is not that of a known user")
+            raise ApiError("invalid_user_hash", "the hash belongs to no known user")
         changes: Mapping[str, bool] = body["changes"]
         known = {group.id for group in workspace.subscription_groups}
         unknown = [group for group in changes if group not in known]

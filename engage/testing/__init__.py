@@ -29,7 +29,8 @@ For a webhook provider see :class:`ProviderConformance` (:mod:`engage.testing.pr
 ``events.py``         the tests of writing and finding events
 ``scans.py``          the tests of scanning and expiring events, and of the newest ones
 ``profiles.py``       the tests of merging events into profiles
-``users.py``          the tests of links, look-ups, limits and scans of profiles
+``users.py``          the tests of links, limits and scans of profiles
+``identifiers.py``    the tests of users that are looked up by an identifier
 ``subscriptions.py``  the tests of subscription choices
 ``dead_letters.py``   the tests of dead letters
 ``records.py``        the tests of records
@@ -50,6 +51,7 @@ pytest.register_assert_rewrite(
     "engage.testing.events",
     "engage.testing.failures",
     "engage.testing.dead_letters",
+    "engage.testing.identifiers",
     "engage.testing.mutations",
     "engage.testing.processes",
     "engage.testing.profiles",
@@ -66,6 +68,7 @@ from .events import EventTests  # noqa: E402
 from .factories import WORKSPACE, event, identify, letter  # noqa: E402
 from .failures import FailureTests  # noqa: E402
 from .harness import Bench, Subject, on_store  # noqa: E402
+from .identifiers import IdentifierTests  # noqa: E402
 from .processes import ProcessTests  # noqa: E402
 from .profiles import ProfileTests  # noqa: E402
 from .providers import ProviderConformance  # noqa: E402
@@ -94,6 +97,7 @@ class StorageConformance(
     ProcessTests,
     ProfileTests,
     UserTests,
+    IdentifierTests,
     SubscriptionTests,
     DeadLetterTests,
     RecordTests,

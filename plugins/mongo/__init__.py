@@ -8,6 +8,7 @@
 ``events.py``         the collection of events
 ``profiles.py``       users, groups, links and memberships
 ``identifiers.py``    users by the value of a trait
+``claims.py``         when each user first had each of these values
 ``changes.py``        the profile changes of one write, folded, as update statements
 ``subscriptions.py``  subscription choices and their history
 ``dead_letters.py``   dead letters and their budgets

@@ -30,6 +30,7 @@ from engage.api import (
     identifier_value,
 )
 
+from .claims import MAX_CLAIMS, Claim, StoredClaims, claim_id
 from .documents import decode_value, encode_value, escape_key, pair_id, scoped_id, unescape_key
 from .schema import CLAIMS, GROUPS, LINKS, MEMBERSHIPS, USERS
 
@@ -75,40 +76,6 @@ class Pair:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Claim:
-    """A user's trait was set to a value; see :meth:`~engage.api.ProfileStore.find_users`."""
-
-    workspace: str
-    user: str
-    trait: str
-    #: In the form in which users are looked up.
-    value: str
-
-    @property
-    def key(self) -> str:
-        """The ``_id`` of the claim."""
-        return pair_id(self.workspace, self.user, self.field)
-
-    @property
-    def field(self) -> str:
-        """The trait with the value."""
-        return f"{len(self.trait)}:{self.trait}:{self.value}"
-
-    def statement(self, times: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the statement that stores the claim.
-
-        :param times: the operator that sets ``at``.
-        """
-        fields = {
-            "workspaceId": self.workspace,
-            "userId": self.user,
-            "held": scoped_id(self.workspace, self.field),
-        }
-        inserted = {**fields, **times.get("$setOnInsert", {})}
-        return {"q": {"_id": self.key}, "u": {**times, "$setOnInsert": inserted}, "upsert": True}
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
 class StoredState:
     """What is stored of the users and groups of a write, as far as the limits need it."""
 
@@ -116,6 +83,7 @@ class StoredState:
     traits: Mapping[str, Mapping[str, Mapping[str, tuple[Version, int]]]]
     #: Collection → ``_id`` of the user → the ``_id`` of each link or membership that is stored.
     pairs: Mapping[str, Mapping[str, set[str]]]
+    claims: StoredClaims = dataclasses.field(default_factory=StoredClaims)
 
 
 class FoldedChanges:
@@ -125,16 +93,21 @@ class FoldedChanges:
         self,
         changes: Iterable[tuple[Event, Sequence[Change]]],
         known_links: Mapping[str, None],
+        known_claims: Mapping[str, int],
         identifiers: Mapping[str, frozenset[str]],
     ) -> None:
         """
         :param changes: events with their changes, in order of arrival.
         :param known_links: the ``_id`` of links that are known to be durable; they are left out.
+        :param known_claims: the same of claims: ``_id`` → time.
         :param identifiers: workspace id → the traits by which its users are looked up.
         """
         self._identifiers = identifiers
-        #: Claim → least time of receipt.
-        self.claims: dict[Claim, int] = {}
+        self._known_claims = known_claims
+        #: ``_id`` → claim, and its least time of receipt, in order of arrival.
+        self._claims: dict[str, tuple[Claim, int]] = {}
+        #: The claims that :meth:`statements` stores, except late ones: ``_id`` → time.
+        self.kept_claims: dict[str, int] = {}
         self.subjects: dict[str, dict[str, Subject]] = {USERS: {}, GROUPS: {}}
         self.pairs: dict[str, dict[str, Pair]] = {LINKS: {}, MEMBERSHIPS: {}}
         #: How many changes :meth:`statements` dropped because of a limit.
@@ -188,10 +161,13 @@ class FoldedChanges:
     def _claim(self, event: Event, change: UserTraits) -> None:
         for trait in self._identifiers.get(event.workspace_id, ()):
             value = identifier_value(trait, change.traits.get(trait))
-            if value is not None:
-                claim = Claim(event.workspace_id, change.user_id, trait, value)
-                at = event.received_at
-                self.claims[claim] = min(at, self.claims.get(claim, at))
+            if value is None:
+                continue
+            workspace, user, at = event.workspace_id, change.user_id, event.received_at
+            key = claim_id(workspace, user, trait, value)
+            if self._known_claims.get(key, at + 1) > at:
+                claim, least = self._claims.get(key) or (Claim(workspace, user, trait, value), at)
+                self._claims[key] = (claim, min(at, least))
 
     def _subject(self, collection: str, workspace: str, name: str, version: Version) -> Subject:
         at = version[0]
@@ -216,14 +192,21 @@ class FoldedChanges:
         """Return the ids of the users whose links or memberships must be read first."""
         return sorted(self._owners[collection])
 
+    def claimants(self) -> set[str]:
+        """Return the ids of the users of whom claims must be stored."""
+        return {claim.owner for claim, _ in self._claims.values()}
+
+    def wanted_claims(self, stored: StoredClaims) -> list[str]:
+        """Return the ids of the claims that must be read when the users are read: those of values
+        that may be new to their users."""
+        return [key for key, (claim, _) in self._claims.items() if stored.is_doubtful(claim)]
+
     # ----------------------------------------------------------------------------- statements
     def statements(
-        self, state: StoredState, limits: ProfileLimits, known_claims: Mapping[str, int]
+        self, state: StoredState, limits: ProfileLimits
     ) -> dict[str, list[dict[str, Any]]]:
         """Return the update statements of each collection. What a limit forbids is left out, and
         counted in :attr:`dropped`.
-
-        :param known_claims: claims that are known to be durable: ``_id`` → time; they are left out.
         """
         found: dict[str, list[dict[str, Any]]] = {}
         for collection, subjects in self.subjects.items():
@@ -250,10 +233,8 @@ class FoldedChanges:
                         "upsert": True,
                     }
                 )
-        for claim, at in self.claims.items():
-            if known_claims.get(claim.key, at + 1) > at:
-                statement = claim.statement({"$min": {"at": DatetimeMS(at)}})
-                found.setdefault(CLAIMS, []).append(statement)
+        if self._claims:
+            found[CLAIMS] = self._claim_statements(state, found[USERS])
         for key, pair in self._allowed(LINKS, state, limits.links).items():
             # A link that was read is written again: it may not be durable yet.
             fields = {"workspaceId": pair.workspace, "anonymousId": pair.other}
@@ -270,6 +251,33 @@ class FoldedChanges:
                     "upsert": True,
                 }
             )
+        return found
+
+    def _claim_statements(
+        self, state: StoredState, users: Iterable[Mapping[str, Any]]
+    ) -> list[dict[str, Any]]:
+        """Return the statements of the claims, and add their numbers to the statements of users."""
+        found: list[dict[str, Any]] = []
+        greatest = {statement["q"]["_id"]: statement["u"]["$max"] for statement in users}
+        counts: dict[tuple[str, str], int] = {}
+        for key, (claim, at) in self._claims.items():
+            if not state.claims.has(claim):
+                user = greatest[claim.owner]
+                count = counts.get((claim.owner, claim.trait), state.claims.count(claim))
+                if count >= MAX_CLAIMS:
+                    before = state.traits[USERS].get(claim.owner, {}).get(claim.trait)
+                    register = user.get(f"traits.{claim.name}")
+                    if register is None or (before and before[0] > version_of(register)):
+                        current = state.claims.form(claim)
+                    else:
+                        current = register.get("i")
+                    if current == claim.form:
+                        found += claim.late_statements(at)
+                    continue
+                counts[claim.owner, claim.trait] = count + 1
+                user[f"claims.{claim.name}"] = count + 1
+            self.kept_claims[key] = at
+            found.append(claim.statement({"$min": {"at": DatetimeMS(at)}}))
         return found
 
     def _registers(

@@ -2,8 +2,8 @@
 """Users by the value of an identifier trait, such as an e-mail address.
 
 The register of such a trait has the form that is looked up as ``i``, with an index for each trait.
-The collection of claims has when each user first had each value. It is read only for a value that
-several users have.
+The collection of claims has when each user first had each value (``claims.py``). It is read only
+for a value that several users have.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from bson.datetime_ms import DatetimeMS
 
 from engage.api import ConfigError, Page, identifier_value
 
-from .changes import Claim
+from .claims import Claim
 from .connection import Connection
 from .documents import any_of, decode_value, escape_key, is_text, scoped_id
 from .paging import id_after
@@ -87,19 +87,31 @@ class Identifiers:
 
         :param claim: a claim of the value by any user.
         """
-        keys = {_of(claim, document).key: document for document in users}
-        times = {key: int(document["createdAt"]) for key, document in keys.items()}
-        cursor = db[CLAIMS].find({"_id": any_of(list(keys))}, {"at": 1})
+        keys = {}
+        for document in users:
+            one = dataclasses.replace(claim, user=document["userId"])
+            keys[one.key] = keys[one.late_key] = document["_id"]
+        times: dict[str, int] = {}
+        cursor = db[CLAIMS].find({"_id": any_of(list(keys))}, {"held": 1, "at": 1})
         for stored in await cursor.to_list(None):
-            times[stored["_id"]] = int(stored["at"])
-        return [keys[key] for key in sorted(keys, key=lambda key: (times[key], key))]
+            # A late claim may belong to another value.
+            if stored["held"] == claim.held:
+                key, at = keys[stored["_id"]], int(stored["at"])
+                times[key] = min(at, times.get(key, at))
+
+        def age(user: Mapping[str, Any]) -> tuple[bool, int, str]:
+            # A user without a claim is last: anyone can choose a timestamp, and so ``createdAt``.
+            at = times.get(user["_id"])
+            return at is None, int(user["createdAt"]) if at is None else at, user["_id"]
+
+        return sorted(users, key=age)
 
     async def _with_oldest_claims(
         self, db: Any, query: Mapping[str, Any], claim: Claim
     ) -> list[Mapping[str, Any]]:
         """Return the users with the oldest claims of a value that they have now."""
         found: list[Mapping[str, Any]] = []
-        held: dict[str, Any] = {"held": scoped_id(claim.workspace, claim.field)}
+        held: dict[str, Any] = {"held": claim.held}
         step, pages = _CLAIMS
         for _ in range(pages):
             cursor = db[CLAIMS].find(held, {"userId": 1, "at": 1})
@@ -195,7 +207,3 @@ class Identifiers:
 
 def _field(trait: str) -> str:
     return f"traits.{escape_key(trait)}.i"
-
-
-def _of(claim: Claim, user: Mapping[str, Any]) -> Claim:
-    return dataclasses.replace(claim, user=user["userId"])

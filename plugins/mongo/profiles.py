@@ -20,11 +20,12 @@ from engage.api import (
 )
 
 from .changes import FoldedChanges, StoredState, stored_traits, user_statement
+from .claims import StoredClaims
 from .connection import Connection
 from .documents import any_of, decode_value, pair_id, scoped_id, unescape_key
 from .identifiers import Identifiers
 from .paging import id_after, read_page
-from .schema import GROUPS, LINKS, MEMBERSHIPS, USERS
+from .schema import CLAIMS, GROUPS, LINKS, MEMBERSHIPS, USERS
 
 _log = logging.getLogger("engage.storage.mongo")
 
@@ -77,25 +78,35 @@ class Profiles:
 
         :param changes: events with their changes, in order of arrival.
         """
-        return FoldedChanges(changes, self._links, self._identifiers.declared)
+        return FoldedChanges(changes, self._links, self._claims, self._identifiers.declared)
 
     async def read_state(self, folded: FoldedChanges) -> StoredState:
         """Read what :meth:`apply` needs. To be called within :meth:`Connection.calling`."""
+        claims = StoredClaims(folded.claimants())
         users, groups, links, memberships = await asyncio.gather(
-            self._stored_traits(USERS, folded.wanted_traits(USERS)),
+            self._stored_traits(USERS, folded.wanted_traits(USERS), claims),
             self._stored_traits(GROUPS, folded.wanted_traits(GROUPS)),
             self._stored_pairs(LINKS, folded.wanted_pairs(LINKS)),
             self._stored_pairs(MEMBERSHIPS, folded.wanted_pairs(MEMBERSHIPS)),
         )
-        return StoredState({USERS: users, GROUPS: groups}, {LINKS: links, MEMBERSHIPS: memberships})
+        for chunk in self._connection.chunks(folded.wanted_claims(claims)):
+            cursor = self._connection.db[CLAIMS].find({"_id": any_of(chunk)}, {"_id": 1})
+            claims.keys.update(document["_id"] for document in await cursor.to_list(None))
+        traits = {USERS: users, GROUPS: groups}
+        return StoredState(traits, {LINKS: links, MEMBERSHIPS: memberships}, claims)
 
-    async def _stored_traits(self, collection: str, ids: Sequence[str]) -> dict[str, Any]:
+    async def _stored_traits(
+        self, collection: str, ids: Sequence[str], claims: StoredClaims | None = None
+    ) -> dict[str, Any]:
         found = {}
+        fields = {"traits": 1} if claims is None else {"traits": 1, "claims": 1}
         for chunk in self._connection.chunks(ids):
             # One by one: documents may be large, and only the sizes of their traits are kept.
-            cursor = self._connection.db[collection].find({"_id": any_of(chunk)}, {"traits": 1})
+            cursor = self._connection.db[collection].find({"_id": any_of(chunk)}, fields)
             async for document in cursor:
                 found[document["_id"]] = stored_traits(document)
+                if claims is not None:
+                    claims.add(document)
         return found
 
     async def _stored_pairs(self, collection: str, users: Sequence[str]) -> dict[str, set[str]]:
@@ -117,7 +128,7 @@ class Profiles:
             return 0
         if state is None:
             state = await self.read_state(folded)
-        statements = folded.statements(state, self._limits, self._claims)
+        statements = folded.statements(state, self._limits)
         results = await asyncio.gather(
             *(self._connection.update(name, part) for name, part in statements.items()),
             return_exceptions=True,
@@ -137,8 +148,8 @@ class Profiles:
             self._links[key] = None
         while len(self._links) > _MAX_KNOWN_LINKS:
             self._links.popitem(last=False)
-        for claim, at in folded.claims.items():
-            self._claims[claim.key] = min(at, self._claims.get(claim.key, at))
+        for key, at in folded.kept_claims.items():
+            self._claims[key] = min(at, self._claims.get(key, at))
         while len(self._claims) > _MAX_KNOWN_CLAIMS:
             self._claims.popitem(last=False)
         return dropped

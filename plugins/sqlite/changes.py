@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The profile changes of one write, folded in memory: of each register the greatest version.
+"""The profile changes of one write, merged in memory: each register keeps its greatest version.
 
 Pure functions; ``profiles.py`` compares the result with what is stored.
 """
@@ -72,8 +72,11 @@ class FoldedChanges:
     traits: dict[tuple[Subject, str], tuple[Version, bytes | None]] = dataclasses.field(
         default_factory=dict
     )
-    #: (user, trait, value) → least time of receipt, of the declared identifier traits.
+    #: Of the declared identifier traits: (user, trait, value) → least time of receipt, in order of
+    #: arrival. Each value is in the form in which users are looked up.
     claims: dict[tuple[Subject, str, str], int] = dataclasses.field(default_factory=dict)
+    #: The form of the greatest value in ``traits``, or ``None`` if no user can be looked up by it.
+    forms: dict[tuple[Subject, str], str | None] = dataclasses.field(default_factory=dict)
     memberships: dict[tuple[Subject, str], tuple[Version, bool]] = dataclasses.field(
         default_factory=dict
     )
@@ -107,7 +110,8 @@ def fold(
                         _keep_greatest(folded.traits, (subject, trait), version, value)
                     if kind == USER:
                         for trait in identifiers.get(workspace, ()):
-                            _claim(folded, subject, trait, traits.get(trait), event.received_at)
+                            if trait in traits:
+                                _claim(folded, subject, trait, traits[trait], version, event)
                 case Membership(user, group, assigned):
                     register = ((workspace, USER, user), group)
                     _keep_greatest(folded.memberships, register, version, assigned)
@@ -121,11 +125,18 @@ def fold(
 
 
 def _claim(
-    folded: FoldedChanges, subject: Subject, trait: str, encoded: bytes | None, at: int
+    folded: FoldedChanges,
+    subject: Subject,
+    trait: str,
+    encoded: bytes | None,
+    version: Version,
+    event: Event,
 ) -> None:
     value = None if encoded is None else identifier_value(trait, orjson.loads(encoded))
+    if folded.traits[subject, trait][0] == version:
+        folded.forms[subject, trait] = value
     if value is not None:
-        claim = (subject, trait, value)
+        claim, at = (subject, trait, value), event.received_at
         folded.claims[claim] = min(at, folded.claims.get(claim, at))
 
 

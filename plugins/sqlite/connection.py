@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import errno
+import functools
 import os
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -97,8 +98,8 @@ def is_lock_error(error: BaseException) -> bool:
 def translating_errors(path: str, *, opening: bool = False) -> Iterator[None]:
     """Turn errors of SQLite and of the operating system into :class:`StorageUnavailable`.
 
-    :param opening: let :class:`StorageMissing` and :class:`StorageIncompatible` through. Of a store
-        that was open before, these are only other ways to be unavailable.
+    :param opening: let :class:`StorageMissing` and :class:`StorageIncompatible` through. For a
+        store that was open before, they mean that it is unavailable now.
     """
     try:
         yield
@@ -260,8 +261,8 @@ def insert(db: sqlite3.Connection, head: str, rows: Sequence[Sequence[Any]], tai
     """
     count = 0
     for chunk in _chunks(rows):
-        marks = ",".join(["(" + ",".join("?" * len(chunk[0])) + ")"] * len(chunk))
-        count += db.execute(f"{head} VALUES {marks} {tail}", _flatten(chunk)).rowcount
+        statement = f"{head} VALUES {_marks(len(chunk), len(chunk[0]))} {tail}"
+        count += db.execute(statement, _flatten(chunk)).rowcount
     return count
 
 
@@ -271,12 +272,23 @@ def look_up(db: sqlite3.Connection, query: str, keys: Iterable[Sequence[Any]]) -
     :return: the rows, in any order.
     """
     for chunk in _chunks(list(keys)):
-        marks = ",".join(["(" + ",".join("?" * len(chunk[0])) + ")"] * len(chunk))
+        marks = _marks(len(chunk), len(chunk[0]))
         yield from db.execute(query.format(keys=f"(VALUES {marks})"), _flatten(chunk))
+
+
+@functools.lru_cache
+def _marks(count: int, width: int) -> str:
+    """Return ``(?, …), (?, …), …`` for a number of rows of the same width."""
+    return ",".join(["(" + ",".join("?" * width) + ")"] * count)
 
 
 def _chunks(rows: Sequence[Sequence[Any]]) -> Iterator[Sequence[Sequence[Any]]]:
     start, left = 0, len(rows)
+    if left <= 2:
+        # Most calls have no row, or one.
+        if left:
+            yield rows
+        return
     for size in _CHUNK_SIZES:
         while left >= size:
             yield rows[start : start + size]

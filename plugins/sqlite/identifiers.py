@@ -2,12 +2,13 @@
 """Users by the value of an identifier trait, such as an e-mail address.
 
 The table ``identifiers`` holds the current values of the declared traits in the form in which they
-are looked up; ``indexed`` names the traits for which it is complete. The table ``claims`` holds
-when each user first had each value, and ``identifiers`` repeats it for the current value.
+are looked up, and when each user first had its value; ``indexed`` names the traits for which it is
+complete. The table ``claims`` holds when each user first had each earlier value.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import sqlite3
 from collections.abc import Collection, Container, Mapping, Sequence
 from typing import Final
@@ -56,6 +57,15 @@ def index(db: sqlite3.Connection, declared: Declared) -> None:
     try:
         existing = set(db.execute("SELECT workspace, trait FROM indexed"))
         for workspace, trait in sorted(existing - wanted):
+            # The claims stay, in case that the trait is declared again.
+            db.execute(
+                "INSERT INTO claims SELECT profile, trait, value, claimed_at FROM identifiers i "
+                "WHERE workspace = ? AND trait = ? AND (SELECT count(*) FROM claims c "
+                f"WHERE c.profile = i.profile AND c.trait = i.trait) < {MAX_CLAIMS} "
+                "ON CONFLICT (profile, trait, value) DO UPDATE "
+                "SET received_at = min(received_at, excluded.received_at)",
+                (workspace, trait),
+            )
             for table in ("identifiers", "indexed"):
                 db.execute(
                     f"DELETE FROM {table} WHERE workspace = ? AND trait = ?", (workspace, trait)
@@ -69,12 +79,14 @@ def index(db: sqlite3.Connection, declared: Declared) -> None:
             for profile, encoded in found:
                 value = identifier_value(trait, orjson.loads(encoded))
                 if value is not None:
-                    # No claims were recorded so far: all of these users are older than later ones.
-                    claim = (profile, trait, value)
+                    # Without a claim, it was set before claims were recorded: 0 is older than all.
                     db.execute(
-                        "INSERT INTO claims VALUES (?, ?, ?, 0) ON CONFLICT DO NOTHING", claim
+                        "INSERT OR REPLACE INTO identifiers "
+                        "(profile, trait, workspace, value, claimed_at) "
+                        "SELECT ?1, ?2, ?3, ?4, coalesce((SELECT received_at FROM claims "
+                        "WHERE profile = ?1 AND trait = ?2 AND value = ?4), 0)",
+                        (profile, trait, workspace, value),
                     )
-                    store(db, profile, workspace, trait, encoded, {})
             db.execute("INSERT INTO indexed VALUES (?, ?)", (workspace, trait))
         db.execute("COMMIT")
     except BaseException:
@@ -83,48 +95,112 @@ def index(db: sqlite3.Connection, declared: Declared) -> None:
         raise
 
 
-def claim(
-    db: sqlite3.Connection, claims: Mapping[tuple[int, str, str], int], new: Container[int]
-) -> None:
-    """Store claims: of several for one value of a user, the least time stays.
+@dataclasses.dataclass(frozen=True, slots=True)
+class Updates:
+    """What one write does to declared identifier traits. Users are given by their numbers."""
 
-    A user keeps the first :data:`MAX_CLAIMS` of a trait. Later ones are left out.
+    #: (user, trait, value) → least time of receipt, in order of arrival.
+    claims: Mapping[tuple[int, str, str], int]
+    #: (user, trait) → workspace, and the value that the trait has now: ``None`` if no user can be
+    #: looked up by it.
+    values: Mapping[tuple[int, str], tuple[str, str | None]]
 
-    :param claims: (number of the user, trait, value) → time of receipt.
+
+def update(db: sqlite3.Connection, updates: Updates, new: Container[int]) -> None:
+    """Store the current values and the claims.
+
+    The claim of the current value is in ``identifiers``, and moves to ``claims`` when the user gets
+    another value: most users never do, and cost no row of ``claims``. A user keeps the first
+    :data:`MAX_CLAIMS` of a trait, the current value included. A later value counts as claimed when
+    it was received, until the user has another one.
+
     :param new: the numbers of the users of whom nothing is stored yet.
     """
+    claims, values = updates.claims, updates.values
+    query = (
+        "SELECT i.profile, i.trait, i.value, i.claimed_at FROM {keys} k CROSS JOIN identifiers i "
+        "ON i.profile = k.column1 AND i.trait = k.column2"
+    )
+    old = {key for key in values if key[0] not in new}
+    old.update(claim[:2] for claim in claims if claim[0] not in new)
+    before = {(row[0], row[1]): (row[2], row[3]) for row in look_up(db, query, old)}
+    # By trait of a user, the claims of values that are not the current one.
+    others: dict[tuple[int, str], dict[str, int]] = {}
+    for (profile, trait, value), at in claims.items():
+        known = before.get((profile, trait))
+        if known is None or known[0] != value:
+            others.setdefault((profile, trait), {})[value] = at
+        elif at < known[1]:
+            # That is rare, because events usually arrive in order.
+            before[profile, trait] = (value, at)
+            db.execute(
+                "UPDATE identifiers SET claimed_at = ? WHERE profile = ? AND trait = ?",
+                (at, profile, trait),
+            )
+    now = {}
+    for key, (workspace, current) in values.items():
+        if (before[key][0] if key in before else None) != current:
+            now[key] = (workspace, current)
+            others.setdefault(key, {})
+    if others:
+        _update(db, others, before, now, new)
+
+
+def _update(
+    db: sqlite3.Connection,
+    others: Mapping[tuple[int, str], Mapping[str, int]],
+    before: Mapping[tuple[int, str], tuple[str, int]],
+    now: Mapping[tuple[int, str], tuple[str, str | None]],
+    new: Container[int],
+) -> None:
+    """Store the claims of other values than the current ones, and the current values that change.
+
+    :param others: (user, trait) → value → least time of receipt.
+    :param before: (user, trait) → the value so far, and its claim.
+    :param now: (user, trait) → workspace and value, if the value changes.
+    """
+    # The value so far was claimed first.
+    claimed = {
+        key: {before[key][0]: before[key][1], **found} if key in before else found
+        for key, found in others.items()
+    }
     query = (
         "SELECT c.profile, c.trait, c.value, c.received_at FROM {keys} k CROSS JOIN claims c "
         "ON c.profile = k.column1 AND c.trait = k.column2 AND c.value = k.column3"
     )
-    old = [key for key in claims if key[0] not in new]
+    old = [(*key, value) for key, found in claimed.items() if key[0] not in new for value in found]
     stored = {(row[0], row[1], row[2]): row[3] for row in look_up(db, query, old)}
-    counts = _counts(db, {key[:2] for key in old if key not in stored})
-    todo = []
-    for key, at in claims.items():
-        if key in stored:
-            if at >= stored[key]:
-                continue
+    counts = _counts(db, {one[:2] for one in old if one not in stored})
+    todo, current, gone = [], [], []
+    for key, found in claimed.items():
+        count = counts.get(key, 0)
+        _, value = now.get(key) or ("", before[key][0] if key in before else None)
+        for other, at in found.items():
+            known = stored.get((*key, other))
+            kept = known is not None or count < MAX_CLAIMS
+            count += kept and known is None
+            if other != value and kept and (known is None or at < known):
+                todo.append((*key, other, at))
+        if key not in now:
+            continue
+        if value is None:
+            gone.append(key)
         else:
-            count = counts.get(key[:2], 0)
-            if count >= MAX_CLAIMS:
-                continue
-            counts[key[:2]] = count + 1
-        todo.append((*key, at))
+            at = min(found[value], stored.get((*key, value), found[value]))
+            current.append((*key, now[key][0], value, at))
     insert(
         db,
         "INSERT INTO claims (profile, trait, value, received_at)",
         todo,
         "ON CONFLICT (profile, trait, value) DO UPDATE SET received_at = excluded.received_at",
     )
-    # A user that has the value now. That is rare, because events usually arrive in order.
-    for profile, trait, value, at in todo:
-        if (profile, trait, value) in stored:
-            db.execute(
-                "UPDATE identifiers SET claimed_at = ? "
-                "WHERE profile = ? AND trait = ? AND value = ?",
-                (at, profile, trait, value),
-            )
+    insert(
+        db,
+        "INSERT OR REPLACE INTO identifiers (profile, trait, workspace, value, claimed_at)",
+        current,
+    )
+    for key in gone:
+        db.execute("DELETE FROM identifiers WHERE profile = ? AND trait = ?", key)
 
 
 def _counts(
@@ -136,38 +212,6 @@ def _counts(
         f"WHERE profile = column1 AND trait = column2 LIMIT {MAX_CLAIMS})) FROM {{keys}}"
     )
     return {(profile, trait): count for profile, trait, count in look_up(db, query, users)}
-
-
-def store(
-    db: sqlite3.Connection,
-    profile: int,
-    workspace: str,
-    trait: str,
-    encoded: bytes | None,
-    claims: Mapping[tuple[int, str, str], int],
-) -> None:
-    """Store the current value of a declared trait, so that the user is found by it.
-
-    Its claim must be stored already. If it was left out, because the user has too many, the value
-    counts as claimed when it was received, until the user has another one.
-
-    :param profile: the number of the user.
-    :param claims: what was given to :func:`claim`.
-    :param encoded: the value as JSON; ``None``, or a value by which no user can be looked up,
-        removes the entry.
-    """
-    value = None if encoded is None else identifier_value(trait, orjson.loads(encoded))
-    if value is None:
-        db.execute("DELETE FROM identifiers WHERE profile = ? AND trait = ?", (profile, trait))
-    else:
-        db.execute(
-            "INSERT OR REPLACE INTO identifiers (profile, trait, workspace, value, claimed_at) "
-            "SELECT ?1, ?2, ?3, ?4, coalesce("
-            "(SELECT received_at FROM claims WHERE profile = ?1 AND trait = ?2 AND value = ?4), "
-            "(SELECT claimed_at FROM identifiers WHERE profile = ?1 AND trait = ?2 AND value = ?4),"
-            " ?5)",
-            (profile, trait, workspace, value, claims.get((profile, trait, value), 0)),
-        )
 
 
 def find_users(

@@ -9,8 +9,8 @@ from typing import Any, Final, TypeVar
 
 Item = TypeVar("Item")
 
-#: How many rows one page examines, and how many bytes it holds, at most: a page is a short call,
-#: however few of the rows are wanted. A page that found nothing can therefore have a cursor.
+#: The maximum number of rows that one page examines, and of bytes that it holds: a page is a short
+#: call, even if few of the rows are wanted. So a page without items can have a cursor.
 MAX_ROWS: Final = 50_000
 MAX_BYTES: Final = 32 * 1024 * 1024
 

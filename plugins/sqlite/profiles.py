@@ -121,12 +121,7 @@ class Profiles:
             if known is not None and not known.new and known.created_at is not None:
                 del folded.links[link]
         _set_times(rows, folded)
-        claims = {
-            (rows[user].id, trait, value): at for (user, trait, value), at in folded.claims.items()
-        }
-        if claims:
-            identifiers.claim(db, claims, {row.id for row in rows.values() if row.new})
-        dropped = self._set_traits(db, rows, folded.traits, claims)
+        dropped = self._set_traits(db, rows, folded)
         dropped += self._set_memberships(db, rows, folded.memberships)
         over_limit = self._add_links(db, rows, folded.links)
         _store(db, {subject: row for subject, row in rows.items() if subject in subjects})
@@ -138,10 +133,11 @@ class Profiles:
         self,
         db: sqlite3.Connection,
         rows: Mapping[Subject, _Row],
-        registers: Mapping[tuple[Subject, str], tuple[Version, bytes | None]],
-        claims: Mapping[tuple[int, str, str], int],
+        folded: FoldedChanges,
     ) -> int:
         """Store the registers that win, and return how many were dropped."""
+        registers = folded.traits
+        values = {}
         stored = _stored(db, "traits", "trait", "size", rows, registers)
         winners, dropped = [], 0
         for (subject, trait), (version, value) in registers.items():
@@ -149,7 +145,7 @@ class Profiles:
             known, before = stored.get((row.id, trait), (None, 0))
             if known is not None and known > version:
                 continue
-            identifies = subject[1] == USER and trait in self._identifiers.get(subject[0], ())
+            identifies = (subject, trait) in folded.forms
             size = 0 if value is None else len(orjson.dumps(trait)) + len(value)
             if identifies and size <= self._limits.identifier_bytes:
                 size = 0
@@ -164,13 +160,20 @@ class Profiles:
             row.changed = True
             winners.append((row.id, trait, *version, size, REMOVED if value is None else value))
             if identifies:
-                identifiers.store(db, row.id, subject[0], trait, value, claims)
+                values[row.id, trait] = (subject[0], folded.forms[subject, trait])
         insert(
             db,
             "INSERT OR REPLACE INTO traits "
             "(profile, trait, timestamp, message_id, origin, size, value)",
             winners,
         )
+        if folded.forms:
+            claims = {
+                (rows[user].id, trait, value): at
+                for (user, trait, value), at in folded.claims.items()
+            }
+            updates = identifiers.Updates(claims, values)
+            identifiers.update(db, updates, {row.id for row in rows.values() if row.new})
         return dropped
 
     def _set_memberships(

@@ -104,7 +104,8 @@ _TABLES: Final = (
 MIGRATIONS: Final[Mapping[int, Sequence[str]]] = {
     2: (
         # When an event first set a trait of a user to a value: see ProfileStore.find_users. Only
-        # for declared identifier traits, and also of values that the user does not have any more.
+        # for declared identifier traits, and for values that the user does not have now; a row for
+        # the current value may exist, too.
         """CREATE TABLE claims (
             profile INTEGER NOT NULL, trait TEXT NOT NULL, value TEXT NOT NULL,
             received_at INTEGER NOT NULL, PRIMARY KEY (profile, trait, value)) WITHOUT ROWID""",

@@ -100,7 +100,7 @@ def test_the_decoder_is_as_strict_as_llhttp(pieces: list[bytes], cuts: list[int]
 
 
 def test_very_many_chunks_take_several_calls() -> None:
-    """One call decodes what takes a few milliseconds; it stops, and the next one goes on."""
+    """One call decodes what takes half a millisecond; it stops, and the next one goes on."""
     body = b"7\r\n       \r\n" * 10_000 + b"0\r\n\r\nrest"
     chunks, buffer, into = ChunkedBody(), bytearray(body), bytearray()
     calls = 1
@@ -108,7 +108,7 @@ def test_very_many_chunks_take_several_calls() -> None:
         assert chunks.stopped
         calls += 1
     assert not chunks.stopped
-    assert calls == 6
+    assert calls == 41
     assert into == b" " * 70_000
     assert buffer == b"rest"
 

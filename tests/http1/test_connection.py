@@ -4,8 +4,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import re
+import time
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -319,3 +321,30 @@ def test_any_bytes_are_answered_without_an_exception(
         # The answer to HEAD has a length and no body; the next bytes begin another answer.
         if length is not None and not sent.startswith(b"HTTP/1.1 "):
             sent = sent[int(length[1]) :]
+
+
+async def test_many_clients_with_very_many_chunks_do_not_hold_the_loop_together() -> None:
+    """Decoding is deferred to later turns of the loop; a turn decodes for a few milliseconds, not
+    for a few milliseconds for each connection."""
+    body = b"5\r\n     \r\n" * 15_000 + b"0\r\n\r\n"
+    data = request(body, length=False, headers={"Transfer-Encoding": "chunked"})
+    longest, last = 0.0, time.thread_time()
+
+    async def tick() -> None:
+        nonlocal longest, last
+        while True:
+            await asyncio.sleep(0)
+            now = time.thread_time()
+            longest, last = max(longest, now - last), now
+
+    async with running(inflight_bytes=100_000_000) as server, contextlib.AsyncExitStack() as stack:
+        clients = [
+            await stack.enter_async_context(await RawClient.connect(server.port)) for _ in range(40)
+        ]
+        ticking = asyncio.create_task(tick())
+        sending = [asyncio.create_task(client.send(data)) for client in clients]
+        for client in clients:
+            assert len((await client.answer()).body) == 75_000
+        await asyncio.gather(*sending)
+        ticking.cancel()
+    assert longest < 0.08

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is kept of a refused event, and when a duplicate is none."""
+"""What is kept of a refused event, and when an event with a stored message id is a conflict."""
 
 from __future__ import annotations
 

@@ -21,11 +21,13 @@ from hypothesis import strategies as st
 from engage.config import DEFAULT_LIMITS
 from engage.errors import ApiError
 from engage.pipeline.decode import (
+    SLICE,
     check_encoding,
     decode_json,
     decode_json_in_slices,
     decompress,
     decompress_in_slices,
+    text_too_deep,
     too_deep,
 )
 from support.pipeline import limit
@@ -305,6 +307,36 @@ def test_too_deep_agrees_with_the_depth(value: Any, limit: int) -> None:
     assert too_deep(value, limit) == (depth(value) > limit)
 
 
+#: Strings that look like the structure of a text.
+bracketed = st.text("[]{},: a", max_size=6)
+
+
+@given(
+    st.recursive(
+        st.none() | bracketed,
+        lambda child: st.lists(child, max_size=3) | st.dictionaries(bracketed, child, max_size=3),
+        max_leaves=20,
+    ),
+    st.integers(1, 6),
+    st.sampled_from([None, 1]),
+)
+def test_the_depth_of_a_text_is_that_of_its_value(
+    value: Any, limit: int, indent: int | None
+) -> None:
+    text = json.dumps(value, indent=indent).encode()
+    assert text_too_deep(text, limit) == too_deep(value, limit)
+
+
+@pytest.mark.parametrize("text", ["]" * 70, r"\\" * 70, r"\"]" * 70])
+def test_brackets_in_strings_do_not_hide_the_depth(text: str) -> None:
+    """Neither in a small body nor in a large one, with escapes or without."""
+    for padding in ("", " " * SLICE):
+        deep = f'{"[" * 40}"{text}",{"[" * 40}1{"]" * 80}{padding}'
+        assert "json_depth" in refused(deep.encode()).message
+        flat = "[" + f'["{text}"],' * 100 + "1]" + padding
+        decode_json(flat.encode(), DEFAULT_LIMITS)
+
+
 @given(nested)
 def test_json_of_other_libraries_is_decoded_the_same(value: Any) -> None:
     assert decode_json(json.dumps(value).encode(), DEFAULT_LIMITS) == value
@@ -331,6 +363,18 @@ def test_long_numbers_are_checked_exactly() -> None:
         assert decode_json(text.encode(), DEFAULT_LIMITS)["a"][1]["b"] == number
         wrong = json.dumps({"t": "9" * 40, "a": [1, {"b": number * 10}]})
         assert "64-bit" in refused(wrong.encode()).message
+
+
+@pytest.mark.parametrize("escapes", [9_999, 10_000, 10_001, 20_000, 35_000])
+def test_long_numbers_are_checked_beside_long_strings_and_blanks(escapes: int) -> None:
+    """A string with very many escapes, and many blanks, are searched in several steps."""
+    long = json.dumps('\\"' * (escapes // 2) + "\\" * (escapes % 2) + '9" 9' * 50 + "9" * 40)
+    for blanks in (0, 65_535, 65_536, 200_000):
+        for number in (2**63 - 1, -(2**63)):
+            text = f'{{"a":{long},{" " * blanks}"b":{number}{" " * blanks},"c":{long}}}'
+            assert decode_json(text.encode(), DEFAULT_LIMITS) == json.loads(text)
+            wrong = text.replace(str(number), str(number * 10))
+            assert "64-bit" in refused(wrong.encode()).message
 
 
 NUMBERS = st.one_of(

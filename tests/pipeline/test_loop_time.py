@@ -12,6 +12,7 @@ import contextlib
 import gc
 import gzip
 import time
+import zlib
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -63,6 +64,13 @@ BODIES: dict[str, Callable[[], bytes]] = {
     "long keys": lambda: one(keys(VALUES - 10, 65)),
     "digits": lambda: one(b"[" + b",".join([b'"' + b"1" * 70 + b'"'] * (VALUES - 10)) + b"]"),
     "integers beside a long one": lambda: one(b"[1234567890123456789" + b",7" * VALUES + b"]"),
+    "blanks beside a long integer": lambda: one(
+        b"[1234567890123456789" + b" " * (SIZE - 200) + b"]"
+    ),
+    "escapes beside a long integer": lambda: one(
+        b'["' + b'\\"' * ((SIZE - 200) // 2) + b'",1234567890123456789]'
+    ),
+    "strings beside a long integer": lambda: one(b"[1234567890123456789" + b',"a"' * VALUES + b"]"),
     "lists in lists": lambda: one(b"[" + b"[[]]," * (VALUES // 3 - 10) + b"1]"),
     "blanks": lambda: b" " * (SIZE - 2) + b"{}",
     "not JSON": lambda: b"x" * SIZE,
@@ -93,6 +101,12 @@ def collector() -> Iterator[None]:
     gc.unfreeze()
 
 
+#: Four blocks of a deflate stream without any output, each with codes of its own.
+EMPTY_BLOCKS = bytes.fromhex(
+    "04c081000000000090ff6b100007020000000040feaf41001c080000000000f9bf060170200000000000e4ff1a"
+)
+
+
 @pytest.mark.parametrize("encoding", ["identity", "gzip"])
 @pytest.mark.parametrize("kind", BODIES)
 async def test_a_batch_lets_the_loop_turn(kind: str, encoding: Encoding) -> None:
@@ -100,6 +114,27 @@ async def test_a_batch_lets_the_loop_turn(kind: str, encoding: Encoding) -> None
     assert len(body) <= DEFAULT_LIMITS.decompressed_bytes
     if encoding == "gzip":
         body = gzip.compress(body, 1, mtime=0)
+    longest = await longest_turn(body, encoding)
+    print(f"{kind}, {encoding}: {longest * 1000:.0f} ms")
+    assert longest < TURN
+
+
+async def test_a_compressed_body_without_output_lets_the_loop_turn() -> None:
+    """Decompressing is bounded by what is read, too, not only by what comes out."""
+    most = DEFAULT_LIMITS.body_bytes - 10
+    body = EMPTY_BLOCKS * (most // len(EMPTY_BLOCKS)) + b"\x03\x00"
+    assert zlib.decompress(body, -zlib.MAX_WBITS) == b""
+    assert await longest_turn(body, "deflate") < TURN / 3
+
+
+async def test_a_large_event_that_is_refused_lets_the_loop_turn() -> None:
+    """Its dead letter is made in another turn than the event."""
+    event = track(b'{"a":"' + b'\\"' * ((SIZE - 200) // 2) + b'","b":1234567890123456789}')
+    assert await longest_turn(event, "identity", "track") < TURN
+
+
+async def longest_turn(body: bytes, encoding: Encoding, operation: str = "batch") -> float:
+    """Return the longest turn of the loop, in seconds, while a batch is handled; the best of 3."""
     core = make_core()
     longest = 0.0
 
@@ -119,11 +154,13 @@ async def test_a_batch_lets_the_loop_turn(kind: str, encoding: Encoding) -> None
         ticking = asyncio.ensure_future(tick())
         await asyncio.sleep(0)
         with contextlib.suppress(ApiError):
-            await core.pipeline.batch(body, encoding, core.principal)
+            if operation == "batch":
+                await core.pipeline.batch(body, encoding, core.principal)
+            else:
+                await core.pipeline.event(operation, body, encoding, core.principal)
         await asyncio.sleep(0)
         ticking.cancel()
         shortest = min(shortest, longest)
         if shortest < TURN / 2:
             break
-    print(f"{kind}, {encoding}: {shortest * 1000:.0f} ms")
-    assert shortest < TURN
+    return shortest

@@ -281,7 +281,7 @@ async def test_every_wrong_credential_has_the_same_answer(
     monkeypatch.setattr("engage.pipeline.subscriptions.hmac.new", counting)
     error = await refused(store_with_users(), value)
     assert (error.status, error.code) == (401, "invalid_user_hash")
-    assert error.message == "the hash is not that of a known user"
+    assert error.message == "the hash belongs to no known user"
     assert "WWW-Authenticate" not in error.headers
     assert digests >= 1
 

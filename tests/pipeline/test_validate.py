@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
@@ -115,6 +116,18 @@ def test_a_value_that_is_too_long_is_not_searched() -> None:
     pointer, message = only("track", {"userId": " " * 20_000_000, "event": "e"})
     assert (pointer, message) == ("/userId", "is too long (20000000 characters; the limit is 512)")
     assert "blank" in only("track", {"userId": " " * 512, "event": "e"})[1]
+
+
+def test_an_object_with_too_many_members_is_not_searched() -> None:
+    """Checking each member of a body of 1 MiB would take 0.2 s."""
+    changes = dict.fromkeys(map(str, range(100_000)), True)
+    value = {"workspaceId": "w", "identifier": "i", "identifierKey": "k", "hash": "h"}
+    before = time.thread_time()
+    found = SCHEMAS.problems("subscriptions", {**value, "changes": changes})
+    assert time.thread_time() - before < 0.05
+    assert [(problem.pointer, problem.message) for problem in found] == [
+        ("/changes", "has too many members (100000; the limit is 1000)")
+    ]
 
 
 def test_the_number_of_problems_is_limited() -> None:

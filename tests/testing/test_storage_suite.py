@@ -12,6 +12,7 @@ from types import ModuleType
 from typing import Any
 
 import hypothesis
+import orjson
 import pytest
 from _pytest.outcomes import Skipped
 
@@ -203,6 +204,52 @@ class ClaimsByTimestamp(SqliteStorage):
         return await super().write(
             [dataclasses.replace(one, received_at=one.timestamp) for one in events]
         )
+
+
+class KeepsEveryClaim(SqliteStorage):
+    """Lets anyone make the claims of a user grow without bound."""
+
+    bound = sys.maxsize
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._claims: dict[str, dict[str, int]] = {}
+
+    async def write(self, events: Sequence[Event]) -> Sequence[Outcome]:
+        for event in events:
+            claims = self._claims.setdefault(str(event.user_id), {})
+            value = orjson.loads(event.body)["traits"]["email"]
+            if len(claims) < self.bound:
+                claims[value] = min(event.received_at, claims.get(value, event.received_at))
+        return await super().write(events)
+
+    async def find_users(
+        self, workspace_id: str, trait: str, values: Sequence[str]
+    ) -> Mapping[str, Sequence[str]]:
+        found = await super().find_users(workspace_id, trait, values)
+        return {
+            value: sorted(users, key=lambda user: self._claims[user].get(value, sys.maxsize))
+            for value, users in found.items()
+        }
+
+
+class KeepsNoLaterClaim(KeepsEveryClaim):
+    """Treats a value as unclaimed when the user has had a hundred others."""
+
+    bound = 100
+
+
+class LosesTheHundredthClaim(SqliteStorage):
+    """Loses the claim of the hundredth value."""
+
+    async def find_users(
+        self, workspace_id: str, trait: str, values: Sequence[str]
+    ) -> Mapping[str, Sequence[str]]:
+        found = await super().find_users(workspace_id, trait, values)
+        return {
+            value: users[::-1] if value.startswith("99@") else users
+            for value, users in found.items()
+        }
 
 
 class OnePageOfHolders(SqliteStorage):
@@ -515,6 +562,9 @@ FLAWS = [
     (AnyoneRemoves, "test_only_an_operator_removes_traits"),
     (ClaimsByTimestamp, "test_the_user_with_the_oldest_claim_is_found_first"),
     (YoungestFirst, "test_a_claim_is_kept_while_the_user_has_another_value"),
+    (KeepsEveryClaim, "test_the_first_hundred_claims_of_a_user_are_kept"),
+    (KeepsNoLaterClaim, "test_the_first_hundred_claims_of_a_user_are_kept"),
+    (LosesTheHundredthClaim, "test_the_first_hundred_claims_of_a_user_are_kept"),
     (OnePageOfHolders, "test_all_holders_of_a_value_are_read"),
     (LosesNull, "test_the_latest_value_of_each_trait_wins"),
     (RecentByTime, "test_recent_events_are_the_scan_in_reverse"),

@@ -246,9 +246,9 @@ def test_an_upsert_names_the_shard_key_that_the_documentation_advises() -> None:
         identify("2", "u", traits={"a": 1, "email": "a@b.c"}),
     ]
     declared = {"acme": frozenset({"email"})}
-    folded = FoldedChanges([(one, changes_of(one)) for one in changing], {}, declared)
+    folded = FoldedChanges([(one, changes_of(one)) for one in changing], {}, {}, declared)
     none: Any = {"users": {}, "groups": {}, "links": {}, "memberships": {}}
-    statements = folded.statements(StoredState(none, none), ProfileLimits(), {})
+    statements = folded.statements(StoredState(none, none), ProfileLimits())
     assert statements.keys() == none.keys() | {"claims"}
     for collection, found in statements.items():
         for statement in found:
