@@ -39,7 +39,8 @@ def test_a_script_is_short_and_writes_text_only(path: Path) -> None:
     text = path.read_text("utf-8")
     assert text.count("\n") < 200
     assert not re.search(
-        r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(|new Function|DOMParser", text
+        r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(|new Function|DOMParser",
+        text,
     )
 
 
