@@ -14,6 +14,7 @@ import ipaddress
 import logging
 import os
 import sys
+import time
 from typing import TYPE_CHECKING, Final
 
 from engage.api import ConfigError, RecordStore
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
     from engage.config import Config
     from engage.registry import Registry
 
-__all__ = ["ConsoleProcess"]
+__all__ = ["ConsoleProcess", "make_console"]
 
 _log = logging.getLogger(__name__)
 
@@ -47,6 +48,37 @@ OPEN_SECONDS: Final = 2.0
 DRAIN_SECONDS: Final = 5.0
 #: … and for closing the store after that.
 CLOSE_SECONDS: Final = 2.0
+
+
+def make_console(
+    app: App, registry: Registry, port: int, *, clock: Callable[[], float] = time.time
+) -> Console:
+    """Compose the parts of the console, without opening anything.
+
+    :param app: the composed server, whose config has a ``[console]``.
+    :param port: the port on which the console listens.
+    :param clock: the time in seconds since 1970.
+    """
+    config, settings = app.config, app.config.console
+    assert settings is not None
+    proxies = tuple(ipaddress.ip_network(one) for one in config.server.trusted_proxies)
+    reader = Reader(config.storage.write_timeout, clock=clock)
+    records = app.store if isinstance(app.store, RecordStore) else None
+    return Console(
+        config=config,
+        settings=settings,
+        addresses=Addresses(settings, port),
+        trusted_proxies=proxies,
+        app=app,
+        registry=registry,
+        reader=reader,
+        links=Links(records, reader, clock=clock),
+        passwords=Passwords(settings.password) if settings.password else None,
+        throttle=Throttle(),
+        sessions=Sessions(records, reader, password=settings.password, clock=clock),
+        jobs=Jobs(app.store, app.replays, clock=app.clock),
+        clock=clock,
+    )
 
 
 class ConsoleProcess:
@@ -98,7 +130,7 @@ class ConsoleProcess:
             async with contextlib.AsyncExitStack() as stack:
                 # Close the store in any case: a failed open may have acquired resources too.
                 stack.push_async_callback(self._close, app)
-                console = self._compose(app, sock.getsockname()[1])
+                console = make_console(app, self._registry, sock.getsockname()[1])
                 stack.push_async_callback(console.close)
                 opening = asyncio.create_task(self._open(console), name="open the store")
                 stack.push_async_callback(_end, opening)
@@ -106,6 +138,8 @@ class ConsoleProcess:
                 await asyncio.wait([opening], timeout=OPEN_SECONDS)
                 if opening.done():
                     opening.result()
+                else:
+                    opening.add_done_callback(_log_failure)
                 server = ConsoleServer(make_application(console))
                 server.add_socket(sock)
                 # The objects of the application live as long as the process.
@@ -115,26 +149,6 @@ class ConsoleProcess:
                 await self._stop.wait()
                 await self._drain(server, console)
         return 0
-
-    def _compose(self, app: App, port: int) -> Console:
-        config, settings = self._config, self._settings
-        proxies = tuple(ipaddress.ip_network(one) for one in config.server.trusted_proxies)
-        reader = Reader(config.storage.write_timeout)
-        records = app.store if isinstance(app.store, RecordStore) else None
-        return Console(
-            config=config,
-            settings=settings,
-            addresses=Addresses(settings, port),
-            trusted_proxies=proxies,
-            app=app,
-            registry=self._registry,
-            reader=reader,
-            links=Links(records, reader),
-            passwords=Passwords(settings.password) if settings.password else None,
-            throttle=Throttle(),
-            sessions=Sessions(records, reader, password=settings.password),
-            jobs=Jobs(app.store, app.replays, clock=app.clock),
-        )
 
     async def _open(self, console: Console) -> None:
         await console.app.open(patient=True)
@@ -166,6 +180,11 @@ class ConsoleProcess:
             async with asyncio.timeout(DRAIN_SECONDS):
                 await console.requests.finished()
         await server.close_all_connections()
+
+
+def _log_failure(task: asyncio.Task[None]) -> None:
+    if not task.cancelled() and task.exception() is not None:
+        _log.error("the store could not be opened", exc_info=task.exception())
 
 
 async def _end(task: asyncio.Task[None]) -> None:

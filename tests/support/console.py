@@ -7,17 +7,22 @@ import asyncio
 import contextlib
 import socket
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
 import httpx
 
 from engage.api import EventStore, RecordStore
-from engage.config import load
+from engage.app import build
+from engage.config import Config, load
+from engage.console.application import ConsoleServer, make_application
 from engage.console.links import SECONDS, hash_of, link_record, new_token
+from engage.console.process import make_console
+from engage.console.services import Console
 from support.exports import registry
-from support.server_process import Server
+from support.http_client import listening
+from support.server_process import Server, config_text
 from support.waiting import DEADLINE, wait_for
 
 Result = TypeVar("Result")
@@ -88,3 +93,71 @@ def free_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as sock:
         port: int = sock.getsockname()[1]
         return port
+
+
+class Clock:
+    """The time in seconds since 1970, which a test sets."""
+
+    def __init__(self) -> None:
+        self.now = 1_800_000_000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class _Registry:
+    """The installed plugins, with a storage of the test."""
+
+    def __init__(self, store: EventStore) -> None:
+        self._store = store
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(registry(), name)
+
+    def make_storage(self, config: Config, *, had_store: bool = False) -> EventStore:
+        """Return the storage of the test."""
+        return self._store
+
+
+@contextlib.asynccontextmanager
+async def console_here(
+    folder: Path,
+    store: EventStore,
+    *,
+    config_extra: str = CONSOLE,
+    server: str = "",
+    clock: Clock | None = None,
+) -> AsyncIterator[tuple[Console, httpx.AsyncClient]]:
+    """Serve a console in the event loop of the test, on a storage of the test.
+
+    :return: the console, and a client that sends what a browser sends.
+    """
+    path = folder / "engage.toml"
+    path.write_text(config_text(server=server, config_extra=config_extra))
+    plugins: Any = _Registry(store)
+    app = build(load(path), plugins)
+    await app.open(patient=True)
+    sock = listening()
+    port = sock.getsockname()[1]
+    console = make_console(app, plugins, port, clock=clock or time.time)
+    await console.open()
+    server_ = ConsoleServer(make_application(console))
+    server_.add_socket(sock)
+    url = f"http://127.0.0.1:{port}"
+    headers = {"Origin": url, "Sec-Fetch-Site": "same-origin"}
+    try:
+        async with httpx.AsyncClient(base_url=f"{url}/", headers=headers, timeout=30) as client:
+            yield console, client
+    finally:
+        server_.stop()
+        await server_.close_all_connections()
+        await console.close()
+        await app.close()
+
+
+async def sign_in_here(console: Console, client: httpx.AsyncClient) -> None:
+    """Sign a client in."""
+    token = new_token()
+    await console.links.add(hash_of(token))
+    answer = await client.post("link", data={"t": token})
+    assert answer.status_code == 303, answer.text
