@@ -185,6 +185,10 @@ async def _replay_all(
                 workspace_id, wanted, actor=operator(), operation=operation, new_ids=new_ids
             )
             await _follow(jobs, job)
+        except asyncio.CancelledError:  # Ctrl-C
+            await jobs.cancel()
+            await jobs.wait()
+            raise
         finally:
             await jobs.close()
     if job.state == "cancelled":

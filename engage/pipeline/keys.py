@@ -125,11 +125,15 @@ class KeyTable:
             raise StorageUnavailable("the write keys in the store were not read yet")
 
     async def start(self) -> None:
-        """Read the keys, and follow them in the background until :meth:`close`."""
+        """Follow the keys in the background until :meth:`close`.
+
+        It returns when they were read for the first time, or could not be read soon.
+        """
         if self._store is None or self._task is not None:
             return
-        await self._refresh(self._store)
+        self._next = first = asyncio.get_running_loop().create_future()
         self._task = asyncio.create_task(self._follow(self._store), name="write keys")
+        await asyncio.wait([first], timeout=WAIT_SECONDS)
 
     async def close(self) -> None:
         """Stop following the keys. Idempotent."""
@@ -177,13 +181,13 @@ class KeyTable:
     async def _follow(self, store: RecordStore) -> None:
         time = asyncio.get_running_loop().time
         while True:
+            await self._refresh(store)
             with contextlib.suppress(TimeoutError):
                 # A table that was never read is wanted more urgently.
                 pause = POLL_SECONDS if self.loaded else GAP_SECONDS
                 async with asyncio.timeout_at(max(self._began + pause, time())):
                     await self._wanted.wait()
             await asyncio.sleep(max(0.0, self._began + GAP_SECONDS - time()))
-            await self._refresh(store)
 
     async def _refresh(self, store: RecordStore) -> None:
         """Read what has changed. Every failure is logged once, and the last table stays."""
@@ -216,7 +220,8 @@ class KeyTable:
             return
         records = await read_key_records(store)
         if records != self._records:
-            self._take(effective_keys(self._workspaces, records))
+            # In a thread: ten thousand keys take 90 ms.
+            self._take(await asyncio.to_thread(effective_keys, self._workspaces, records))
         self._records = records
         self._versions = versions
         self._listed = self._began

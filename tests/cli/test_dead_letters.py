@@ -322,6 +322,28 @@ def test_a_replay_that_was_killed_is_finished_by_the_next(stored: Path) -> None:
     assert len(letters(stored)) == 6
 
 
+def test_ctrl_c_cancels_a_replay(stored: Path) -> None:
+    many(stored, 2000)
+    place = ("--config", str(stored), "--workspace", "acme")
+    command = [sys.executable, "-m", "engage", "dead-letters", "replay", *place]
+    with subprocess.Popen(
+        [*command, "--reason", "transform_failed", "--all"],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+    ) as process:
+        wait_for(lambda: len(events(stored)) > 1)
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert b"Traceback" not in errors
+    left = len(events(stored)) - 1
+    assert left < 1997
+    (entry,) = audit(stored)
+    assert (entry.details["state"], entry.details["stored"]) == ("cancelled", left)
+    result = run("replay", *place, "--reason", "nothing", "--all")
+    assert (result.exit_code, result.stderr) == (0, "")
+
+
 def test_letters_are_deleted(stored: Path) -> None:
     first, _, conflict = letters(stored)
     place = ("--config", stored, "--workspace", "acme")

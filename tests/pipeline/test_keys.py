@@ -251,3 +251,18 @@ async def test_keys_of_the_store_are_masked_in_the_log(
         assert stream.getvalue().count("the config has a key with this id") == 1
     finally:
         logs.configure("info", "auto")
+
+
+async def test_a_store_that_hangs_does_not_delay_the_start_for_long(
+    store: RecordStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(keys, "WAIT_SECONDS", 0.05)
+    valve = Valve("records_version")
+    valve(cast("Any", store))
+    valve.gate.clear()
+    async with asyncio.timeout(2), Table(store) as table:
+        assert not table.loaded
+        assert table.code("key-1") == "storage_unavailable"
+        valve.gate.set()
+        await eventually(lambda: table.loaded)
+        assert table.code("key-1") == "website"

@@ -3,17 +3,29 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
+import hypothesis
+import hypothesis.strategies as st
 import pytest
 
-from engage.api import DROP, Seen, StorageUnavailable, UserTraits, WebhookResult
+from engage.api import (
+    DROP,
+    EVENT_TYPES,
+    Seen,
+    StorageUnavailable,
+    UserTraits,
+    WebhookResult,
+    render_time,
+)
 from engage.pipeline.dead_letters import MAX_ENVELOPE, MAX_ITEM
 from engage.pipeline.replay import is_delivery, obstacle_of, text_of
 from engage.testing.factories import letter as factory_letter
+from support.memory_store import MemoryStore
 from support.pipeline import NOW, send_batch, send_event
-from support.replay import LATER, edited, make_bench
+from support.replay import LATER, Bench, compose, edited, make_bench
 
 BACKENDS = ["sqlite", pytest.param("mongo", marks=pytest.mark.mongo)]
 backends = pytest.mark.parametrize("backend", BACKENDS)
@@ -95,6 +107,87 @@ async def test_an_item_of_a_batch_has_its_envelope_again(tmp_path: Path, backend
         first, second = sorted(await bench.documents(), key=lambda one: one["receivedAt"])
         assert second["context"]["app"] == {"name": "x"}
         same(second, first, letter.id)
+
+
+TIMES = st.sampled_from(
+    [
+        "2026-11-21T09:29:00Z",
+        "2026-11-21T08:00:00.5+00:00",
+        "2031-01-01T00:00:00Z",
+        "1970-01-01T00:00:00Z",
+    ]
+)
+CONTEXTS = st.sampled_from([{"app": "x"}, {"traits": {"plan": "pro"}}, {"engage": {"a": 1}}, {}])
+ITEMS = st.fixed_dictionaries(
+    {"userId": st.sampled_from(["u", 7]), "event": st.just("e"), "groupId": st.just("g")}
+    | {"previousId": st.just("p")},
+    optional={
+        "messageId": st.just("m"),
+        "timestamp": TIMES,
+        "originalTimestamp": TIMES,
+        "sentAt": TIMES,
+        "context": CONTEXTS,
+        "traits": st.just({"a": 9007199254740993}),
+        "integrations": st.just({"A": False}),
+    },
+)
+
+
+@hypothesis.given(
+    item=ITEMS,
+    kind=st.sampled_from(EVENT_TYPES),
+    envelope=st.none()
+    | st.fixed_dictionaries(
+        {}, optional={"sentAt": TIMES, "context": CONTEXTS, "integrations": st.just({"B": 1})}
+    ),
+    key=st.sampled_from([None, "k"]),
+    later=st.sampled_from([0, LATER]),
+)
+def test_a_replay_stores_what_would_have_been_stored(
+    item: dict[str, Any], kind: str, envelope: Any, key: str | None, later: int
+) -> None:
+    """A transform was broken when the event arrived."""
+    replayed, sent = asyncio.run(replay_and_send(item, kind, envelope, key, later))
+    if not (item.get("messageId") or key):
+        del replayed["messageId"], sent["messageId"]
+    assert replayed.pop("receivedAt") == render_time(NOW + later)
+    assert sent.pop("receivedAt") == render_time(NOW)
+    mark = replayed["context"]["engage"].pop("replayOf")
+    assert len(mark) == 32
+    context = {name: value for name, value in replayed.pop("context").items() if value}
+    own = sent.pop("context", {})
+    assert context == {name: value for name, value in own.items() if value}
+    assert replayed == sent
+
+
+async def replay_and_send(
+    item: dict[str, Any], kind: str, envelope: Any, key: str | None, later: int
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the event of a replay, and the same event without one."""
+    broken = True
+
+    def transform(event: dict[str, Any]) -> dict[str, Any]:
+        if broken:
+            raise ValueError
+        return {**event, "seen": True}
+
+    async def send() -> Bench:
+        bench = compose(MemoryStore(), [("t", transform)])
+        if envelope is None:
+            await bench.send(item, kind, idempotency_key=key)
+        else:
+            await bench.send_batch([{**item, "type": kind}], envelope, idempotency_key=key)
+        return bench
+
+    first = await send()
+    (letter,) = first.core.letters
+    assert letter.reason == "transform_failed"
+    broken = False
+    first.now += later
+    assert (await first.replays.replay(letter)).outcome == "stored"
+    assert first.core.letters == []
+    second = await send()
+    return first.core.documents[0], second.core.documents[0]
 
 
 async def test_an_event_without_time_happened_when_its_letter_arrived(tmp_path: Path) -> None:
