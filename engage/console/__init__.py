@@ -22,6 +22,7 @@ interfaces of :mod:`engage.api`. Nothing that answers clients imports it.
 ``sparks.py``        small curves as SVG
 ``pretty.py``        JSON on several lines, unchanged
 ``source_lines.py``  the line of a text that a JSON pointer names
+``badge.py``          the number of rejected events in the navigation
 ``live.py``          the newest events and dead letters, read once a second for all tabs
 ``refused.py``       requests that were refused as a whole
 ``snippets.py``      the lines that send a first event

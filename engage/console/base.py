@@ -90,6 +90,8 @@ class ConsoleHandler(RequestHandler):
         self.console = console
         #: A call of the store that failed in this request: shown as a bar on top of the page.
         self.outage: Outage | None = None
+        #: The number beside "Rejected".
+        self.rejected: int | None = None
         #: ``None``: the caller is not signed in.
         self.session: Session | None = None
         self._counted = False
@@ -117,6 +119,8 @@ class ConsoleHandler(RequestHandler):
                 raise HTTPError(401)
             self.go("login", next=self._here())
             raise Finish
+        if method == "GET" and not self.public and not self.wants_json:
+            self.rejected = await self.console.badge.count(self._workspace_or_first().id)
 
     def on_finish(self) -> None:
         """Count the request as answered."""
@@ -309,7 +313,7 @@ class ConsoleHandler(RequestHandler):
             "workspaces": self.console.config.workspaces,
             "person": self.person,
             "read_only": self.console.settings.read_only,
-            "rejected": None,
+            "rejected": self.rejected,
             "outage": self.outage,
             "theme": self.get_cookie("engage-theme", ""),
             "utc": self.get_cookie("engage-times") == "utc",

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from engage.api import RecordStore
+from engage.console.badge import Badge
 from engage.console.live import Live
 
 if TYPE_CHECKING:
@@ -73,6 +74,8 @@ class Console:
     sessions: Sessions
     #: The newest events, which all tabs share.
     live: Live = dataclasses.field(init=False)
+    #: How many events were rejected lately.
+    badge: Badge = dataclasses.field(init=False)
     #: The counters.
     history: Any = None
     #: Work that takes longer than a request, such as a replay.
@@ -91,6 +94,7 @@ class Console:
     def __post_init__(self) -> None:
         """Make the parts that need no settings."""
         self.live = Live(self.app.store, self.reader)
+        self.badge = Badge(self.app.store, self.reader, self.clock)
 
     async def open(self) -> None:
         """Begin the work in the background: the jobs that an earlier console left unfinished."""

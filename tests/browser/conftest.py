@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 
+from support import console_data
 from support.browser import Browser, Pages
+from support.operator import Operator, operator
 from support.server_process import Server
 
 
@@ -42,3 +44,20 @@ def pages() -> Iterator[Pages]:
 def events(engage: Server) -> list[dict[str, Any]]:
     exported: list[dict[str, Any]] = engage.export("events")
     return exported
+
+
+@pytest.fixture(scope="module")
+def console(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """Return a server with two workers and a console, which has something on every page.
+
+    All tests of a module share it, so they look only for what they sent themselves."""
+    with console_data.start(tmp_path_factory.mktemp("console")) as server:
+        console_data.fill(server)
+        yield server
+
+
+@pytest.fixture(name="operator")
+def signed_in_operator(browser: Browser, console: Server) -> Iterator[Operator]:
+    """Return a browser that is signed in to the console; in the end, no page may have had an
+    error, a violation of the policy, or a request to another origin."""
+    yield from operator(browser, console)

@@ -124,6 +124,8 @@ class Browser:
         self.driver.set_script_timeout(PATIENCE)
         #: Of the pages' requests: id → URL.
         self._requests: dict[str, str] = {}
+        #: (page, URL) of all requests that :meth:`errors` found in the log.
+        self.requested: list[tuple[str, str]] = []
 
     def open(self, url: str) -> None:
         self.driver.get(url)
@@ -153,6 +155,7 @@ class Browser:
                 # The start page of the browser sends requests, too; they do not count.
                 if params["documentURL"].startswith("http://127.0.0.1"):
                     self._requests[params["requestId"]] = params["request"]["url"]
+                    self.requested.append((params["documentURL"], params["request"]["url"]))
             elif method == "Network.loadingFailed" and not params.get("canceled"):
                 if url := self._requests.get(params["requestId"]):
                     found.append(f"failed: {url} {params.get('errorText')}")

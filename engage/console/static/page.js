@@ -9,6 +9,7 @@ root.classList.add("js");
 
 const DAY = 86_400_000;
 const day = { year: "numeric", month: "short", day: "numeric" };
+const month = { month: "short", day: "numeric" };
 const second = { hour: "2-digit", minute: "2-digit", second: "2-digit", hourCycle: "h23" };
 let formats = {};
 
@@ -27,6 +28,13 @@ function clock(at, withDay = Date.now() - at > DAY / 2) {
   return withDay ? `${format("day", day).format(at)}, ${text}` : text;
 }
 
+/** Return a time for a list: the time of day today, with the day before it otherwise. */
+function short(at) {
+  const text = clock(at, false);
+  const on = format("month", month).format(at);
+  return on === format("month", month).format(Date.now()) ? text : `${on} ${text}`;
+}
+
 /** Return how long ago a time is: "12 s", "5 min", "3 h", "4 d". */
 function ago(at, now = Date.now()) {
   const seconds = Math.max(0, Math.round((now - at) / 1000));
@@ -42,7 +50,8 @@ function showTimes(from = document) {
     const at = Date.parse(time.dateTime);
     if (Number.isNaN(at)) continue;
     if ("ago" in time.dataset) time.textContent = ago(at);
-    else time.textContent = clock(at, "clock" in time.dataset ? false : undefined);
+    else if ("clock" in time.dataset) time.textContent = short(at);
+    else time.textContent = clock(at);
     time.title = `${time.dateTime}\n${clock(at, true)}`;
   }
 }

@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A server with something to see on every page of its console."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from urllib.parse import urlencode
+
+from support.console import CONSOLE
+from support.server_process import SQLITE, Server, start_server
+from support.waiting import wait_for
+
+#: Tables of the config.
+EXTRA = f"""
+[workspaces.webhooks.segment]
+secret = "a shared secret"
+
+[[workspaces.subscription_groups]]
+id = "newsletter"
+name = "Newsletter"
+channel = "email"
+type = "opt_in"
+
+[[workspaces]]
+id = "other"
+name = "Another workspace"
+
+{CONSOLE}
+"""
+
+#: The message id of a stored event, and the user of everything.
+EVENT, USER = "m-order", "ann"
+
+
+def start(folder: Path, *, storage: str = SQLITE, server: str = "", extra: str = EXTRA) -> Server:
+    """Start a server with two workers and a console."""
+    return start_server(folder, workers=2, storage=storage, server=server, config_extra=extra)
+
+
+def fill(server: Server) -> None:
+    """Send events of all kinds, some that are rejected, and requests that are refused."""
+    track = {"userId": USER, "event": "Order", "properties": {"sku": "A-32", "price": 168.76}}
+    batch = [
+        {"type": "identify", "userId": USER, "traits": {"email": "ann@example.com", "plan": "pro"}},
+        {"type": "group", "userId": USER, "groupId": "acme", "traits": {"size": 12}},
+        {"type": "page", "anonymousId": "a-1", "name": "Home"},
+        {"type": "alias", "userId": USER, "previousId": "a-1"},
+        {"type": "track", **track, "messageId": EVENT},
+        {"type": "track", **track, "properties": {"sku": "B-1", "price": 7}},
+    ]
+    assert server.post("/v1/batch", {"batch": batch}).status_code == 200
+    # Each is rejected: two causes.
+    assert server.post("/v1/track", {"userId": USER, "messageId": "m-no-name"}).status_code == 400
+    assert server.post("/v1/identify", {"userId": USER, "traits": []}).status_code == 400
+    assert server.post("/v1/track", track, key="a-key-of-another-server").status_code == 401
+    assert server.post("/v1/track", b"{").status_code == 400
+
+
+def letters(server: Server) -> list[str]:
+    """Return the ids of the dead letters, oldest first; they are stored soon after the answer."""
+    found = wait_for(lambda: server.export("dead-letters"), what="the dead letters")
+    return [str(letter["id"]) for letter in found]
+
+
+def pages(letter: str) -> dict[str, str]:
+    """Return the pages: name → path and query, all with something to see.
+
+    :param letter: the id of a dead letter.
+    """
+    event = urlencode({"workspace": "acme", "origin": "api", "id": EVENT})
+    return {
+        "overview": "",
+        "overview-14d": "?range=14d",
+        "live": "live",
+        "rejected": "rejected",
+        "rejected-group": "rejected?" + urlencode({"reason": "invalid_event"}),
+        "letter": "letter?" + urlencode({"id": letter}),
+        "jobs": "jobs",
+        "events": "events",
+        "event": f"event?{event}",
+        "users": "users",
+        "user": "user?" + urlencode({"id": USER}),
+        "keys": "keys",
+        "webhooks": "webhooks",
+        "subscriptions": "subscriptions?user=ann",
+        "system": "system",
+        "audit": "audit",
+        "search": "search?q=nothing-has-this-id",
+        "empty": "?workspace=other",
+    }
+
+
+def as_text(value: object) -> str:
+    """Return JSON for a text field."""
+    return json.dumps(value, indent=2)
