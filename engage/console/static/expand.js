@@ -41,6 +41,7 @@ function fill(row, view) {
   const time = (at) => {
     const made = element("time", at);
     made.dateTime = at;
+    made.dataset.full = "";
     return made;
   };
   const all = [...view.facts, ["Received", time(view.received)], ["Size", view.size]];

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What every page has: times, copy buttons, the theme, UTC or local time. Without it the pages work, in UTC.
-// Attributes: <time datetime> (data-ago: as "12 s"; data-clock: the time of day), data-copy="#id" or "text:…",
+// Attributes: <time datetime> (data-ago: as "12 s"; data-clock: the time of day; data-full: all of it), data-copy="#id" or "text:…",
 // An element with new times below it dispatches "times" (bubbles); document gets "zone" and "theme" after a switch.
 // data-submit (a select that sends its form), data-confirm="question" (a button that asks first).
 
@@ -11,6 +11,7 @@ const DAY = 86_400_000;
 const day = { year: "numeric", month: "short", day: "numeric" };
 const month = { month: "short", day: "numeric" };
 const second = { hour: "2-digit", minute: "2-digit", second: "2-digit", hourCycle: "h23" };
+const exact = { ...day, ...second, fractionalSecondDigits: 3, timeZoneName: "shortOffset" };
 let formats = {};
 
 /** Whether times are shown in UTC. */
@@ -50,6 +51,7 @@ function showTimes(from = document) {
     const at = Date.parse(time.dateTime);
     if (Number.isNaN(at)) continue;
     if ("ago" in time.dataset) time.textContent = ago(at);
+    else if ("full" in time.dataset) time.textContent = format("exact", exact).format(at);
     else if ("clock" in time.dataset) time.textContent = short(at);
     else time.textContent = clock(at);
     time.title = `${time.dateTime}\n${clock(at, true)}`;
