@@ -104,6 +104,10 @@ class ConsoleHandler(RequestHandler):
         addresses = self.console.addresses
         if not addresses.allows_host(self.request.host):
             raise HTTPError(421)
+        if addresses.prefix and self.request.path == addresses.prefix:
+            # Relative links of a page begin at the last slash.
+            self.redirect(f"{addresses.prefix.rpartition('/')[2]}/", status=303)
+            raise Finish
         method = self.request.method or ""
         own = getattr(type(self), method.lower(), None)
         if own is None or own is getattr(RequestHandler, method.lower()):
@@ -278,7 +282,7 @@ class ConsoleHandler(RequestHandler):
         :return: the result; ``None`` if the store cannot answer.
         """
         try:
-            return await self.console.reader.read(call)
+            return await self.console.reader.read(call, within=self.console.reader.timeout)
         except StorageUnavailable as error:
             self.outage = Outage(str(error), self.console.reader.last_good)
             return None

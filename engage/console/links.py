@@ -21,7 +21,7 @@ from engage.api import Record, RecordStore, StorageUnavailable
 if TYPE_CHECKING:
     from engage.console.reader import Reader
 
-__all__ = ["SECONDS", "Links", "hash_of", "link_record", "new_token"]
+__all__ = ["KEPT_SECONDS", "KIND", "SECONDS", "Links", "hash_of", "link_record", "new_token"]
 
 #: The kind of the records.
 KIND: Final = "link"
@@ -116,8 +116,5 @@ class Links:
             at=now,
         )
         written = records.put_record(used, expected_version=record.version)
-        if await self._reader.read(written) is None:
-            return False  # Another request was first.
-        before = now - KEPT_SECONDS * 1000
-        await self._reader.read(records.expire_records(KIND, before, limit=1000))
-        return True
+        # ``None``: another request was first.
+        return await self._reader.read(written) is not None

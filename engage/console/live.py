@@ -44,6 +44,8 @@ RING: Final = 500
 PAGE: Final = 200
 #: … and how many reads follow each other at most, to count what is not shown.
 PAGES: Final = 10
+#: Seconds for a read. If it takes longer, the page shows that the storage does not answer.
+READ_SECONDS: Final = 2.0
 #: Seconds between two reads, and seconds after the last look until they stop.
 INTERVAL: Final = 1.0
 PATIENCE: Final = 6.0
@@ -273,7 +275,9 @@ class Live:
         fresh, more = await self._events()
         store = self._store
         if isinstance(store, DeadLetterStore):
-            page = await self._reader.read(store.recent_dead_letters(None, limit=PAGE))
+            page = await self._reader.read(
+                store.recent_dead_letters(None, limit=PAGE), within=READ_SECONDS
+            )
             letters = () if page is None else page.items
             count = 0
             for letter in letters:
@@ -289,7 +293,7 @@ class Live:
         before: str | None = None
         for _ in range(PAGES if self._primed else 1):
             page = await self._reader.read(
-                self._store.recent(EventFilter(), before=before, limit=PAGE)
+                self._store.recent(EventFilter(), before=before, limit=PAGE), within=READ_SECONDS
             )
             if page is None:
                 self.possible = False
@@ -307,7 +311,9 @@ class Live:
         store = self._store
         if not isinstance(store, RecordStore):
             return
-        version = await self._reader.read(store.records_version(REFUSED_RECORD))
+        version = await self._reader.read(
+            store.records_version(REFUSED_RECORD), within=READ_SECONDS
+        )
         if version != self._refused_version:
             page = await self._reader.read(store.list_records(REFUSED_RECORD, limit=100))
             self._refused = refused_of(page.items)

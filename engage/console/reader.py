@@ -2,7 +2,8 @@
 """Calls of the store by the console.
 
 They must not slow down the workers, which use the same store: at most :data:`AT_ONCE` run at the
-same time, and each has a time limit.
+same time, and each has a time limit. After a call that took too long, further calls that only read
+fail early for a while, so that a page with several of them opens soon.
 """
 
 from __future__ import annotations
@@ -18,6 +19,10 @@ __all__ = ["AT_ONCE", "Reader"]
 
 #: Calls of the store that run at the same time.
 AT_ONCE: Final = 2
+#: Seconds after a call that took too long in which calls that only read have at most …
+HASTY_SECONDS: Final = 5.0
+#: … this many seconds.
+HASTY_TIMEOUT: Final = 0.5
 
 Result = TypeVar("Result")
 
@@ -30,9 +35,11 @@ class Reader:
     """
 
     def __init__(self, timeout: float, *, clock: Callable[[], float] = time.time) -> None:
-        self._timeout = timeout
+        #: Seconds for one call.
+        self.timeout = timeout
         self._clock = clock
         self._turns = asyncio.Semaphore(AT_ONCE)
+        self._timed_out = float("-inf")
         #: Why the last call failed; ``None``: it succeeded, or there was none yet.
         self.error: str | None = None
         #: When a call last succeeded: milliseconds since 1970; ``None``: never.
@@ -43,16 +50,20 @@ class Reader:
 
         :param call: a coroutine of the store that has not begun, such as ``store.check()``. It may
             also write.
-        :param within: seconds, if the call should fail earlier than others.
+        :param within: seconds; for a call that only reads, and so may fail earlier.
         :raises StorageUnavailable: if the store cannot answer, or does not answer in time.
         """
         begun = False
-        seconds = self._timeout if within is None else min(within, self._timeout)
+        seconds = self.timeout if within is None else min(within, self.timeout)
+        if within is not None and time.monotonic() - self._timed_out < HASTY_SECONDS:
+            seconds = min(seconds, HASTY_TIMEOUT)
         try:
             async with asyncio.timeout(seconds), self._turns:
                 begun = True
                 result = await call
         except TimeoutError as error:
+            if seconds > HASTY_TIMEOUT:
+                self._timed_out = time.monotonic()
             self.error = f"the storage did not answer within {seconds:g} seconds"
             raise StorageUnavailable(self.error) from error
         except StorageUnavailable as error:
@@ -62,5 +73,6 @@ class Reader:
             if not begun and asyncio.iscoroutine(call):
                 call.close()
         self.error = None
+        self._timed_out = float("-inf")
         self.last_good = round(self._clock() * 1000)
         return result

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from engage.api import RecordStore
 from engage.console.badge import Badge
+from engage.console.housekeeping import expire_periodically
 from engage.console.live import Live
 
 if TYPE_CHECKING:
@@ -88,6 +89,8 @@ class Console:
     throttle: Throttle
     #: The requests that are being answered.
     requests: Requests = dataclasses.field(default_factory=Requests)
+    #: Deletes old records.
+    housekeeping: asyncio.Task[None] | None = None
     #: The time in seconds since 1970.
     clock: Callable[[], float] = time.time
 
@@ -100,9 +103,15 @@ class Console:
         """Begin the work in the background: the jobs that an earlier console left unfinished."""
         if not self.settings.read_only:
             self.jobs.open()
+            if self.records is not None:
+                work = expire_periodically(self.records, self.reader, self.clock)
+                self.housekeeping = asyncio.create_task(work, name="housekeeping")
 
     async def close(self) -> None:
         """End the work in the background."""
+        if self.housekeeping is not None:
+            self.housekeeping.cancel()
+            await asyncio.wait([self.housekeeping])
         await self.live.close()
         await self.jobs.close()
 

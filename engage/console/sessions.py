@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from engage.api import RecordStore
     from engage.console.reader import Reader
 
-__all__ = ["IDLE_SECONDS", "LONGEST_SECONDS", "Session", "Sessions", "new_secret"]
+__all__ = ["ENDED_KIND", "IDLE_SECONDS", "LONGEST_SECONDS", "Session", "Sessions", "new_secret"]
 
 #: The kinds of the records.
 SECRET_KIND: Final = "console-secret"  # noqa: S105
@@ -147,8 +147,6 @@ class Sessions:
         if self._records is None:
             return
         now = round(self._clock() * 1000)
-        before = now - LONGEST_SECONDS * 1000
-        await self._reader.read(self._records.expire_records(ENDED_KIND, before, limit=1000))
         record = Record(kind=ENDED_KIND, workspace_id="", id=session.id, body=b"{}", at=now)
         await self._reader.read(self._records.put_record(record))
 
@@ -174,7 +172,10 @@ class Sessions:
             if time.monotonic() - self._refreshed < REFRESH_SECONDS:
                 return
             try:
-                await self._reader.read(self._read(records), within=REFRESH_TIMEOUT)
+                known = self._secret is not None
+                await self._reader.read(
+                    self._read(records), within=REFRESH_TIMEOUT if known else None
+                )
             except StorageUnavailable:
                 if self._secret is None:
                     raise

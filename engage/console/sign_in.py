@@ -45,7 +45,7 @@ class _SignIn(ConsoleHandler):
 
         The route has no slash and no colon, so it cannot lead to another site.
         """
-        target = urlsplit(self.get_body_argument("next", "")[:MAX_NEXT])
+        target = urlsplit(self.get_argument("next", "")[:MAX_NEXT])
         if target.scheme or target.netloc or not target.path.replace("-", "").isalnum():
             return "", {}
         return target.path, dict(parse_qsl(target.query))
@@ -92,7 +92,8 @@ class LoginHandler(_SignIn):
     async def get(self) -> None:
         """Show the form."""
         if self.session is not None:
-            self.go("")
+            path, query = self._next()
+            self.go(path, **query)
             return
         self._form()
 
@@ -137,6 +138,9 @@ class LoginHandler(_SignIn):
             next=self.get_argument("next", "")[:MAX_NEXT],
             error=error,
             has_password=self.console.passwords is not None,
+            # A browser that comes from another site does not send the cookie of a session. The page
+            # then loads itself once more, which comes from the console.
+            again=self.request.headers.get("Sec-Fetch-Site") == "cross-site",
         )
 
 

@@ -6,18 +6,20 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ipaddress
+import time
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from engage.api import EventFilter, Page, StorageUnavailable
+from engage.api import EventFilter, Page, Record, StorageUnavailable
 from engage.config import ConsoleConfig
 from engage.console import passwords as passwords_module
 from engage.console import sessions as sessions_module
 from engage.console.addresses import Addresses, client_address
-from engage.console.links import KIND, Links, hash_of, new_token
+from engage.console.housekeeping import KEPT, expire_once
+from engage.console.links import Links, hash_of, new_token
 from engage.console.passwords import (
     ADDRESS_FAILURES,
     ALL_FAILURES,
@@ -167,15 +169,17 @@ async def test_a_link_that_cannot_be_stored_works_on_this_console() -> None:
         await links.redeem(new_token())
 
 
-async def test_old_links_are_deleted() -> None:
+async def test_old_records_of_the_console_are_deleted() -> None:
     clock, store = Clock(), MemoryStore()
-    links = Links(store, Reader(5.0), clock=clock)
-    for _ in range(3):
-        token = new_token()
-        await links.add(hash_of(token))
-        await links.redeem(token)
-        clock.now += 24 * 3600 + 1
-    assert len((await store.list_records(KIND, limit=10)).items) == 1
+    now = round(clock.now * 1000)
+    for kind, seconds in KEPT.items():
+        for name, age in (("old", seconds + 1), ("new", seconds - 1)):
+            at = now - age * 1000
+            await store.put_record(Record(kind=kind, workspace_id="", id=name, body=b"{}", at=at))
+    await store.put_record(Record(kind="key", workspace_id="", id="old", body=b"{}", at=1))
+    await expire_once(store, Reader(5.0), clock)
+    left = (await store.list_records(None, limit=99)).items
+    assert {(one.kind, one.id) for one in left} == {("key", "old"), *((k, "new") for k in KEPT)}
 
 
 # ---------------------------------------------------------------------------------------- passwords
@@ -329,6 +333,20 @@ async def test_a_call_that_takes_too_long_is_given_up() -> None:
     assert reader.error == "the storage did not answer within 0.05 seconds"
     await reader.read(asyncio.sleep(0))
     assert reader.error is None
+
+
+async def test_after_a_call_that_took_too_long_reads_fail_early() -> None:
+    reader = Reader(0.6)
+    with pytest.raises(StorageUnavailable):
+        await reader.read(asyncio.sleep(9), within=0.6)
+    began = time.monotonic()
+    for _ in range(2):
+        with pytest.raises(StorageUnavailable):
+            await reader.read(asyncio.sleep(9), within=0.6)
+    assert time.monotonic() - began < 1.15
+    # What changes something has its time.
+    assert await reader.read(asyncio.sleep(0.55, "written")) == "written"
+    assert await reader.read(asyncio.sleep(0.55, "read"), within=0.6) == "read"
 
 
 # --------------------------------------------------------------------------------------- as a whole

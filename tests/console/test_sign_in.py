@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import urljoin
 
 import httpx
 import pytest
@@ -70,7 +71,8 @@ def test_no_page_opens_without_a_session(url: str) -> None:
                 if path in PUBLIC:
                     assert answer.status_code in (200, 403, 404, 405), (method, path)
                 elif answer.status_code == 303:
-                    assert answer.headers["Location"].startswith("login"), path
+                    target = urljoin(str(answer.url), answer.headers["Location"])
+                    assert target.startswith(f"{url}/login"), path
                 else:
                     json_route = path.endswith(".json")
                     assert answer.status_code in ({401, 405} if json_route else {405}), path
@@ -161,6 +163,21 @@ def test_signing_in_leads_to_the_page_that_was_asked_for(server: Server, url: st
         assert location == "login?next=events%3Fuser%3Da%2526b%252Fc"
         form = {"t": make_link(server.config), "next": "events?user=a%26b%2Fc"}
         assert client.post("link", data=form).headers["Location"] == "events?user=a%26b%2Fc"
+
+
+def test_a_link_from_another_site_finds_the_session(server: Server, url: str) -> None:
+    """The browser leaves the cookie out there; the page loads itself again, and then sends it."""
+    with signed_in(server) as client:
+        foreign = {"Sec-Fetch-Site": "cross-site"}
+        answer = httpx.get(f"{url}/events?user=a%26b", headers=foreign, follow_redirects=True)
+        found = re.search(r'http-equiv="refresh" content="0;url=([^"]+)"', answer.text)
+        assert found
+        again = client.get(found[1].replace("&amp;", "&"))
+        assert (again.status_code, again.headers["Location"]) == (303, "events?user=a%26b")
+    with browser(url) as stranger:
+        answer = stranger.get(found[1])
+        assert answer.status_code == 200
+        assert "refresh" not in answer.text
 
 
 @pytest.mark.parametrize(
