@@ -113,7 +113,7 @@ class Events:
             with pymongo.timeout(min(_USER_SECONDS, self._connection.timeout / 2)):
                 if await db[EVENTS].count_documents(user, limit=_MAX_OF_USER + 1) > _MAX_OF_USER:
                     return None
-                # The server would have to sort the events, or to search all events for them.
+                # Without the hint, the server may search all events for those of the user.
                 cursor = db[EVENTS].find({**fields, **place}).sort(NEWEST_FIRST)
                 items, last = await read_page(cursor.hint(list(BY_USER.items())), limit, _sized)
         except PyMongoError as error:
@@ -154,7 +154,7 @@ class Events:
     async def _nth(
         self, db: Any, query: Mapping[str, Any], number: int
     ) -> Mapping[str, Any] | None:
-        """Return the place of the newest but ``number - 1`` event, from the index alone."""
+        """Return the place of the event that has ``number - 1`` newer ones, from the index alone."""
         cursor = db[EVENTS].find(query, {"_id": 0, "receivedAt": 1, "_seq": 1})
         found = await cursor.sort(NEWEST_FIRST).skip(number - 1).limit(1).to_list(None)
         return found[0] if found else None

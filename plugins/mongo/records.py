@@ -6,7 +6,7 @@ Each record is one document, changed by compare-and-set on its ``version``. The 
 incremented after each write and each deletion, with a write of its own. A crash between the two
 leaves the number as it is, although a record has changed. That does no harm: the processes that use
 records list them again every 30 seconds, whatever the number is, and the next write of any record
-of the kind increments it. Until then the caller has no answer, so nobody relies on the change.
+of the kind increments it. The caller had no answer, so it does not rely on the change.
 """
 
 from __future__ import annotations

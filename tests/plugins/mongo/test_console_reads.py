@@ -201,7 +201,7 @@ class _Slow:
 
 
 @on_store
-async def test_a_cursor_that_is_none_is_an_error_of_the_caller(store: MongoStorage) -> None:
+async def test_an_invalid_cursor_is_an_error_of_the_caller(store: MongoStorage) -> None:
     for cursor in ("", "1", "1.x", "x.0660db9d360fa5a05c3460a5", "\x00", "[]", '["a"]', "{"):
         with pytest.raises(ValueError, match=r".+"):
             await store.recent(EventFilter(), before=cursor, limit=1)
@@ -278,7 +278,7 @@ async def test_of_several_who_expect_one_version_one_succeeds(tmp_path: Path) ->
                 )
             )
             assert sorted(results, key=str) == [expected + 1, *[None] * 19]
-        # Those who replace whatever is there all succeed, each with a version of its own.
+        # Callers that expect no version all succeed, and each gets a different version.
         versions = await asyncio.gather(
             *(store.put_record(record("new")) for store in (one, other) * 10)
         )
@@ -323,7 +323,7 @@ def count(value: int, **fields: Any) -> Count:
 
 @on_store
 async def test_hostile_names_and_labels_are_different_counters(store: MongoStorage) -> None:
-    # What begins like another counter does not interrupt its registers.
+    # Labels that begin like those of another counter do not come between its registers.
     labels = [(), ("",), ("", ""), ("a", "b"), ("a,b",), ('a","b',), ('a"', "b]"), *zip(AWKWARD)]
     written = [
         count(number, labels=one, process=process, workspace_id=workspace)
