@@ -154,7 +154,7 @@ class Events:
     async def _nth(
         self, db: Any, query: Mapping[str, Any], number: int
     ) -> Mapping[str, Any] | None:
-        """Return the place of the event that has ``number - 1`` newer ones, from the index alone."""
+        """Return the place of the event with ``number - 1`` newer ones, from the index alone."""
         cursor = db[EVENTS].find(query, {"_id": 0, "receivedAt": 1, "_seq": 1})
         found = await cursor.sort(NEWEST_FIRST).skip(number - 1).limit(1).to_list(None)
         return found[0] if found else None
