@@ -162,11 +162,12 @@ class Deliveries:
             request = await provider_calls.request_of(
                 delivery, self._public_url, self._body_limits[name]
             )
-        probed = provider_calls.probe(provider, request)
-        if probed is not None:
-            self._metrics.webhook(name, "probe")
-            return probed
-        await self._verify(destination, request)
+        with await self._ingest.admission.pace(_key_of(destination)):
+            probed = provider_calls.probe(provider, request)
+            if probed is not None:
+                self._metrics.webhook(name, "probe")
+                return probed
+            await self._verify(destination, request)
         translation, result, problems = await self._store(destination, request)
         if problems:
             await self._keep(destination, delivery, problems)

@@ -52,6 +52,8 @@ _log = logging.getLogger(__name__)
 #: How much of a refused body is discarded, and for how long, so that the client gets its answer.
 DISCARD_BYTES: Final = 20 * 1024 * 1024
 DISCARD_SECONDS: Final = 5.0
+#: A larger head is parsed in turn with those of other connections: one of 64 KiB takes 2 ms.
+LARGE_HEAD: Final = 8 * 1024
 #: For a handler that does not limit its time itself.
 HANDLER_SECONDS: Final = 120.0
 
@@ -77,6 +79,9 @@ class Connection(Occupant):
         self._state = _HEAD
         #: How much of the buffer has no end of a head in it.
         self._searched = 0
+        #: Whether a large head waits for its turn, or has it.
+        self._head_waits = False
+        self._head_turn = False
         #: When the head began to arrive.
         self._began = 0.0
         self._exchange: Exchange | None = None
@@ -254,7 +259,9 @@ class Connection(Occupant):
         if self._state == _BODY:
             behind = self._exchange is not None and self._exchange.unread
         else:
-            behind = self._state == _BUSY or (self._state == _HEAD and self._slow_reader)
+            behind = self._state == _BUSY or (
+                self._state == _HEAD and (self._slow_reader or self._head_waits)
+            )
         pause = behind and len(self._buffer) > self._shared.bounds.pipelined_bytes
         if self._body.stopped:
             pause = self._state in (_BODY, _REST)
@@ -295,11 +302,26 @@ class Connection(Occupant):
             self._expend()
             self._hold()
             return False
+        if end > LARGE_HEAD and not self._head_turn:
+            self._searched = end - 4
+            self._head_waits = True
+            self._shared.defer(self._read_large_head)
+            self._hold()
+            return False
+        self._head_turn = False
         self._searched = 0
         raw = bytes(buffer[:end])
         del buffer[:end]
         self._begin(raw)
         return self._state == _BODY
+
+    def _read_large_head(self) -> None:
+        self._head_waits = False
+        self._head_turn = True
+        try:
+            self._advance()
+        finally:
+            self._head_turn = False
 
     def _begin(self, raw: bytes) -> None:
         """Hand a complete head to Tornado."""

@@ -14,23 +14,29 @@ from __future__ import annotations
 
 import asyncio
 import collections
-import contextlib
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable
+from types import TracebackType
 from typing import Final
 
 from engage.errors import overloaded
 
-__all__ = ["LARGE_BODY", "Admission"]
+__all__ = ["BRIEF_BODY", "LARGE_BODY", "Admission", "Admitted"]
 
 #: Bytes of a body beyond which decoding it waits for a turn. A smaller one takes less time than a
 #: turn of the event loop may take anyway.
 LARGE_BODY: Final = 64 * 1024
+#: Bytes of a body up to which it is decoded in too little time to count, if it is one event.
+BRIEF_BODY: Final = 4096
+#: Seconds of one turn of the event loop that small requests may take together.
+PACE_SECONDS: Final = 0.02
+#: Requests beyond these that are let in with each further turn of the event loop.
+PACE_REQUESTS: Final = 4
 #: Complete bodies of one write key that may wait in memory for their turn, before further large
 #: bodies of that key are left unread.
 BODIES_AHEAD: Final = 4
 
 _Waiting = collections.deque[asyncio.Future[None]]
-_NO_TURN: Final = contextlib.nullcontext()
 
 
 class Admission:
@@ -48,25 +54,64 @@ class Admission:
         #: … and requests whose body is left unread until there is room.
         self._unread: dict[str, _Waiting] = {}
         self._taken = False
+        #: The same: small requests that wait for a turn of the event loop with time left.
+        self._paced: dict[str, _Waiting] = {}
+        #: Seconds that small requests have taken of this turn of the event loop.
+        self._spent = 0.0
+        self._next_scheduled = False
 
     def has_room(self, key: str) -> bool:
         """Return whether the queue has room for a write key that was found in the body."""
         return self._has_room(key)
 
-    async def enter(self, key: str, *, small: bool) -> contextlib.AbstractContextManager[None]:
+    async def enter(self, key: str, *, small: bool, brief: bool = False) -> Admitted:
         """Wait until a request may be decoded.
 
         :param small: whether its body is small and not compressed: it needs room, but no turn.
+        :param brief: whether it is so small that its time need not be counted.
         :return: the context in which to decode the request and submit its events.
         :raises ApiError: 503 ``overloaded`` if that takes too long.
         """
         if small and key not in self._turns and self._has_room(key):
-            return _NO_TURN
+            return Admitted(self, key) if brief else await self.pace(key)
+        await self.take_turn(key)
+        return Admitted(self, key, has_turn=True)
+
+    async def pace(self, key: str) -> Admitted:
+        """Wait until this turn of the event loop, or a later one, has time left.
+
+        :return: the context in which to do the work.
+        :raises ApiError: 503 ``overloaded`` if that takes too long.
+        """
+        if self._spent >= PACE_SECONDS or self._paced:
+            self._schedule_next()
+            await self._queue(self._paced, key)
+        return Admitted(self, key, counted=True)
+
+    async def take_turn(self, key: str, *, first: bool = False) -> None:
+        """Wait until no other request has the turn; :meth:`end_turn` passes it on.
+
+        :param first: wait before the other requests of the key: this one has begun.
+        :raises ApiError: 503 ``overloaded`` if that takes too long.
+        """
         if self._taken or self._turns or not self._has_room(key):
-            await self._queue(self._turns, key)
+            await self._queue(self._turns, key, first=first)
         else:
             self._taken = True
-        return self._turn()
+
+    def contested(self, key: str) -> bool:
+        """Return whether a request of another key waits for the turn."""
+        return len(self._turns) > (key in self._turns)
+
+    def end_turn(self) -> None:
+        """Pass the turn on."""
+        self._taken = False
+        self.wake()
+
+    def spend(self, seconds: float) -> None:
+        """Count time of this turn of the event loop."""
+        self._spent += seconds
+        self._schedule_next()
 
     def reads(self, key: str) -> bool:
         """Return whether a large body may be read now."""
@@ -99,17 +144,28 @@ class Admission:
                     for _ in range(BODIES_AHEAD - ahead):
                         self._release(self._unread, key)
 
-    @contextlib.contextmanager
-    def _turn(self) -> Iterator[None]:
-        try:
-            yield
-        finally:
-            self._taken = False
-            self.wake()
+    def _schedule_next(self) -> None:
+        if not self._next_scheduled:
+            self._next_scheduled = True
+            asyncio.get_running_loop().call_soon(self._next)
 
-    async def _queue(self, queues: dict[str, _Waiting], key: str) -> None:
+    def _next(self) -> None:
+        """Let paced requests in: another turn of the event loop has begun."""
+        self._next_scheduled = False
+        self._spent = 0.0
+        released = 0
+        while self._paced and released < PACE_REQUESTS:
+            released += self._release(self._paced, next(iter(self._paced)))
+        if self._paced:
+            self._schedule_next()
+
+    async def _queue(self, queues: dict[str, _Waiting], key: str, *, first: bool = False) -> None:
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        queues.setdefault(key, collections.deque()).append(future)
+        waiting = queues.setdefault(key, collections.deque())
+        if first:
+            waiting.appendleft(future)
+        else:
+            waiting.append(future)
         try:
             async with asyncio.timeout(self._wait):
                 await future
@@ -147,3 +203,59 @@ class Admission:
                 waiting.remove(future)
             if not waiting:
                 del queues[key]
+
+
+class Admitted:
+    """The context of a request that was let in.
+
+    :param has_turn: whether it has the turn.
+    :param counted: whether its time counts for the pace of small requests.
+    """
+
+    __slots__ = ("_admission", "_began", "_counted", "_has_turn", "_key", "_large")
+
+    def __init__(
+        self, admission: Admission, key: str, *, has_turn: bool = False, counted: bool = False
+    ) -> None:
+        self._admission = admission
+        self._key = key
+        self._has_turn = has_turn
+        self._large = has_turn
+        self._counted = counted
+        self._began = 0.0
+
+    def __enter__(self) -> Admitted:
+        if self._counted:
+            self._began = time.monotonic()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._counted:
+            self._admission.spend(time.monotonic() - self._began)
+        if self._has_turn:
+            self._admission.end_turn()
+
+    async def pause(self) -> None:
+        """Let other work of the event loop run; go on in turn with others that take long.
+
+        A large body keeps the turn until it is done, so that no other one needs memory meanwhile.
+
+        :raises ApiError: 503 ``overloaded`` if the turn does not come.
+        """
+        admission, key = self._admission, self._key
+        if self._counted:
+            self._counted = False
+            admission.spend(time.monotonic() - self._began)
+        if not self._large and (not self._has_turn or admission.contested(key)):
+            began = self._has_turn
+            if began:
+                self._has_turn = False
+                admission.end_turn()
+            await admission.take_turn(key, first=began)
+            self._has_turn = True
+        await asyncio.sleep(0)

@@ -9,7 +9,6 @@ everything in it is durable, including dead letters.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
@@ -17,7 +16,7 @@ import orjson
 
 from engage.api import EventStore, Status
 from engage.errors import ApiError, Limit, from_problems, overloaded
-from engage.pipeline.admission import LARGE_BODY
+from engage.pipeline.admission import BRIEF_BODY, LARGE_BODY, Admitted
 from engage.pipeline.auth import KEYLESS_BODY, Authenticator, Principal
 from engage.pipeline.clock import Clock
 from engage.pipeline.conflicts import Conflicts
@@ -119,7 +118,7 @@ class Pipeline:
         :raises StorageUnavailable: if the event may not be durable.
         """
         key = _key_of(principal)
-        with await self._admit(raw, encoding, key):
+        with await self._admit(raw, encoding, key, brief=len(raw) <= BRIEF_BODY):
             item = await self._decode(raw, encoding, principal)
             principal = principal or self._principal(item)
             arrival = self._arrival(principal, idempotency_key)
@@ -175,7 +174,7 @@ class Pipeline:
         :raises StorageUnavailable: if not everything is durable.
         """
         key = _key_of(principal)
-        with await self._admit(raw, encoding, key):
+        with await self._admit(raw, encoding, key) as admitted:
             body = await self._decode(raw, encoding, principal)
             principal = principal or self._principal(body)
             if not self._valid_envelope(body):
@@ -189,7 +188,7 @@ class Pipeline:
                 )
             arrival = self._arrival(principal, idempotency_key, self._envelope(body))
             taken = await self._items.prepare_all(
-                items, arrival, strict=strict, total=self._decompressed
+                items, arrival, pause=admitted.pause, strict=strict, total=self._decompressed
             )
             letters = self._items.letters(items, arrival, taken)
             key = _key_of(principal)
@@ -215,8 +214,8 @@ class Pipeline:
         """
         with await self._admit(raw, encoding, _SUBSCRIPTIONS_SHARE):
             body = await self._decode(raw, encoding, None)
-        if not self._schemas.is_valid("subscriptions", body):
-            raise from_problems(self._schemas.problems("subscriptions", body))
+            if not self._schemas.is_valid("subscriptions", body):
+                raise from_problems(self._schemas.problems("subscriptions", body))
         state = await self._subscriptions.change(body)
         self._metrics.event("subscription", "stored")
         return state
@@ -250,8 +249,8 @@ class Pipeline:
         rejected: list[RejectedItem] = []
         for start in range(0, len(documents), DELIVERY_EVENTS):
             part = documents[start : start + DELIVERY_EVENTS]
-            with await self._ingest.admission.enter(key, small=True):
-                taken = await self._items.prepare_all(part, arrival)
+            with await self._ingest.admission.enter(key, small=True) as admitted:
+                taken = await self._items.prepare_all(part, arrival, pause=admitted.pause)
                 written = self._ingest.submit(taken.events, key) if taken.events else None
             if written is not None:
                 again = {index - start for index in restated}
@@ -272,11 +271,11 @@ class Pipeline:
 
     # ------------------------------------------------------------------------------------ steps
     async def _admit(
-        self, raw: bytes, encoding: Encoding, key: str
-    ) -> contextlib.AbstractContextManager[None]:
+        self, raw: bytes, encoding: Encoding, key: str, *, brief: bool = False
+    ) -> Admitted:
         """Wait until a body may be decoded: see :meth:`Admission.enter`."""
         small = encoding == "identity" and len(raw) <= LARGE_BODY
-        return await self._ingest.admission.enter(key, small=small)
+        return await self._ingest.admission.enter(key, small=small, brief=brief)
 
     async def _decode(self, raw: bytes, encoding: Encoding, principal: Principal | None) -> Any:
         limit = self._keyless if principal is None else self._decompressed

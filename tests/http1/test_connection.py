@@ -323,11 +323,8 @@ def test_any_bytes_are_answered_without_an_exception(
             sent = sent[int(length[1]) :]
 
 
-async def test_many_clients_with_very_many_chunks_do_not_hold_the_loop_together() -> None:
-    """Decoding is deferred to later turns of the loop; a turn decodes for a few milliseconds, not
-    for a few milliseconds for each connection."""
-    body = b"5\r\n     \r\n" * 15_000 + b"0\r\n\r\n"
-    data = request(body, length=False, headers={"Transfer-Encoding": "chunked"})
+async def longest_turn_of(data: bytes, *, clients: int, answer: Callable[[Any], bool]) -> float:
+    """Send the same on many connections; return the longest turn of the loop in seconds."""
     longest, last = 0.0, time.thread_time()
 
     async def tick() -> None:
@@ -337,14 +334,35 @@ async def test_many_clients_with_very_many_chunks_do_not_hold_the_loop_together(
             now = time.thread_time()
             longest, last = max(longest, now - last), now
 
-    async with running(inflight_bytes=100_000_000) as server, contextlib.AsyncExitStack() as stack:
-        clients = [
-            await stack.enter_async_context(await RawClient.connect(server.port)) for _ in range(40)
+    bounds = {"inflight_bytes": 100_000_000, "header_bytes": 65536}
+    async with running(**bounds) as server, contextlib.AsyncExitStack() as stack:
+        opened = [
+            await stack.enter_async_context(await RawClient.connect(server.port))
+            for _ in range(clients)
         ]
         ticking = asyncio.create_task(tick())
-        sending = [asyncio.create_task(client.send(data)) for client in clients]
-        for client in clients:
-            assert len((await client.answer()).body) == 75_000
+        sending = [asyncio.create_task(client.send(data)) for client in opened]
+        for client in opened:
+            assert answer(await client.answer())
         await asyncio.gather(*sending)
         ticking.cancel()
+    return longest
+
+
+async def test_many_clients_with_very_many_chunks_do_not_hold_the_loop_together() -> None:
+    """Decoding is deferred to later turns of the loop; a turn decodes for a few milliseconds, not
+    for a few milliseconds for each connection."""
+    body = b"5\r\n     \r\n" * 15_000 + b"0\r\n\r\n"
+    data = request(body, length=False, headers={"Transfer-Encoding": "chunked"})
+    longest = await longest_turn_of(
+        data, clients=40, answer=lambda answer: len(answer.body) == 75_000
+    )
     assert longest < 0.08
+
+
+async def test_many_clients_with_large_heads_do_not_hold_the_loop_together() -> None:
+    query = "&".join(["a=%61%61%61" + "%62" * 14] * 999)
+    data = request(b"x", target=f"/echo?{query}")
+    assert len(data) > 50_000
+    longest = await longest_turn_of(data, clients=40, answer=lambda answer: answer.body == b"x")
+    assert longest < 0.05

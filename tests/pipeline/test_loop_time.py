@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import gc
 import gzip
 import time
@@ -19,6 +20,7 @@ import pytest
 
 from engage.config import DEFAULT_LIMITS
 from engage.errors import ApiError
+from engage.pipeline.admission import LARGE_BODY
 from engage.pipeline.decode import Encoding
 from engage.server.worker import GC_THRESHOLD
 from support.pipeline import make_core
@@ -164,3 +166,34 @@ async def longest_turn(body: bytes, encoding: Encoding, operation: str = "batch"
         if shortest < TURN / 2:
             break
     return shortest
+
+
+async def test_many_small_batches_that_take_long_let_the_loop_turn() -> None:
+    """100 batches that arrive at once, each with more invalid items than a turn has time for."""
+    item = b'{"type":"track","userId":1.5,"event":5,"context":5,"properties":5}'
+    body = batch(item, 900)
+    assert len(body) < LARGE_BODY
+    core = make_core()
+    longest, last = 0.0, time.thread_time()
+    requests = [
+        asyncio.create_task(core.pipeline.batch(body, "identity", core.principal))
+        for _ in range(100)
+    ]
+    until = time.monotonic() + 2
+    while time.monotonic() < until:
+        await asyncio.sleep(0)
+        now = time.thread_time()
+        longest, last = max(longest, now - last), now
+    # Another client's batch does not wait for them.
+    before = time.monotonic()
+    valid = batch(track(b'{"a":"' + b"x" * 300 + b'"}'), 100)
+    principal = dataclasses.replace(
+        core.principal,
+        write_key=dataclasses.replace(core.principal.write_key, id="another", key="another"),
+    )
+    await core.pipeline.batch(valid, "identity", principal)
+    assert time.monotonic() - before < 2
+    for task in requests:
+        task.cancel()
+    await asyncio.gather(*requests, return_exceptions=True)
+    assert longest < TURN
