@@ -319,12 +319,14 @@ class Live:
             self._refused = refused_of(page.items)
             self._refused_version = version
 
-    def _add(self, fresh: Mapping[Identity, Row], more: bool) -> None:
+    def _add(self, fresh: dict[Identity, Row], more: bool) -> None:
         for identity in fresh:
             self._known[identity] = None
         while len(self._known) > KNOWN:
             del self._known[next(iter(self._known))]
-        rows = sorted(fresh.values(), key=lambda row: row.at)
+        # They were read newest first; of rows with one time, the last one stored is the newest.
+        rows = list(fresh.values())[::-1]
+        rows.sort(key=lambda row: row.at)
         for row in rows[-PAGE:]:
             self._n += 1
             self._rows.append(dataclasses.replace(row, n=self._n))

@@ -40,7 +40,8 @@ OVERRIDE: Final = "key-override"
 PAGE: Final = 1000
 
 #: The form of an id, as in ``schemas/config.json``.
-KEY_ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
+# The hyphen is escaped because browsers get this as the pattern of a field, and want that.
+KEY_ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_\-]{0,63}")
 #: The form of a key, as in ``schemas/config.json``.
 _KEY: Final = re.compile(r"[!-9;-~]{1,512}")
 

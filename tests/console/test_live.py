@@ -246,3 +246,11 @@ def test_a_row_shows_hostile_text_harmlessly_and_in_bounds() -> None:
     assert summary({"a": "x" * 10_000}).startswith("a xxx")
     assert len(summary({str(n): "v" * 50 for n in range(1000)})) <= 140
     assert summary("not an object") == ""
+
+
+async def test_rows_of_one_time_have_the_order_in_which_they_were_stored(tmp_path: Path) -> None:
+    async with ring(tmp_path) as (live, store):
+        await live.look()
+        await store.write([event(number, at=1_000_000) for number in range(300)])
+        await arrived(live, 2)
+        assert [row.id for row in live.rows(ACME)] == [f"m{n}" for n in range(299, 99, -1)]

@@ -3,25 +3,23 @@
 
 from __future__ import annotations
 
-import base64
 import contextlib
-import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import httpx
 import pytest
 
 from support import mongo
-from support.processes import children, descendants, holder
+from support.connections import Connection, one_to_each_worker
+from support.processes import children
 from support.server_process import KEY, SQLITE, Server, config_text
 from support.waiting import wait_for
 
@@ -67,59 +65,6 @@ def change(server: Server, action: str, key_id: str) -> float:
     """Disable or enable a key, and return when that was durable."""
     engage(server, "keys", action, "--workspace", "acme", key_id)
     return time.monotonic()
-
-
-class Connection:
-    """A connection that one worker has."""
-
-    def __init__(self, server: Server) -> None:
-        self._socket = socket.create_connection(("127.0.0.1", server.port), timeout=30)
-        self.port: int = self._socket.getsockname()[1]
-
-    def send(self, path: str, key: str | None, method: str = "POST") -> tuple[int, Any]:
-        """Send an event, and return the status and the JSON of the answer."""
-        body = b'{"userId": "u", "event": "E"}' if method == "POST" else b""
-        head = f"{method} {path} HTTP/1.1\r\nHost: a\r\nContent-Length: {len(body)}\r\n"
-        if key is not None:
-            credential = base64.b64encode(f"{key}:".encode()).decode()
-            head += f"Authorization: Basic {credential}\r\n"
-        self._socket.sendall(head.encode() + b"\r\n" + body)
-        data = b""
-        while b"\r\n\r\n" not in data:
-            data += self._socket.recv(65536)
-        answer, _, content = data.partition(b"\r\n\r\n")
-        length = int(re.search(rb"Content-Length: (\d+)", answer)[1])  # type: ignore[index]
-        while len(content) < length:
-            content += self._socket.recv(65536)
-        return int(answer.split()[1]), json.loads(content)
-
-    def status(self, key: str) -> int:
-        """Send an event with a key in the header, and return the status."""
-        return self.send("/v1/track", key)[0]
-
-    def close(self) -> None:
-        self._socket.close()
-
-
-@contextlib.contextmanager
-def one_to_each_worker(server: Server, workers: int = 2) -> Iterator[dict[int, Connection]]:
-    """Open a connection to every process of the server that answers requests."""
-    assert server.process is not None
-    parent = server.process.pid
-    found: dict[int, Connection] = {}
-    with contextlib.ExitStack() as stack:
-
-        def complete() -> bool:
-            connection = Connection(server)
-            stack.callback(connection.close)
-            assert connection.send("/readyz", None, "GET")[0] == 200
-            pid = holder({*descendants(parent), parent}, connection.port)
-            assert pid is not None
-            found.setdefault(pid, connection)
-            return len(found) >= workers
-
-        wait_for(complete, what="a connection to each worker")
-        yield found
 
 
 @contextlib.contextmanager

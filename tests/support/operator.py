@@ -95,7 +95,9 @@ class Operator:
     def text(self, selector: str = "main") -> str:
         """Return the text that is visible in an element; ``""`` if there is none."""
         found: str = self.browser.run(
-            "return document.querySelector(arguments[0])?.innerText ?? ''", selector
+            "const one = document.querySelector(arguments[0]);"
+            " return one?.checkVisibility() ? one.innerText : ''",
+            selector,
         )
         return found
 
@@ -120,7 +122,10 @@ class Operator:
 
     def click(self, text: str, within: str = "body") -> None:
         """Click on a button, a link or a label."""
-        self.named(text, within).click()
+        element = self.named(text, within)
+        # The driver does not know that the top of the page covers what is below it.
+        self.browser.run("arguments[0].scrollIntoView({block: 'center'})", element)
+        element.click()
 
     def fill(self, selector: str, text: str) -> None:
         """Replace the text of a field as a person does."""
@@ -186,6 +191,7 @@ def operator(browser: Browser, server: Server, url: str | None = None) -> Iterat
     try:
         one.sign_in(server)
         yield one
-        assert one.problems() == []
+        problems = one.problems()
+        assert not problems, problems
     finally:
         one.close()

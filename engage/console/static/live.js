@@ -49,6 +49,7 @@ function held() {
 function insert(data) {
   if (data.gap) {
     const row = clone("gap");
+    row.dataset.at = 0; // Later rows stay above it.
     row.cells[0].textContent = data.gap;
     body.prepend(row);
     return;
@@ -132,9 +133,9 @@ async function poll() {
     if (news.after < after) body.replaceChildren();
     quiet = news.after > after ? 0 : quiet + 1;
     after = news.after;
-    waiting.push(...news.rows.reverse());
     if (news.hidden || news.more)
-      waiting.push({ gap: `${news.more ? "More than " : ""}${news.hidden} more came at the same time and are not shown` });
+      waiting.push({ gap: `${news.more ? "More than " : ""}${news.hidden.toLocaleString("en").replaceAll(",", "\u202f")} more came at the same time and are not shown` });
+    waiting.push(...news.rows.reverse());
     if (waiting.length > 2 * ring) waiting = waiting.slice(-2 * ring);
     showRefused(news.refused);
     if (held()) show();

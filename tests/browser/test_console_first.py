@@ -1,0 +1,317 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What an operator does first: sign in, send an event, copy and change write keys, search."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from selenium.webdriver.common.keys import Keys
+
+from support import console_data, mongo
+from support.browser import Browser
+from support.connections import one_to_each_worker
+from support.console import console_url, free_port
+from support.operator import Operator, operator
+from support.server_process import KEY, SQLITE, Server
+from support.waiting import wait_for
+
+pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
+
+STORAGES = ["sqlite", pytest.param("mongo", marks=pytest.mark.mongo)]
+#: Seconds until an event is visible that a 200 acknowledged: 2, and one for a busy machine.
+VISIBLE = 3.0
+#: Seconds within which a disabled key is refused everywhere: 2.5, and one for a busy machine.
+IN_EFFECT = 3.5
+
+
+def tables(storage: str) -> str:
+    """Return the tables of a storage."""
+    if storage == "sqlite":
+        return SQLITE
+    url = mongo.shared(mongo.kinds()[0]).url()
+    return f'[storage]\nbackend = "mongo"\n[storage.mongo]\nurl = "{url}"\n'
+
+
+class Terminal:
+    """``engage serve`` as a person starts it in a terminal."""
+
+    def __init__(self, folder: Path) -> None:
+        self.text = ""
+        arguments = [sys.executable, "-m", "engage", "serve"]
+        self._terminal, other = pty.openpty()
+        self._process = subprocess.Popen(
+            arguments, cwd=folder, stdin=other, stdout=other, stderr=other, start_new_session=True
+        )
+        os.close(other)
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        try:
+            while data := os.read(self._terminal, 65536):
+                self.text += data.decode("utf-8", "replace")
+        except OSError:  # How Linux reports that the other side was closed.
+            pass
+
+    def link(self) -> str:
+        """Return the link that it prints."""
+        found = wait_for(
+            lambda: re.search(r"http://\S+/link\?t=\S+", self.text), what="the link for signing in"
+        )
+        return str(found[0])
+
+    def close(self) -> None:
+        """Kill it."""
+        os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        os.close(self._terminal)
+        self._reader.join()
+
+
+@pytest.fixture(params=STORAGES)
+def terminal(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Terminal]:
+    """Run ``engage init`` and ``engage serve`` on free ports."""
+    command = [sys.executable, "-m", "engage", "init"]
+    subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, timeout=60)
+    config = tmp_path / "engage.toml"
+    text = config.read_text().replace("port = 8080", f"port = {free_port()}\nworkers = 2")
+    text = text.replace("port = 8081", f"port = {free_port()}")
+    if request.param == "mongo":
+        text = re.sub(r"\[storage\].*?(?=\[\[)", tables("mongo"), text, flags=re.DOTALL)
+    config.write_text(text)
+    started = Terminal(tmp_path)
+    yield started
+    started.close()
+
+
+def test_the_first_minute_by_keyboard(terminal: Terminal, browser: Browser) -> None:
+    """From the printed link to the event on the page, with the line that the page shows."""
+    link = terminal.link()
+    one = Operator(browser, link.partition("/link")[0])
+    try:
+        browser.open(link)
+        one.keys(Keys.ENTER)  # The button has the focus.
+        one.see("Waiting for the first event", "h2")
+        one.until(lambda: "listening" in one.text("#state"))
+        one.tab_to("Copy")
+        line = one.text(".panel pre")
+        assert line.startswith("curl -u ")
+        wrong = re.sub("-u [0-9a-f]{4}", "-u beef", line)
+        bash = ["bash", "-c"]
+        options = {"check": True, "capture_output": True, "timeout": 60}
+        assert b'"success":false' in subprocess.run([*bash, wrong], **options).stdout
+        one.until(lambda: "401" in one.text("#refused"))
+        assert "beef" in one.text("#refused")
+        browser.run("window.loaded = true")
+        answer = subprocess.run([*bash, line], **options)
+        answered = time.monotonic()
+        assert b'"success":true' in answer.stdout
+        one.until(lambda: "Signed Up" in one.text("#live"))
+        assert time.monotonic() - answered < VISIBLE
+        assert browser.run("return window.loaded"), "the page was loaded again"
+        assert not one.text("#waiting")
+        [row] = one.rows()
+        assert row[1:6] == ["stored", "track", "Signed Up", "ann", "first"]
+        assert one.problems() == []
+    finally:
+        one.close()
+
+
+# ------------------------------------------------------------------------------------------- keys
+@pytest.fixture(scope="module", params=STORAGES)
+def keyed(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Server]:
+    """Return a server with two workers, on each storage."""
+    folder = tmp_path_factory.mktemp("keys")
+    with console_data.start(folder, storage=tables(request.param)) as server:
+        yield server
+
+
+@pytest.fixture
+def manager(browser: Browser, keyed: Server) -> Iterator[Operator]:
+    yield from operator(browser, keyed)
+
+
+def row_of(manager: Operator, key_id: str) -> str:
+    """Return a selector of the row of a key."""
+    ids = [text.split()[0] for text in manager.texts("main table:first-of-type tbody tr td.main")]
+    return f"main table tbody tr:nth-child({ids.index(key_id) + 1})"
+
+
+def until_refused(server: Server, key: str) -> float:
+    """Return after how many seconds each worker refuses a key."""
+    since = time.monotonic()
+    with one_to_each_worker(server) as workers:
+        for worker in workers.values():
+            wait_for(lambda one=worker: one.status(key) == 403, what="the key to be refused")
+    return time.monotonic() - since
+
+
+def test_a_key_by_keyboard_created_used_disabled(manager: Operator, keyed: Server) -> None:
+    manager.open("keys")
+    manager.tab_to("new-id")
+    manager.keys("ios", Keys.TAB, "The app", Keys.TAB, Keys.ENTER)
+    manager.see("was created", "[role=status]")
+    selector = row_of(manager, "ios")
+    key = manager.text(f"{selector} code")
+    assert re.fullmatch("[0-9a-f]{32}", key)
+    with one_to_each_worker(keyed) as workers:
+        assert [worker.status(key) for worker in workers.values()] == [200, 200]
+
+    manager.open("keys?key=ios")
+    assert key in manager.text("#snippets pre")
+    # The focus order is that of the rows: the second "Disable" is that of the new key.
+    manager.tab_to("Disable")
+    manager.tab_to("Disable")
+    manager.keys(Keys.ENTER)
+    manager.see("was disabled", "[role=status]")
+    assert until_refused(keyed, key) < IN_EFFECT
+    assert "disabled" in manager.text(row_of(manager, "ios"))
+    assert keyed.get(f"/v1/projects/{key}/settings").status_code == 404
+
+    keyed.restart()
+    with one_to_each_worker(keyed) as workers:
+        assert [worker.status(key) for worker in workers.values()] == [403, 403]
+    manager.url = console_url(keyed)
+    manager.sign_in(keyed)
+    manager.open("keys")
+    manager.click("Enable", row_of(manager, "ios"))
+    manager.see("was enabled", "[role=status]")
+    manager.open("audit")
+    shown = manager.text()
+    for action in ("key-created", "key-disabled", "key-enabled"):
+        assert action in shown
+
+
+def test_a_key_of_the_config_is_disabled_and_stays_so(manager: Operator, keyed: Server) -> None:
+    manager.open("keys")
+    manager.click("Disable", row_of(manager, "website"))
+    manager.see("was disabled", "[role=status]")
+    assert until_refused(keyed, KEY) < IN_EFFECT
+    keyed.kill()
+    keyed.start()
+    with one_to_each_worker(keyed) as workers:
+        assert [worker.status(KEY) for worker in workers.values()] == [403, 403]
+    manager.url = console_url(keyed)
+    manager.sign_in(keyed)
+    manager.open("keys")
+    assert "config file" in manager.text(row_of(manager, "website"))
+    manager.click("Enable", row_of(manager, "website"))
+    manager.see("was enabled", "[role=status]")
+
+
+def test_a_rotation_shows_both_keys(manager: Operator, keyed: Server) -> None:
+    manager.open("keys")
+    manager.click("Rotate", row_of(manager, "website"))
+    manager.see("website → website-2")
+    key = manager.text(f"{row_of(manager, 'website-2')} code")
+    with one_to_each_worker(keyed) as workers:
+        for worker in workers.values():
+            assert (worker.status(key), worker.status(KEY)) == (200, 200)
+
+
+# ------------------------------------------------------------------------------ clipboard, search
+def test_the_buttons_copy_the_exact_key_header_and_line(
+    operator: Operator, console: Server
+) -> None:
+    browser = operator.browser
+    browser.cdp(
+        "Browser.grantPermissions", permissions=["clipboardReadWrite", "clipboardSanitizedWrite"]
+    )
+
+    def copied() -> str:
+        script = "navigator.clipboard.readText().then(arguments[arguments.length - 1])"
+        return str(browser.driver.execute_async_script(script))
+
+    def copy(text: str, within: str) -> str:
+        operator.click(text, within)
+        operator.until(lambda: "Copied" in operator.text(within))
+        operator.until(lambda: "Copied" not in operator.text(within))
+        return copied()
+
+    operator.open("keys")
+    row = row_of(operator, "website")
+    assert copy("Copy", row) == KEY
+    header = copy("As header", row)
+    assert header == console.authorization
+    command = [
+        *("curl", "-s", "-o", "/dev/null", "-w", "%{http_code}", "-H", f"Authorization: {header}"),
+        *("-H", "Content-Type: application/json", "-d", '{"userId": "u", "event": "E"}'),
+        f"{console.url}/v1/track",
+    ]
+    assert subprocess.run(command, capture_output=True, check=True).stdout == b"200"
+    line = copy("Copy", "#snippets .tabset .panel")
+    assert line == operator.text("#snippets .panel pre")
+    # Without the API of secure contexts: plain http under another name.
+    browser.run("Object.defineProperty(navigator, 'clipboard', {value: undefined})")
+    operator.click("As header", row)
+    operator.open("keys")
+    assert copied() == header
+
+
+@pytest.mark.parametrize(
+    ("user", "email"),
+    [("ann/100%", "Slash.Percent@Example.com"), ("..", "dots@example.com"), ("a?b#c&d", "q@x.org")],
+)
+def test_the_search_box(operator: Operator, console: Server, user: str, email: str) -> None:
+    sent = {"userId": user, "traits": {"email": email}, "messageId": f"id of {user}"}
+    assert console.post("/v1/identify", sent).status_code == 200
+    for text, page in (
+        (user, "user?"),
+        (email.upper(), "user?"),
+        (f" {email} ", "user?"),
+        (f"id of {user}", "event?"),
+    ):
+        operator.open("system")
+        operator.fill(".search [type=search]", text)
+        operator.keys(Keys.ENTER)
+        operator.until(lambda page=page: operator.path.startswith(page))
+        assert user in operator.text()
+    operator.open("system")
+    operator.keys("/")
+    operator.keys("nothing", Keys.ENTER)
+    operator.see("Nothing has the id or address nothing")
+
+
+# --------------------------------------------------------------------------------------- budgets
+#: Bytes of the first page with all its files, compressed; of Live; milliseconds to the first paint.
+FIRST_PAGE, LIVE_PAGE, FIRST_PAINT = 45_000, 20_000, 200
+
+
+@pytest.mark.parametrize(("path", "limit"), [("", FIRST_PAGE), ("live", LIVE_PAGE)])
+def test_a_page_is_small_and_soon_there(
+    operator: Operator, console: Server, path: str, limit: int
+) -> None:
+    operator.browser.cdp("Network.clearBrowserCache")
+    operator.open(path)
+    size = """
+      const all = [...performance.getEntriesByType("navigation"),
+        ...performance.getEntriesByType("resource")];
+      const files = all.filter((one) => !/\\.json/.test(one.name));
+      const size = files.reduce((sum, one) => sum + one.encodedBodySize, 0);
+      return [size, files.map((one) => one.name)];
+    """
+    total, files = operator.browser.run(size)
+    assert total <= limit, files
+    # The best of several: other tests use the machine at the same time.
+    paints = []
+    for _ in range(6):
+        operator.open(path)
+        paint = operator.until(
+            lambda: operator.browser.run(
+                "return performance.getEntriesByName('first-contentful-paint')[0]?.startTime"
+            )
+        )
+        paints.append(paint)
+    assert min(paints) < FIRST_PAINT, paints

@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``engage console-link``, ``console-logout``, ``console-password``; what ``init`` writes."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from unittest import mock
+
+import httpx
+import pytest
+from click.testing import CliRunner, Result
+
+from engage.api import ConfigError, EventStore, RecordStore
+from engage.cli import main
+from engage.config import load
+from engage.console.links import KIND
+from engage.console.passwords import is_password
+from engage.registry import Registry
+from engage.storage.audit import AUDIT, read_entry
+from support.console import free_port, on_store
+from support.memory_store import MemoryEvents
+from support.server_process import start_server
+from support.waiting import wait_for
+
+
+def run(*arguments: object, text: str | None = None) -> Result:
+    """Run ``engage`` in this process."""
+    return CliRunner().invoke(main, [*map(str, arguments)], input=text, prog_name="engage")
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    """A config as ``engage init`` writes it, with its store."""
+    assert run("init", tmp_path).exit_code == 0
+    return tmp_path / "engage.toml"
+
+
+def test_init_writes_a_console_for_this_machine_only(config: Path) -> None:
+    console = load(config).console
+    assert console is not None
+    assert (console.host, console.port, console.password) == ("127.0.0.1", 8081, None)
+
+
+def test_a_link_is_for_the_url_that_people_use(config: Path) -> None:
+    result = run("console-link", "--config", config)
+    assert result.exit_code == 0
+    assert re.fullmatch(r"http://127\.0\.0\.1:8081/link\?t=[\w-]{43}\n", result.stdout)
+    text = config.read_text()
+    for more, start in (
+        ('public_url = "https://ops.example.com/engage"', "https://ops.example.com/engage/link?t="),
+        ('host = "0.0.0.0"', "http://127.0.0.1:8081/link?t="),
+    ):
+        line = more.split()[0]
+        kept = "\n".join(
+            one for one in text.splitlines() if line == "public_url" or 'host = "127' not in one
+        )
+        config.write_text(kept.replace("[console]", f"[console]\n{more}"))
+        assert run("console-link", "--config", config).stdout.startswith(start)
+
+
+def test_the_store_has_the_hash_of_a_link_and_who_made_it(config: Path) -> None:
+    token = run("console-link", "--config", config).stdout.strip().partition("t=")[2]
+
+    async def read(store: EventStore) -> tuple[str, str, str]:
+        assert isinstance(store, RecordStore)
+        (link,) = (await store.list_records(KIND, limit=9)).items
+        assert token.encode() not in link.body
+        assert token != link.id
+        (record,) = (await store.list_records(AUDIT, limit=9)).items
+        entry = read_entry(record)
+        return link.id, entry.action, entry.actor.origin
+
+    identity, action, origin = on_store(config, read)
+    assert re.fullmatch("[0-9a-f]{64}", identity)
+    assert (action, origin) == ("link-made", "command line")
+
+
+def test_the_printed_link_signs_in_while_the_server_runs(tmp_path: Path) -> None:
+    port = free_port()
+    with start_server(tmp_path, config_extra=f"[console]\nport = {port}\n") as server:
+        wait_for(lambda: [one for one in server.lines() if one["message"] == "console"])
+        link = run("console-link", "--config", server.config).stdout.strip()
+        url, _, token = link.partition("/link?t=")
+        assert url == f"http://127.0.0.1:{port}"
+        assert httpx.get(link).status_code == 200
+        answer = httpx.post(f"{url}/link", data={"t": token}, headers={"Origin": url})
+        assert answer.status_code == 303
+        assert token not in server.log()
+
+
+@pytest.mark.parametrize("command", ["console-link", "console-logout"])
+def test_what_is_missing_is_named(config: Path, command: str) -> None:
+    text = config.read_text()
+    config.write_text(text.replace("[console]", "[cors]").replace('host = "127.0.0.1"\n', ""))
+    config.write_text(re.sub(r"\[cors\]\nport = 8081\n", "", config.read_text()))
+    result = run(command, "--config", config)
+    assert result.exit_code == 1
+    assert result.stderr.endswith("there is no [console] section, so there is no console\n")
+    config.write_text(text)
+    with mock.patch.object(Registry, "make_storage", return_value=MemoryEvents()):
+        result = run(command, "--config", config)
+    assert result.exit_code == 1
+    assert "the storage sqlite keeps no records" in result.stderr
+    (config.parent / "engage.db").unlink()
+    result = run(command, "--config", config)
+    assert result.exit_code == 1
+    assert "there is no store" in result.stderr
+
+
+def test_a_link_needs_a_port(config: Path) -> None:
+    config.write_text(config.read_text().replace("port = 8081", "port = 0"))
+    result = run("console-link", "--config", config)
+    assert result.exit_code == 1
+    assert "console.port is 0" in result.stderr
+
+
+def test_a_password_is_asked_for_twice_and_its_hash_is_printed(config: Path) -> None:
+    result = run("console-password", text="correct horse\ncorrect horse\n")
+    assert result.exit_code == 0
+    line = result.stdout.strip().splitlines()[-1]
+    assert "correct horse" not in result.stdout
+    config.write_text(config.read_text().replace("[console]", f"[console]\n{line}"))
+    console = load(config).console
+    assert console is not None
+    assert console.password is not None
+    assert is_password(console.password, "correct horse")
+    assert "correct" not in repr(console)
+
+
+def test_a_password_that_is_too_short_or_not_repeated_is_refused() -> None:
+    assert run("console-password", text="short\nshort\n").exit_code == 1
+    result = run("console-password", text="correct horse\nother horse\n")
+    assert result.exit_code == 1
+    assert "scrypt" not in result.output
+
+
+def test_a_plain_password_is_refused_and_not_shown(config: Path) -> None:
+    text = config.read_text().replace("[console]", '[console]\npassword = "correct horse"')
+    config.write_text(text)
+    with pytest.raises(ConfigError, match="engage console-password") as caught:
+        load(config)
+    assert "correct horse" not in str(caught.value)
