@@ -85,6 +85,20 @@ class Addresses:
             or _is_address(host)
         )
 
+    def cookie_name(self, host: str) -> str:
+        """Return the name of the session cookie.
+
+        Over TLS, ``__Host-`` makes browsers refuse a cookie that another host or plain HTTP set.
+        Without TLS the name has the port that the browser uses, because cookies are shared by all
+        ports of a host.
+
+        :param host: the ``Host`` of a request.
+        """
+        if self.https:
+            return "__Host-engage-console"
+        port = host.rpartition(":")[2]
+        return f"engage-console-{port if port.isdigit() else 80}"
+
     def same_origin(self, headers: Mapping[str, str], host: str) -> bool:
         """Return whether a request that changes something comes from a page of the console.
 

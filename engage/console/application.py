@@ -3,11 +3,14 @@
 
 from __future__ import annotations
 
+import functools
 import re
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Final
 
+from tornado.http1connection import HTTP1Connection
 from tornado.httpserver import HTTPServer
+from tornado.httputil import HTTPMessageDelegate, parse_cookie
 from tornado.web import Application
 
 from engage.console.base import STATIC, TEMPLATES, ConsoleHandler
@@ -29,6 +32,12 @@ from engage.console.pages.webhooks import WebhooksHandler
 from engage.console.sign_in import HealthHandler, LinkHandler, LoginHandler, LogoutHandler
 
 if TYPE_CHECKING:
+    from tornado.httputil import (
+        HTTPConnection,
+        HTTPHeaders,
+        RequestStartLine,
+        ResponseStartLine,
+    )
     from tornado.iostream import IOStream
     from tornado.web import RequestHandler
 
@@ -69,8 +78,11 @@ ROUTES: Final[Mapping[str, type[ConsoleHandler]]] = {
 MAX_CONNECTIONS: Final = 256
 #: Bytes of a request's head.
 MAX_HEAD_BYTES: Final = 32 * 1024
-#: Bytes of a form: a dead letter of 1 MiB, of which each byte may become three.
+#: Bytes of a form: a dead letter of 1 MiB, of which each byte may become three …
 MAX_BODY_BYTES: Final = 4 * 1024 * 1024
+#: … and of a form of someone who is not signed in. A form is decoded before a page sees it, and
+#: decoding a million fields takes seconds.
+MAX_STRANGERS_BODY_BYTES: Final = 16 * 1024
 #: Seconds until a connection without a request is closed, and for the head of a request to arrive.
 IDLE_SECONDS: Final = 75.0
 #: Seconds for a form to arrive.
@@ -95,6 +107,7 @@ def make_application(console: Console) -> Application:
         default_handler_args=services,
         # The line of the access log would contain the query.
         log_function=lambda _: None,
+        console=console,
     )
 
 
@@ -103,6 +116,8 @@ class ConsoleServer(HTTPServer):
 
     def initialize(self, application: Application) -> None:  # type: ignore[override]
         """Set the bounds."""
+        console: Console = application.settings["console"]
+        self._known = functools.partial(_has_session, console)
         super().initialize(
             application,
             max_header_size=MAX_HEAD_BYTES,
@@ -112,9 +127,55 @@ class ConsoleServer(HTTPServer):
             body_timeout=BODY_SECONDS,
         )
 
+    def start_request(
+        self, server_conn: object, request_conn: HTTPConnection
+    ) -> HTTPMessageDelegate:
+        """Bound the size of a form by who sends it."""
+        return _Bounded(super().start_request(server_conn, request_conn), request_conn, self._known)
+
     def handle_stream(self, stream: IOStream, address: tuple[str, int]) -> None:
         """Serve a connection, unless there are too many."""
         if len(self._connections) >= MAX_CONNECTIONS:
             stream.close()
             return
         super().handle_stream(stream, address)
+
+
+def _has_session(console: Console, headers: HTTPHeaders) -> bool:
+    name = console.addresses.cookie_name(headers.get("Host", ""))
+    try:
+        cookies = parse_cookie(headers.get("Cookie", ""))
+    except ValueError:
+        return False
+    return console.sessions.is_signed(name, cookies.get(name))
+
+
+class _Bounded(HTTPMessageDelegate):
+    """Sets the maximum size of a body when the head of its request is known."""
+
+    def __init__(
+        self,
+        inner: HTTPMessageDelegate,
+        connection: HTTPConnection,
+        known: Callable[[HTTPHeaders], bool],
+    ) -> None:
+        self._inner = inner
+        self._connection = connection
+        self._known = known
+
+    def headers_received(
+        self, start_line: RequestStartLine | ResponseStartLine, headers: HTTPHeaders
+    ) -> Awaitable[None] | None:
+        if isinstance(self._connection, HTTP1Connection):
+            limit = MAX_BODY_BYTES if self._known(headers) else MAX_STRANGERS_BODY_BYTES
+            self._connection.set_max_body_size(limit)
+        return self._inner.headers_received(start_line, headers)
+
+    def data_received(self, chunk: bytes) -> Awaitable[None] | None:
+        return self._inner.data_received(chunk)
+
+    def finish(self) -> None:
+        self._inner.finish()
+
+    def on_connection_close(self) -> None:
+        self._inner.on_connection_close()

@@ -163,16 +163,8 @@ class ConsoleHandler(RequestHandler):
 
     @property
     def cookie_name(self) -> str:
-        """The name of the session cookie.
-
-        Over TLS, ``__Host-`` makes browsers refuse a cookie that another host or plain HTTP set.
-        Without TLS the name has the port that the browser uses, because cookies are shared by all
-        ports of a host.
-        """
-        if self.console.addresses.https:
-            return "__Host-engage-console"
-        port = self.request.host.rpartition(":")[2]
-        return f"engage-console-{port if port.isdigit() else 80}"
+        """The name of the session cookie."""
+        return self.console.addresses.cookie_name(self.request.host)
 
     def set_session_cookie(self, value: str) -> None:
         """Send the session cookie to the browser; an empty value makes the browser forget it."""

@@ -7,6 +7,7 @@ The server stores the SHA-256 of the token in a link, never the token, and a lin
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import re
 import secrets
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, Final
 import orjson
 
 from engage.api import Record, RecordStore, StorageUnavailable
+from engage.console.passwords import TooBusy
 
 if TYPE_CHECKING:
     from engage.console.reader import Reader
@@ -27,6 +29,8 @@ __all__ = ["KEPT_SECONDS", "KIND", "SECONDS", "Links", "hash_of", "link_record",
 KIND: Final = "link"
 #: For which a link works.
 SECONDS: Final = 600
+#: Requests with a link that wait while another one is looked up.
+QUEUE: Final = 16
 #: Links that were used or have expired are deleted after this time.
 KEPT_SECONDS: Final = 24 * 3600
 
@@ -72,6 +76,8 @@ class Links:
         self._clock = clock
         #: The hash of a token → until when it works, in milliseconds.
         self._in_memory: dict[str, int] = {}
+        self._turn = asyncio.Lock()
+        self._waiting = 0
 
     async def add(self, token_hash: str) -> None:
         """Make a link work, even if the storage does not answer now."""
@@ -91,6 +97,8 @@ class Links:
 
         :return: whether it worked until now.
         :raises StorageUnavailable: if the storage does not answer.
+        :raises TooBusy: if :data:`QUEUE` others wait. Anyone may send tokens, and each is a call of
+            the store.
         """
         if not _TOKEN.fullmatch(token):
             return False
@@ -99,7 +107,16 @@ class Links:
         until = self._in_memory.pop(token_hash, None)
         if until is not None:
             return now < until
-        return self._records is not None and await self._redeem(self._records, token_hash, now)
+        if self._records is None:
+            return False
+        if self._waiting >= QUEUE:
+            raise TooBusy
+        self._waiting += 1
+        try:
+            async with self._turn:
+                return await self._redeem(self._records, token_hash, now)
+        finally:
+            self._waiting -= 1
 
     async def _redeem(self, records: RecordStore, token_hash: str, now: int) -> bool:
         record = await self._reader.read(records.get_record(KIND, "", token_hash))

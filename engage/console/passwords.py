@@ -36,7 +36,7 @@ MAX_ADDRESSES: Final = 10_000
 
 
 class TooBusy(Exception):
-    """Too many passwords are being checked."""
+    """Too many people try to sign in at once."""
 
 
 def hash_password(password: str) -> str:

@@ -17,7 +17,7 @@ import sys
 import time
 from typing import TYPE_CHECKING, Final
 
-from engage.api import ConfigError, RecordStore
+from engage.api import ConfigError, RecordStore, StorageUnavailable
 from engage.app import build
 from engage.console.addresses import Addresses, is_loopback
 from engage.console.application import ConsoleServer, make_application
@@ -155,6 +155,8 @@ class ConsoleProcess:
         await console.open()
         if self._link_hash is not None:
             await console.links.add(self._link_hash)
+        with contextlib.suppress(StorageUnavailable):
+            await console.sessions.read_secret()
 
     def _report(self, console: Console) -> None:
         addresses = console.addresses

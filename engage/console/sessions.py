@@ -131,6 +131,21 @@ class Sessions:
             return None
         return session
 
+    def is_signed(self, name: str, cookie: str | None) -> bool:
+        """Return whether this console can tell at once that a cookie has its signature."""
+        if not cookie or self._secret is None:
+            return False
+        days = IDLE_SECONDS / 86400
+        clock = self._clock
+        return bool(decode_signed_value(self._secret, name, cookie, max_age_days=days, clock=clock))
+
+    async def read_secret(self) -> None:
+        """Read the secret before the first request needs it.
+
+        :raises StorageUnavailable: if the storage does not answer.
+        """
+        await self._refresh()
+
     def renewed(self, name: str, session: Session) -> str | None:
         """Return a new value for the cookie of a session, or ``None`` if that is not necessary."""
         now = int(self._clock())

@@ -67,7 +67,15 @@ class LinkHandler(_SignIn):
 
     async def post(self) -> None:
         """Use the link up, and sign in."""
-        if await self.console.links.redeem(self.get_body_argument("t", "")):
+        try:
+            works = await self.console.links.redeem(self.get_body_argument("t", ""))
+        except TooBusy:
+            self.set_status(429)
+            self.set_header("Retry-After", "1")
+            detail = "Too many people try to sign in at once; try again"
+            self.page("stopped.html", title="Too many requests", status=429, detail=detail)
+            return
+        if works:
             await self.sign_in("link")
             return
         _log.warning("console: a one-time link was refused", extra={"from": self.address})

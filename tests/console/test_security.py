@@ -17,7 +17,7 @@ from urllib.parse import urljoin, urlsplit
 import httpx
 import pytest
 
-from engage.console.application import MAX_BODY_BYTES, ROUTES
+from engage.console.application import MAX_BODY_BYTES, MAX_STRANGERS_BODY_BYTES, ROUTES
 from engage.console.base import CONTENT_SECURITY_POLICY, ConsoleHandler
 from support.console import CONSOLE, browser, console_url, make_link, signed_in
 from support.server_process import Server, start_server
@@ -329,13 +329,25 @@ def _free() -> int:
 
 
 # ------------------------------------------------------------------------------------------- bounds
-def test_a_form_that_is_too_large_is_refused(url: str) -> None:
-    with browser(url) as client:
-        try:
-            status = client.post("link", content=b"t=" + b"x" * MAX_BODY_BYTES).status_code
-        except httpx.TransportError:  # The answer is lost if the connection ends while it sends.
-            status = 400
-    assert status == 400
+def status_of(client: httpx.Client, size: int) -> int:
+    """Return the status of a form; 400 if the connection was closed while it was sent."""
+    try:
+        return client.post("logout", content=b"t=" + b"x" * (size - 2)).status_code
+    except httpx.TransportError:
+        return 400
+
+
+def test_a_form_that_is_too_large_is_refused(server: Server, url: str) -> None:
+    """Decoding it takes time, so a stranger's form must be small."""
+    with browser(url) as stranger:
+        assert status_of(stranger, MAX_STRANGERS_BODY_BYTES) == 303
+        assert status_of(stranger, MAX_STRANGERS_BODY_BYTES + 1) == 400
+        stranger.cookies.set(f"engage-console-{urlsplit(url).port}", "2|1:0|10:1|1:a|1:b|c")
+        assert status_of(stranger, MAX_STRANGERS_BODY_BYTES + 1) == 400
+    with signed_in(server) as client:
+        assert status_of(client, MAX_BODY_BYTES + 1) == 400
+    with signed_in(server) as client:
+        assert status_of(client, MAX_BODY_BYTES) == 303
     assert httpx.get(f"{url}/healthz").status_code == 200
 
 

@@ -19,7 +19,7 @@ from engage.console import passwords as passwords_module
 from engage.console import sessions as sessions_module
 from engage.console.addresses import Addresses, client_address
 from engage.console.housekeeping import KEPT, expire_once
-from engage.console.links import Links, hash_of, new_token
+from engage.console.links import QUEUE, Links, hash_of, new_token
 from engage.console.passwords import (
     ADDRESS_FAILURES,
     ALL_FAILURES,
@@ -156,6 +156,17 @@ async def test_of_many_who_use_a_link_one_gets_in() -> None:
     token = new_token()
     await consoles[0].add(hash_of(token))
     assert sum(await asyncio.gather(*(one.redeem(token) for one in consoles))) == 1
+
+
+async def test_too_many_who_try_links_at_once_are_refused() -> None:
+    class Slow(MemoryStore):
+        async def _wait(self) -> None:
+            await asyncio.sleep(0.001)
+
+    links = Links(Slow(), Reader(5.0))
+    tries = [links.redeem(new_token()) for _ in range(30)]
+    results = await asyncio.gather(*tries, return_exceptions=True)
+    assert [type(one) for one in results].count(TooBusy) == 30 - QUEUE
 
 
 async def test_a_link_that_cannot_be_stored_works_on_this_console() -> None:

@@ -131,7 +131,7 @@ def test_an_expired_link_does_not_sign_in(server: Server, url: str) -> None:
         assert client.post("link", data={"t": make_link(server.config, age=590)}).is_redirect
 
 
-@pytest.mark.parametrize("token", ["", "x", "A" * 43, "A" * 100_000, "\x00"])
+@pytest.mark.parametrize("token", ["", "x", "A" * 43, "A" * 10_000, "\x00"])
 def test_a_made_up_link_does_not_sign_in(url: str, token: str) -> None:
     with browser(url) as client:
         assert client.post("link", data={"t": token}).status_code == 403
