@@ -196,7 +196,8 @@ class Live:
         self._task: asyncio.Task[None] | None = None
         self._primed = False
         self._refused: list[Refused] = []
-        self._refused_version = -1
+        #: Changes when :meth:`refused` does.
+        self.refused_version = -1
         #: How often the store was read.
         self.polls = 0
         #: Why the store could not be read the last time; ``None``: it could.
@@ -314,10 +315,10 @@ class Live:
         version = await self._reader.read(
             store.records_version(REFUSED_RECORD), within=READ_SECONDS
         )
-        if version != self._refused_version:
+        if version != self.refused_version:
             page = await self._reader.read(store.list_records(REFUSED_RECORD, limit=100))
             self._refused = refused_of(page.items)
-            self._refused_version = version
+            self.refused_version = version
 
     def _add(self, fresh: dict[Identity, Row], more: bool) -> None:
         for identity in fresh:

@@ -67,6 +67,8 @@ class LiveJsonHandler(ConsoleHandler):
         if after > live.last:
             after = 0
         hidden, more = live.hidden(after)
+        version = str(live.refused_version)
+        changed = self.get_query_argument("refused", "") != version
         self.json(
             {
                 "after": live.last,
@@ -74,6 +76,9 @@ class LiveJsonHandler(ConsoleHandler):
                 "hidden": hidden,
                 "more": more,
                 "outage": live.error,
-                "refused": [row.as_dict() for row in live.refused(self.workspace.id)],
+                "refusedVersion": version,
+                "refused": [row.as_dict() for row in live.refused(self.workspace.id)]
+                if changed
+                else None,
             }
         )

@@ -23,7 +23,7 @@ NEWEST: Final = 5
 GROUPS: Final = 3
 #: Points of a sparkline, and letters that are read for the strip.
 POINTS: Final = 60
-LETTERS: Final = 1000
+LETTERS: Final = 400
 #: Below this, the disk is in the strip.
 LOW_DISK: Final = 2 * 1024**3
 

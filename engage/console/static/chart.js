@@ -120,6 +120,10 @@ async function load() {
   plots.toggleAttribute("data-stale", !answer?.ok);
   if (!answer?.ok) return;
   data = await answer.json();
+  for (const total of document.querySelectorAll("[data-total]")) {
+    const sum = data.outcomes[total.dataset.total].reduce((a, b) => a + b, 0);
+    total.textContent = sum.toLocaleString("en").replaceAll(",", "\u202f");
+  }
   draw();
 }
 

@@ -137,7 +137,8 @@ async function poll() {
       waiting.push({ gap: `${news.more ? "More than " : ""}${news.hidden.toLocaleString("en").replaceAll(",", "\u202f")} more came at the same time and are not shown` });
     waiting.push(...news.rows.reverse());
     if (waiting.length > 2 * ring) waiting = waiting.slice(-2 * ring);
-    showRefused(news.refused);
+    url.searchParams.set("refused", news.refusedVersion);
+    if (news.refused) showRefused(news.refused);
     if (held()) show();
     else flush();
     document.dispatchEvent(new CustomEvent("arrived", { detail: news }));
