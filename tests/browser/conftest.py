@@ -56,6 +56,16 @@ def console(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         yield server
 
 
+@pytest.fixture(scope="module", params=console_data.STORAGES)
+def starred(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Server]:
+    """Return a server with two workers and a console on each storage, with an empty store."""
+    folder = tmp_path_factory.mktemp("console")
+    with console_data.start(folder, storage=console_data.tables(request.param)) as server:
+        yield server
+
+
 @pytest.fixture(name="operator")
 def signed_in_operator(browser: Browser, console: Server) -> Iterator[Operator]:
     """Return a browser that is signed in to the console; in the end, no page may have had an

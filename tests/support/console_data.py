@@ -7,6 +7,9 @@ import json
 from pathlib import Path
 from urllib.parse import urlencode
 
+import pytest
+
+from support import mongo
 from support.console import CONSOLE
 from support.server_process import SQLITE, Server, start_server
 from support.waiting import wait_for
@@ -31,6 +34,17 @@ name = "Another workspace"
 
 #: The message id of a stored event, and the user of everything.
 EVENT, USER = "m-order", "ann"
+
+#: The storages of the tests that run on each.
+STORAGES = ["sqlite", pytest.param("mongo", marks=pytest.mark.mongo)]
+
+
+def tables(storage: str) -> str:
+    """Return the tables of a new store for the config."""
+    if storage == "sqlite":
+        return SQLITE
+    url = mongo.shared(mongo.kinds()[0]).url()
+    return f'[storage]\nbackend = "mongo"\n[storage.mongo]\nurl = "{url}"\n'
 
 
 def start(folder: Path, *, storage: str = SQLITE, server: str = "", extra: str = EXTRA) -> Server:

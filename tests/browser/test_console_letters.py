@@ -1,0 +1,259 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A rejected event in the console: found, understood, corrected, checked, and replayed once."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import signal
+from typing import Any
+
+import pytest
+from selenium.webdriver.common.keys import Keys
+
+from support.console import console_url
+from support.operator import Operator
+from support.server_process import Server
+from support.waiting import wait_for
+
+pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
+
+#: A number that JavaScript cannot represent.
+BIG = 9007199254740993
+
+
+def stored(console: Server, message_id: str) -> list[dict[str, Any]]:
+    return [event for event in console.export() if event["messageId"] == message_id]
+
+
+def letter_of(console: Server, message_id: str) -> dict[str, Any]:
+    """Wait for the dead letter of a message id."""
+
+    def found() -> Any:
+        letters = console.export("dead-letters")
+        return next((one for one in letters if one.get("messageId") == message_id), None)
+
+    letter: dict[str, Any] = wait_for(found, what="the dead letter")
+    return letter
+
+
+def reject(console: Server, message_id: str, **fields: Any) -> str:
+    """Send a track event without a name, and return the id of its dead letter."""
+    body = {"userId": "ann", "messageId": message_id, **fields}
+    assert console.post("/v1/track", body).status_code == 400
+    return str(letter_of(console, message_id)["id"])
+
+
+def edit(operator: Operator, before: str, after: str) -> None:
+    """Replace a part of the text, as a person does."""
+    text = operator.one("#text").get_property("value")
+    assert isinstance(text, str)
+    assert before in text
+    operator.fill("#text", text.replace(before, after))
+
+
+def test_an_event_is_corrected_by_keyboard(operator: Operator, console: Server) -> None:
+    letter = reject(console, "m-keyboard", properties={"big": BIG})
+    operator.open("rejected?reason=invalid_payload&pointer=/event")
+    assert "is required" in operator.text()
+    operator.open("rejected")
+    operator.tab_to("Open newest")
+    operator.keys(Keys.ENTER)
+    assert letter in operator.path
+    assert "/event" in operator.text(".reasons")
+    assert str(BIG) in str(operator.one("#text").get_property("value"))
+    assert "Replay" not in operator.texts("main button")
+
+    operator.tab_to("text")
+    operator.browser.run("arguments[0].setSelectionRange(1, 1)", operator.one("#text"))
+    operator.keys('"event": 7, ')
+    operator.tab_to("Check")
+    operator.keys(Keys.ENTER)
+    operator.see("Not valid", "main [role=alert]")
+    assert "/event" in operator.text(".reasons")
+    assert "Replay" not in operator.texts("main button")
+    edit(operator, '"event": 7', '"event": "Mended"')
+    operator.tab_to("Check")
+    operator.keys(Keys.ENTER)
+    operator.see("nothing is stored yet", "[role=status]")
+    assert str(BIG) in operator.text("main .stack pre.json")
+    assert stored(console, "m-keyboard") == []
+    assert letter_of(console, "m-keyboard")
+
+    operator.tab_to("Replay")
+    operator.keys(Keys.ENTER)
+    operator.see("was replayed: it is stored", "[role=status]")
+    assert str(BIG) in operator.text("pre.json")
+    [event] = stored(console, "m-keyboard")
+    assert event["event"] == "Mended"
+    assert event["properties"] == {"big": BIG}
+    assert letter not in json.dumps(console.export("dead-letters"))
+    operator.open("audit")
+    assert "letter-replayed" in operator.text()
+    operator.allowed.add(404)
+    operator.open(f"letter?id={letter}")
+    operator.see("It is not here any more")
+
+
+def test_two_tabs_that_replay_the_same_letter_store_it_once(
+    operator: Operator, console: Server
+) -> None:
+    letter = reject(console, "m-twice")
+    driver = operator.browser.driver
+    first = driver.current_window_handle
+    driver.switch_to.new_window("tab")
+    second = driver.current_window_handle
+    try:
+        for tab in (first, second):
+            driver.switch_to.window(tab)
+            operator.open(f"letter?id={letter}")
+            edit(operator, "{", '{"event": "Twice", ')
+            operator.click("Check")
+            operator.see("nothing is stored yet")
+        driver.switch_to.window(first)
+        operator.click("Replay")
+        operator.see("it is stored")
+        driver.switch_to.window(second)
+        operator.click("Replay")
+        operator.see("It is not here any more")
+    finally:
+        driver.switch_to.window(second)
+        driver.close()
+        driver.switch_to.window(first)
+    assert len(stored(console, "m-twice")) == 1
+    operator.allowed.add(404)
+
+
+def test_a_double_click_on_replay_stores_it_once(operator: Operator, console: Server) -> None:
+    letter = reject(console, "m-double")
+    operator.open(f"letter?id={letter}")
+    edit(operator, "{", '{"event": "Twice", ')
+    operator.click("Check")
+    operator.see("nothing is stored yet")
+    # Both requests are sent: the second click does not cancel the first one.
+    results = operator.browser.driver.execute_async_script("""
+      const form = document.querySelector("main form"), button = document.querySelectorAll(
+        "main form button")[1], done = arguments[0];
+      const body = () => new URLSearchParams(new FormData(form));
+      Promise.all([1, 2].map(() => fetch(button.formAction, {method: "POST", body: body()})
+        .then((answer) => answer.status))).then(done);
+    """)
+    assert set(results) <= {200, 404, 409}
+    assert 200 in results
+    assert len(stored(console, "m-double")) == 1
+    operator.allowed.update({404, 409})
+
+
+def test_an_item_of_a_batch_gets_what_stood_on_its_envelope(
+    operator: Operator, console: Server
+) -> None:
+    """It becomes what its neighbour became."""
+    now = datetime.datetime.now(datetime.UTC)
+    behind = datetime.timedelta(hours=1)
+    when = (now - behind - datetime.timedelta(minutes=5)).isoformat()
+    good = {"type": "track", "userId": "ann", "event": "Same", "timestamp": when}
+    batch = [
+        {**good, "messageId": "m-good"},
+        {**good, "messageId": "m-bad", "event": 7},
+    ]
+    body = {
+        "batch": batch,
+        "context": {"app": {"name": "Shop"}},
+        "sentAt": (now - behind).isoformat(),
+    }
+    console.post("/v1/batch", body)
+    operator.open(f"letter?id={letter_of(console, 'm-bad')['id']}")
+    edit(operator, '"event": 7', '"event": "Same"')
+    operator.click("Check")
+    operator.see("nothing is stored yet")
+    operator.click("Replay")
+    operator.see("it is stored")
+    [good], [bad] = stored(console, "m-good"), stored(console, "m-bad")
+    assert bad["context"].pop("engage", None)
+    left_out = {"messageId", "receivedAt"}
+    assert {n: v for n, v in bad.items() if n not in left_out} == {
+        n: v for n, v in good.items() if n not in left_out
+    }
+
+
+def test_a_letter_that_was_cut_has_no_button(operator: Operator, console: Server) -> None:
+    letter = reject(console, "m-cut", properties={"text": "x" * 40_000})
+    operator.open(f"letter?id={letter}")
+    assert "cannot be replayed" in operator.text()
+    assert not {"Check", "Replay"} & set(operator.texts("main button"))
+
+
+def test_without_scripts_a_key_is_created_and_an_event_replayed(
+    operator: Operator, console: Server
+) -> None:
+    letter = reject(console, "m-no-script")
+    operator.browser.cdp("Emulation.setScriptExecutionDisabled", value=True)
+    operator.open("keys")
+    assert not operator.one("[data-copy]").is_displayed()
+    operator.fill("#new-id", "plain")
+    operator.click("Create key")
+    operator.see("was created")
+    operator.open("events")
+    operator.fill("#f-name", "Order")
+    operator.click("Filter")
+    operator.until(lambda: "name=Order" in operator.path)
+    assert {row[3] for row in operator.rows("[data-expand]")} == {"Order"}
+    operator.open("rejected")
+    operator.click("Open newest")
+    operator.open(f"letter?id={letter}")
+    edit(operator, "{", '{"event": "Plain", ')
+    operator.click("Check")
+    operator.see("nothing is stored yet")
+    operator.click("Replay")
+    operator.see("it is stored")
+    assert len(stored(console, "m-no-script")) == 1
+
+
+def test_a_thousand_letters_while_the_console_is_killed(
+    operator: Operator, console: Server
+) -> None:
+    count = 1000
+    event = {"type": "track", "userId": "ann", "event": "Replayed", "messageId": "m-same"}
+    assert console.post("/v1/batch", {"batch": [event]}).status_code == 200
+    for start in range(0, count, 100):
+        items = [{**event, "properties": {"n": n}} for n in range(start, start + 100)]
+        console.post("/v1/batch", {"batch": items})
+
+    def conflicts() -> int:
+        letters = console.export("dead-letters")
+        return sum(letter["reason"] == "message_id_conflict" for letter in letters)
+
+    wait_for(lambda: conflicts() == count, what="the dead letters")
+    operator.open("rejected?reason=message_id_conflict")
+    assert operator.one("[name=new_ids]").is_selected()
+    operator.click("Replay all")
+    assert operator.path.startswith("jobs")
+
+    def done() -> int:
+        value = operator.one("progress").get_property("value")
+        operator.open("jobs")
+        return int(str(value))
+
+    operator.allowed.add(404)
+    wait_for(lambda: operator.texts("progress") and done() > 0, what="some progress")
+    [pid] = console.consoles()
+    os.kill(pid, signal.SIGKILL)
+    wait_for(lambda: console.consoles() - {pid}, what="the console to start again")
+    old = operator.url
+    wait_for(lambda: console_url(console) != old, what="the console to listen")
+    operator.problems()
+    operator.url = console_url(console)
+    operator.sign_in(console)
+
+    def finished() -> bool:
+        operator.open("jobs")
+        return "done" in operator.texts("main .status")
+
+    operator.until(finished)
+    replayed = [event for event in console.export() if event.get("event") == "Replayed"]
+    assert sorted(event["properties"]["n"] for event in replayed if "properties" in event) == list(
+        range(count)
+    )
+    assert conflicts() == 0
+    assert "1\u202f000" in operator.text()
