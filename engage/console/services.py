@@ -77,8 +77,9 @@ class Console:
     live: Live = dataclasses.field(init=False)
     #: How many events were rejected lately.
     badge: Badge = dataclasses.field(init=False)
-    #: The counters.
-    history: Any = None
+    #: (workspace id, range) → the last :class:`engage.console.history.Overview`, shown while the
+    #: store does not answer.
+    overviews: dict[tuple[str, str], Any] = dataclasses.field(default_factory=dict)
     #: Work that takes longer than a request, such as a replay.
     jobs: Any = None
     #: The one-time links.

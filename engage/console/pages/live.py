@@ -76,6 +76,7 @@ class LiveJsonHandler(ConsoleHandler):
                 "hidden": hidden,
                 "more": more,
                 "outage": live.error,
+                "last": self.console.reader.last_good,
                 "refusedVersion": version,
                 "refused": [row.as_dict() for row in live.refused(self.workspace.id)]
                 if changed

@@ -167,15 +167,18 @@ class _Reads(ConsoleHandler):
         Without a range in the query, a server that began less than an hour ago shows an hour.
         """
         wanted = self.get_query_argument("range", "")
+        wanted = wanted if wanted in RANGES else ""
         try:
-            data = await overview(
-                self.console, self.workspace.id, wanted if wanted in RANGES else "24h"
-            )
-            if wanted not in RANGES and data is not None and not any(data.running[:-60]):
+            data = await overview(self.console, self.workspace.id, wanted or "24h")
+            if not wanted and data is not None and not any(data.running[:-60]):
                 data = await overview(self.console, self.workspace.id, "1h")
         except StorageUnavailable as error:
             self.outage = Outage(str(error), self.console.reader.last_good)
-            return None
+            # The last numbers are better than none.
+            return self.console.overviews.get((self.workspace.id, wanted))
+        if data is not None:
+            self.console.overviews[self.workspace.id, wanted] = data
+            self.console.overviews[self.workspace.id, data.range] = data
         return data
 
 

@@ -15,6 +15,7 @@ let over = false;
 let waiting = [];
 let quiet = 0;
 let timer = 0;
+let problem = null;
 
 function link(route, query) {
   return `${route}?${new URLSearchParams({ workspace, ...query })}`;
@@ -80,7 +81,7 @@ function flush() {
   show();
 }
 
-function show(problem) {
+function show() {
   const rows = waiting.filter((data) => !data.gap).length;
   const pill = byId("pill");
   if (pill) {
@@ -128,7 +129,13 @@ async function poll() {
     const news = await answer.json();
     const outage = byId("outage");
     outage.hidden = !news.outage;
-    if (news.outage) outage.firstElementChild.textContent = `The store does not answer: ${news.outage}`;
+    if (news.outage) {
+      const last = document.createElement("time");
+      if (news.last) last.dateTime = new Date(news.last).toISOString();
+      last.dataset.clock = "";
+      outage.firstElementChild.replaceChildren(`The store does not answer: ${news.outage}`, news.last ? " · last good answer " : "", last);
+      last.dispatchEvent(new Event("times", { bubbles: true }));
+    }
     // A smaller number is that of another process: it counts from 1 again, and sends all it has.
     if (news.after < after) body.replaceChildren();
     quiet = news.after > after ? 0 : quiet + 1;
@@ -139,11 +146,12 @@ async function poll() {
     if (waiting.length > 2 * ring) waiting = waiting.slice(-2 * ring);
     url.searchParams.set("refused", news.refusedVersion);
     if (news.refused) showRefused(news.refused);
+    problem = news.outage ? "waiting for the store" : null;
     if (held()) show();
     else flush();
-    document.dispatchEvent(new CustomEvent("arrived", { detail: news }));
   } catch {
-    show("no connection to the console");
+    problem = "no connection to the console";
+    show();
   }
   plan();
 }

@@ -47,7 +47,8 @@ function ago(at, now = Date.now()) {
 
 /** Write the times below an element. */
 function showTimes(from = document) {
-  for (const time of from.querySelectorAll("time[datetime]")) {
+  const found = from.querySelectorAll("time[datetime]");
+  for (const time of from.matches?.("time[datetime]") ? [from, ...found] : found) {
     const at = Date.parse(time.dateTime);
     if (Number.isNaN(at)) continue;
     if ("ago" in time.dataset) time.textContent = ago(at);
