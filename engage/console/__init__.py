@@ -8,6 +8,7 @@ interfaces of :mod:`engage.api`. Nothing that answers clients imports it.
 ``process.py``       the program: opens the store, listens, serves, drains
 ``application.py``   the paths and their handlers; the bounds of the HTTP server
 ``base.py``          what every page does: Host, methods, foreign forms, session, headers, errors
+``headers.py``       the headers of every answer
 ``housekeeping.py``  deletes records of the console when they are old
 ``files.py``         the static files, and the answer to a path that is not a page
 ``services.py``      what the pages use: the store, the config and the parts below

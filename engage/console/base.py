@@ -26,6 +26,7 @@ import engage
 from engage.api import StorageUnavailable
 from engage.console import formats
 from engage.console.addresses import client_address
+from engage.console.headers import HEADERS
 from engage.console.sessions import IDLE_SECONDS, Session
 from engage.storage.audit import Actor, record_audit
 
@@ -47,16 +48,11 @@ STATIC: Final = Path(__file__).parent / "static"
 #: Characters of the page to which signing in leads.
 MAX_NEXT: Final = 1000
 
+#: Parameters of a query that hold a cursor of the store.
+CURSORS: Final = ("before", "after")
+
 #: Methods that change nothing.
 SAFE_METHODS: Final = ("GET", "HEAD")
-
-#: Nothing but files of the console is loaded or run, and no page of another origin shows or reads
-#: the console. Without a Trusted Types policy, no script can turn text into HTML.
-CONTENT_SECURITY_POLICY: Final = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self';"
-    " form-action 'self'; base-uri 'none'; frame-ancestors 'none';"
-    " require-trusted-types-for 'script'; trusted-types 'none'"
-)
 
 Result = TypeVar("Result")
 
@@ -228,25 +224,22 @@ class ConsoleHandler(RequestHandler):
                 return workspace
         raise HTTPError(404, reason="There is no such workspace")
 
-    def page(
-        self, template: str, *, title: str, nav: str | None = None, search: str = "", **values: Any
-    ) -> None:
+    def page(self, template: str, *, title: str, nav: str | None = None, **values: Any) -> None:
         """Answer with a page.
 
         :param template: the name of a file in ``templates/``.
         :param nav: the name of the page in the navigation, such as ``live``; ``None``: none.
-        :param search: the text in the search box.
         :param values: further names for the template.
         """
         self.set_header("Content-Type", "text/html; charset=utf-8")
-        self.finish(self.render_string(template, title=title, nav=nav, search=search, **values))
+        self.finish(self.render_string(template, title=title, nav=nav, **values))
 
     def json(self, value: Any) -> None:
         """Answer with JSON."""
         self.set_header("Content-Type", "application/json; charset=utf-8")
         self.finish(json.dumps(value, ensure_ascii=False, separators=(",", ":")))
 
-    def go(self, route: str, **query: str | int | None) -> None:
+    def go(self, route: str, /, **query: str | int | None) -> None:
         """Answer 303: the browser is to ``GET`` another page of the console.
 
         :param route: its route without a slash at the beginning, such as ``keys``; ``""`` is the
@@ -257,7 +250,7 @@ class ConsoleHandler(RequestHandler):
         self.set_header("Location", self.link(route, **query))
         self.finish()
 
-    def link(self, route: str, **query: str | int | None) -> str:
+    def link(self, route: str, /, **query: str | int | None) -> str:
         """Return a relative link to a page. ``None`` values of the query are left out."""
         given = {name: value for name, value in query.items() if value is not None}
         path = f"{self.base}{route}" or "./"
@@ -272,12 +265,17 @@ class ConsoleHandler(RequestHandler):
 
         :param call: such as ``self.console.store.find(…)``.
         :return: the result; ``None`` if the store cannot answer.
+        :raises HTTPError: 400, if the query has a cursor that the store did not return.
         """
         try:
             return await self.console.reader.read(call, within=self.console.reader.timeout)
         except StorageUnavailable as error:
             self.outage = Outage(str(error), self.console.reader.last_good)
             return None
+        except (ValueError, OverflowError) as error:
+            if any(self.get_query_argument(name, "") for name in CURSORS):
+                raise HTTPError(400, reason="This link is not one of the console") from error
+            raise
 
     async def record_audit(self, action: str, **details: Any) -> None:
         """Record what the caller did: in the log and, if the storage keeps records, in the store.
@@ -315,7 +313,15 @@ class ConsoleHandler(RequestHandler):
             "utc": self.get_cookie("engage-times") == "utc",
             "version": engage.__version__,
             "request_id": self.request_id,
+            "search": self._searched(),
         }
+
+    def _searched(self) -> str:
+        """Return the text in the search box."""
+        try:
+            return self.get_query_argument("q", "")
+        except HTTPError:  # It is not UTF-8. The page that says so has a search box, too.
+            return ""
 
     def _workspace_or_first(self) -> Workspace:
         try:
@@ -329,16 +335,10 @@ class ConsoleHandler(RequestHandler):
     def set_default_headers(self) -> None:
         """Set the headers of every answer, errors included."""
         self.clear_header("Server")
-        for name, value in (
-            ("Content-Security-Policy", CONTENT_SECURITY_POLICY),
-            ("Referrer-Policy", self.referrer_policy),
-            ("X-Content-Type-Options", "nosniff"),
-            ("Cross-Origin-Opener-Policy", "same-origin"),
-            ("Cross-Origin-Resource-Policy", "same-origin"),
-            ("Cache-Control", "no-store"),
-            ("X-Request-Id", self.request_id),
-        ):
+        for name, value in HEADERS.items():
             self.set_header(name, value)
+        self.set_header("Referrer-Policy", self.referrer_policy)
+        self.set_header("X-Request-Id", self.request_id)
 
     def write_error(self, status_code: int, **kwargs: Any) -> None:
         """Answer with an error page, or with JSON. Neither has a traceback, nor what was sent."""

@@ -35,6 +35,16 @@ class StaticHandler(ConsoleHandler, StaticFileHandler):
         ConsoleHandler.initialize(self, console)
         StaticFileHandler.initialize(self, path)
 
+    @classmethod
+    def get_absolute_path(cls, root: str, path: str) -> str:
+        """Return the path of a file.
+
+        :raises HTTPError: 404, if no file can have such a name.
+        """
+        if "\0" in path:
+            raise HTTPError(404)
+        return super().get_absolute_path(root, path)
+
     async def head(self, path: str) -> None:  # type: ignore[override]
         """Answer without a body."""
         await StaticFileHandler.get(self, path, include_body=False)

@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 import logging
-from typing import ClassVar
+import re
+from typing import ClassVar, Final
 from urllib.parse import parse_qsl, urlsplit
 
 from tornado.web import HTTPError
@@ -14,6 +15,9 @@ from engage.console.base import MAX_NEXT, ConsoleHandler
 from engage.console.passwords import TooBusy
 
 __all__ = ["HealthHandler", "LinkHandler", "LoginHandler", "LogoutHandler"]
+
+#: A route that signing in can lead to.
+_ROUTE: Final = re.compile(r"[a-z.]{1,32}", re.ASCII)
 
 _log = logging.getLogger(__name__)
 
@@ -45,8 +49,11 @@ class _SignIn(ConsoleHandler):
 
         The route has no slash and no colon, so it cannot lead to another site.
         """
-        target = urlsplit(self.get_argument("next", "")[:MAX_NEXT])
-        if target.scheme or target.netloc or not target.path.replace("-", "").isalnum():
+        try:
+            target = urlsplit(self.get_argument("next", "")[:MAX_NEXT])
+        except ValueError:
+            return "", {}
+        if target.scheme or target.netloc or not _ROUTE.fullmatch(target.path):
             return "", {}
         return target.path, dict(parse_qsl(target.query))
 

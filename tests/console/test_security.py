@@ -18,7 +18,8 @@ import httpx
 import pytest
 
 from engage.console.application import MAX_BODY_BYTES, MAX_STRANGERS_BODY_BYTES, ROUTES
-from engage.console.base import CONTENT_SECURITY_POLICY, ConsoleHandler
+from engage.console.base import ConsoleHandler
+from engage.console.headers import CONTENT_SECURITY_POLICY
 from support.console import CONSOLE, browser, console_url, make_link, signed_in
 from support.server_process import Server, start_server
 
