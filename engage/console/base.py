@@ -224,6 +224,15 @@ class ConsoleHandler(RequestHandler):
                 return workspace
         raise HTTPError(404, reason="There is no such workspace")
 
+    def exact(self, name: str) -> str:
+        """Return a parameter of the query or the form as it was sent; ``""`` if it was not.
+
+        Ids and names of clients may begin with a space and have control characters, which
+        ``get_argument`` removes.
+        """
+        values = self.request.arguments.get(name)
+        return self.decode_argument(values[-1], name) if values else ""
+
     def page(self, template: str, *, title: str, nav: str | None = None, **values: Any) -> None:
         """Answer with a page.
 

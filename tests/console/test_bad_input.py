@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import html
+import re
 import sys
 from collections.abc import Iterator
 
@@ -84,3 +86,53 @@ def test_a_file_with_a_null_byte_in_its_name_is_not_there(server: Server) -> Non
             assert anyone.get(path).status_code == 404
         assert anyone.get("static/..%2fbase.py").status_code in (403, 404)
     assert "embedded null byte" not in server.log()
+
+
+STRANGE = [" a", "a ", "a\x01b", "a\tb", "a\u202eb", "x\u2028", "%00", "a+b&c=d", "../x"]
+
+
+@pytest.mark.parametrize("name", STRANGE)
+def test_an_id_of_a_client_can_be_opened(server: Server, client: httpx.Client, name: str) -> None:
+    event = {"userId": name, "messageId": name, "event": name}
+    assert server.post("/v1/track", event).status_code == 200
+    assert server.post("/v1/identify", {"userId": name}).status_code == 200
+    for path, parameter in (("event", "id"), ("event.json", "id"), ("user", "id")):
+        assert client.get(path, params={parameter: name}).status_code == 200, path
+    assert client.get("search", params={"q": name}).status_code == 303
+    for parameter in ("user", "name"):
+        assert "event?" in client.get("events", params={parameter: name}).text
+
+
+def test_a_group_of_rejected_events_with_a_strange_pointer_has_its_letters(
+    server: Server, client: httpx.Client
+) -> None:
+    reason = "invalid_event"
+    found = client.get("rejected", params={"reason": reason, "pointer": "/a\x01b"}).text
+    assert "Nothing fits" in found
+    assert "/a\\u0001b" in found
+
+
+def test_the_editor_shows_characters_that_reorder_text_as_escapes(
+    server: Server, client: httpx.Client
+) -> None:
+    """They are not an edit: the letter is replayed as it is."""
+    strange = "a\u202eb\u2028\u200b\x85c"
+    assert server.post("/v1/track", {"userId": strange}).status_code == 400
+    letter = console_data.letters(server)[-1]
+    page = client.get("letter", params={"id": letter}).text
+    found = re.search(r"<textarea[^>]*>\n(.*?)</textarea>", page, re.DOTALL)
+    assert found is not None
+    text = html.unescape(found[1])
+    assert not set(text) & set("\u202e\u2028\u200b\x85")
+    assert "a\\u202eb\\u2028\\u200b\\u0085c" in text
+    # The text of a link is not that of the form.
+    linked = client.get("letter", params={"id": letter, "text": "another text"}).text
+    assert "another text" not in linked
+    text = text.replace("{", '{"event": "Fixed",', 1)
+    form = {"id": letter, "text": text.replace("\n", "\r\n")}
+    checked = client.post("letter/check", data=form).text
+    assert "This text is valid" in checked
+    proof = re.search(r'name="checked" value="(\w+)"', checked)
+    assert proof is not None
+    assert client.post("letter/replay", data={**form, "checked": proof[1]}).status_code == 303
+    assert server.export()[-1]["userId"] == strange

@@ -49,8 +49,8 @@ class _Loads(ConsoleHandler):
         return await self.read(
             self.console.store.find(
                 self.workspace.id,
-                self.get_query_argument("origin", API_ORIGIN) or API_ORIGIN,
-                self.get_query_argument("id", ""),
+                self.exact("origin") or API_ORIGIN,
+                self.exact("id"),
             )
         )
 

@@ -51,9 +51,7 @@ def key_of(event: Event) -> str:
 
 async def find_events(handler: ConsoleHandler, limit: int) -> Found:
     """Read the events that the query of a request selects."""
-    given = {
-        name: handler.get_query_argument(name, "") for name in ("type", "name", "user", "origin")
-    }
+    given = {name: handler.exact(name) for name in ("type", "name", "user", "origin")}
     wanted = EventFilter(
         workspace_id=handler.workspace.id,
         type=given["type"] or None,
@@ -90,7 +88,7 @@ class EventsHandler(ConsoleHandler):
         """Show one page."""
         found = await find_events(self, LIMIT)
         query = {
-            name: self.get_query_argument(name, "")
+            name: self.exact(name)
             for name in ("type", "name", "user", "key", "origin", "since", "until")
         }
         self.page(

@@ -47,9 +47,17 @@ class Form:
 
     def encoded(self, letter: DeadLetter) -> bytes | None:
         """Return the text for a replay; ``None`` if it is that of the letter."""
-        if self.text == text_of(letter):
+        if self.text == shown_text(letter):
             return None
         return self.text.encode("utf-8", "surrogatepass")
+
+
+def shown_text(letter: DeadLetter) -> str:
+    """Return the item of a letter for a person to edit.
+
+    Characters that would change how the rest of it is shown are escaped as JSON does it.
+    """
+    return visible(text_of(letter), lines=True)
 
 
 class _LetterPages(ConsoleHandler):
@@ -71,8 +79,12 @@ class _LetterPages(ConsoleHandler):
 
     def form(self, letter: DeadLetter) -> Form:
         """Return what the operator entered, or what the letter has."""
-        # A browser sends line breaks as CR LF.
-        text = self.get_body_argument("text", text_of(letter), strip=False).replace("\r\n", "\n")
+        # Not get_body_argument, which replaces control characters.
+        sent = self.request.body_arguments.get("text")
+        text = shown_text(letter)
+        if sent:
+            # A browser sends line breaks as CR LF.
+            text = self.decode_argument(sent[-1], "text").replace("\r\n", "\n")
         if len(text.encode("utf-8", "surrogatepass")) > MAX_TEXT:
             raise HTTPError(413, reason=f"The text is larger than {MAX_TEXT} bytes")
         operation = self.get_body_argument("operation", "")
@@ -107,7 +119,7 @@ class _LetterPages(ConsoleHandler):
         if event is not None:
             lines = json_lines(event.body.decode("utf-8", "replace"))
         elif letter.truncated or is_delivery(letter):
-            lines = json_lines(text_of(letter))
+            lines = json_lines(shown_text(letter))
         self.page(
             "letter.html",
             title="Rejected event",

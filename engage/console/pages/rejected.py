@@ -146,14 +146,11 @@ class RejectedHandler(ConsoleHandler):
     def _wanted(self) -> LetterFilter:
         """Return the filter in the query or the form. An empty pointer is the whole item."""
 
-        def given(name: str) -> str | None:
-            return self.get_argument(name, "", strip=False) or None
-
         return LetterFilter(
-            reason=given("reason"),
-            pointer=self.get_argument("pointer", None, strip=False),
-            key=given("key"),
-            origin=given("origin"),
+            reason=self.exact("reason") or None,
+            pointer=self.exact("pointer") if "pointer" in self.request.arguments else None,
+            key=self.exact("key") or None,
+            origin=self.exact("origin") or None,
         )
 
     def _query(self, wanted: LetterFilter) -> dict[str, str | None]:

@@ -14,7 +14,7 @@ class SearchHandler(ConsoleHandler):
 
     async def get(self) -> None:
         """Go to the page of what was found, or list several users."""
-        text = self.get_query_argument("q", "", strip=False)
+        text = self.exact("q")
         workspace = self.workspace.id
         store = self.console.store
         users: list[str] = []

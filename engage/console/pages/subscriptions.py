@@ -25,7 +25,7 @@ class SubscriptionsHandler(ConsoleHandler):
         """Show the groups."""
         store = self.console.store
         supported = isinstance(store, SubscriptionStore)
-        user = self.get_query_argument("user", "")
+        user = self.exact("user")
         subscribed: collections.Counter[str] = collections.Counter()
         unsubscribed: collections.Counter[str] = collections.Counter()
         complete = False

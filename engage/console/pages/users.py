@@ -73,7 +73,7 @@ class UserHandler(ConsoleHandler):
     async def get(self) -> None:
         """Show the user."""
         store = self.console.store
-        user_id = self.get_query_argument("id", "", strip=False)
+        user_id = self.exact("id")
         workspace = self.workspace
         user = None
         if isinstance(store, ProfileStore):
