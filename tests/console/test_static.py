@@ -27,7 +27,9 @@ def rules(path: Path) -> str:
 def test_there_are_files() -> None:
     assert len(TEMPLATES) > 10
     assert len(SCRIPTS) >= 4
-    assert (CONSOLE / "static/vendor/uplot-1.6.32/LICENSE").is_file()
+    vendored = {path.name for path in (CONSOLE / "static/vendor/uplot-1.6.32").iterdir()}
+    assert vendored == {"LICENSE", "uPlot.iife.min.js", "uPlot.min.css"}
+    assert (CONSOLE / "static/icon.svg").is_file()
 
 
 def test_the_common_style_sheet_is_small() -> None:
