@@ -372,6 +372,18 @@ async def test_a_storage_without_records_has_a_console(tmp_path: Path) -> None:
         assert (await client.get("audit")).status_code == 303
 
 
+async def test_a_link_is_not_used_up_while_the_storage_is_away(tmp_path: Path) -> None:
+    store = Broken()
+    store.error = StorageUnavailable("away")
+    async with console_here(tmp_path, store) as (console, client):
+        token = new_token()
+        await console.links.add(hash_of(token))
+        assert (await client.post("link", data={"t": token})).status_code == 503
+        store.error = None
+        assert (await client.post("link", data={"t": token})).status_code == 303
+        assert (await client.post("link", data={"t": token})).status_code == 403
+
+
 async def test_pages_open_while_the_storage_is_away(tmp_path: Path) -> None:
     class Away(Broken):
         async def recent(
