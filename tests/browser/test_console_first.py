@@ -127,7 +127,8 @@ def test_the_first_minute_by_keyboard(terminal: Terminal, browser: Browser) -> N
 # ------------------------------------------------------------------------------------------- keys
 @pytest.fixture
 def manager(browser: Browser, starred: Server) -> Iterator[Operator]:
-    yield from operator(browser, starred)
+    with operator(browser, starred) as one:
+        yield one
 
 
 def row_of(manager: Operator, key_id: str) -> str:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -185,6 +186,7 @@ class Operator:
         return eventually(condition, bool)
 
 
+@contextlib.contextmanager
 def operator(browser: Browser, server: Server, url: str | None = None) -> Iterator[Operator]:
     """Yield an operator who is signed in; in the end, no page may have had an error."""
     one = Operator(browser, url or console_url(server))

@@ -1,0 +1,221 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Live in a browser: many events at once, readers who must not be disturbed, hidden tabs."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import re
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from support.browser import Browser, Pages, eventually
+from support.console import CONSOLE, console_url
+from support.operator import Operator, operator
+from support.reverse_proxy import reverse_proxy
+from support.server_process import KEY, Server, start_server
+
+pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
+
+RING = 500
+
+
+@pytest.fixture
+def watcher(browser: Browser, starred: Server) -> Iterator[Operator]:
+    with operator(browser, starred) as one:
+        yield one
+
+
+def send(server: Server, name: str, count: int, writers: int = 3) -> None:
+    """Send events with that name by several writers at once, each with connections of its own."""
+
+    def write(writer: int) -> None:
+        with httpx.Client(base_url=server.url, auth=(KEY, ""), timeout=60) as client:
+            for start in range(writer, count, writers * 5):
+                numbers = range(start, min(start + writers * 5, count), writers)
+                batch = [
+                    {"type": "track", "userId": "u", "event": name, "messageId": f"{name}-{n}"}
+                    for n in numbers
+                ]
+                assert client.post("/v1/batch", json={"batch": batch}).status_code == 200
+
+    with concurrent.futures.ThreadPoolExecutor(writers) as pool:
+        list(pool.map(write, range(writers)))
+
+
+def seen(operator: Operator, name: str) -> tuple[int, int]:
+    """Return how many rows have that name, and how many events the page says are not shown."""
+    rows = operator.rows()
+    hidden = [re.search(r"([0-9]+) more came", row[0]) for row in rows]
+    return (
+        sum(len(row) > 3 and row[3] == name for row in rows),
+        sum(int(match[1]) for match in hidden if match),
+    )
+
+
+def test_500_events_in_a_second_and_a_reader(watcher: Operator, starred: Server) -> None:
+    watcher.size(1280, 600)
+    send(starred, "Before", 60)
+    watcher.open("live")
+    watcher.until(lambda: seen(watcher, "Before")[0] == 60)
+    watcher.click("Pause")
+    watcher.browser.run("scrollTo(0, 700)")
+    place = "return [scrollY, document.querySelector('#live tbody').textContent]"
+    before = watcher.browser.run(place)
+    assert before[0] > 0
+    began = time.monotonic()
+    send(starred, "Many", 500)
+    took = time.monotonic() - began
+    watcher.until(lambda: (int(watcher.browser.run(PILL)) or 0) >= 200)
+    for _ in range(5):
+        assert watcher.browser.run(place) == before, "the page moved under the reader"
+        time.sleep(0.3)
+    watcher.browser.run("document.getElementById('pause').click()")
+    eventually(lambda: seen(watcher, "Many"), lambda found: sum(found) == 500)
+    rows, hidden = seen(watcher, "Many")
+    assert rows <= RING
+    assert hidden == 500 - rows
+    assert hidden or took > 0.5, "it came in one read of the store"
+    assert len(watcher.rows()) <= RING
+    # Newest first, whatever came when.
+    times = watcher.browser.run(
+        "return [...document.querySelectorAll('#live tr.row')].map((row) => +row.dataset.at)"
+    )
+    assert times == sorted(times, reverse=True)
+
+
+PILL = "return document.getElementById('pill').textContent.split(' ')[0]"
+
+
+def test_rows_do_not_move_under_the_pointer_a_selection_or_the_focus(
+    watcher: Operator, starred: Server
+) -> None:
+    send(starred, "First", 5)
+    watcher.open("live")
+    watcher.until(lambda: "First" in watcher.text("#live"))
+    link = watcher.one("#live tr.row a")
+    watcher.browser.run("arguments[0].focus()", link)
+    send(starred, "Second", 3)
+    watcher.until(lambda: seen(watcher, "Second")[0] == 3)
+    assert watcher.browser.run("return document.activeElement === arguments[0]", link)
+    watcher.browser.run("getSelection().selectAllChildren(arguments[0])", link)
+    first = watcher.rows()[0]
+    send(starred, "Third", 3)
+    watcher.until(lambda: int(watcher.browser.run(PILL) or 0) == 3)
+    assert watcher.rows()[0] == first
+    watcher.click("3 new ▲")
+    assert seen(watcher, "Third")[0] == 3
+
+
+# ------------------------------------------------------------------------ rejected and refused
+@pytest.fixture(scope="module")
+def strict(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """Return a server that accepts browsers of one site only."""
+    extra = f'[cors]\norigins = ["https://shop.example"]\n{CONSOLE}'
+    folder = tmp_path_factory.mktemp("strict")
+    with start_server(folder, workers=2, config_extra=extra) as server:
+        yield server
+
+
+def test_rejected_events_stand_beside_their_neighbours_and_refused_requests_above(
+    browser: Browser, strict: Server, pages: Pages
+) -> None:
+    with operator(browser, strict) as one:
+        one.open("live")
+        good = {"type": "track", "userId": "u", "event": "Good"}
+        batch = [good, {"type": "track", "userId": "u", "properties": 7, "event": "Bad"}, good]
+        strict.post("/v1/batch", {"batch": batch})
+        one.until(lambda: len(one.rows()) == 3)
+        rows = {row[3]: row for row in one.rows()}
+        assert rows["Good"][1] == "stored"
+        assert rows["Bad"][1] == "rejected"
+        assert "/properties" in rows["Bad"][6]
+        one.click("Bad", "#live")
+        one.until(lambda: "/properties" in one.text(".detail .reasons"))
+        assert one.texts(".detail mark")
+
+        strict.track("wrong", key=None, headers={})
+        strict.post("/v1/track", good, key="0123456789abcdef")
+        one.until(lambda: one.text("#refused"))
+        one.one("#refused summary").click()
+        one.see("0123", "#refused tbody")
+        assert "0123456789" not in one.text("#refused")
+        assert "401" in one.text("#refused tbody")
+        # A web page of another origin, in this browser.
+        address = one.url
+        pages.pages["/"] = "<!doctype html><title>Foreign</title>"
+        browser.open(pages.url)
+        script = f"""
+          const done = arguments[0];
+          fetch("{strict.url}/v1/track", {{method: "POST", body: "{{}}",
+            headers: {{"Content-Type": "application/json"}}}}).then(done, () => done("refused"));
+        """
+        assert browser.driver.execute_async_script(script) == "refused"
+        browser.errors()
+        browser.open(f"{address}/live")
+        one.until(lambda: one.texts("#refused tbody tr"))
+        one.browser.run("document.getElementById('refused').open = true")
+        one.see(pages.url, "#refused tbody")
+
+
+# ---------------------------------------------------------------------------------- what it costs
+def test_a_hidden_tab_asks_for_nothing(browser: Browser, console: Server) -> None:
+    with (
+        reverse_proxy(console_url(console)) as proxy,
+        operator(browser, console, proxy.url) as one,
+    ):
+
+        def polls() -> int:
+            return sum("live.json" in request[1] for request in proxy.requests)
+
+        one.open("live")
+        one.until(lambda: polls() > 1)
+        first = browser.driver.current_window_handle
+        browser.driver.switch_to.new_window("tab")
+        second = browser.driver.current_window_handle
+        try:
+            time.sleep(0.5)
+            before = polls()
+            time.sleep(3)
+            assert polls() == before
+        finally:
+            browser.driver.close()
+            browser.driver.switch_to.window(first)
+        assert second != first
+        since = polls()
+        browser.cdp("Page.bringToFront")
+        one.until(lambda: polls() == since + 1)
+        console.track("m-after-hidden", event="After")
+        one.see("After", "#live")
+
+
+def test_two_minutes_at_200_events_a_second(browser: Browser, console: Server) -> None:
+    """The page stays small; by hand it was tried for two hours."""
+    with operator(browser, console) as one:
+        one.open("live")
+        ends = time.monotonic() + SECONDS
+        rows: list[int] = []
+        number = 0
+        while time.monotonic() < ends:
+            began = time.monotonic()
+            batch = [
+                {"type": "track", "userId": f"u{n}", "event": "Steady", "properties": {"n": n}}
+                for n in range(number, number + 100)
+            ]
+            number += 100
+            assert console.post("/v1/batch", {"batch": batch}).status_code == 200
+            if number % 2000 == 0:
+                rows.append(len(one.rows()))
+            time.sleep(max(0, 0.5 - (time.monotonic() - began)))
+        assert max(rows) <= RING
+        assert max(rows) > RING / 2
+        browser.cdp("HeapProfiler.collectGarbage")
+        metrics: list[dict[str, Any]] = browser.cdp("Performance.getMetrics")["metrics"]
+        heap = next(one["value"] for one in metrics if one["name"] == "JSHeapUsedSize")
+        assert heap < 50e6
+
+
+SECONDS = 120
