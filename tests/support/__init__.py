@@ -21,6 +21,7 @@ A server and clients:
 
 - ``server_process``: ``engage serve`` as a process; start here to test a whole server
 - ``console``: the console of such a server, and a client that is signed in to it
+- ``connections``: connections of which it is known which worker has them
 - ``console_data``: a server with something to see on every page of its console
 - ``server_inprocess``: the whole server in the test's event loop, which is faster and lets a test
   make its storage fail
