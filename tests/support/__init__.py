@@ -22,6 +22,7 @@ A server and clients:
 - ``server_process``: ``engage serve`` as a process; start here to test a whole server
 - ``console``: the console of such a server, and a client that is signed in to it
 - ``connections``: connections of which it is known which worker has them
+- ``operator``: a person who uses the console in a browser
 - ``console_data``: a server with something to see on every page of its console
 - ``server_inprocess``: the whole server in the test's event loop, which is faster and lets a test
   make its storage fail
