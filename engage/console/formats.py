@@ -15,6 +15,9 @@ _UNSAFE: Final = re.compile(
     "[\x00-\x1f\x7f-\x9f\u00ad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb"
     "\U000e0000-\U000e0fff]"
 )
+#: The first and the last millisecond of the years 1 and 9999.
+EARLIEST: Final = -62_135_596_800_000
+LATEST: Final = 253_402_300_799_999
 
 
 def visible(text: object, *, lines: bool = False) -> str:
@@ -38,16 +41,22 @@ def visible(text: object, *, lines: bool = False) -> str:
     return _UNSAFE.sub(escaped, str(text))
 
 
+def _moment(milliseconds: int) -> datetime.datetime:
+    """Return a time; the nearest one with a year of four digits if there is no such year."""
+    within = min(max(milliseconds, EARLIEST), LATEST)
+    return datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC) + datetime.timedelta(
+        milliseconds=within
+    )
+
+
 def iso(milliseconds: int) -> str:
     """Return a time as ``2026-11-22T12:00:00.000Z``."""
-    when = datetime.datetime.fromtimestamp(milliseconds / 1000, datetime.UTC)
-    return when.isoformat(timespec="milliseconds").removesuffix("+00:00") + "Z"
+    return _moment(milliseconds).isoformat(timespec="milliseconds").removesuffix("+00:00") + "Z"
 
 
 def clock(milliseconds: int) -> str:
     """Return a time for people: ``2026-11-22 12:00:00 UTC``."""
-    when = datetime.datetime.fromtimestamp(milliseconds / 1000, datetime.UTC)
-    return f"{when:%Y-%m-%d %H:%M:%S} UTC"
+    return f"{_moment(milliseconds):%Y-%m-%d %H:%M:%S} UTC"
 
 
 def number(value: float) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
 import socket
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final, Literal
@@ -125,14 +126,31 @@ class Job:
         }
 
     @classmethod
-    def read(cls, record: Record) -> Job:
-        """Return the job in a record of kind :data:`JOB`."""
-        fields: dict[str, Any] = orjson.loads(record.body)
-        known = {field.name for field in dataclasses.fields(cls)}
-        values = {name: value for name, value in fields.items() if name in known}
-        values["wanted"] = LetterFilter(**values["wanted"])
-        values["actor"] = Actor(**values["actor"])
-        return cls(**values)
+    def read(cls, record: Record) -> Job | None:
+        """Return the job in a record of kind :data:`JOB`; ``None`` if it cannot be read."""
+        try:
+            fields: dict[str, Any] = orjson.loads(record.body)
+            known = {field.name for field in dataclasses.fields(cls)}
+            values = {name: value for name, value in fields.items() if name in known}
+            values["wanted"] = LetterFilter(**values["wanted"])
+            values["actor"] = Actor(**values["actor"])
+            job = cls(**values)
+        except (ValueError, TypeError, KeyError, AttributeError):
+            job = None
+        return job if job is not None and job._is_possible() else None
+
+    def _is_possible(self) -> bool:
+        """Return whether the values have the right types."""
+        numbers = [self.started_at, self.updated_at, self.stored, self.duplicates, self.failed]
+        numbers += [self.in_a_row, self.total or 0]
+        texts = [self.id, self.workspace_id, self.owner, self.actor.who, self.actor.origin]
+        return (
+            all(type(one) is int for one in numbers)
+            and all(isinstance(one, str) for one in texts)
+            and self.state in ("running", "done", "cancelled", "stopped")
+            and (self.owner == "" or re.fullmatch(r".* [0-9]{1,9} \S+", self.owner) is not None)
+            and all(isinstance(one, dict) for one in self.failures)
+        )
 
 
 class JobRecords:
@@ -164,7 +182,8 @@ class JobRecords:
         if self._store is None:
             return self._finished[::-1][:limit]
         page = await self._store.list_records(JOB, "", limit=limit + 1, reverse=True)
-        return [Job.read(record) for record in page.items if record.id != CURRENT][:limit]
+        jobs = [Job.read(record) for record in page.items if record.id != CURRENT]
+        return [job for job in jobs if job is not None][:limit]
 
     async def take(self, job: Job, version: int) -> bool:
         """Make this process the owner of a job; return whether nobody else was faster.

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from engage.console.formats import visible
+from engage.console.formats import EARLIEST, LATEST, visible
 
 if TYPE_CHECKING:
     from engage.api import Record
@@ -52,14 +52,14 @@ def refused_of(records: Iterable[Record]) -> list[Refused]:
     """
     found: dict[tuple[int, str, str, str, str], Refused] = {}
     for record in records:
-        with contextlib.suppress(ValueError, TypeError, KeyError):
+        with contextlib.suppress(ValueError, TypeError, KeyError, OverflowError):
             for row in orjson.loads(record.body)["rows"]:
                 message = str(row["message"])
                 if row.get("origin"):
                     message = f"{message} (page of {row['origin']})".lstrip()
                 one = Refused(
-                    at=int(row["at"]),
-                    first=int(row["first"]),
+                    at=_time(row["at"]),
+                    first=_time(row["first"]),
                     count=int(row["count"]),
                     status=int(row["status"]),
                     code=visible(row["code"]),
@@ -71,6 +71,10 @@ def refused_of(records: Iterable[Record]) -> list[Refused]:
                 same = (one.status, one.code, one.request, one.key, one.workspace_id)
                 found[same] = one if same not in found else _together(found[same], one)
     return sorted(found.values(), key=lambda row: row.at, reverse=True)
+
+
+def _time(value: Any) -> int:
+    return min(max(int(value), EARLIEST), LATEST)
 
 
 def _together(one: Refused, other: Refused) -> Refused:

@@ -45,8 +45,9 @@ RENEW_SECONDS: Final = 300
 REFRESH_SECONDS: Final = 2.0
 #: Seconds for reading the records. If it takes longer, those that were read before still count.
 REFRESH_TIMEOUT: Final = 1.0
-#: Sessions that were ended one by one: the newest of them are remembered.
-MAX_ENDED: Final = 1000
+#: Sessions that were ended one by one are read in so many pages of so many at most.
+ENDED_PAGE: Final = 1000
+ENDED_PAGES: Final = 20
 
 
 class Session(NamedTuple):
@@ -204,12 +205,30 @@ class Sessions:
         if versions == self._versions:
             return
         found = await records.get_record(SECRET_KIND, "", SECRET_ID)
-        if found is None:
+        secret = _secret_in(found)
+        if secret is None:
             # Of several consoles that start together, one writes it.
-            await records.put_record(new_secret(round(self._clock() * 1000)), expected_version=0)
-            found = await records.get_record(SECRET_KIND, "", SECRET_ID)
-        ended = await records.list_records(ENDED_KIND, "", limit=MAX_ENDED)
-        if found is not None:
-            self._secret = str(orjson.loads(found.body)["secret"])
-        self._ended.update(record.id for record in ended.items)
+            await records.put_record(
+                new_secret(round(self._clock() * 1000)),
+                expected_version=0 if found is None else found.version,
+            )
+            secret = _secret_in(await records.get_record(SECRET_KIND, "", SECRET_ID))
+        after: str | None = None
+        for _ in range(ENDED_PAGES):
+            ended = await records.list_records(ENDED_KIND, "", after=after, limit=ENDED_PAGE)
+            self._ended.update(record.id for record in ended.items)
+            after = ended.cursor
+            if after is None:
+                break
+        if secret is not None:
+            self._secret = secret
         self._versions = versions
+
+
+def _secret_in(record: Record | None) -> str | None:
+    """Return the secret in a record; ``None`` if there is none that :func:`new_secret` made."""
+    try:
+        secret = None if record is None else orjson.loads(record.body)["secret"]
+    except (ValueError, TypeError, KeyError):
+        return None
+    return secret if isinstance(secret, str) and len(secret) >= 64 else None

@@ -81,7 +81,10 @@ async def record_audit(
 
 def read_entry(record: Record) -> AuditEntry:
     """Return the entry in a record of kind :data:`AUDIT`; what is missing in it is empty."""
-    loaded = orjson.loads(record.body)
+    try:
+        loaded = orjson.loads(record.body)
+    except ValueError:
+        loaded = None
     body: dict[str, Any] = loaded if isinstance(loaded, dict) else {}
     at, details = body.get("at"), body.get("details")
     return AuditEntry(

@@ -271,12 +271,15 @@ async def test_a_job_that_another_process_has_taken_over_stops(tmp_path: Path) -
         jobs = make_jobs(bench)
         job = await jobs.start("acme", ALL, actor=ACTOR)
         copy = Job.read(await bench.store.get_record(JOB, "", CURRENT))
+        assert copy is not None
         copy.owner = "elsewhere 1 x"
         await rewrite(bench, copy)
         await jobs.wait()
         assert job.done < 300
         record = await bench.store.get_record(JOB, "", CURRENT)
-        assert Job.read(record).owner == "elsewhere 1 x"
+        found = Job.read(record)
+        assert found is not None
+        assert found.owner == "elsewhere 1 x"
 
 
 async def test_a_job_waits_for_a_storage_that_does_not_answer(
