@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from engage.api import CountStore, DeadLetterStore
 from engage.console.base import ConsoleHandler
+from engage.console.formats import number, size
 from engage.monitoring.history import MINUTE, UP
 from engage.storage.budgets import use_ratio
 
@@ -133,9 +134,9 @@ def _settings(config: Config) -> Mapping[str, str]:
         "Metrics": "off" if server.metrics_port is None else f"port {server.metrics_port}",
         "Events are kept": days(retention.events_days),
         "Rejected events are kept": days(retention.dead_letters_days),
-        "Largest event": f"{limits.event_bytes:,} bytes",
-        "Largest body": f"{limits.body_bytes:,} bytes",
-        "Events in a batch": f"{limits.batch_events:,}",
+        "Largest event": size(limits.event_bytes),
+        "Largest body": size(limits.body_bytes),
+        "Events in a batch": number(limits.batch_events),
         "Transforms": ", ".join(one.name for one in config.transforms) or "none",
         "Observers": ", ".join(one.name for one in config.observers) or "none",
     }
