@@ -195,6 +195,8 @@ class Live:
         self._polled = asyncio.Lock()
         self._task: asyncio.Task[None] | None = None
         self._primed = False
+        #: ``received_at`` of the oldest event of the first read: older ones are not new.
+        self._since = 0
         self._refused: list[Refused] = []
         #: Changes when :meth:`refused` does.
         self.refused_version = -1
@@ -299,11 +301,15 @@ class Live:
             if page is None:
                 self.possible = False
                 return fresh, False
+            if not self._primed and page.cursor is not None:
+                self._since = page.items[-1].received_at if page.items else 0
             count = len(fresh)
             for event in page.items:
-                if event.identity not in self._known and event.identity not in fresh:
+                known = event.identity in self._known or event.identity in fresh
+                if not known and event.received_at >= self._since:
                     fresh[event.identity] = row_of_event(event)
-            if len(fresh) - count < len(page.items) or page.cursor is None:
+            # Some may have been stored after newer ones: the next page may have them.
+            if len(fresh) == count or page.cursor is None:
                 return fresh, False
             before = page.cursor
         return fresh, True

@@ -16,6 +16,7 @@ from engage.console import live as module
 from engage.console.live import PAGE, RING, Live, Wanted, row_of_event, row_of_letter, summary
 from engage.console.reader import Reader
 from engage.monitoring.refusals import Refusal, Refusals
+from support import mongo
 from support.sqlite import config_file, open_store
 
 ACME = Wanted(workspace_id="acme")
@@ -58,9 +59,14 @@ def letter(number: int, item: bytes = b'{"type":"track"}') -> DeadLetter:
 
 
 @contextlib.asynccontextmanager
-async def ring(folder: Path) -> AsyncIterator[tuple[Live, EventStore]]:
+async def ring(folder: Path, backend: str = "sqlite") -> AsyncIterator[tuple[Live, EventStore]]:
     """Open a store, and a ring for it."""
-    async with open_store(config_file(folder)) as store:
+    path = config_file(folder)
+    if backend == "mongo":
+        url = mongo.shared(mongo.kinds()[0]).url()
+        tables = path.read_text().partition("[[workspaces]]")[2]
+        path.write_text(f'[storage.mongo]\nurl = "{url}"\n[[workspaces]]{tables}')
+    async with open_store(path) as store:
         live = Live(store, Reader(5.0))
         yield live, store
         await live.close()
@@ -129,6 +135,29 @@ async def test_an_event_that_is_stored_late_appears(tmp_path: Path) -> None:
         await arrived(live, 2)
         assert [row.id for row in live.rows(ACME, after)] == ["m5"]
         assert [row.id for row in live.rows(ACME)] == ["m10", "m5"]
+
+
+@pytest.mark.parametrize("backend", ["sqlite", pytest.param("mongo", marks=pytest.mark.mongo)])
+async def test_an_event_that_is_stored_late_appears_below_a_whole_page(
+    tmp_path: Path, backend: str
+) -> None:
+    """MongoDB's order is that of the times, SQLite's that of the writes."""
+    async with ring(tmp_path, backend) as (live, store):
+        await store.write([event(number) for number in range(10, PAGE + 300)])
+        await live.look()
+        older = event(9 + 300 - 1)  # As old as the oldest row.
+        assert len(live.rows(ACME)) == PAGE
+        after = live.last
+        await store.write([event(number) for number in range(1000, 1050)])
+        await polled(live, 2)
+        late = event(2000, at=older.received_at + 2)
+        await store.write([late, event(1051)])
+        await polled(live, 2)
+        assert {row.id for row in live.rows(ACME, after)} == {
+            *(f"m{number}" for number in range(1000, 1050)),
+            "m1051",
+            "m2000",
+        }
 
 
 async def test_what_is_not_shown_is_counted(tmp_path: Path) -> None:
