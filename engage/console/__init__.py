@@ -23,7 +23,8 @@ interfaces of :mod:`engage.api`. Nothing that answers clients imports it.
 ``sign_in.py``       the pages ``link``, ``login`` and ``logout``, and ``healthz``
 ``sparks.py``        small curves as SVG
 ``pretty.py``        JSON on several lines, unchanged
-``source_lines.py``  the line of a text that a JSON pointer names
+``pointers.py``      finds the values of JSON pointers in a text
+``source_lines.py``  the lines of a text that JSON pointers name
 ``badge.py``          the number of rejected events in the navigation
 ``live.py``          the newest events and dead letters, read once a second for all tabs
 ``refused.py``       requests that were refused as a whole

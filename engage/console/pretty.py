@@ -7,14 +7,17 @@ The text is never decoded, only cut into tokens, so that nothing of it changes.
 from __future__ import annotations
 
 import dataclasses
-import json
 import re
 from collections.abc import Collection
 from typing import Final
 
+from engage.console.pointers import Place, deepest, places
+
 __all__ = ["Line", "json_lines", "one_line"]
 
-_TOKEN: Final = re.compile(r'\s*("(?:[^"\\]|\\.)*"|[{}\[\],:]|[^\s{}\[\],:"]+)', re.DOTALL)
+_TOKEN: Final = re.compile(
+    r'\s*("[^"\\]*+(?:\\.[^"\\]*+)*+"|[{}\[\],:]|[^\s{}\[\],:"]+)', re.DOTALL
+)
 #: Lines of a text; the rest is one line that says so.
 MAX_LINES: Final = 5000
 
@@ -25,9 +28,7 @@ class Line:
 
     #: (class, text): ``k`` a key, ``s`` a string, ``n`` another value, ``""`` punctuation.
     tokens: list[tuple[str, str]]
-    #: The JSON Pointer (RFC 6901) of the value that begins in the line.
-    pointer: str
-    #: Whether a reason points to it.
+    #: Whether a reason points to the value that begins in the line.
     marked: bool = False
 
 
@@ -43,44 +44,43 @@ def _tokens(text: str) -> list[str] | None:
     return found
 
 
-def _part(key: str) -> str:
-    try:
-        name = str(json.loads(key))
-    except ValueError:
-        name = key
-    return name.replace("~", "~0").replace("/", "~1")
-
-
 def json_lines(text: str, marked: Collection[str] = ()) -> list[Line]:
     """Cut a JSON text into lines, two spaces for each level.
 
     :param text: any text; one that is not JSON is returned line by line.
-    :param marked: pointers of the values whose lines are marked.
+    :param marked: pointers (RFC 6901) of the values whose lines are marked. If the text has no such
+        value, that is its nearest parent; the first line is never marked.
     """
     pieces = _tokens(text)
     if pieces is None or len(pieces) < 2:
-        return [Line([("", line)], "") for line in text.splitlines() or [""]]
-    lines = [Line([], "")]
-    #: For each open container: the pointer, and the index of the current item (None: an object).
-    stack: list[tuple[str, int | None]] = []
-    pointer, key = "", False
+        return [Line([("", line)]) for line in text.splitlines() or [""]]
+    lines = [Line([])]
+    root = places(marked)
+    root.found(0)
+    #: For each open container: its place, and the index of the current item (None: an object).
+    stack: list[tuple[Place | None, int | None]] = []
+    place: Place | None = root
+    key = False
     for index, piece in enumerate(pieces):
         following = pieces[index + 1] if index + 1 < len(pieces) else ""
         if piece in "}]" and stack:
-            pointer = stack.pop()[0]
+            stack.pop()
             if pieces[index - 1] not in "{[":
-                lines.append(Line([("", "  " * len(stack))], pointer))
+                lines.append(Line([("", "  " * len(stack))]))
             lines[-1].tokens.append(("", piece))
             continue
         inner = stack[-1] if stack else None
         if inner is not None and not key and piece not in ",:":
-            part = _part(piece) if inner[1] is None else str(inner[1])
-            pointer = f"{inner[0]}/{part}"
-            lines.append(Line([("", "  " * len(stack))], pointer, pointer in marked))
+            place = inner[0]
+            if place is not None:
+                place = place.member(piece) if inner[1] is None else place.item(inner[1])
+            if place is not None:
+                place.found(len(lines))
+            lines.append(Line([("", "  " * len(stack))]))
         line = lines[-1].tokens
         if piece in "{[":
             line.append(("", piece))
-            stack.append((pointer, 0 if piece == "[" else None))
+            stack.append((place, 0 if piece == "[" else None))
             key = False
         elif piece == ":":
             line.append(("", ": "))
@@ -95,9 +95,12 @@ def json_lines(text: str, marked: Collection[str] = ()) -> list[Line]:
             line.append((kind, piece))
             key = False
         if len(lines) > MAX_LINES:
-            return [*lines[:MAX_LINES], Line([("", "… the rest is not shown here")], "")]
-    if "" in marked:
-        lines[0].marked = True
+            lines[MAX_LINES:] = [Line([("", "… the rest is not shown here")])]
+            break
+    for pointer in marked:
+        line_number = deepest(root, pointer).line
+        if line_number and line_number < MAX_LINES:
+            lines[line_number].marked = True
     return lines
 
 

@@ -1,32 +1,38 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The line of a JSON text in which the value of a JSON pointer begins, as a person wrote it."""
+"""The lines of a JSON text in which the values of JSON pointers begin, as a person wrote it."""
 
 from __future__ import annotations
 
-import json
 import re
+from collections.abc import Iterable, Mapping
 from typing import Final
 
-__all__ = ["line_of"]
+from engage.console.pointers import Place, deepest, places
 
-_PIECE: Final = re.compile(r'"(?:[^"\\]|\\.)*"|[{}\[\],:]|[^\s{}\[\],:"]+', re.DOTALL)
+__all__ = ["lines_of"]
+
+# A string that does not end is one piece; otherwise each quote in it would be tried.
+_PIECE: Final = re.compile(
+    r'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)|[{}\[\],:]|[^\s{}\[\],:"]+', re.DOTALL
+)
 
 
-def line_of(text: str, pointer: str) -> int | None:
-    """Return the number of a line, from 1.
+def lines_of(text: str, pointers: Iterable[str]) -> Mapping[str, int | None]:
+    """Return pointer → the number of its line, from 1.
 
     :param text: any text.
-    :param pointer: see RFC 6901. If the text has no such value, its nearest parent is meant.
-    :return: ``None`` if the text has no value at all.
+    :param pointers: see RFC 6901. If the text has no such value, its nearest parent is meant.
+    :return: ``None`` for each if the text has no value at all.
     """
-    found: dict[str, int] = {}
-    #: The pointers of the open containers, each with the index of its next item (None: an object).
-    stack: list[tuple[str, int | None]] = []
+    pointers = list(pointers)
+    root = places(pointers)
+    #: The open containers, each with the index of its next item (None: an object).
+    stack: list[tuple[Place | None, int | None]] = []
     key: str | None = None
-    line, place = 1, 0
+    line, at = 1, 0
     for match in _PIECE.finditer(text):
-        line += text.count("\n", place, match.start())
-        place = match.start()
+        line += text.count("\n", at, match.start())
+        at = match.start()
         piece = match[0]
         if piece in (":", ","):
             if piece == "," and stack and stack[-1][1] is not None:
@@ -36,27 +42,23 @@ def line_of(text: str, pointer: str) -> int | None:
             if stack:
                 stack.pop()
             continue
-        path = ""
+        place: Place | None = root
         if stack:
-            parent, index = stack[-1]
-            if index is None and key is None:
+            outer, index = stack[-1]
+            if index is not None:
+                place = None if outer is None else outer.item(index)
+            elif key is None:
                 key = piece
+                place = None if outer is None else outer.member(piece)
                 # The name of a member is where a person looks for it.
-                found.setdefault(f"{parent}/{_part(piece)}", line)
+                if place is not None:
+                    place.found(line)
                 continue
-            path = f"{parent}/{_part(key) if index is None and key is not None else index}"
-            key = None
-        found.setdefault(path, line)
+            else:
+                place = None if outer is None else outer.member(key)
+                key = None
+        if place is not None:
+            place.found(line)
         if piece in ("{", "["):
-            stack.append((path, None if piece == "{" else 0))
-    while pointer and pointer not in found:
-        pointer = pointer.rpartition("/")[0]
-    return found.get(pointer)
-
-
-def _part(piece: str) -> str:
-    try:
-        name = str(json.loads(piece))
-    except ValueError:
-        name = piece
-    return name.replace("~", "~0").replace("/", "~1")
+            stack.append((place, None if piece == "{" else 0))
+    return {pointer: deepest(root, pointer).line for pointer in pointers}

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 
 import pytest
 
@@ -38,7 +39,23 @@ def test_a_pointer_marks_the_line_of_its_value() -> None:
     source = '{"properties":{"price":"12","a/b":[{"x":1},{"x":2}]}}'
     marked = {"/properties/price", "/properties/a~1b/1/x"}
     lines = [line for line in json_lines(source, marked) if line.marked]
-    assert [line.pointer for line in lines] == sorted(marked, reverse=True)
+    texts = ["".join(text for _, text in line.tokens).strip() for line in lines]
+    assert texts == ['"price": "12",', '"x": 2']
+
+
+def test_a_pointer_that_the_text_does_not_have_marks_its_parent() -> None:
+    source = '{"properties":{"price":"12"},"a":1}'
+    lines = json_lines(source, {"/properties/x/y", "/b", ""})
+    assert [index for index, line in enumerate(lines) if line.marked] == [1]
+
+
+def test_a_long_name_with_many_values_needs_no_memory_for_pointers() -> None:
+    tracemalloc.start()
+    lines = json_lines(json.dumps({"k" * 500_000: [0] * 50_000}), {"/a"})
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert len(lines) == 5001
+    assert peak < 50_000_000
 
 
 def test_a_text_that_is_not_json_is_shown_as_it_is() -> None:

@@ -4,13 +4,20 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engage.console.source_lines import line_of
+from engage.console.source_lines import lines_of
+
+
+def line_of(text: str, pointer: str) -> int | None:
+    """Return the line of one pointer."""
+    return lines_of(text, [pointer])[pointer]
+
 
 TEXT = """{
   "event": "a",
@@ -70,3 +77,16 @@ def test_every_value_has_a_line(value: Any) -> None:
 
     text = json.dumps(value, indent=1)
     check(value, "")
+
+
+def test_a_long_name_with_many_values_costs_what_it_costs_to_read_it() -> None:
+    """The pointers of all values would be 25 GB."""
+    text = json.dumps({"k" * 500_000: [0] * 50_000, "a": 1}, indent=1)
+    deep = f"/{'k' * 500_000}/49999"
+    started = time.process_time()
+    found = lines_of(text, [deep, "/a"] * 50)
+    assert time.process_time() - started < 5
+    assert found == {deep: 50_002, "/a": 50_004}
+    assert line_of("[" * 500_000, "/0/0/1") == 1
+    assert line_of('{"a": "' + '\\"' * 500_000, "/a") == 1
+    assert line_of('{"a": "' + "\\" * 500_001, "/a") == 1

@@ -119,7 +119,7 @@ class _Loads(ConsoleHandler):
             "story": "",
             "size": f"{number(len(letter.item))} bytes"
             + (", cut: the rest was not kept" if letter.truncated else ""),
-            "lines": _lines(json_lines(text, _with_parents(text, marked))),
+            "lines": _lines(json_lines(text, marked)),
             "raw": visible(text, lines=True),
             "curl": "",
             "reasons": reasons or [{"pointer": "", "message": visible(letter.message)}],
@@ -137,18 +137,6 @@ class _Loads(ConsoleHandler):
 
 def _ids(event: Event) -> dict[str, str]:
     return {"origin": event.origin, "id": event.message_id}
-
-
-def _with_parents(text: str, marked: set[str]) -> set[str]:
-    """Return the pointers, each replaced by the nearest one that is in the text."""
-    there = {line.pointer for line in json_lines(text)}
-    found = set()
-    for pointer in marked:
-        while pointer and pointer not in there:
-            pointer = pointer.rpartition("/")[0]
-        if pointer:
-            found.add(pointer)
-    return found
 
 
 class EventHandler(_Loads):

@@ -13,7 +13,7 @@ from engage.api import CONFLICT, EVENT_TYPES, DeadLetter, DeadLetterStore
 from engage.console.base import ConsoleHandler
 from engage.console.formats import visible
 from engage.console.pretty import json_lines
-from engage.console.source_lines import line_of
+from engage.console.source_lines import lines_of
 from engage.pipeline.explain import Explained, describe_change
 from engage.pipeline.replay import is_delivery, obstacle_of, text_of
 
@@ -114,6 +114,7 @@ class _LetterPages(ConsoleHandler):
             problems = explained.errors
         if problems or explained is not None or failure:
             errors = [(problem.pointer, problem.message) for problem in problems]
+        places = lines_of(form.text, [pointer for pointer, _ in errors])
         event = None if explained is None else explained.event
         lines: Any = []
         if event is not None:
@@ -131,7 +132,7 @@ class _LetterPages(ConsoleHandler):
             needs_operation=not is_delivery(letter) and letter.operation is None,
             operations=(*EVENT_TYPES, "batch"),
             conflict=letter.reason == CONFLICT,
-            errors=[(line_of(form.text, pointer), pointer, text) for pointer, text in errors],
+            errors=[(places[pointer], pointer, text) for pointer, text in errors],
             explained=explained,
             changes=[]
             if explained is None
