@@ -3,9 +3,6 @@
 
 from __future__ import annotations
 
-import mmap
-import struct
-import subprocess
 import time
 from pathlib import Path
 
@@ -13,25 +10,9 @@ import pytest
 
 from engage.pipeline.normalise import parse_time
 from support.server_process import Server, start_server
+from support.system_clock import SystemClock
 
-SHIM = Path(__file__).parents[1] / "support" / "fake_clock.c"
 YEARS = 2 * 365 * 86_400
-
-
-class SystemClock:
-    """The clock of the servers that have its environment."""
-
-    def __init__(self, folder: Path) -> None:
-        library, offset = folder / "fake_clock.so", folder / "offset"
-        subprocess.run(["cc", "-shared", "-fPIC", "-O1", "-o", library, SHIM], check=True)
-        offset.write_bytes(bytes(8))
-        with offset.open("r+b") as file:
-            self._map = mmap.mmap(file.fileno(), 8)
-        self.environment = {"LD_PRELOAD": str(library), "FAKE_CLOCK": str(offset)}
-
-    def set(self, seconds: int) -> None:
-        """Set the clock ahead of the right time."""
-        self._map[:] = struct.pack("=q", seconds)
 
 
 @pytest.fixture

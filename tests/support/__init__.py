@@ -44,7 +44,7 @@ Webhook providers:
 
 Programs and files:
 
-- ``times``: clocks that a test sets
+- ``times``: clocks that a test sets; ``system_clock``: that of the machine
 - ``waiting``: waits until a condition is true
 - ``processes``: the processes that another one started
 - ``cache``: keeps what was installed or built once; ``prepare`` fills it before the tests run

@@ -80,10 +80,15 @@ def browser(url: str, **options: Any) -> httpx.Client:
 
 
 @contextlib.contextmanager
-def signed_in(server: Server, url: str | None = None, **options: Any) -> Iterator[httpx.Client]:
-    """Yield a client that is signed in to the console of a server."""
+def signed_in(
+    server: Server, url: str | None = None, *, age: float = 0.0, **options: Any
+) -> Iterator[httpx.Client]:
+    """Yield a client that is signed in to the console of a server.
+
+    :param age: see :func:`make_link`.
+    """
     with browser(url or console_url(server), **options) as client:
-        answer = client.post("link", data={"t": make_link(server.config)})
+        answer = client.post("link", data={"t": make_link(server.config, age=age)})
         assert answer.status_code == 303, answer.text
         yield client
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from urllib.parse import urlencode
 
@@ -47,9 +48,17 @@ def tables(storage: str) -> str:
     return f'[storage]\nbackend = "mongo"\n[storage.mongo]\nurl = "{url}"\n'
 
 
-def start(folder: Path, *, storage: str = SQLITE, server: str = "", extra: str = EXTRA) -> Server:
+def start(
+    folder: Path,
+    *,
+    storage: str = SQLITE,
+    extra: str = EXTRA,
+    environment: Mapping[str, str] | None = None,
+) -> Server:
     """Start a server with two workers and a console."""
-    return start_server(folder, workers=2, storage=storage, server=server, config_extra=extra)
+    return start_server(
+        folder, workers=2, storage=storage, config_extra=extra, environment=environment
+    )
 
 
 def fill(server: Server) -> None:

@@ -73,9 +73,12 @@ class Operator:
         return found
 
     # ---------------------------------------------------------------------------------- sessions
-    def sign_in(self, server: Server) -> None:
-        """Get a session by a one-time link, without the browser, and give it the cookie."""
-        with signed_in(server, self.url) as client:
+    def sign_in(self, server: Server, age: float = 0.0) -> None:
+        """Get a session by a one-time link, without the browser, and give it the cookie.
+
+        :param age: how many seconds the clock of the server is behind.
+        """
+        with signed_in(server, self.url, age=age) as client:
             for cookie in client.cookies.jar:
                 self.set_cookie(cookie.name, cookie.value or "")
 
@@ -187,11 +190,13 @@ class Operator:
 
 
 @contextlib.contextmanager
-def operator(browser: Browser, server: Server, url: str | None = None) -> Iterator[Operator]:
+def operator(
+    browser: Browser, server: Server, url: str | None = None, *, age: float = 0.0
+) -> Iterator[Operator]:
     """Yield an operator who is signed in; in the end, no page may have had an error."""
     one = Operator(browser, url or console_url(server))
     try:
-        one.sign_in(server)
+        one.sign_in(server, age)
         yield one
         problems = one.problems()
         assert not problems, problems

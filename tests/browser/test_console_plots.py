@@ -1,0 +1,279 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The plots of the overview: true after a kill, readable by keyboard, fast, right in every zone."""
+
+from __future__ import annotations
+
+import datetime
+import re
+import time
+import zoneinfo
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from selenium.webdriver.common.keys import Keys
+
+from engage.api import Count, CountStore, EventStore
+from support import console_data
+from support.browser import Browser
+from support.console import console_url, on_store
+from support.operator import Operator, operator
+from support.server_process import Server
+from support.system_clock import SystemClock
+
+pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
+
+MINUTE = 60_000
+#: Returns the line of numbers below the plot.
+READ = "return document.querySelector('#events-plot + .read').textContent"
+
+
+def put(server: Server, minutes: dict[int, int], up: bool = True) -> None:
+    """Write the history of another process.
+
+    :param minutes: the start of a minute → events that were stored in it.
+    """
+    rows = []
+    for at, stored in minutes.items():
+        for name, labels, value in (
+            ("events", ("website", "track", "stored"), stored),
+            ("events", ("website", "track", "duplicate"), stored // 10),
+            ("requests", ("0.005",), stored),
+            ("up", ("1.0",), 1),
+        ):
+            if value:
+                workspace = "acme" if name == "events" else ""
+                rows.append(
+                    Count(
+                        step=60,
+                        at=at,
+                        process="another",
+                        name=name,
+                        workspace_id=workspace,
+                        labels=labels,
+                        value=value,
+                    )
+                )
+
+    async def write(store: EventStore) -> None:
+        assert isinstance(store, CountStore)
+        for start in range(0, len(rows), 1000):
+            await store.put_counts(rows[start : start + 1000])
+
+    on_store(server.config, write)
+
+
+def drawn(one: Operator) -> None:
+    """Wait until the plot is drawn."""
+    one.until(lambda: one.browser.run("return !!document.querySelector('#events-plot canvas')"))
+
+
+def table(one: Operator) -> dict[str, list[str]]:
+    """Return the table under the first plot: time → numbers."""
+    rows: list[list[str]] = one.browser.run("""
+      return [...document.querySelectorAll("#plots table")[0].tBodies[0].rows].map((row) =>
+        [row.querySelector("time").dateTime, ...[...row.cells].slice(1).map((c) => c.textContent)]);
+    """)
+    return {row[0]: [text.replace("\u202f", "") for text in row[1:]] for row in rows}
+
+
+def totals(one: Operator) -> dict[str, int]:
+    """Return the large numbers."""
+    texts = one.browser.run("""
+      return [...document.querySelectorAll(".figure")].map((one) =>
+        [one.querySelector(".label").innerText.trim(), one.querySelector(".value").innerText]);
+    """)
+    return {
+        label: int(re.sub(r"\D", "", value)) for label, value in texts if label != "Latency p95"
+    }
+
+
+def iso(at: int) -> str:
+    when = datetime.datetime.fromtimestamp(at / 1000, datetime.UTC)
+    return when.isoformat(timespec="milliseconds").removesuffix("+00:00") + "Z"
+
+
+def test_the_history_survives_a_kill_of_everything(browser: Browser, tmp_path: Path) -> None:
+    with console_data.start(tmp_path) as server:
+        for number in range(120):
+            assert server.track(f"m-{number}").status_code == 200
+        # At most five seconds of counting are lost; these are not.
+        time.sleep(6.5)
+        for number in range(30):
+            server.track(f"late-{number}")
+        this = int(time.time() * 1000) // MINUTE * MINUTE
+        server.kill()
+        # Earlier, another process ran; between, there was none.
+        put(server, {this - n * MINUTE: 10 * n for n in range(20, 30)})
+        server.start()
+        with operator(browser, server) as one:
+            one.open("?range=1h")
+            drawn(one)
+            numbers = table(one)
+            earlier = sum(10 * n for n in range(20, 30))
+            assert earlier + 120 <= totals(one)["Stored"] <= earlier + 150
+            assert numbers[iso(this - 25 * MINUTE)][:2] == ["250", "25"]
+            gap = this - 10 * MINUTE
+            assert numbers[iso(gap)] == ["not running"]
+            # In the plot, too: hatched, and a word.
+            one.tab_to("events-plot")
+            for _ in range(120):
+                one.keys(Keys.ARROW_LEFT)
+                if "not running" in browser.run(READ):
+                    break
+            assert "not running" in browser.run(READ)
+            painted = browser.run("""
+              const canvas = document.querySelector("#events-plot canvas"), box = canvas.width;
+              const at = Math.round(44 + (box - 64) * 0.8), draw = canvas.getContext("2d");
+              const pixels = draw.getImageData(at, 20, 40, canvas.height - 90).data;
+              let count = 0;
+              for (let i = 3; i < pixels.length; i += 4) count += pixels[i] > 0;
+              return count / (pixels.length / 4);
+            """)
+            assert 0.02 < painted < 0.6, "the gap is not hatched"
+            # After some time, nothing was counted twice.
+            before = totals(one)["Stored"]
+            time.sleep(6)
+            one.open("?range=1h")
+            assert totals(one)["Stored"] == before
+
+
+@pytest.fixture(scope="module")
+def busy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, dict[int, int]]]:
+    """Return a server with a full history of 24 hours, and the events of each minute."""
+    with console_data.start(tmp_path_factory.mktemp("busy")) as server:
+        server.track("m-first")
+        this = int(time.time() * 1000) // MINUTE * MINUTE
+        minutes = {this - n * MINUTE: 1000 + n for n in range(2, 24 * 60 + 10)}
+        put(server, minutes)
+        yield server, minutes
+
+
+def test_the_numbers_of_a_plot_are_those_of_the_store(
+    browser: Browser, busy: tuple[Server, dict[int, int]]
+) -> None:
+    server, minutes = busy
+    with operator(browser, server) as one:
+        one.open("?range=1h")
+        drawn(one)
+        for when, numbers in table(one).items():
+            at = round(datetime.datetime.fromisoformat(when).timestamp() * 1000)
+            if at in minutes:
+                assert numbers == [str(minutes[at]), str(minutes[at] // 10), "0", "0"]
+        assert len(table(one)) == 60
+        one.tab_to("events-plot")
+        seen = []
+        for _ in range(6):
+            one.keys(Keys.ARROW_LEFT)
+            seen.append(browser.run(READ))
+        assert len(set(seen)) == 6
+        stored = [int(match[1]) for match in map(re.compile(r"stored (\d+)").search, seen) if match]
+        assert stored[-1] in minutes.values()
+        assert stored[-1] == stored[-2] + 1
+        one.keys(Keys.ARROW_RIGHT)
+        assert browser.run(READ) == seen[-2]
+
+
+def test_24_hours_are_drawn_in_no_time(
+    browser: Browser, busy: tuple[Server, dict[int, int]]
+) -> None:
+    server, minutes = busy
+    with operator(browser, server) as one:
+        one.open("?range=24h")
+        drawn(one)
+        times = [
+            browser.driver.execute_async_script("""
+              const done = arguments[0], began = performance.now();
+              document.dispatchEvent(new Event("theme"));
+              requestAnimationFrame(() => setTimeout(() => done(performance.now() - began)));
+            """)
+            for _ in range(5)
+        ]
+        assert min(times) < 300, times
+        day = sum(list(minutes.values())[: 24 * 60 - 2])
+        assert abs(totals(one)["Stored"] - day) <= 3 * (1000 + 24 * 60)
+        # Dragging zooms; a click on a bar shows the events of that minute.
+        one.open("?range=1h")
+        drawn(one)
+        one.one("#events-plot .u-over").click()
+        one.until(lambda: one.path.startswith("events?"))
+        assert "since=" in one.path
+
+
+# ------------------------------------------------------------------------------------ time zones
+def last_autumn(zone: zoneinfo.ZoneInfo) -> datetime.datetime:
+    """Return the last instant at which clocks of a zone were set back."""
+    hour = datetime.timedelta(hours=1)
+    at = datetime.datetime.now(datetime.UTC).replace(minute=0, second=0, microsecond=0)
+
+    def offset(when: datetime.datetime) -> Any:
+        return when.astimezone(zone).utcoffset()
+
+    at -= 24 * hour
+    while not offset(at - hour) > offset(at):
+        at -= hour
+    return at
+
+
+def test_the_night_in_which_the_clocks_are_set_back(browser: Browser, tmp_path: Path) -> None:
+    berlin = zoneinfo.ZoneInfo("Europe/Berlin")
+    change = last_autumn(berlin)
+    clock = SystemClock(tmp_path)
+    shift = round(change.timestamp() + 5 * 3600 + 600 - time.time())
+    clock.set(shift)
+    folder = tmp_path / "server"
+    folder.mkdir()
+    at = round(change.timestamp() * 1000)
+    with console_data.start(folder, environment=clock.environment) as server:
+        server.track("m-first")
+        put(server, {at - 30 * MINUTE: 111, at + 30 * MINUTE: 222})
+        url = console_url(server)
+        with operator(browser, server, age=-shift) as one:
+            browser.cdp("Emulation.setTimezoneOverride", timezoneId="Europe/Berlin")
+            one.open("?range=24h")
+            drawn(one)
+
+            def shown() -> list[tuple[str, str]]:
+                found: list[list[str]] = browser.run("""
+                  const times = document.querySelectorAll("#plots table")[0]
+                    .querySelectorAll("time");
+                  return [...times].map((one) => [one.dateTime, one.textContent]);
+                """)
+                return [(when, text) for when, text in found]
+
+            def wanted(zone: datetime.tzinfo, suffix: str) -> list[tuple[str, str]]:
+                times = [datetime.datetime.fromisoformat(when) for when, _ in shown()]
+                local = [when.astimezone(zone) for when in times]
+                texts = [f"{one.day} {one:%b %Y, %H:%M:%S}{suffix}" for one in local]
+                return [(when, text) for (when, _), text in zip(shown(), texts, strict=True)]
+
+            assert shown() == wanted(berlin, "")
+            assert len({when for when, _ in shown()}) == 24
+            # Two hours look the same, and are not.
+            assert len({text for _, text in shown()}) == 23
+
+            def reads(stored: int) -> str:
+                one.open("?range=24h")
+                drawn(one)
+                browser.run("document.getElementById('events-plot').focus()")
+                minutes = 5 * 60 + (40 if stored == 111 else -20)
+                one.keys(*[Keys.PAGE_UP] * (minutes // 10))
+                for _ in range(20):
+                    if f"stored {stored} " in browser.run(READ):
+                        break
+                    one.keys(Keys.ARROW_LEFT)
+                assert f"stored {stored} " in browser.run(READ)
+                return str(browser.run(READ)).partition(" · ")[0]
+
+            day = change.astimezone(berlin)
+            local = f"{day.day} {day:%b}, 02:30"
+            assert reads(111) == reads(222) == local
+            one.one("#utc").click()
+            assert shown() == wanted(datetime.UTC, " UTC")
+            assert reads(111) == f"{change.day} {change:%b}, 00:30"
+            assert reads(222) == f"{change.day} {change:%b}, 01:30"
+            # The other pages remember it.
+            one.open("events")
+            assert all(text.endswith("UTC") for text in one.texts("main time"))
+            assert url == one.url
