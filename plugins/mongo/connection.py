@@ -295,7 +295,8 @@ class Connection:
         failure = reply.get("writeConcernError")
         if failure:
             raise OperationFailure("the write concern failed", failure.get("code"))
-        if "n" not in reply:
+        # FerretDB leaves the count out if every statement failed.
+        if "n" not in reply and not reply.get("writeErrors"):
             raise LookupError("the answer to an update has no count")
         return reply
 

@@ -41,7 +41,8 @@ def test_a_killed_console_is_started_again_and_the_server_goes_on(tmp_path: Path
     with start_server(tmp_path, config_extra=extra) as server:
         url, worker = console_url(server), server.worker
         (console,) = server.consoles()
-        assert os.getpriority(os.PRIO_PROCESS, console) == 5
+        mine = os.getpriority(os.PRIO_PROCESS, 0)
+        assert os.getpriority(os.PRIO_PROCESS, console) == min(mine + 5, 19)
         with signed_in(server) as client:
             os.kill(console, signal.SIGKILL)
             assert server.track("m1").status_code == 200
