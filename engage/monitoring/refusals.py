@@ -19,6 +19,10 @@ __all__ = ["MAX_ENTRIES", "ORIGIN_NOT_ALLOWED", "Refusal", "Refusals", "key_pref
 
 #: Entries that a process keeps: the latest.
 MAX_ENTRIES: Final = 50
+#: Entries for one reason and route that differ only by an unknown write key. Further ones have the
+#: key :data:`OTHER_KEYS`: a client that makes up a key for each request must not hide the others.
+MAX_KEYS: Final = 10
+OTHER_KEYS: Final = "…"
 #: Characters of a write key that an entry has.
 _PREFIX: Final = 4
 #: Characters of a message.
@@ -53,14 +57,20 @@ class _Entry:
     count: int = 1
 
 
+#: Reason, route, key, write key id.
+_Name = tuple[str, str, str, str]
+
+
+def _name(refusal: Refusal) -> _Name:
+    return (refusal.reason, refusal.route, refusal.key, refusal.write_key_id)
+
+
 class Refusals:
     """The latest refusals of a process."""
 
     def __init__(self) -> None:
         # The entry that was counted last is at the end.
-        self._entries: collections.OrderedDict[tuple[str, str, str], _Entry] = (
-            collections.OrderedDict()
-        )
+        self._entries: collections.OrderedDict[_Name, _Entry] = collections.OrderedDict()
         #: Increases with every refusal.
         self.changes = 0
 
@@ -70,8 +80,14 @@ class Refusals:
         :param now: milliseconds since 1970 UTC.
         """
         self.changes += 1
-        name = (refusal.reason, refusal.route, refusal.key)
+        name = _name(refusal)
         entry = self._entries.get(name)
+        if entry is None and not refusal.write_key_id:
+            alike = sum(one[:2] == name[:2] and not one[3] for one in self._entries)
+            if alike >= MAX_KEYS:
+                refusal = dataclasses.replace(refusal, key=OTHER_KEYS)
+                name = _name(refusal)
+                entry = self._entries.get(name)
         if entry is None:
             if len(self._entries) == MAX_ENTRIES:
                 self._entries.popitem(last=False)

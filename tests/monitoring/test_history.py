@@ -215,7 +215,7 @@ def test_the_number_and_the_size_of_entries_are_bounded() -> None:
             Refusal(
                 reason="invalid_write_key",
                 status=401,
-                route="track",
+                route=f"route-{number}",
                 key=f"{number}…",
                 message="\x00" * 9999,
             ),
@@ -224,6 +224,23 @@ def test_the_number_and_the_size_of_entries_are_bounded() -> None:
     entries = refusals.entries()
     assert len(entries) == MAX_ENTRIES
     assert entries[0]["at"] == MAX_ENTRIES + 9
+
+
+def test_made_up_keys_do_not_hide_other_refusals() -> None:
+    refusals = Refusals()
+    refusals.add(refusal("invalid_json", ""), 0)
+    for number in range(1000):
+        refusals.add(refusal(key=f"{number}…"), number)
+    # The first characters of two keys of the config can be equal.
+    for key_id in ("website", "ios"):
+        refusals.add(
+            Refusal(reason="x", status=403, route="r", key="prod…", write_key_id=key_id), 1
+        )
+    entries = refusals.entries()
+    assert len(entries) == 1 + 10 + 1 + 2
+    assert [e["writeKeyId"] for e in entries[:2]] == ["ios", "website"]
+    assert (entries[2]["key"], entries[2]["count"], entries[2]["at"]) == ("…", 990, 999)
+    assert entries[-1]["code"] == "invalid_json"
 
 
 async def test_a_record_of_refusals_fits_into_the_limit(tmp_path: Path) -> None:
@@ -235,7 +252,7 @@ async def test_a_record_of_refusals_fits_into_the_limit(tmp_path: Path) -> None:
             # NUL takes six bytes in JSON.
             text = "\x00" * 9999
             history.refused(
-                Refusal(reason="x", status=401, route="r", key=str(number), message=text)
+                Refusal(reason="x", status=401, route=f"r{number}", key=str(number), message=text)
             )
         task = asyncio.create_task(record_periodically(store, history, refusals, lambda: NOON))
         await asyncio.sleep(0.3)
