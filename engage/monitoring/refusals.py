@@ -131,8 +131,13 @@ def key_prefix(authorizations: Sequence[str], keys: Sequence[str]) -> str:
             key = base64.b64decode(credential.strip()[:64].encode(), validate=True).decode()
         except (binascii.Error, UnicodeError):
             key = credential.strip()
-        return f"{key[:_PREFIX]}…"
+        return _beginning(key)
     for key in keys:
         if key:
-            return f"{key[:_PREFIX]}…"
+            return _beginning(key)
     return ""
+
+
+def _beginning(key: str) -> str:
+    """Return the first characters of a key, never more than half of it."""
+    return f"{key[: min(_PREFIX, len(key) // 2)]}…"

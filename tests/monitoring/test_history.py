@@ -273,6 +273,9 @@ async def test_a_record_of_refusals_fits_into_the_limit(tmp_path: Path) -> None:
         (["Basic not base64 at all"], [], "not …"),
         (["Bearer abc"], [], ""),
         ([], ["", "secret-key"], "secr…"),
+        ([], ["abcd"], "ab…"),
+        ([], ["a"], "…"),
+        (["Basic YWJjZDo="], [], "ab…"),
     ],
 )
 def test_only_the_first_characters_of_a_key_are_kept(
