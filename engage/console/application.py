@@ -8,7 +8,7 @@ import re
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Final
 
-from tornado.http1connection import HTTP1Connection
+from tornado.http1connection import HTTP1Connection, HTTP1ServerConnection
 from tornado.httpserver import HTTPServer
 from tornado.httputil import HTTPMessageDelegate, parse_cookie
 from tornado.web import Application
@@ -74,7 +74,7 @@ ROUTES: Final[Mapping[str, type[ConsoleHandler]]] = {
     "/healthz": HealthHandler,
 }
 
-#: Open connections; further ones are closed at once.
+#: Open connections. A further one takes the place of an older one, see :class:`ConsoleServer`.
 MAX_CONNECTIONS: Final = 256
 #: Bytes of a request's head.
 MAX_HEAD_BYTES: Final = 32 * 1024
@@ -118,6 +118,9 @@ class ConsoleServer(HTTPServer):
         """Set the bounds."""
         console: Console = application.settings["console"]
         self._known = functools.partial(_has_session, console)
+        #: Connections without a request of someone who is signed in. The one whose last request
+        #: began first is first.
+        self._waiting: dict[HTTP1ServerConnection, IOStream] = {}
         super().initialize(
             application,
             max_header_size=MAX_HEAD_BYTES,
@@ -131,14 +134,35 @@ class ConsoleServer(HTTPServer):
         self, server_conn: object, request_conn: HTTPConnection
     ) -> HTTPMessageDelegate:
         """Bound the size of a form by who sends it."""
-        return _Bounded(super().start_request(server_conn, request_conn), request_conn, self._known)
+        assert isinstance(server_conn, HTTP1ServerConnection)
+        self._waiting.pop(server_conn, None)
+        self._waiting[server_conn] = server_conn.stream
+        return _Bounded(
+            super().start_request(server_conn, request_conn),
+            request_conn,
+            self._known,
+            trust=functools.partial(self._waiting.pop, server_conn, None),
+        )
 
     def handle_stream(self, stream: IOStream, address: tuple[str, int]) -> None:
-        """Serve a connection, unless there are too many."""
+        """Serve a connection.
+
+        If there are too many, the oldest one without a request of someone who is signed in is
+        closed. So a client that opens connections, and sends or reads slowly, cannot keep the
+        operators away.
+        """
         if len(self._connections) >= MAX_CONNECTIONS:
-            stream.close()
-            return
+            if not self._waiting:
+                stream.close()
+                return
+            self._waiting.pop(next(iter(self._waiting))).close()
         super().handle_stream(stream, address)
+
+    def on_close(self, server_conn: object) -> None:
+        """Forget a connection."""
+        assert isinstance(server_conn, HTTP1ServerConnection)
+        self._waiting.pop(server_conn, None)
+        super().on_close(server_conn)
 
 
 def _has_session(console: Console, headers: HTTPHeaders) -> bool:
@@ -158,16 +182,22 @@ class _Bounded(HTTPMessageDelegate):
         inner: HTTPMessageDelegate,
         connection: HTTPConnection,
         known: Callable[[HTTPHeaders], bool],
+        *,
+        trust: Callable[[], object],
     ) -> None:
         self._inner = inner
         self._connection = connection
         self._known = known
+        self._trust = trust
 
     def headers_received(
         self, start_line: RequestStartLine | ResponseStartLine, headers: HTTPHeaders
     ) -> Awaitable[None] | None:
         if isinstance(self._connection, HTTP1Connection):
-            limit = MAX_BODY_BYTES if self._known(headers) else MAX_STRANGERS_BODY_BYTES
+            limit = MAX_STRANGERS_BODY_BYTES
+            if self._known(headers):
+                limit = MAX_BODY_BYTES
+                self._trust()
             self._connection.set_max_body_size(limit)
         return self._inner.headers_received(start_line, headers)
 
