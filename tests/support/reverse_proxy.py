@@ -25,6 +25,8 @@ class ReverseProxy:
         self.requests: list[tuple[str, str, dict[str, str], bytes, int | None]] = []
         #: Called with a complete answer's status before it is passed on; true: lose the answer.
         self.lose: Callable[[int], bool] = lambda status: False
+        #: The beginning of a path, which is not passed on.
+        self.strip = ""
         #: Replaces the seconds of ``Retry-After``, so that a test need not wait 5 to 30 seconds.
         self.retry_after: int | None = None
         proxy = self
@@ -46,7 +48,8 @@ class ReverseProxy:
                 headers["Content-Length"] = str(len(body))
                 status: int | None = None
                 try:
-                    connection.request(self.command, self.path, body or None, headers)
+                    path = self.path.removeprefix(proxy.strip)
+                    connection.request(self.command, path, body or None, headers)
                     answer = connection.getresponse()
                     content = answer.read()
                     if not proxy.lose(answer.status):

@@ -1,0 +1,277 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The console while the storage is away, with a storage that keeps events only, and with foreign
+pages and proxies around it."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+from selenium.webdriver.common.keys import Keys
+
+from engage.console.application import ROUTES
+from engage.console.base import ConsoleHandler
+from engage.console.passwords import hash_password
+from support import console_data, mongo
+from support.browser import Browser, Pages
+from support.console import CONSOLE, console_url, free_port, make_link
+from support.distributions import distribution
+from support.operator import Operator, operator
+from support.reverse_proxy import reverse_proxy
+from support.server_process import SQLITE, Server, config_text
+
+pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
+
+#: Seconds until a page shows that the storage is away: 3, and one for a busy machine.
+SHOWN = 4.0
+LEDGER = Path(__file__).parents[1] / "example_storage/engage_ledger.py"
+
+
+# ------------------------------------------------------------------------------ no storage for now
+class Outage:
+    """A storage that can be taken away and brought back."""
+
+    def __init__(self, folder: Path, server: mongo.MongoServer | None) -> None:
+        self._folder = folder
+        self._server = server
+        away = "away.db" if server is None else ""
+        self._files = [
+            (folder / f"engage.db{end}", folder / f"{away}{end}") for end in ("", "-wal", "-shm")
+        ]
+
+    def begin(self) -> None:
+        if self._server is not None:
+            self._server.kill()
+            return
+        for here, away in self._files:
+            if here.exists():
+                here.rename(away)
+
+    def end(self) -> None:
+        if self._server is not None:
+            self._server.start()
+            return
+        for here, away in self._files:
+            if away.exists():
+                away.rename(here)
+
+
+@pytest.fixture(params=console_data.STORAGES)
+def breakable(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Server, Outage]]:
+    """Return a server whose storage can be taken away."""
+    with contextlib.ExitStack() as stack:
+        folder = tmp_path / "server"
+        folder.mkdir()
+        storage, own = SQLITE, None
+        if request.param == "mongo":
+            own = stack.enter_context(mongo.own(tmp_path))
+            storage = f'[storage]\nbackend = "mongo"\n[storage.mongo]\nurl = "{own.url("a")}"\n'
+        storage = storage.replace("[storage]", "[storage]\nwrite_timeout = 1", 1)
+        server = stack.enter_context(console_data.start(folder, storage=storage))
+        console_data.fill(server)
+        yield server, Outage(folder, own)
+
+
+def test_pages_stay_open_while_the_storage_is_away(
+    browser: Browser, breakable: tuple[Server, Outage]
+) -> None:
+    server, outage = breakable
+    with operator(browser, server) as one:
+        letter = console_data.letters(server)[0]
+        one.open("live")
+        one.until(lambda: len(one.rows()) >= 6)
+        rows = one.rows()
+        browser.run("window.loaded = true")
+        outage.begin()
+        since = time.monotonic()
+        bar = one.until(lambda: one.text("#outage"))
+        assert time.monotonic() - since < SHOWN
+        assert "does not answer" in bar
+        assert one.rows() == rows, "what was there stays"
+        # Every page opens and says it: none is an error of the console.
+        driver = browser.driver
+        first = driver.current_window_handle
+        driver.switch_to.new_window("tab")
+        try:
+            # overview.json has nothing to answer.
+            one.allowed.update({404, 503})
+            for name, path in console_data.pages(letter).items():
+                one.open(path)
+                assert one.text("h1"), name
+                assert "Status 500" not in one.text(), name
+                if name not in ("keys", "webhooks", "empty"):
+                    assert one.text("#outage") or "does not answer" in one.text(), name
+            # A change is refused with the reason, and nothing else.
+            one.open("keys")
+            if one.texts("#new-id"):
+                one.fill("#new-id", "lost")
+                one.click("Create key")
+                one.see("The storage does not answer")
+        finally:
+            driver.close()
+            driver.switch_to.window(first)
+        outage.end()
+        one.until(lambda: not one.text("#outage"))
+        assert server.post("/v1/track", {"userId": "u", "event": "Back"}).status_code == 200
+        one.see("Back", "#live")
+        assert browser.run("return window.loaded"), "the page was loaded again"
+        found = [line for line in one.problems() if not line.startswith("failed: ")]
+        assert found == []
+        assert "a page failed" not in server.log()
+
+
+def test_a_storage_that_keeps_events_only(browser: Browser, tmp_path: Path) -> None:
+    """Its pages say what they cannot show."""
+    installed = distribution(
+        tmp_path / "site", "engage-ledger", {"ledger = engage_ledger": LEDGER.read_text("utf-8")}
+    )
+    password = "correct horse battery"
+    extra = f'{CONSOLE}password = "{hash_password(password)}"\n'
+    folder = tmp_path / "server"
+    folder.mkdir()
+    environment = {"PYTHONPATH": str(installed)}
+    storage = '[storage]\nbackend = "ledger"\n[storage.ledger]\npath = "ledger.db"\n'
+    config = config_text(workers=2, storage=storage, config_extra=extra)
+    # Subscriptions need users.
+    config = re.sub("subscription_secret = .*", "", config)
+    with Server(folder, config, environment=environment) as server:
+        server.start()
+        server.track("m-1", event="Kept")
+        one = Operator(browser, console_url(server))
+        try:
+            one.open("keys")
+            assert one.path == "login?next=keys"
+            one.keys(password, Keys.ENTER)
+            one.see("keeps no write keys")
+            one.allowed.update({404})
+            for path in console_data.pages("x").values():
+                one.open(path)
+                assert one.text("h1")
+                assert "Status 5" not in one.text()
+            for path, words in (
+                ("live", "cannot show its newest events"),
+                ("events", "cannot show its newest events"),
+                ("rejected", "keeps no rejected events"),
+                ("users", "keeps no users"),
+                ("audit", "keeps no audit"),
+                ("event?origin=api&id=m-1", "Kept"),
+            ):
+                one.open(path)
+                assert words in one.text()
+            assert one.problems() == []
+        finally:
+            one.close()
+
+
+# ---------------------------------------------------------------------------------- foreign pages
+FORMS = sorted(
+    path.lstrip("/")
+    for path, handler in ROUTES.items()
+    if getattr(handler, "post", None) not in (None, getattr(ConsoleHandler, "post", None))
+)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
+def test_a_foreign_page_cannot_send_a_form(
+    operator: Operator, console: Server, pages: Pages, host: str
+) -> None:
+    """One on another port of this machine, and one on another site."""
+    token = make_link(console.config)
+    operator.open("audit")
+    before = operator.texts("main tbody tr")
+    url = operator.url
+    page = "<!doctype html><title>Foreign</title>"
+    for form in FORMS:
+        page += f"""<form id="{form}" method="post" action="{url}/{form}">
+          <input name="t" value="{token}"><input name="id" value="stolen">
+          <input name="action" value="create"></form>"""
+    pages.pages["/"] = page
+    foreign = pages.url.replace("127.0.0.1", host)
+    operator.allowed.add(403)
+    for form in FORMS:
+        operator.browser.open(foreign)
+        operator.browser.run("document.getElementById(arguments[0]).submit()", form)
+        operator.see("did not come from a page of the console")
+    # With the cookie, by script: refused before anything is read.
+    operator.browser.open(foreign)
+    script = f"""
+      const done = arguments[0];
+      fetch("{url}/keys", {{method: "POST", credentials: "include", mode: "no-cors",
+        body: new URLSearchParams({{action: "create", id: "stolen"}})}}).then(
+        (answer) => done(answer.type), () => done("refused"));
+    """
+    assert operator.browser.driver.execute_async_script(script) in ("opaque", "refused")
+    operator.problems()
+    operator.open("audit")
+    assert operator.texts("main tbody tr") == before
+    operator.open("keys")
+    assert "stolen" not in operator.text()
+
+
+def test_a_foreign_page_cannot_show_or_read_the_console(operator: Operator, pages: Pages) -> None:
+    pages.pages["/"] = f'<!doctype html><iframe id="f" src="{operator.url}/keys"></iframe>'
+    operator.browser.open(pages.url)
+    read = f"""
+      const done = arguments[0];
+      fetch("{operator.url}/live.json", {{credentials: "include"}}).then(
+        () => done("read"), () => done("refused"));
+    """
+    assert operator.browser.driver.execute_async_script(read) == "refused"
+    frame = operator.one("#f")
+    operator.browser.driver.switch_to.frame(frame)
+    assert "website" not in operator.browser.driver.page_source
+    operator.browser.driver.switch_to.default_content()
+    messages = " ".join(operator.problems())
+    assert "frame-ancestors" in messages or "ERR_BLOCKED_BY_RESPONSE" in messages
+
+
+# ----------------------------------------------------------------------------- behind a proxy
+@pytest.mark.parametrize("strips", [True, False])
+def test_scripts_forms_and_files_work_under_a_path_of_a_proxy(
+    browser: Browser, tmp_path: Path, strips: bool
+) -> None:
+    with reverse_proxy("") as proxy:
+        proxy.strip = "/engage" if strips else ""
+        url = f"{proxy.url}/engage"
+        port = free_port()
+        proxy.target = f"http://127.0.0.1:{port}"
+        extra = console_data.EXTRA.replace("[console]\nport = 0", f"[console]\nport = {port}")
+        extra += f'public_url = "{url}"\n'
+        with console_data.start(tmp_path, extra=extra) as server:
+            console_data.fill(server)
+            assert console_url(server) == url
+            with operator(browser, server, url) as one:
+                for path in console_data.pages(console_data.letters(server)[0]).values():
+                    one.open(path)
+                    assert one.path.split("?")[0] == path.split("?")[0]
+                    links = browser.run("""
+                      const all = document.querySelectorAll("a[href], form, link, script[src]");
+                      const of = (one, name) => one.getAttribute(name);
+                      return [...all].map((one) =>
+                        of(one, "href") ?? of(one, "action") ?? of(one, "src")).map((link) =>
+                        new URL(link, document.baseURI).href);
+                    """)
+                    assert {urlsplit(link).path.split("/")[1] for link in links} == {"engage"}
+                    one.allowed.add(404)
+                one.open("live")
+                one.until(lambda: "live" in one.text("#state"))
+                server.track("m-proxy", event="Behind")
+                one.see("Behind", "#live")
+                one.click("Behind", "#live")
+                one.until(lambda: one.text("tr.detail pre"))
+                one.one("#utc").click()
+                one.click("Open the event")
+                one.see("UTC", "main")
+                one.open("keys")
+                one.fill("#new-id", "proxied")
+                one.click("Create key")
+                one.see("was created")
+                one.click("Sign out")
+                assert one.path.startswith("login")
+        paths = {request[1].split("?")[0] for request in proxy.requests}
+        assert all(path.startswith("/engage") for path in paths), paths
