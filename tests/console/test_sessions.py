@@ -10,7 +10,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
 from engage.api import EventFilter, Page, Record, StorageUnavailable
