@@ -266,7 +266,7 @@ def test_scripts_forms_and_files_work_under_a_path_of_a_proxy(
                 one.until(lambda: one.text("tr.detail pre"))
                 one.one("#utc").click()
                 one.click("Open the event")
-                one.see("UTC", "main")
+                one.until(lambda: "UTC" in one.text("main"))
                 one.open("keys")
                 one.fill("#new-id", "proxied")
                 one.click("Create key")

@@ -47,6 +47,7 @@ Programs and files:
 - ``times``: clocks that a test sets; ``system_clock``: that of the machine
 - ``waiting``: waits until a condition is true
 - ``processes``: the processes that another one started
+- ``png``: small picture files
 - ``cache``: keeps what was installed or built once; ``prepare`` fills it before the tests run
 - ``venv``, ``node``, ``go``, ``browser``: virtual environments, Node, Go, Chromium
 - ``config_page``, ``clients_page``: docs/configuration.md and the examples of docs/clients.md

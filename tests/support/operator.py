@@ -84,7 +84,9 @@ class Operator:
 
     def set_cookie(self, name: str, value: str) -> None:
         """Give the browser a cookie for the console."""
-        self.browser.cdp("Network.setCookie", name=name, value=value, url=f"{self.url}/")
+        self.browser.cdp(
+            "Network.setCookie", name=name, value=value, url=f"{self.url}/", httpOnly=True
+        )
 
     # ------------------------------------------------------------------------------------- pages
     def open(self, path: str = "", **query: str) -> None:

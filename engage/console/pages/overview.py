@@ -116,7 +116,7 @@ def figures(
         Figure(
             "Refused",
             number(totals["refused"]),
-            "wrong key, too large, bad JSON",
+            "wrong key, bad JSON …",
             "refused",
             *curve("refused"),
             live,
@@ -246,9 +246,10 @@ class OverviewHandler(_Reads):
                 )
                 found.append(Notice("rejected", visible(text)[:300], href, "Show"))
         if data is not None and "?" in data.keys:
-            count = number(sum(data.keys["?"]))
+            count = sum(data.keys["?"])
             href = self.link("live", workspace=workspace)
-            text = f"{count} requests came without a key that is known"
+            requests = f"{number(count)} {'request' if count == 1 else 'requests'}"
+            text = f"{requests} came without a key that is known"
             found.append(Notice("refused", text, href, "Live"))
         free = store.gauges().get("free_bytes")
         if free is not None and free < LOW_DISK:

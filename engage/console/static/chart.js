@@ -58,7 +58,8 @@ function chart(id, series, values, read, more = {}) {
     legend: { show: false },
     padding: [8, 20, 0, 0],
     tzDate: (seconds) => (utc() ? window.uPlot.tzDate(new Date(seconds * 1000), "Etc/UTC") : new Date(seconds * 1000)),
-    scales: { y: { range: (_, low, high) => [0, Math.max(more.least ?? 1, high * 1.08)] } },
+    // Until the end of the current step, whose value is drawn up to there.
+    scales: { x: { range: (_, low, high) => [low, high === data.at.at(-1) / 1000 ? high + data.step : high] }, y: { range: (_, low, high) => [0, Math.max(more.least ?? 1, high * 1.08)] } },
     axes: [{ ...axis, size: 28, values: [[86400, "{D} {MMM}", null, null, null, null, null, null, 0], [3600, "{HH}:{mm}", "\n{D} {MMM}", null, null, null, null, null, 1], [60, "{HH}:{mm}", "\n{D} {MMM}", null, null, null, null, null, 1]], size: 34 },
       { ...axis, incrs: [1, 2, 5].flatMap((n) => [0, 1, 2, 3, 4, 5, 6].map((e) => n * 10 ** e)).sort((a, b) => a - b), values: more.values ?? ((_, ticks) => ticks.map((v) => (v >= 1000 ? `${v / 1000}k` : v))) }],
     series: [{}, ...series],
@@ -90,7 +91,7 @@ function draw() {
   drawn = [];
   if (!data || !window.uPlot) return;
   const names = ["stored", "duplicate", "rejected", "refused"];
-  const stepped = window.uPlot.paths.stepped({ align: 1 });
+  const stepped = window.uPlot.paths.stepped({ align: 1, alignGaps: 1, extend: true });
   const sums = data.at.map(() => 0);
   const stacked = names.map((name) => data.outcomes[name].map((value, i) => (sums[i] += value)));
   const gaps = (values) => values.map((value, i) => (data.running[i] || value ? value : null));

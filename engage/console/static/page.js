@@ -19,7 +19,9 @@ const utc = () => root.hasAttribute("data-utc");
 
 function format(name, options) {
   const key = name + utc();
-  formats[key] ??= new Intl.DateTimeFormat("en-GB", { ...options, timeZone: utc() ? "UTC" : undefined });
+  // The offset of UTC would be shown as "GMT+0".
+  const zone = utc() ? { timeZone: "UTC", ...(options.timeZoneName && { timeZoneName: "short" }) } : {};
+  formats[key] ??= new Intl.DateTimeFormat("en-GB", { ...options, ...zone });
   return formats[key];
 }
 
