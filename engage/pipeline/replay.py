@@ -17,8 +17,8 @@ The composed server has one :class:`Replays` (``app.replays``)::
 - Workspace, write key id and origin are those of the letter.
 - The message id is that of the item, or that from its ``Idempotency-Key``, or one that is made from
   the letter's id: what is replayed twice is stored once. A second replay with another text is a
-  conflict. ``new_id`` makes the message id from the letter's id in any case, which a letter with
-  the reason ``message_id_conflict`` needs.
+  conflict. ``new_id`` makes the message id from the letter's id and time in any case. A letter with
+  the reason ``message_id_conflict`` needs it, and one whose equal was replayed with another text.
 - Times are corrected as when the letter arrived; ``receivedAt`` is now. ``context.engage.replayOf``
   is the letter's id.
 - The letter is removed when the event is durable. A replay that fails leaves it as it was.
@@ -329,6 +329,8 @@ class Replays:
 
 def _submission(letter: DeadLetter, operation: str | None, new_id: bool) -> Submission:
     conflict = letter.reason == CONFLICT
+    # An equal item that arrives after a replay makes a letter with the same id.
+    arrived = f" {letter.received_at}" if new_id else ""
     return Submission(
         workspace_id=letter.workspace_id,
         write_key_id=letter.write_key_id,
@@ -336,7 +338,7 @@ def _submission(letter: DeadLetter, operation: str | None, new_id: bool) -> Subm
         envelope=letter.envelope or b"{}",
         received_at=letter.received_at,
         origin=letter.origin,
-        message_id=str(uuid.uuid5(_NAMESPACE, f"{letter.workspace_id} {letter.id}")),
+        message_id=str(uuid.uuid5(_NAMESPACE, f"{letter.workspace_id} {letter.id}{arrived}")),
         new_id=new_id,
         # The letter of a conflict has the event as it would be stored.
         transformed=conflict,
@@ -352,7 +354,7 @@ def _advice(letter: DeadLetter, message: str | None, stored: bytes) -> str:
     context: Any = orjson.loads(stored).get("context")
     replay = context.get("engage") if isinstance(context, dict) else None
     if isinstance(replay, dict) and replay.get("replayOf") == letter.id:
-        return f"{message}: this letter was replayed already, with another text"
+        message = f"{message}: this letter or an equal one was replayed already, with another text"
     return f"{message}; replay it with a new message id"
 
 
