@@ -272,6 +272,6 @@ def test_scripts_forms_and_files_work_under_a_path_of_a_proxy(
                 one.click("Create key")
                 one.see("was created")
                 one.click("Sign out")
-                assert one.path.startswith("login")
+                one.until(lambda: one.path.startswith("login"))
         paths = {request[1].split("?")[0] for request in proxy.requests}
         assert all(path.startswith("/engage") for path in paths), paths
