@@ -93,7 +93,7 @@ def test_what_is_stored_rejected_and_refused_is_there(
     assert view["reasons"] == [{"pointer": "/event", "message": "is required"}]
     assert view["links"]["letter"].startswith("letter?")
     refused = httpx.post(
-        f"http://127.0.0.1:{server.port}/api/public/apps/track", json={}, auth=("wrong", "")
+        f"http://127.0.0.1:{server.port}/api/public/apps/track", json={}, auth=("wrong-key", "")
     )
     assert refused.status_code == 401
     found = wait_for(
