@@ -7,7 +7,7 @@ import datetime
 import re
 from typing import Final
 
-__all__ = ["clock", "compact", "iso", "number", "size", "visible"]
+__all__ = ["clock", "compact", "iso", "number", "percent", "plural", "size", "visible"]
 
 #: C0 and C1 control characters, and characters that reorder or hide text: bidi marks, embeddings
 #: and isolates, zero-width and line-separating characters, the byte order mark, tags.
@@ -62,6 +62,20 @@ def clock(milliseconds: int) -> str:
 def number(value: float) -> str:
     """Return a number with its thousands apart: ``41 230``."""
     return f"{value:,}".replace(",", "\u202f")
+
+
+def plural(count: int, one: str, many: str = "") -> str:
+    """Return a count with its noun: ``1 event``, ``2 events``.
+
+    :param many: the noun for other counts; by default ``one`` with an ``s``.
+    """
+    return f"{number(count)} {one if count == 1 else many or one + 's'}"
+
+
+def percent(part: float, whole: float) -> str:
+    """Return a share: ``0.3 %``, ``12 %``."""
+    share = 100 * part / whole
+    return f"{share:.1g}\u202f%" if 0 < share < 1 else f"{share:.0f}\u202f%"
 
 
 def compact(value: float) -> str:

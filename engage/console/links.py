@@ -9,10 +9,15 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import os
 import re
 import secrets
+import shlex
+import shutil
+import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import orjson
@@ -21,9 +26,19 @@ from engage.api import Record, RecordStore, StorageUnavailable
 from engage.console.passwords import TooBusy
 
 if TYPE_CHECKING:
+    from engage.config import Config
     from engage.console.reader import Reader
 
-__all__ = ["KEPT_SECONDS", "KIND", "SECONDS", "Links", "hash_of", "link_record", "new_token"]
+__all__ = [
+    "KEPT_SECONDS",
+    "KIND",
+    "SECONDS",
+    "Links",
+    "hash_of",
+    "link_command",
+    "link_record",
+    "new_token",
+]
 
 #: The kind of the records.
 KIND: Final = "link"
@@ -55,6 +70,25 @@ def link_record(token_hash: str, now: int) -> Record:
     """
     body = orjson.dumps({"until": now + SECONDS * 1000, "used": None})
     return Record(kind=KIND, workspace_id="", id=token_hash, body=body, at=now)
+
+
+def link_command(config: Config) -> str:
+    """Return the command that prints a link, as it works in the folder of the server's process.
+
+    Anyone can read it on the page for signing in. It therefore names only paths below that folder.
+    """
+    program = "engage"
+    installed = os.path.relpath(Path(sys.executable).with_name(program))
+    if shutil.which(program) is None and _is_below(installed) and Path(installed).exists():
+        program = shlex.quote(installed)
+    path = str(config.path)
+    if path == "engage.toml" or "ENGAGE_CONFIG" in os.environ:
+        return f"{program} console-link"
+    return f"{program} console-link --config {shlex.quote(path) if _is_below(path) else 'PATH'}"
+
+
+def _is_below(path: str) -> bool:
+    return not os.path.isabs(path) and ".." not in Path(path).parts
 
 
 class Links:

@@ -12,6 +12,7 @@ from tornado.web import HTTPError
 
 from engage.api import StorageUnavailable
 from engage.console.base import MAX_NEXT, ConsoleHandler
+from engage.console.links import link_command
 from engage.console.passwords import TooBusy
 
 __all__ = ["HealthHandler", "LinkHandler", "LoginHandler", "LogoutHandler"]
@@ -70,7 +71,7 @@ class LinkHandler(_SignIn):
     async def get(self) -> None:
         """Show the button."""
         token = self.get_query_argument("t", "")
-        self.page("link.html", title="Sign in", token=token, failed=False)
+        self._page(token, failed=False)
 
     async def post(self) -> None:
         """Use the link up, and sign in."""
@@ -89,7 +90,11 @@ class LinkHandler(_SignIn):
             return
         _log.warning("console: a one-time link was refused", extra={"from": self.address})
         self.set_status(403)
-        self.page("link.html", title="Sign in", token="", failed=True)
+        self._page("", failed=True)
+
+    def _page(self, token: str, *, failed: bool) -> None:
+        command = link_command(self.console.config)
+        self.page("link.html", title="Sign in", token=token, failed=failed, command=command)
 
     def is_from_console(self) -> bool:
         """Accept ``Origin: null`` too.
@@ -154,6 +159,7 @@ class LoginHandler(_SignIn):
             title="Sign in",
             next=self.get_argument("next", "")[:MAX_NEXT],
             error=error,
+            command=link_command(self.console.config),
             has_password=self.console.passwords is not None,
             # A browser that comes from another site does not send the cookie of a session. The page
             # then loads itself once more, which comes from the console.

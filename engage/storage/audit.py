@@ -74,9 +74,15 @@ async def record_audit(
     try:
         await store.put_record(record)
     except StorageError as error:
-        _log.error("an entry of the audit could not be stored: %s", error, extra={"entry": body})
+        _log.error("an entry of the audit could not be stored: %s", error, extra=_logged(body))
     else:
-        _log.info("audit", extra={"entry": body})
+        _log.info("audit", extra=_logged(body))
+
+
+def _logged(body: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of an entry's line in the log. The names of a log record are taken."""
+    fields = {name: body[name] for name in ("action", "who", "from")}
+    return {**fields, **{f"detail.{name}": value for name, value in body["details"].items()}}
 
 
 def read_entry(record: Record) -> AuditEntry:

@@ -270,7 +270,7 @@ def test_the_search_box(operator: Operator, console: Server, user: str, email: s
     operator.open("system")
     operator.keys("/")
     operator.keys("nothing", Keys.ENTER)
-    operator.see("Nothing has the id or address nothing")
+    operator.see("Nothing has the id or address “nothing”")
 
 
 # --------------------------------------------------------------------------------------- budgets

@@ -75,7 +75,17 @@ def test_a_server_without_events_shows_how_to_send_one(
     for name in ("curl", "Web page", "Node", "Python", "Segment", "RudderStack"):
         assert f">{name}</label>" in page
     assert weight(console, "") <= 45 * 1024
-    assert len(re.findall(r"<script|stylesheet", page)) <= 3
+    assert len(re.findall(r"<script|stylesheet", page)) <= 4
+
+
+def test_rejected_events_leave_the_lines_that_send_a_valid_one(
+    server: Server, console: httpx.Client
+) -> None:
+    assert server.post("/api/public/apps/track", {"userId": "ann"}).status_code == 400
+    arrived(console, status="rejected")
+    page = console.get("").text
+    assert "Waiting for the first event" in page
+    assert "/event is required" in page
 
 
 def test_what_is_stored_rejected_and_refused_is_there(

@@ -17,7 +17,9 @@ from click.testing import CliRunner
 
 from engage.api import EventStore, Record, RecordStore
 from engage.cli import main
+from engage.config import load
 from engage.console.application import ROUTES
+from engage.console.links import link_command
 from engage.console.passwords import ADDRESS_FAILURES, hash_password
 from engage.storage.audit import AUDIT, read_entry
 from support.console import CONSOLE, browser, console_url, free_port, make_link, on_store, signed_in
@@ -327,3 +329,26 @@ def test_a_console_without_a_password_accepts_none(server: Server, url: str) -> 
         assert 'type="password"' not in client.get("login").text
         assert "engage console-link" in client.get("login").text
         assert client.post("login", data={"password": ""}).status_code == 404
+
+
+@pytest.mark.parametrize(
+    ("path", "shown"),
+    [("engage.toml", ""), ("ops/one.toml", " --config ops/one.toml"), ("/", " --config PATH")],
+)
+def test_the_command_for_a_link_works_where_the_server_was_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str, shown: str
+) -> None:
+    """Anyone can read it, so it names no absolute path."""
+    text = '[[workspaces]]\nid = "acme"\n'
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("ENGAGE_CONFIG", raising=False)
+    config = tmp_path / "engage.toml" if path == "/" else Path(path)
+    config.parent.mkdir(exist_ok=True)
+    config.write_text(text)
+    monkeypatch.setenv("PATH", "")
+    assert link_command(load(config)) == f"engage console-link{shown}"
+    program = tmp_path / "venv with space/bin/engage"
+    program.parent.mkdir(parents=True)
+    program.touch()
+    monkeypatch.setattr(sys, "executable", str(program.with_name("python")))
+    assert link_command(load(config)) == f"'venv with space/bin/engage' console-link{shown}"

@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 from engage.api import DeadLetterStore, StorageUnavailable
 from engage.console.base import ConsoleHandler, Outage
-from engage.console.formats import compact, number, size, visible
+from engage.console.formats import number, percent, plural, size, visible
 from engage.console.history import OUTCOMES, RANGES, Overview, overview
 from engage.console.live import Wanted
 from engage.console.snippets import server_url, snippets
@@ -20,6 +20,8 @@ __all__ = ["OverviewHandler", "OverviewJsonHandler"]
 
 #: Rows of Live on the page, and groups of rejected events in the strip.
 NEWEST: Final = 5
+#: Rejected events, with none that is stored, up to which the page shows how to send a first one.
+FIRST: Final = 20
 GROUPS: Final = 3
 #: Points of a sparkline, and letters that are read for the strip.
 POINTS: Final = 60
@@ -87,8 +89,8 @@ def figures(
         points: list[float | None] = shrink(masked, POINTS, _sum)
         return drawn(points)
 
-    duplicates = f"and {compact(totals['duplicate'])} duplicates" if totals["duplicate"] else ""
-    share = f"{100 * totals['rejected'] / seen:.2g} % of what came" if seen else "of nothing yet"
+    duplicates = f"and {plural(totals['duplicate'], 'duplicate')}" if totals["duplicate"] else ""
+    share = f"{percent(totals['rejected'], seen)} of all events" if seen else "no events yet"
     p95 = data.p95
     between = "of requests that carry events"
     p95_curve = drawn(shrink(list(data.latency["p95"]), POINTS, _greatest))
@@ -193,8 +195,14 @@ class OverviewHandler(_Reads):
         if live.error is not None:
             self.outage = Outage(live.error, self.console.reader.last_good)
         data = await self.history()
-        rows = live.rows(Wanted(workspace_id=workspace))[:NEWEST]
-        has_any = bool(rows) or (data is not None and any(data.outcomes["stored"]))
+        arrived = live.rows(Wanted(workspace_id=workspace))
+        rows = arrived[:NEWEST]
+        # Someone whose first events were all rejected still needs the lines that send a valid one.
+        has_any = (
+            any(row.status != "rejected" for row in arrived)
+            or len(arrived) > FIRST
+            or (data is not None and any(data.outcomes["stored"]))
+        )
         found: list[Figure] = []
         keys: list[dict[str, Any]] = []
         if data is not None:
@@ -246,10 +254,9 @@ class OverviewHandler(_Reads):
                 )
                 found.append(Notice("rejected", visible(text)[:300], href, "Show"))
         if data is not None and "?" in data.keys:
-            count = sum(data.keys["?"])
+            count = plural(sum(data.keys["?"]), "request")
             href = self.link("live", workspace=workspace)
-            requests = f"{number(count)} {'request' if count == 1 else 'requests'}"
-            text = f"{requests} came without a key that is known"
+            text = f"{count} had an unknown or disabled write key"
             found.append(Notice("refused", text, href, "Live"))
         free = store.gauges().get("free_bytes")
         if free is not None and free < LOW_DISK:

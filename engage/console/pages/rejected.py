@@ -37,9 +37,9 @@ READ: Final = 200
 DELETE_SECONDS: Final = 5.0
 
 BUDGETS: Final[dict[BudgetName, str]] = {
-    "api": "refused events",
-    "webhook": "deliveries",
-    "conflict": "conflicting message ids",
+    "api": "rejected events",
+    "webhook": "rejected webhook deliveries",
+    "conflict": "events with a conflicting message id",
 }
 
 

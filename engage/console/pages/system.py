@@ -23,8 +23,8 @@ _RECENT: Final = 3
 
 #: Names of the budgets of dead letters for people.
 BUDGETS: Final[Mapping[str, str]] = {
-    "api": "Refused events",
-    "webhook": "Deliveries",
+    "api": "From clients",
+    "webhook": "Webhook deliveries",
     "conflict": "Conflicting message ids",
 }
 
@@ -114,7 +114,7 @@ def _warnings(config: Config) -> Iterator[str]:
         if workspace.subscription_groups and not workspace.subscription_secrets:
             yield (
                 f"The workspace {workspace.id} has subscription groups but no subscription_secret,"
-                " so that no subscription link works."
+                " so no subscription link works."
             )
     if config.retention.dead_letters_days is None:
         yield "retention.dead_letters_days is not set: rejected events are kept indefinitely."

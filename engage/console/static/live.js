@@ -64,11 +64,12 @@ function insert(data) {
 }
 
 function flush() {
-  // The overview of a workspace without events: the first one makes the card "waiting" a list.
+  // The overview of a workspace without events: the first one that is stored replaces the card.
   if (waiting.length && byId("waiting")) {
-    byId("waiting").hidden = true;
     byId("first").hidden = false;
-    setTimeout(() => location.reload(), 4000);
+    const stored = waiting.some((data) => data.status === "stored");
+    if (stored && !byId("waiting").hidden) setTimeout(() => location.reload(), 4000);
+    if (stored) byId("waiting").hidden = true;
   }
   for (const data of waiting) insert(data);
   waiting = [];

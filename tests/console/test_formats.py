@@ -1,0 +1,22 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How pages show numbers."""
+
+from __future__ import annotations
+
+import pytest
+
+from engage.console.formats import percent, plural
+
+
+@pytest.mark.parametrize(
+    ("part", "whole", "shown"),
+    [(0, 5, "0"), (1, 1, "100"), (1, 3, "33"), (1, 200, "0.5"), (999, 1000, "100")],
+)
+def test_a_share_is_a_short_number(part: int, whole: int, shown: str) -> None:
+    assert percent(part, whole) == f"{shown}\u202f%"
+
+
+def test_a_count_has_the_right_noun() -> None:
+    assert plural(1, "event") == "1 event"
+    assert plural(0, "event") == "0 events"
+    assert plural(2000, "reply", "replies") == "2\u202f000 replies"
