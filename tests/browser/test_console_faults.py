@@ -37,8 +37,9 @@ class Outage:
     """A storage that can be taken away and brought back."""
 
     def __init__(self, folder: Path, server: mongo.MongoServer | None) -> None:
-        self._folder = folder
         self._server = server
+        #: Whether each call of the storage fails only after some time.
+        self.slow = server is not None
         away = "away.db" if server is None else ""
         self._files = [
             (folder / f"engage.db{end}", folder / f"{away}{end}") for end in ("", "-wal", "-shm")
@@ -100,7 +101,10 @@ def test_pages_stay_open_while_the_storage_is_away(
         try:
             # overview.json has nothing to answer.
             one.allowed.update({404, 503})
-            for name, path in console_data.pages(letter).items():
+            pages = console_data.pages(letter)
+            if outage.slow:
+                pages = {name: pages[name] for name in ("overview", "rejected", "letter", "user")}
+            for name, path in pages.items():
                 one.open(path)
                 assert one.text("h1"), name
                 assert "Status 500" not in one.text(), name
