@@ -228,7 +228,7 @@ def test_two_thousand_letters_while_the_console_is_killed(
     operator.open("rejected?reason=message_id_conflict")
     assert operator.one("[name=new_ids]").is_selected()
     operator.click("Replay all")
-    assert operator.path.startswith("jobs")
+    operator.until(lambda: operator.path.startswith("jobs"))
 
     # The page follows without being loaded again, which would move the focus.
     operator.until(lambda: operator.texts("#progress"))
