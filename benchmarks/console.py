@@ -13,6 +13,7 @@ import base64
 import contextlib
 import json
 import multiprocessing
+import os
 import statistics
 import sys
 import tempfile
@@ -89,6 +90,9 @@ def percentile(values: list[float], percent: float) -> float:
 def _tabs(url: str, cookies: dict[str, str]) -> None:
     """Poll as ten open tabs do, until the process is terminated."""
     import httpx
+
+    # Browsers are on other machines; here they must not compete with the server.
+    os.nice(19)
 
     async def tab(client: httpx.AsyncClient) -> None:
         after = 0

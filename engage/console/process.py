@@ -41,7 +41,7 @@ __all__ = ["ConsoleProcess", "make_console"]
 _log = logging.getLogger(__name__)
 
 #: Added to the priority of the process: answering clients comes first.
-NICENESS: Final = 5
+NICENESS: Final = 15
 #: Seconds for which the first page waits for the store to be opened.
 OPEN_SECONDS: Final = 2.0
 #: Seconds for which requests in flight may go on when the console stops …

@@ -42,7 +42,7 @@ def test_a_killed_console_is_started_again_and_the_server_goes_on(tmp_path: Path
         url, worker = console_url(server), server.worker
         (console,) = server.consoles()
         mine = os.getpriority(os.PRIO_PROCESS, 0)
-        assert os.getpriority(os.PRIO_PROCESS, console) == min(mine + 5, 19)
+        assert os.getpriority(os.PRIO_PROCESS, console) == min(mine + 15, 19)
         with signed_in(server) as client:
             os.kill(console, signal.SIGKILL)
             assert server.track("m1").status_code == 200
