@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import dataclasses
 import functools
+import gc
 import gzip
 import json
 import time
@@ -26,6 +27,7 @@ from engage.config import Limits, load
 from engage.deliveries.delivery import Delivery
 from engage.errors import ApiError
 from engage.pipeline.decode import check_encoding
+from engage.server.worker import GC_THRESHOLD
 from support.exports import registry
 from support.provider_http import deliver, public
 from support.provider_senders import PUBLIC_URL, SENDERS, Header, Sender, webhooks_table
@@ -280,6 +282,22 @@ async def test_other_requests_are_answered_while_forged_deliveries_arrive(tmp_pa
 
 
 # ---- deliveries that are verified
+@pytest.fixture
+def _collecting_as_a_worker() -> Iterator[None]:
+    """Let the garbage collector look at as little as in a worker.
+
+    Otherwise it would look again and again at everything that the test run has loaded.
+    """
+    thresholds = gc.get_threshold()
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(GC_THRESHOLD)
+    yield
+    gc.set_threshold(*thresholds)
+    gc.unfreeze()
+
+
+@pytest.mark.usefixtures("_collecting_as_a_worker")
 async def test_a_verified_delivery_of_thousands_of_events_lets_the_loop_turn(
     tmp_path: Path,
 ) -> None:
