@@ -199,7 +199,7 @@ class App:
         #: Whether this process is about to stop.
         self.draining = False
         self._listener: Listener | None = None
-        #: Tornado's application.
+        #: Finds the handler of each request.
         self.application = Router(services, metrics)
 
     async def open(self, *, create: bool = True, patient: bool = False) -> None:

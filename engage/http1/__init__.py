@@ -7,7 +7,7 @@
 ``connection.py``     one connection: reads requests, enforces time and size limits
 ``occupant.py``       what a connection holds in memory, without HTTP
 ``capacity.py``       all connections and bytes of a process, and which one is given up
-``exchange.py``       one request and its answer, as Tornado sees them
+``exchange.py``       one request and its answer, as handlers see them
 ``shared.py``         what all connections share: bounds, capacity, the date
 ``body.py``           takes a body out of the input, by length or chunks
 ``chunked.py``        decodes a chunked body

@@ -15,7 +15,7 @@ from engage.http1.sockets import BACKLOG, can_open_files, open_file_limit
 if TYPE_CHECKING:
     import socket
 
-    from tornado.web import Application
+    from tornado.httputil import HTTPServerConnectionDelegate
 
     from engage.monitoring.metrics import Metrics
 
@@ -42,7 +42,7 @@ class Listener:
 
     def __init__(
         self,
-        application: Application,
+        application: HTTPServerConnectionDelegate,
         bounds: Bounds,
         metrics: Metrics,
         *,

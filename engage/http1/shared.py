@@ -16,7 +16,7 @@ from engage.monitoring import logs
 from engage.monitoring.refusals import Refusal
 
 if TYPE_CHECKING:
-    from tornado.web import Application
+    from tornado.httputil import HTTPServerConnectionDelegate
 
     from engage.config import Config
     from engage.errors import ApiError
@@ -66,7 +66,7 @@ class SharedState:
 
     def __init__(
         self,
-        application: Application,
+        application: HTTPServerConnectionDelegate,
         bounds: Bounds,
         metrics: Metrics,
         cors: Callable[[str, str | None], Mapping[str, str]],
