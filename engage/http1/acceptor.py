@@ -3,9 +3,9 @@
 
 asyncio and uvloop accept without end while connections wait, so of eight clients that connected at
 once, all eight were often served by one worker of two. Here a worker that is ahead of another
-(:class:`~engage.http1.shares.Shares`) leaves what waits to it for :data:`PATIENCE` seconds, and
-then accepts one. If the other does not make use of it, because it hangs or is very busy, more and
-more are accepted after each pause.
+(:class:`~engage.http1.shares.Shares`) leaves what waits to it for :data:`PATIENCE` seconds for each
+connection by which it is ahead, and then accepts one. If the other does not make use of it, because
+it hangs or is very busy, more and more are accepted after each pause.
 """
 
 from __future__ import annotations
@@ -29,8 +29,11 @@ __all__ = ["PATIENCE", "Acceptor"]
 
 _log = logging.getLogger(__name__)
 
-#: Seconds for which a worker that is ahead leaves connections to the others …
+#: Seconds for which a worker that is ahead leaves connections to the others, for each connection by
+#: which it is ahead; and the most of these. On a busy machine a process may have to wait tens of
+#: milliseconds for a core …
 PATIENCE: Final = 0.005
+_MAX_PATIENCE: Final = 0.05
 #: … and seconds until it looks whether it still is: the others may be ahead by then.
 _LOOK: Final = 0.001
 #: Pauses in a row after which one connection is accepted; after the next, two, then four …
@@ -164,7 +167,8 @@ class Acceptor:
         self._pauses = self._pauses + 1 if least == self._least else 1
         self._least = least
         self._pause()
-        self._patient_until = self._loop.time() + PATIENCE
+        patience = min(PATIENCE * shares.lead(), _MAX_PATIENCE)
+        self._patient_until = self._loop.time() + patience
         self._timer = self._loop.call_later(_LOOK, self._look)
 
     def _look(self) -> None:

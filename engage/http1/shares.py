@@ -77,14 +77,18 @@ class Shares:
         )
         return None if least == _ABSENT else least
 
+    def lead(self) -> int:
+        """Return by how many connections this worker is ahead; 0 if there is no other."""
+        least = self.least()
+        return 0 if least is None else self._own - least
+
     def ahead(self) -> bool:
         """Return whether another worker should accept the next connection.
 
         Small numbers are kept equal. An eighth more is accepted of large ones: under load, a turn
         of the event loop takes long, and many connections may have to be accepted in each.
         """
-        least = self.least()
-        return least is not None and self._own - least >= max(1, self._own >> 3)
+        return self.lead() >= max(1, self._own >> 3)
 
 
 def make_shares(workers: int) -> IO[bytes]:
