@@ -243,7 +243,7 @@ class Handler(httputil.HTTPMessageDelegate):
         headers: httputil.HTTPHeaders,
     ) -> asyncio.Future[None] | None:
         """Handle the request in the next turn of the event loop. Its body may be there by then."""
-        loop = asyncio.get_running_loop()
+        loop = self.request.connection.loop
         if self.request.connection.expects_continue:
             self._prepared = loop.create_future()
         self._task = loop.create_task(self._run())
@@ -279,7 +279,7 @@ class Handler(httputil.HTTPMessageDelegate):
             if self._answered:
                 return
             if not self._ended:
-                self._body_ends = asyncio.get_running_loop().create_future()
+                self._body_ends = self.request.connection.loop.create_future()
                 await self._body_ends
             if not self._complete:
                 return

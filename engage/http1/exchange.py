@@ -69,6 +69,8 @@ class Exchange(httputil.HTTPConnection):
     def __init__(
         self, channel: Channel, shared: SharedState, version: str, method: str, *, keep_alive: bool
     ) -> None:
+        #: The event loop of the connection.
+        self.loop = shared.loop
         self._channel = channel
         self._shared = shared
         self._version = version
