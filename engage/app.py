@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
     from engage.api import Event, EventStore
     from engage.config import Config
+    from engage.http1.shares import Shares
     from engage.registry import Registry
 
 __all__ = ["App", "build"]
@@ -199,7 +200,7 @@ class App:
         #: Whether this process is about to stop.
         self.draining = False
         self._listener: Listener | None = None
-        #: Tornado's application.
+        #: Finds the handler of each request.
         self.application = Router(services, metrics)
 
     async def open(self, *, create: bool = True, patient: bool = False) -> None:
@@ -220,14 +221,17 @@ class App:
         # The first sign of life, so that /readyz can answer 200 right after the start.
         await self.readiness.ready()
 
-    async def serve(self, sock: socket.socket) -> None:
-        """Answer requests on a listening socket until :meth:`stop_accepting` closes it."""
+    async def serve(self, sock: socket.socket, shares: Shares | None = None) -> None:
+        """Answer requests on a listening socket until :meth:`stop_accepting` closes it.
+
+        :param shares: see :meth:`engage.http1.listener.Listener.serve`.
+        """
         if self._listener is None:
             bounds = Bounds.of(self.config)
             self._listener = Listener(
                 self.application, bounds, self._metrics, cors=self.application.cors
             )
-        await self._listener.serve(sock)
+        await self._listener.serve(sock, shares)
 
     @property
     def listener(self) -> Listener | None:

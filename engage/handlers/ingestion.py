@@ -1,28 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the routes for clients share: CORS, write keys, the limit of a body and how it arrives.
 
-Bodies come in through Tornado's streaming interface: a refusal does not wait for the body, and
-Tornado's form parsing never sees it.
+A refusal does not wait for the body.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Awaitable, Callable, Mapping
-from typing import TYPE_CHECKING, cast
-
-from tornado.web import stream_request_body
+from typing import TYPE_CHECKING, Any
 
 from engage.errors import ApiError, Limit, body_too_large
 from engage.handlers.base import Handler, Route
 from engage.http1 import early_errors
-from engage.http1.exchange import Exchange, Failure
+from engage.http1.exchange import Failure
 from engage.pipeline.auth import UnknownKeyError
 
 if TYPE_CHECKING:
     from engage.config import Config
     from engage.deliveries.receive import Deliveries
     from engage.handlers.cors import CorsPolicy
+    from engage.handlers.request import Request
     from engage.pipeline.auth import Authenticator, Principal
     from engage.pipeline.keys import KeyTable
     from engage.pipeline.pipeline import Pipeline
@@ -48,32 +46,35 @@ class Services:
     draining: Callable[[], bool]
 
 
-@stream_request_body
 class IngestionHandler(Handler):
-    """Base of the handlers for clients."""
+    """Base of the handlers for clients.
 
-    services: Services
+    The parameters are those of :class:`~engage.handlers.base.Handler`, and what handlers call.
+    """
+
     #: The workspace and write key, once they are known; for the log.
     principal: Principal | None = None
     #: How many events the request had, where that is known; for the log.
     event_count: int | None = None
     #: Whether the page that asked may not send events, because of its origin.
     origin_refused = False
-    #: The largest body of this request; :meth:`check` may lower it.
-    body_limit: Limit
+    #: Whether :meth:`prepare` was called.
+    _preparing = False
+
+    def __init__(
+        self,
+        request: Request,
+        route: Route,
+        log: Callable[[Any], None],
+        segments: Mapping[str, str],
+        services: Services,
+    ) -> None:
+        super().__init__(request, route, log, segments)
+        self.services = services
+        #: The largest body of this request; :meth:`check` may lower it.
+        self.body_limit = services.body_limit
 
     # ------------------------------------------------------------------------- for handlers to call
-    @property
-    def exchange(self) -> Exchange:
-        """The request's connection."""
-        return cast("Exchange", self.request.connection)
-
-    @property
-    def body(self) -> bytes:
-        """The whole body, as it was sent. It has not arrived yet when :meth:`check` runs."""
-        chunks = self._chunks
-        return chunks[0] if len(chunks) == 1 else b"".join(chunks)
-
     def check_length(self) -> int:
         """Check the declared length of the body.
 
@@ -107,18 +108,14 @@ class IngestionHandler(Handler):
     def common_headers(self) -> Mapping[str, str]:
         return self.services.cors.headers(self.header("Origin"), credentials=self.route.credentials)
 
-    # -------------------------------------------------------------------------- called by Tornado
-    def initialize(self, *, route: Route, services: Services) -> None:
-        self.route = route
-        self.services = services
-        self.body_limit = services.body_limit
-        self._chunks: list[bytes] = []
-        self._prepared = False
+    # --------------------------------------------------------------------- for handlers to override
+    def before_body(self) -> Awaitable[None] | None:
+        """Return what to wait for before the body is read; ``None`` to read it at once."""
+        return None
 
+    # --------------------------------------------------------------------- called by the connection
     def prepare(self) -> Awaitable[None] | None:
-        self._prepared = True
-        if self._finished:
-            return None
+        self._preparing = True
         try:
             super().prepare()
         except UnknownKeyError as unknown:
@@ -127,28 +124,15 @@ class IngestionHandler(Handler):
             raise self._failed(self.exchange.failure)
         return self.before_body()
 
-    def before_body(self) -> Awaitable[None] | None:
-        """Return what to wait for before the body is read; ``None`` to read it at once."""
-        return None
-
-    def data_received(self, chunk: bytes) -> None:
-        # The connection limits how much arrives.
-        self._chunks.append(chunk)
-
     def on_connection_close(self) -> None:
-        """Answer with the reason why the body is incomplete.
-
-        Tornado calls this only while the body arrives: a client that hangs up later cancels
-        nothing.
-        """
+        """Answer with the reason why the body is incomplete."""
         failure = self.exchange.failure
         # prepare() may refuse the request for another reason; it looks at the failure afterwards.
-        if failure is not None and self._prepared and not self._finished:
-            error = self._failed(failure)
-            self.send_error(error.status, exc_info=(ApiError, error, None))
+        if failure is not None and self._preparing:
+            self.refuse(self._failed(failure))
         super().on_connection_close()
 
-    def options(self, *_: str, **__: str) -> None:
+    def options(self, **_: str) -> None:
         """Answer with the methods of the route, and a preflight with what the page may send."""
         preflight = self.services.cors.preflight(
             self.header("Origin"),
@@ -156,12 +140,10 @@ class IngestionHandler(Handler):
             self.route.allowed,
             credentials=self.route.credentials,
         )
-        for name, value in preflight.items():
-            self.set_header(name, value)
         self.origin_refused = (
             "Origin" in self.request.headers and "Access-Control-Allow-Origin" not in preflight
         )
-        super().options()
+        self.answer_options(preflight)
 
     # ---------------------------------------------------------------------------------- internals
     async def _check_again(self, unknown: UnknownKeyError) -> None:
@@ -172,7 +154,7 @@ class IngestionHandler(Handler):
         """
         self.exchange.leave_unread(proven=False)
         await self.services.keys.wait(unknown, held=sum(map(len, self._chunks)))
-        if self._finished:
+        if self._answered:
             return
         self.check()
         if self.exchange.failure is not None:

@@ -19,7 +19,7 @@ class MissingHandler(IngestionHandler):
     def not_allowed(self) -> ApiError:
         return ApiError("not_found", "there is nothing at this path")
 
-    def options(self, *_: str, **__: str) -> None:
+    def options(self, **_: str) -> None:
         """Answer ``OPTIONS *`` and preflights, without which no page could read the 404."""
         preflight = "Access-Control-Request-Method" in self.request.headers
         if self.request.path != "*" and not preflight:

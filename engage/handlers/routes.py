@@ -4,10 +4,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final, cast
 
 from tornado import httputil
-from tornado.web import Application, RequestHandler
 
 from engage.api import CONFLICT
 from engage.handlers.base import Route
@@ -17,6 +16,7 @@ from engage.handlers.health import AliveHandler, ReadyHandler
 from engage.handlers.ingestion import IngestionHandler, Services
 from engage.handlers.missing import MissingHandler
 from engage.handlers.operations import OPERATIONS
+from engage.handlers.request import Request
 from engage.handlers.settings import ProjectSettingsHandler, SourceConfigHandler
 from engage.handlers.subscriptions import SubscriptionsHandler
 from engage.handlers.webhook import WebhookHandler
@@ -24,6 +24,9 @@ from engage.monitoring import logs
 from engage.monitoring.refusals import ORIGIN_NOT_ALLOWED, Refusal, key_prefix
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable
+
+    from engage.http1.exchange import Exchange
     from engage.monitoring.metrics import Metrics
 
 __all__ = ["HANDLERS", "Router"]
@@ -63,19 +66,20 @@ _WITH_LETTER: Final = frozenset(
     {"invalid_payload", "event_too_large", "event_refused", "transform_failed", CONFLICT}
 )
 
-#: A handler, and what it is made with.
-_Served = tuple[type[IngestionHandler], dict[str, Any]]
+#: A handler, and what it knows about its paths.
+_Served = tuple[type[IngestionHandler], Route]
+_NO_SEGMENTS: Final[Mapping[str, str]] = {}
 
 
-class Router(Application):
-    """Tornado's application with a dictionary instead of a list of regular expressions.
+class Router(httputil.HTTPServerConnectionDelegate):
+    """Finds the handler of each request in a dictionary.
 
     :param services: what the handlers call.
     :param metrics: counts the requests.
     """
 
     def __init__(self, services: Services, metrics: Metrics) -> None:
-        super().__init__([])
+        self._services = services
         self._cors = services.cors
         self._metrics = metrics
         self._exact: dict[str, _Served] = {}
@@ -87,7 +91,7 @@ class Router(Application):
                 allowed=operation.allowed,
                 credentials=operation.credentials,
             )
-            served = (HANDLERS[operation.id], {"route": route, "services": services})
+            served = (HANDLERS[operation.id], route)
             for path in operation.paths:
                 before, brace, rest = path.partition("{")
                 if brace:
@@ -95,23 +99,29 @@ class Router(Application):
                     self._patterns.append((before, after, name, served))
                 else:
                     self._exact[path] = served
-        self._unknown = (MissingHandler, {"route": _UNKNOWN, "services": services})
+        self._unknown: _Served = (MissingHandler, _UNKNOWN)
 
     def cors(self, path: str, origin: str | None) -> Mapping[str, str]:
         """Return the CORS headers of an answer that no handler gives, as a handler's would be."""
-        (_, arguments), _ = self._find(path)
-        return self._cors.headers(origin, credentials=arguments["route"].credentials)
+        (_, route), _ = self._find(path)
+        return self._cors.headers(origin, credentials=route.credentials)
 
-    def find_handler(self, request: httputil.HTTPServerRequest, **kwargs: Any) -> Any:
-        (handler, arguments), segments = self._find(request.path)
-        return self.get_handler_delegate(request, handler, arguments, path_kwargs=segments)
+    def start_request(
+        self, server_conn: object, request_conn: httputil.HTTPConnection
+    ) -> httputil.HTTPMessageDelegate:
+        """Return what takes a request from its connection."""
+        return _Arriving(self, cast("Exchange", request_conn))
 
-    def log_request(self, handler: RequestHandler) -> None:
+    def handler(self, request: Request) -> IngestionHandler:
+        """Return what answers a request."""
+        (handler, route), segments = self._find(request.path)
+        return handler(request, route, self.log_request, segments, self._services)
+
+    def log_request(self, handler: IngestionHandler) -> None:
         """Count an answered request and log it."""
-        assert isinstance(handler, IngestionHandler)
-        status = handler.get_status()
+        status = handler.status
         request = handler.request
-        seconds = request.request_time()
+        seconds = request.seconds()
         name = handler.route.name
         self._metrics.request(name, status, seconds)
         principal = handler.principal
@@ -131,20 +141,48 @@ class Router(Application):
         ):
             self._metrics.refused(_refusal(handler))
 
-    def _find(self, path: str) -> tuple[_Served, dict[str, bytes] | None]:
+    def _find(self, path: str) -> tuple[_Served, Mapping[str, str]]:
         """Return what serves a path, and the path's part in braces if it has one."""
         if path.startswith("//"):
             # Several SDKs append "/v1/…" to a configured host that ends with a slash.
             path = "/" + path.lstrip("/")
         served = self._exact.get(path)
         if served is not None:
-            return served, None
+            return served, _NO_SEGMENTS
         for before, after, name, served in self._patterns:
             if path.startswith(before) and path.endswith(after):
                 segment = path[len(before) : len(path) - len(after)]
                 if segment and "/" not in segment:
-                    return served, {name: segment.encode("latin-1")}
-        return self._unknown, None
+                    return served, {name: segment}
+        return self._unknown, _NO_SEGMENTS
+
+
+class _Arriving(httputil.HTTPMessageDelegate):
+    """Passes a request to its handler, which is known when the head has arrived."""
+
+    _handler: IngestionHandler
+
+    def __init__(self, router: Router, connection: Exchange) -> None:
+        self._router = router
+        self._connection = connection
+
+    def headers_received(
+        self,
+        start_line: httputil.RequestStartLine | httputil.ResponseStartLine,
+        headers: httputil.HTTPHeaders,
+    ) -> Awaitable[None] | None:
+        assert isinstance(start_line, httputil.RequestStartLine)
+        self._handler = self._router.handler(Request(start_line, headers, self._connection))
+        return self._handler.headers_received(start_line, headers)
+
+    def data_received(self, chunk: bytes) -> None:
+        self._handler.data_received(chunk)
+
+    def finish(self) -> None:
+        self._handler.finish()
+
+    def on_connection_close(self) -> None:
+        self._handler.on_connection_close()
 
 
 def _refusal(handler: IngestionHandler) -> Refusal:
@@ -157,7 +195,7 @@ def _refusal(handler: IngestionHandler) -> Refusal:
         message = f"pages of {origin[:100]} may not send events (cors.origins)"
     return Refusal(
         reason=handler.error_code or ORIGIN_NOT_ALLOWED,
-        status=handler.get_status(),
+        status=handler.status,
         route=handler.route.name,
         key=key_prefix(
             request.headers.get_list("Authorization"),

@@ -48,7 +48,7 @@ class WebhookHandler(IngestionHandler):
 
     @property
     def provider(self) -> str:
-        """The provider's name, from the path; needed before Tornado has matched the path."""
+        """The provider's name, from the path; needed before the path is decoded."""
         return self.request.path.rpartition("/")[2]
 
     @property

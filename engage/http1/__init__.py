@@ -4,10 +4,12 @@
 ====================  ==============================================================
 ``sockets.py``        opens the listening socket, counts file descriptors
 ``listener.py``       all connections of a process: accept, limit, drain
+``acceptor.py``       accepts the connections of a socket
+``shares.py``         how many connections each worker has
 ``connection.py``     one connection: reads requests, enforces time and size limits
 ``occupant.py``       what a connection holds in memory, without HTTP
 ``capacity.py``       all connections and bytes of a process, and which one is given up
-``exchange.py``       one request and its answer, as Tornado sees them
+``exchange.py``       one request and its answer, as handlers see them
 ``shared.py``         what all connections share: bounds, capacity, the date
 ``body.py``           takes a body out of the input, by length or chunks
 ``chunked.py``        decodes a chunked body

@@ -30,6 +30,7 @@ from collections import OrderedDict
 from typing import TYPE_CHECKING, Final, Protocol
 
 if TYPE_CHECKING:
+    from engage.http1.shares import Shares
     from engage.monitoring.metrics import Metrics
 
 __all__ = ["SPARE", "STALL_SECONDS", "Capacity", "Holder"]
@@ -79,6 +80,8 @@ class Capacity:
         self.expendable: OrderedDict[Holder, None] = OrderedDict()
         #: Those that are cut off; the event loop closes them next.
         self.leaving: set[Holder] = set()
+        #: What other workers have; ``None`` if there are none.
+        self.shares: Shares | None = None
         #: Bytes held for requests without an answer …
         self.held = 0
         #: … and how many there may be.
@@ -136,6 +139,8 @@ class Capacity:
 
     def forget(self, connection: Holder) -> None:
         """Note that a connection is closed."""
+        if self.shares is not None and connection in self.connections:
+            self.shares.closed()
         self.connections.discard(connection)
         self.expendable.pop(connection, None)
         self.leaving.discard(connection)

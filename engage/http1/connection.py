@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""HTTP/1.1 for a Tornado application, with a parser written in C.
+"""HTTP/1.1 behind Tornado's interfaces, with a parser written in C.
 
-Tornado's routing and handlers are used unchanged. Only its parser, which was most of the cost of a
-small request, is replaced. A :class:`Connection` cuts heads and bodies out of what a client sends
-(:mod:`engage.http1.head`, :mod:`engage.http1.body`). Each request and its answer is an
-:class:`engage.http1.exchange.Exchange`, the ``HTTPConnection`` that Tornado writes to.
+The interfaces are those of ``tornado.httputil``, so any Tornado application can answer the
+requests. Tornado's parser, which was most of the cost of a small request, is replaced. A
+:class:`Connection` cuts heads and bodies out of what a client sends (:mod:`engage.http1.head`,
+:mod:`engage.http1.body`). Each request and its answer is an
+:class:`engage.http1.exchange.Exchange`, the ``HTTPConnection`` that a handler writes to.
 
 Requests of one connection are handled one after the other; pipelined requests wait unread.
 Everything is limited before it is parsed: heads in bytes and number, bodies in bytes, each state in
@@ -324,7 +325,7 @@ class Connection(Occupant):
             self._head_turn = False
 
     def _begin(self, raw: bytes) -> None:
-        """Hand a complete head to Tornado."""
+        """Hand a complete head to a handler."""
         try:
             head = Head(raw)
         except TooManyHeadersError:

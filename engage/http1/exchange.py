@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One request and its answer, as Tornado's handlers see their connection."""
+"""One request and its answer, as handlers see their connection."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Channel(Protocol):
 
 
 class Exchange(httputil.HTTPConnection):
-    """Where a handler writes its answer, once.
+    """Where a handler writes its answer, once: with :meth:`respond`, or in parts as Tornado does.
 
     :param keep_alive: whether the client can send another request afterwards.
     """
@@ -69,6 +69,8 @@ class Exchange(httputil.HTTPConnection):
     def __init__(
         self, channel: Channel, shared: SharedState, version: str, method: str, *, keep_alive: bool
     ) -> None:
+        #: The event loop of the connection.
+        self.loop = shared.loop
         self._channel = channel
         self._shared = shared
         self._version = version
@@ -114,6 +116,18 @@ class Exchange(httputil.HTTPConnection):
             self.unread = False
             self._channel.read_on(self)
 
+    def respond(self, status: int, headers: dict[str, str], body: bytes) -> None:
+        """Send a whole answer.
+
+        :param status: a status that HTTP defines.
+        :param headers: all except those about the connection, the date and the body's length.
+        :param body: empty if the status allows none. It is not sent in an answer to ``HEAD``.
+        """
+        if status not in _BODILESS:
+            headers["Content-Length"] = str(len(body))
+        self._start(_STATUS_LINES[status], headers, b"" if self._is_head else body)
+        self._channel.answered(self)
+
     def write_headers(
         self,
         start_line: httputil.RequestStartLine | httputil.ResponseStartLine,
@@ -121,33 +135,16 @@ class Exchange(httputil.HTTPConnection):
         chunk: bytes | None = None,
     ) -> asyncio.Future[None]:
         assert isinstance(start_line, httputil.ResponseStartLine)
-        shared = self._shared
-        self.answering = True
-        self.closes = not self._keep_alive or shared.draining or self._channel.is_last(self)
         code = start_line.code
         if "Content-Length" not in headers and code not in _BODILESS:
             if self._version == "HTTP/1.1":
                 headers["Transfer-Encoding"] = "chunked"
                 self._chunked = not self._is_head
             else:
-                self.closes = True
-        if self.closes:
-            headers["Connection"] = "close"
-        elif self._version == "HTTP/1.0":
-            headers["Connection"] = "keep-alive"
-        lines = [_STATUS_LINES.get(code) or f"HTTP/1.1 {code} {start_line.reason}\r\n"]
-        if "Date" not in headers:
-            lines.append(shared.date())
-        lines += [f"{name}: {value}\r\n" for name, value in headers.get_all()]
-        lines.append("\r\n")
-        head = "".join(lines).encode("latin-1", "replace")
-        if chunk and (self._chunked or len(chunk) < _SEPARATE_BYTES):
-            self._channel.send(self, head + self._frame(chunk))
-        else:
-            self._channel.send(self, head)
-            if chunk:
-                self._channel.send(self, chunk)
-        return shared.done
+                self._keep_alive = False
+        line = _STATUS_LINES.get(code) or f"HTTP/1.1 {code} {start_line.reason}\r\n"
+        self._start(line, headers, chunk or b"")
+        return self._shared.done
 
     def write(self, chunk: bytes) -> asyncio.Future[None]:
         if chunk:
@@ -158,6 +155,28 @@ class Exchange(httputil.HTTPConnection):
         if self._chunked:
             self._channel.send(self, b"0\r\n\r\n")
         self._channel.answered(self)
+
+    def _start(
+        self, line: str, headers: dict[str, str] | httputil.HTTPHeaders, chunk: bytes
+    ) -> None:
+        """Send the head of an answer, and a part of its body."""
+        channel = self._channel
+        self.answering = True
+        self.closes = not self._keep_alive or self._shared.draining or channel.is_last(self)
+        if self.closes:
+            headers["Connection"] = "close"
+        elif self._version == "HTTP/1.0":
+            headers["Connection"] = "keep-alive"
+        pairs = headers.items() if isinstance(headers, dict) else headers.get_all()
+        date = "" if "Date" in headers else self._shared.date()
+        fields = "".join([f"{name}: {value}\r\n" for name, value in pairs])
+        head = f"{line}{date}{fields}\r\n".encode("latin-1", "replace")
+        if chunk and (self._chunked or len(chunk) < _SEPARATE_BYTES):
+            channel.send(self, head + self._frame(chunk))
+        else:
+            channel.send(self, head)
+            if chunk:
+                channel.send(self, chunk)
 
     def _frame(self, chunk: bytes) -> bytes:
         return b"%x\r\n%b\r\n" % (len(chunk), chunk) if self._chunked else chunk

@@ -8,15 +8,17 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Final, cast
 
+from engage.http1.acceptor import Acceptor
 from engage.http1.connection import Connection
 from engage.http1.shared import Bounds, SharedState
-from engage.http1.sockets import BACKLOG, can_open_files, open_file_limit
+from engage.http1.sockets import can_open_files, open_file_limit
 
 if TYPE_CHECKING:
     import socket
 
-    from tornado.web import Application
+    from tornado.httputil import HTTPServerConnectionDelegate
 
+    from engage.http1.shares import Shares
     from engage.monitoring.metrics import Metrics
 
 __all__ = ["Listener"]
@@ -42,7 +44,7 @@ class Listener:
 
     def __init__(
         self,
-        application: Application,
+        application: HTTPServerConnectionDelegate,
         bounds: Bounds,
         metrics: Metrics,
         *,
@@ -54,17 +56,19 @@ class Listener:
         self._metrics = metrics
         #: Whether no file could be opened when that was last tried.
         self._exhausted = False
-        self._servers: list[asyncio.Server] = []
-        self._sockets: list[socket.socket] = []
+        self._acceptors: list[Acceptor] = []
         self._sweeper: asyncio.TimerHandle | None = None
 
-    async def serve(self, sock: socket.socket) -> None:
-        """Accept connections of a listening socket until :meth:`stop_accepting`."""
-        loop = asyncio.get_running_loop()
-        self._servers.append(
-            await loop.create_server(self.make_connection, sock=sock, backlog=BACKLOG)
-        )
-        self._sockets.append(sock)
+    async def serve(self, sock: socket.socket, shares: Shares | None = None) -> None:
+        """Accept connections of a listening socket until :meth:`stop_accepting`.
+
+        :param shares: how many connections the other workers on the socket have; ``None`` if there
+            are no others.
+        """
+        acceptor = Acceptor(sock, self.make_connection, shares)
+        self.shared.capacity.shares = shares
+        await acceptor.start()
+        self._acceptors.append(acceptor)
         limit = open_file_limit()
         if limit is not None:
             self.shared.capacity.restrict(max(limit - _OTHER_FILES, limit // 2))
@@ -82,19 +86,8 @@ class Listener:
     async def stop_accepting(self) -> None:
         """Close the listening sockets."""
         self.start_draining()
-        loop = asyncio.get_running_loop()
-        for sock in self._sockets:
-            # Closing resets connections that the kernel has completed and nothing has accepted yet.
-            while True:
-                try:
-                    connection, _ = sock.accept()
-                except OSError:  # Usually BlockingIOError: there are no more.
-                    break
-                connection.setblocking(False)
-                await loop.connect_accepted_socket(self.make_connection, connection)
-        self._sockets.clear()
-        for server in self._servers:
-            server.close()
+        for acceptor in self._acceptors:
+            await acceptor.stop()
         # Requests that were sent before this are still read.
         await asyncio.sleep(0)
 
@@ -117,9 +110,9 @@ class Listener:
 
     def close(self) -> None:
         """Stop accepting and cut off every connection."""
-        for server in self._servers:
-            server.close()
-        self._servers.clear()
+        for acceptor in self._acceptors:
+            acceptor.close()
+        self._acceptors.clear()
         for connection in list(self.connections):
             connection.abort()
         if self._sweeper is not None:
@@ -145,7 +138,7 @@ class Listener:
     def _check_files(self) -> None:
         """Log when the process or the system can open no more files, and count the times.
 
-        Without a file descriptor, uvloop closes new connections as they come, and reports nothing.
+        Without a file descriptor, new connections are closed as they come.
         """
         exhausted = not can_open_files()
         if exhausted:

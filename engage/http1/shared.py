@@ -16,7 +16,7 @@ from engage.monitoring import logs
 from engage.monitoring.refusals import Refusal
 
 if TYPE_CHECKING:
-    from tornado.web import Application
+    from tornado.httputil import HTTPServerConnectionDelegate
 
     from engage.config import Config
     from engage.errors import ApiError
@@ -66,11 +66,13 @@ class SharedState:
 
     def __init__(
         self,
-        application: Application,
+        application: HTTPServerConnectionDelegate,
         bounds: Bounds,
         metrics: Metrics,
         cors: Callable[[str, str | None], Mapping[str, str]],
     ) -> None:
+        #: The event loop. ``get_running_loop()`` is a system call in Python 3.11.
+        self.loop = asyncio.get_running_loop()
         self.application = application
         self.bounds = bounds
         self.cors = cors
@@ -79,7 +81,7 @@ class SharedState:
         #: Whether every answer is the last of its connection.
         self.draining = False
         #: A future that is done: nothing waits until a small answer is written.
-        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.done: asyncio.Future[None] = self.loop.create_future()
         self.done.set_result(None)
         self._metrics = metrics
         #: In the order in which it was deferred; the same work is called once.

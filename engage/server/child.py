@@ -69,6 +69,8 @@ class Setup:
     secrets: tuple[str, ...]
     #: Whether this worker serves the metrics, because it is the only one.
     serves_metrics: bool = False
+    #: File descriptor of the connections of all workers; ``None`` if there is only one worker.
+    shares: int | None = None
     #: ``None``: the child is a worker.
     console: ConsoleSetup | None = None
 
@@ -137,6 +139,7 @@ def main(channel_fd: int, listening_fd: int | None = None) -> int:
 
 
 async def _run_worker(setup: Setup, sock: socket.socket, channel: socket.socket) -> int:
+    from engage.http1.shares import Shares
     from engage.registry import load_plugins
     from engage.server.worker import Worker
 
@@ -148,6 +151,7 @@ async def _run_worker(setup: Setup, sock: socket.socket, channel: socket.socket)
         number=setup.number,
         server_running=setup.server_running,
         serves_metrics=setup.serves_metrics,
+        shares=None if setup.shares is None else Shares(setup.shares, setup.number),
         ready=lambda: writer.write(b"ready\n"),
     )
     return await _run(worker, reader, writer)

@@ -62,6 +62,7 @@ async def start_child(setup: Setup, inherited: Sequence[socket.socket] = ()) -> 
     """
     ours, theirs = socket.socketpair()
     sockets = [sock.fileno() for sock in inherited]
+    shares = () if setup.shares is None else (setup.shares,)
     environment = dict(os.environ)
     if setup.console is not None:
         # The metrics are those of the workers.
@@ -75,7 +76,7 @@ async def start_child(setup: Setup, inherited: Sequence[socket.socket] = ()) -> 
                 sys.executable,
                 *("-m", "engage.server.child", str(theirs.fileno()), *map(str, sockets)),
                 stdin=asyncio.subprocess.DEVNULL,
-                pass_fds=(*sockets, theirs.fileno()),
+                pass_fds=(*sockets, *shares, theirs.fileno()),
                 env=environment,
             )
         finally:

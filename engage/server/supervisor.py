@@ -20,6 +20,7 @@ import time
 from typing import TYPE_CHECKING, Any, Final
 
 from engage.api import EngageError
+from engage.http1.shares import Shares, make_shares
 from engage.http1.sockets import url_of
 from engage.monitoring import logs
 from engage.server.child import Setup
@@ -65,6 +66,9 @@ class Supervisor:
         self._stopping = asyncio.Event()
         self._failed = False
         self._server_running = False
+        self._shares_file = make_shares(config.server.workers)
+        # Only to note which workers have died.
+        self._shares = Shares(self._shares_file.fileno(), 0)
         self._console = None if config.console is None else ConsoleKeeper(config, secrets)
 
     async def run(self) -> int:
@@ -124,6 +128,7 @@ class Supervisor:
             self._server_running,
             self._secrets,
             serves_metrics=self._config.server.workers == 1,
+            shares=self._shares_file.fileno() if self._config.server.workers > 1 else None,
         )
         child = await start_child(setup, [self._sock])
         self._children.add(child)
@@ -169,6 +174,7 @@ class Supervisor:
         self._children.discard(child)
         child.writer.close()
         forget_process(child.process.pid)
+        self._shares.leave(child.setup.number)
         if self._stopping.is_set():
             self._failed |= status != 0
             return False

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
     from engage.app import App
     from engage.config import Config
+    from engage.http1.shares import Shares
     from engage.registry import Registry
 
 __all__ = ["Worker", "new_event_loop"]
@@ -73,6 +74,7 @@ class Worker:
         store, and the worker starts even if the store cannot be opened now, just as the other
         workers go on.
     :param serves_metrics: whether it serves the metrics although it has a parent.
+    :param shares: how many connections the other workers have; ``None`` if there are no others.
     :param ready: called once when requests are answered.
     """
 
@@ -85,6 +87,7 @@ class Worker:
         number: int | None = None,
         server_running: bool = False,
         serves_metrics: bool = False,
+        shares: Shares | None = None,
         ready: Callable[[], None] | None = None,
     ) -> None:
         self._config = config
@@ -93,6 +96,7 @@ class Worker:
         self._number = number
         self._server_running = server_running
         self._serves_metrics = serves_metrics or number is None
+        self._shares = shares
         self._ready = ready
         self._stop = asyncio.Event()
 
@@ -138,7 +142,7 @@ class Worker:
                 _start_task(background, "sampling", _sample(app.store, metrics))
                 measuring = _measure_budgets(app.store, config.limits.dead_letter_budget, metrics)
                 _start_task(background, "budgets", measuring)
-            await app.serve(self._sock)
+            await app.serve(self._sock, self._shares)
             # The objects of the application live as long as the process: the garbage collector
             # need not check them again.
             gc.collect()

@@ -3,74 +3,103 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+import logging
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
-from tornado import httputil, web
-from tornado.httpserver import HTTPServer
+import pytest
+from tornado import httputil
 
 from engage.errors import ApiError
 from engage.handlers.base import Handler, Route
+from engage.handlers.request import Request
+from engage.http1.exchange import Exchange
+from engage.http1.listener import Listener
+from engage.http1.shared import Bounds
+from engage.monitoring.metrics import Metrics
 from support.http_client import Answer, RawClient, listening, request
+from support.http_echo import BOUNDS
+from support.waiting import eventually
 
-
-class _Connection:
-    context = None
-
-    def set_close_callback(self, callback: object) -> None:
-        """As Tornado wants it."""
-
-
-def _cleared(handler_class: type[web.RequestHandler]) -> dict[str, Any]:
-    request = httputil.HTTPServerRequest(
-        connection=_Connection(),  # type: ignore[arg-type]
-        start_line=httputil.RequestStartLine("GET", "/", "HTTP/1.0"),
-    )
-    handler = handler_class.__new__(handler_class)
-    handler.request = request
-    handler.application = web.Application()
-    handler.clear()
-    return {name: value for name, value in vars(handler).items() if name.startswith("_")}
-
-
-def test_clear_sets_what_tornado_sets() -> None:
-    """``Handler.clear`` replaces Tornado's: a new version may have more to clear."""
-    ours, theirs = _cleared(Handler), _cleared(web.RequestHandler)
-    ours.pop("_headers")
-    theirs.pop("_headers")
-    assert ours == theirs
+ROUTE = Route(name="page", allowed=("GET", "POST", "PUT", "OPTIONS"))
 
 
 class _Page(Handler):
     """A page as a console might have one: it needs nothing of the ingestion of events."""
 
-    def initialize(self) -> None:
-        self.route = Route(name="page", allowed=("GET", "POST", "OPTIONS"))
-
     def check(self) -> None:
         if "X-Refuse" in self.request.headers:
             raise ApiError("not_found", "there is no such page")
 
-    def get(self) -> None:
-        self.answer(b"<p>hello</p>", content_type="text/html", headers={"Vary": "Cookie"})
+    def common_headers(self) -> dict[str, str]:
+        return {"Vary": "Origin"}
 
-    def post(self) -> None:
+    def get(self, name: str) -> None:
+        self.answer(name.encode(), content_type="text/html", headers={"Vary": "Cookie"})
+
+    async def post(self, name: str) -> None:
         raise RuntimeError("a secret")
+
+    def put(self, name: str) -> None:
+        self.answer(self.body, headers={"X-Unsafe": "a\r\nb"} if name == "unsafe" else None)
+
+
+class _Pages(httputil.HTTPServerConnectionDelegate):
+    """Answers every path with a page whose name is the path."""
+
+    def __init__(self) -> None:
+        self.handlers: list[Handler] = []
+        self.logged: list[int] = []
+
+    def start_request(
+        self, server_conn: object, request_conn: httputil.HTTPConnection
+    ) -> httputil.HTTPMessageDelegate:
+        assert isinstance(request_conn, Exchange)
+        return _Arriving(self, request_conn)
+
+
+class _Arriving(httputil.HTTPMessageDelegate):
+    def __init__(self, pages: _Pages, connection: Exchange) -> None:
+        self._pages = pages
+        self._connection = connection
+
+    def headers_received(self, start_line: Any, headers: httputil.HTTPHeaders) -> Any:
+        request = Request(start_line, headers, self._connection)
+        log: Callable[[Handler], None] = lambda handler: self._pages.logged.append(handler.status)  # noqa: E731
+        self._handler = _Page(request, ROUTE, log, {"name": request.path[1:]})
+        self._pages.handlers.append(self._handler)
+        return self._handler.headers_received(start_line, headers)
+
+    def data_received(self, chunk: bytes) -> None:
+        self._handler.data_received(chunk)
+
+    def finish(self) -> None:
+        self._handler.finish()
+
+    def on_connection_close(self) -> None:
+        self._handler.on_connection_close()
+
+
+@contextlib.asynccontextmanager
+async def _serving() -> AsyncIterator[tuple[_Pages, int]]:
+    """Serve pages, and return them with their port."""
+    pages = _Pages()
+    listener = Listener(pages, Bounds(**BOUNDS), Metrics())
+    sock = listening()
+    await listener.serve(sock)
+    try:
+        yield pages, sock.getsockname()[1]
+    finally:
+        listener.close()
+        await eventually(lambda: not listener.connections)
 
 
 @contextlib.asynccontextmanager
 async def _page() -> AsyncIterator[RawClient]:
-    """Serve a page with Tornado's own HTTP server, and connect to it."""
-    sock = listening()
-    server = HTTPServer(web.Application([("/page", _Page)], log_function=lambda _: None))
-    server.add_socket(sock)
-    try:
-        async with await RawClient.connect(sock.getsockname()[1]) as client:
-            yield client
-    finally:
-        server.stop()
-        await server.close_all_connections()
+    async with _serving() as (_, port), await RawClient.connect(port) as client:
+        yield client
 
 
 async def _ask(client: RawClient, method: str, **headers: str) -> Answer:
@@ -81,13 +110,13 @@ async def _ask(client: RawClient, method: str, **headers: str) -> Answer:
 async def test_a_handler_answers_with_the_common_headers() -> None:
     async with _page() as client:
         answer = await _ask(client, "GET", **{"X-Request-Id": "from-client"})
-        assert (answer.status, answer.body) == (200, b"<p>hello</p>")
+        assert (answer.status, answer.body) == (200, b"page")
         assert answer.headers["content-type"] == "text/html"
-        assert answer.headers["vary"] == "Cookie"
+        assert answer.headers["vary"] == "Origin, Cookie"
         assert answer.headers["x-request-id"] == "from-client"
         assert answer.headers["x-content-type-options"] == "nosniff"
         answer = await _ask(client, "OPTIONS")
-        assert (answer.status, answer.headers["allow"]) == (204, "GET, POST, OPTIONS")
+        assert (answer.status, answer.headers["allow"]) == (204, "GET, POST, PUT, OPTIONS")
         assert "x-request-id" in answer.headers
 
 
@@ -97,8 +126,41 @@ async def test_a_handler_answers_every_error_in_the_same_shape() -> None:
         assert (answer.status, answer.json["code"]) == (404, "not_found")
         answer = await _ask(client, "DELETE")
         assert (answer.status, answer.json["code"]) == (405, "method_not_allowed")
-        assert answer.headers["allow"] == "GET, POST, OPTIONS"
+        assert answer.headers["allow"] == "GET, POST, PUT, OPTIONS"
         answer = await _ask(client, "POST")
         assert (answer.status, answer.json["code"]) == (500, "internal_error")
         assert answer.json["requestId"] == answer.headers["x-request-id"]
         assert b"a secret" not in answer.body
+
+
+async def test_a_header_that_would_begin_another_is_a_crash() -> None:
+    async with _page() as client:
+        await client.send(request(b"{}", method="PUT", target="/safe"))
+        assert (await client.answer()).body == b"{}"
+        await client.send(request(b"{}", method="PUT", target="/unsafe"))
+        answer = await client.answer()
+        assert (answer.status, answer.json["code"]) == (500, "internal_error")
+        assert "x-unsafe" not in answer.headers
+
+
+async def test_a_client_that_is_gone_before_its_body_gets_no_answer() -> None:
+    """Its handler ends, and nothing is logged."""
+    async with _serving() as (pages, port):
+        async with await RawClient.connect(port) as client:
+            await client.send(request(b"{}", method="PUT")[:-1])
+            await eventually(lambda: pages.handlers)
+            client.writer.transport.abort()
+            await eventually(lambda: pages.handlers[0]._task.done())
+        assert pages.logged == []
+
+
+async def test_a_request_that_is_cancelled_is_answered(caplog: pytest.LogCaptureFixture) -> None:
+    async with _serving() as (pages, port), await RawClient.connect(port) as client:
+        await client.send(request(b"{}", method="PUT")[:-1])
+        await eventually(lambda: pages.handlers)
+        await asyncio.sleep(0.01)
+        with caplog.at_level(logging.ERROR):
+            pages.handlers[0]._task.cancel()
+            assert (await client.answer()).status == 500
+        assert pages.handlers[0]._task.cancelled()
+        assert pages.logged == [500]

@@ -28,6 +28,7 @@ A server and clients:
   make its storage fail
 - ``http_echo``: the HTTP connection with a small application behind it
 - ``http_client``: a client that sends any bytes and reads answers strictly
+- ``http_corpus``, ``http_playing``: raw requests of all kinds, and what a server does with each
 - ``http_errors``: checks that every error answer has the same shape
 - ``reverse_proxy``: a reverse proxy that counts requests and loses answers
 - ``overload``: clients that send more than a server can store

@@ -1,0 +1,216 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Workers that listen on one socket share its connections. They are loops of one process here."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import os
+import socket
+from collections.abc import AsyncIterator, Callable, Coroutine
+from typing import Any
+
+import pytest
+
+from engage.http1.acceptor import Acceptor
+from engage.http1.shares import Shares, make_shares
+from support.http_client import RawClient, listening, request
+from support.http_echo import on_uvloop, running
+from support.waiting import eventually
+
+
+class _Worker:
+    """An acceptor with its connections."""
+
+    def __init__(self, sock: socket.socket, shares: Shares | None) -> None:
+        self.shares = shares
+        self.transports: list[asyncio.BaseTransport] = []
+        self.acceptor = Acceptor(sock, self._protocol, shares)
+
+    def _protocol(self) -> asyncio.Protocol:
+        worker = self
+
+        class _Accepted(asyncio.Protocol):
+            def connection_made(self, transport: asyncio.BaseTransport) -> None:
+                self.transport = transport
+                worker.transports.append(transport)
+
+            def connection_lost(self, exc: Exception | None) -> None:
+                worker.transports.remove(self.transport)
+                if worker.shares is not None:
+                    worker.shares.closed()
+
+        return _Accepted()
+
+
+@contextlib.asynccontextmanager
+async def _workers(count: int) -> AsyncIterator[tuple[list[_Worker], int]]:
+    """Yield workers that accept on one port, and the port."""
+    sock = listening()
+    sock.listen(1000)
+    with make_shares(count) as file:
+        workers = [
+            _Worker(socket.socket(fileno=os.dup(sock.fileno())), Shares(file.fileno(), number))
+            for number in range(count)
+        ]
+    for worker in workers:
+        await worker.acceptor.start()
+    try:
+        yield workers, sock.getsockname()[1]
+    finally:
+        sock.close()
+        for worker in workers:
+            worker.acceptor.close()
+            for transport in worker.transports:
+                transport.abort()  # type: ignore[attr-defined]
+        await eventually(lambda: not any(worker.transports for worker in workers))
+
+
+@contextlib.contextmanager
+def _clients(port: int, count: int) -> Any:
+    """Open connections at once."""
+    with contextlib.ExitStack() as stack:
+        for _ in range(count):
+            client = stack.enter_context(socket.socket())
+            client.setblocking(False)
+            client.connect_ex(("127.0.0.1", port))
+        yield
+
+
+def _sizes(workers: list[_Worker]) -> list[int]:
+    return [len(worker.transports) for worker in workers]
+
+
+@pytest.mark.parametrize("count", [8, 32, 256])
+@pytest.mark.parametrize("number", [2, 4])
+async def test_connections_are_shared(number: int, count: int) -> None:
+    """No worker has more than 1.5 times its share, in each of 20 trials."""
+    async with _workers(number) as (workers, port):
+        for _ in range(20):
+            with _clients(port, count):
+                await eventually(lambda: sum(_sizes(workers)) == count)
+                assert max(_sizes(workers)) <= 1.5 * count / number
+            await eventually(lambda: not sum(_sizes(workers)))
+
+
+async def test_an_idle_worker_is_filled_up_first() -> None:
+    """A worker that was replaced has no connections; it gets the next ones."""
+    async with _workers(2) as (workers, port):
+        workers[1].acceptor._pause()
+        assert workers[1].shares is not None
+        workers[1].shares.leave()
+        with _clients(port, 20):
+            await eventually(lambda: _sizes(workers) == [20, 0])
+            await workers[1].acceptor.start()
+            with _clients(port, 20):
+                await eventually(lambda: sum(_sizes(workers)) == 40)
+                assert _sizes(workers)[1] >= 16
+
+
+async def test_a_worker_that_hangs_leaves_its_share() -> None:
+    """It counts as present, but accepts nothing. The other accepts all, after a short time."""
+    async with _workers(2) as (workers, port):
+        workers[1].acceptor._pause()
+        with _clients(port, 200):
+            await eventually(lambda: _sizes(workers) == [200, 0])
+
+
+async def test_a_worker_that_is_gone_leaves_its_share() -> None:
+    async with _workers(2) as (workers, port):
+        workers[1].acceptor.close()
+        with _clients(port, 50):
+            await eventually(lambda: _sizes(workers) == [50, 0])
+
+
+async def test_connections_that_wait_are_accepted_before_the_socket_closes() -> None:
+    async with _workers(2) as (workers, port):
+        for worker in workers:
+            worker.acceptor._pause()
+        with _clients(port, 10):
+            await asyncio.sleep(0.05)
+            await workers[0].acceptor.stop()
+            assert _sizes(workers) == [10, 0]
+
+
+async def test_a_client_that_is_gone_does_not_stop_the_others() -> None:
+    async with running() as server:
+        acceptor = server.listener._acceptors[0]
+        real, errors = acceptor._sock, [errno.ECONNABORTED, errno.EPERM]
+
+        class _Failing:
+            def accept(self) -> Any:
+                if errors:
+                    raise OSError(errors.pop(), "gone")
+                return real.accept()
+
+            def __getattr__(self, name: str) -> Any:
+                return getattr(real, name)
+
+        acceptor._sock = _Failing()  # type: ignore[assignment]
+        assert (await server.ask(request(b"x"))).body == b"x"
+        assert not errors
+
+
+async def test_without_a_file_descriptor_a_connection_is_closed() -> None:
+    """Its client does not wait in vain, and the loop does not spin."""
+    async with running() as server:
+        acceptor = server.listener._acceptors[0]
+        real, calls = acceptor._sock, [0]
+
+        class _Exhausted:
+            def accept(self) -> Any:
+                calls[0] += 1
+                if acceptor._spare is not None:
+                    raise OSError(errno.EMFILE, "Too many open files")
+                return real.accept()
+
+            def __getattr__(self, name: str) -> Any:
+                return getattr(real, name)
+
+        acceptor._sock = _Exhausted()  # type: ignore[assignment]
+        async with await RawClient.connect(server.port) as client:
+            assert await client.closed()
+        assert calls[0] <= 4
+        acceptor._sock = real
+        assert (await server.ask(request(b"x"))).body == b"x"
+
+
+async def test_without_a_spare_descriptor_accepting_waits() -> None:
+    async with running() as server:
+        acceptor = server.listener._acceptors[0]
+        real, calls = acceptor._sock, [0]
+        assert acceptor._spare is not None
+        os.close(acceptor._spare)
+        acceptor._spare = None
+
+        class _Exhausted:
+            def accept(self) -> Any:
+                calls[0] += 1
+                if calls[0] < 3:
+                    if acceptor._spare is not None:
+                        os.close(acceptor._spare)
+                        acceptor._spare = None
+                    raise OSError(errno.ENFILE, "Too many open files")
+                return real.accept()
+
+            def __getattr__(self, name: str) -> Any:
+                return getattr(real, name)
+
+        acceptor._sock = _Exhausted()  # type: ignore[assignment]
+        assert (await server.ask(request(b"x"))).body == b"x"
+        acceptor._sock = real
+
+
+@pytest.mark.parametrize(
+    "test",
+    [
+        lambda: test_connections_are_shared(2, 32),
+        test_a_worker_that_hangs_leaves_its_share,
+        test_connections_that_wait_are_accepted_before_the_socket_closes,
+        test_without_a_file_descriptor_a_connection_is_closed,
+        test_without_a_spare_descriptor_accepting_waits,
+    ],
+)
+def test_accepting_works_with_uvloop(test: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    on_uvloop(test())
