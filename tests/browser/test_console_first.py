@@ -265,7 +265,7 @@ def test_the_search_box(operator: Operator, console: Server, user: str, email: s
         operator.open("system")
         operator.fill(".search [type=search]", text)
         operator.keys(Keys.ENTER)
-        assert operator.path.startswith(page)
+        wait_for(lambda page=page: operator.path.startswith(page), what="the page")  # type: ignore[misc]
         assert user in operator.text()
     operator.open("system")
     operator.keys("/")
