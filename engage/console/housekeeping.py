@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Deletes the console's records when they are old: the audit, links and sessions that ended."""
+"""Deletes the console's records when they are old: links, and sessions that ended.
+
+The audit and the finished jobs are deleted by :mod:`engage.storage.retention`, which first checks
+that the time can be trusted.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +16,6 @@ from engage.api import StorageUnavailable
 from engage.console.links import KEPT_SECONDS
 from engage.console.links import KIND as LINK
 from engage.console.sessions import ENDED_KIND, LONGEST_SECONDS
-from engage.storage.audit import AUDIT
 
 if TYPE_CHECKING:
     from engage.api import RecordStore
@@ -21,7 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["KEPT", "expire_once", "expire_periodically"]
 
 #: Kind → seconds for which its records are kept.
-KEPT: Final = {AUDIT: 400 * 24 * 3600, LINK: KEPT_SECONDS, ENDED_KIND: LONGEST_SECONDS}
+KEPT: Final = {LINK: KEPT_SECONDS, ENDED_KIND: LONGEST_SECONDS}
 #: Seconds between two deletions.
 PERIOD: Final = 3600.0
 #: Records that one call deletes.
