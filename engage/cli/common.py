@@ -8,7 +8,6 @@ import datetime
 import getpass
 import os
 import platform
-import re
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import IO, Any, Final, TypeVar
@@ -18,6 +17,7 @@ import click
 from engage.api import EventStore, StorageMissing
 from engage.config import Config
 from engage.config.schema_check import SettingsError
+from engage.console.formats import visible as safe
 from engage.registry import Registry, load_plugins
 from engage.storage.audit import Actor
 
@@ -38,31 +38,7 @@ CONFIG_VARIABLE: Final = "ENGAGE_CONFIG"
 #: An unreadable file is not a usage error: loading it reports why it cannot be read.
 CONFIG_FILE: Final = click.Path(path_type=Path, readable=False)
 
-#: C0 and C1 control characters, and characters that reorder or hide text: bidi marks, embeddings
-#: and isolates, zero-width and line-separating characters, the byte order mark, tags.
-_UNSAFE: Final = re.compile(
-    "[\x00-\x1f\x7f-\x9f\u00ad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb"
-    "\U000e0000-\U000e0fff]"
-)
-
 Function = TypeVar("Function", bound=Callable[..., Any])
-
-
-def safe(text: str) -> str:
-    """Escape characters that could affect a terminal.
-
-    :return: the text with each control or bidi character as ``\\uXXXX``, the escape of JSON: a JSON
-        text keeps its meaning.
-    """
-
-    def escaped(match: re.Match[str]) -> str:
-        code = ord(match[0])
-        if code > 0xFFFF:
-            code -= 0x10000
-            return f"\\u{0xD800 + (code >> 10):04x}\\u{0xDC00 + (code & 0x3FF):04x}"
-        return f"\\u{code:04x}"
-
-    return _UNSAFE.sub(escaped, text)
 
 
 def parse_time(text: str) -> datetime.datetime:

@@ -22,6 +22,7 @@ interfaces of :mod:`engage.api`. Nothing that answers clients imports it.
 ``job_records.py``   the state of these replays, and where all processes find it
 ``sign_in.py``       the pages ``link``, ``login`` and ``logout``, and ``healthz``
 ``sparks.py``        small curves as SVG
+``budgets.py``       how much room is left for dead letters
 ``pretty.py``        JSON on several lines, unchanged
 ``pointers.py``      finds the values of JSON pointers in a text
 ``source_lines.py``  the lines of a text that JSON pointers name

@@ -17,7 +17,7 @@ import logging
 import secrets
 from collections.abc import Awaitable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeVar
 from urllib.parse import urlencode
 
 from tornado.web import Finish, HTTPError, RequestHandler
@@ -27,6 +27,7 @@ from engage.api import StorageUnavailable
 from engage.console import formats
 from engage.console.addresses import client_address
 from engage.console.headers import HEADERS
+from engage.console.reader import Outage
 from engage.console.sessions import IDLE_SECONDS, Session
 from engage.storage.audit import Actor, record_audit
 
@@ -55,15 +56,6 @@ CURSORS: Final = ("before", "after")
 SAFE_METHODS: Final = ("GET", "HEAD")
 
 Result = TypeVar("Result")
-
-
-class Outage(NamedTuple):
-    """The storage does not answer."""
-
-    #: Why, in one line.
-    reason: str
-    #: When it last answered: milliseconds since 1970; ``None``: never since the console started.
-    last: int | None
 
 
 class ConsoleHandler(RequestHandler):
@@ -279,12 +271,16 @@ class ConsoleHandler(RequestHandler):
         try:
             return await self.console.reader.read(call, within=self.console.reader.timeout)
         except StorageUnavailable as error:
-            self.outage = Outage(str(error), self.console.reader.last_good)
+            self.show_outage(str(error))
             return None
         except (ValueError, OverflowError) as error:
             if any(self.get_query_argument(name, "") for name in CURSORS):
                 raise HTTPError(400, reason="This link is not one of the console") from error
             raise
+
+    def show_outage(self, reason: str) -> None:
+        """Show a bar that says why the storage does not answer."""
+        self.outage = Outage(reason, self.console.reader.last_good)
 
     async def record_audit(self, action: str, **details: Any) -> None:
         """Record what the caller did: in the log and, if the storage keeps records, in the store.

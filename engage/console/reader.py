@@ -11,11 +11,11 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
-from typing import Final, TypeVar
+from typing import Final, NamedTuple, TypeVar
 
 from engage.api import StorageUnavailable
 
-__all__ = ["AT_ONCE", "Reader"]
+__all__ = ["AT_ONCE", "Outage", "Reader"]
 
 #: Calls of the store that run at the same time.
 AT_ONCE: Final = 2
@@ -25,6 +25,15 @@ HASTY_SECONDS: Final = 5.0
 HASTY_TIMEOUT: Final = 0.5
 
 Result = TypeVar("Result")
+
+
+class Outage(NamedTuple):
+    """The storage does not answer."""
+
+    #: Why, in one line.
+    reason: str
+    #: When it last answered: milliseconds since 1970; ``None``: never since the console started.
+    last: int | None
 
 
 class Reader:

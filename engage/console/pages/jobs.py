@@ -6,7 +6,7 @@ from __future__ import annotations
 from tornado.web import HTTPError
 
 from engage.api import StorageUnavailable
-from engage.console.base import ConsoleHandler, Outage
+from engage.console.base import ConsoleHandler
 from engage.console.formats import number
 from engage.console.job_records import Job
 
@@ -34,7 +34,7 @@ class JobsHandler(ConsoleHandler):
             current = await jobs.current()
             finished = list(await jobs.finished())
         except StorageUnavailable as error:
-            self.outage = Outage(str(error), self.console.reader.last_good)
+            self.show_outage(str(error))
         running = current is not None and current.state == "running"
         if self.wants_json:
             if self.outage is not None:

@@ -11,7 +11,7 @@ from typing import Final
 from tornado.web import HTTPError
 
 from engage.api import EngageError, StorageUnavailable
-from engage.console.base import ConsoleHandler, Outage
+from engage.console.base import ConsoleHandler
 from engage.console.history import Overview, overview
 from engage.console.snippets import server_url, snippets
 from engage.console.sparks import spark_area, spark_line
@@ -138,7 +138,7 @@ class KeysHandler(ConsoleHandler):
         try:
             return await overview(self.console, self.workspace.id, span)
         except StorageUnavailable as error:
-            self.outage = Outage(str(error), self.console.reader.last_good)
+            self.show_outage(str(error))
             return None
 
     async def _show(self, error: str = "") -> None:

@@ -15,7 +15,7 @@ from engage.console.formats import visible
 from engage.console.pretty import json_lines
 from engage.console.source_lines import lines_of
 from engage.pipeline.explain import Explained, describe_change
-from engage.pipeline.replay import is_delivery, obstacle_of, text_of
+from engage.pipeline.replay import audit_details, is_delivery, obstacle_of, text_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -207,16 +207,7 @@ class ReplayHandler(_LetterPages):
             self.set_status(409)
             self.show(letter, form, failure=replayed.message or "", problems=replayed.errors)
             return
-        await self.record_audit(
-            "letter-replayed",
-            workspace=letter.workspace_id,
-            letter=letter.id,
-            outcome=replayed.outcome,
-            messageId=replayed.message_id,
-            edited=text is not None,
-            sizeBefore=len(letter.item),
-            sizeAfter=len(letter.item) if text is None else len(text),
-        )
+        await self.record_audit("letter-replayed", **audit_details(letter, text, replayed))
         if replayed.message_id is None:
             self.go("rejected", workspace=letter.workspace_id, done="replayed", count=1)
             return

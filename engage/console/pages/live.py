@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from engage.api import EVENT_TYPES
-from engage.console.base import ConsoleHandler, Outage
+from engage.console.base import ConsoleHandler
 from engage.console.live import RING, Wanted
 
 __all__ = ["LiveHandler", "LiveJsonHandler"]
@@ -33,7 +33,7 @@ class LiveHandler(ConsoleHandler):
         wanted = wanted_of(self)
         await live.look()
         if live.error is not None:
-            self.outage = Outage(live.error, self.console.reader.last_good)
+            self.show_outage(live.error)
         rows = live.rows(wanted)
         self.page(
             "live.html",

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple, TypeVar
 
 from engage.api import DeadLetterStore, StorageUnavailable
-from engage.console.base import ConsoleHandler, Outage
+from engage.console.base import ConsoleHandler
 from engage.console.formats import number, percent, plural, size, visible
 from engage.console.history import OUTCOMES, RANGES, Overview, overview
 from engage.console.live import Wanted
@@ -175,7 +175,7 @@ class _Reads(ConsoleHandler):
             if not wanted and data is not None and not any(data.running[:-60]):
                 data = await overview(self.console, self.workspace.id, "1h")
         except StorageUnavailable as error:
-            self.outage = Outage(str(error), self.console.reader.last_good)
+            self.show_outage(str(error))
             # The last numbers are better than none.
             return self.console.overviews.get((self.workspace.id, wanted))
         if data is not None:
@@ -193,7 +193,7 @@ class OverviewHandler(_Reads):
         live = self.console.live
         await live.look()
         if live.error is not None:
-            self.outage = Outage(live.error, self.console.reader.last_good)
+            self.show_outage(live.error)
         data = await self.history()
         arrived = live.rows(Wanted(workspace_id=workspace))
         rows = arrived[:NEWEST]

@@ -12,7 +12,6 @@ from tornado.web import HTTPError
 
 from engage.api import (
     BudgetName,
-    BudgetUse,
     DeadLetter,
     DeadLetterStore,
     EngageError,
@@ -20,11 +19,11 @@ from engage.api import (
     StorageUnavailable,
 )
 from engage.console.base import ConsoleHandler
+from engage.console.budgets import budgets_of
 from engage.console.pretty import one_line
 from engage.console.refused import refused_of
 from engage.monitoring.recorder import REFUSED_RECORD
 from engage.storage.audit import Actor
-from engage.storage.budgets import use_ratio
 from engage.storage.letter_groups import LetterFilter, group_letters
 
 __all__ = ["RejectedHandler"]
@@ -41,17 +40,6 @@ BUDGETS: Final[dict[BudgetName, str]] = {
     "webhook": "rejected webhook deliveries",
     "conflict": "events with a conflicting message id",
 }
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Budget:
-    """How much room is left for one kind of letters."""
-
-    what: str
-    use: BudgetUse
-    max_count: int
-    max_size: int
-    ratio: float
 
 
 class RejectedHandler(ConsoleHandler):
@@ -88,16 +76,11 @@ class RejectedHandler(ConsoleHandler):
             first=self.get_query_argument("before", None) is None,
             refused=refused[:20],
             budgets=[
-                Budget(
-                    what=BUDGETS[use.budget],
-                    use=use,
-                    max_count=budget.of(use.budget)[0],
-                    max_size=budget.of(use.budget)[1],
-                    ratio=use_ratio(use, budget),
-                )
-                for use in await self.read(store.budget_use()) or ()
-                if use.workspace_id == self.workspace.id and use.count
+                one
+                for one in budgets_of(await self.read(store.budget_use()) or (), budget)
+                if one.workspace_id == self.workspace.id and one.count
             ],
+            budget_names=BUDGETS,
             done=self.get_query_argument("done", ""),
             count=self.get_query_argument("count", ""),
             query=self._query(wanted),

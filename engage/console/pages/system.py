@@ -3,15 +3,14 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from engage.api import CountStore, DeadLetterStore
 from engage.console.base import ConsoleHandler
+from engage.console.budgets import Budget, budgets_of
 from engage.console.formats import number, size
 from engage.monitoring.history import MINUTE, UP
-from engage.storage.budgets import use_ratio
 
 if TYPE_CHECKING:
     from engage.config import Config
@@ -29,20 +28,6 @@ BUDGETS: Final[Mapping[str, str]] = {
 }
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Budget:
-    """How much of a budget of dead letters is used."""
-
-    workspace_id: str
-    what: str
-    count: int
-    max_count: int
-    size: int
-    max_size: int
-    #: 0 to 1.
-    ratio: float
-
-
 class SystemHandler(ConsoleHandler):
     """The state of the server."""
 
@@ -52,7 +37,7 @@ class SystemHandler(ConsoleHandler):
         store = console.store
         await self.read(store.check())
         answers = self.outage is None
-        budgets = [budget async for budget in self._budgets()] if answers else []
+        budgets = await self._budgets() if answers else []
         self.page(
             "system.html",
             title="System",
@@ -62,6 +47,7 @@ class SystemHandler(ConsoleHandler):
             gauges=dict(store.gauges()),
             processes=await self._processes() if answers else None,
             budgets=budgets,
+            budget_names=BUDGETS,
             warnings=list(_warnings(console.config)) + list(console.app.keys.problems),
             settings=_settings(console.config),
         )
@@ -85,22 +71,12 @@ class SystemHandler(ConsoleHandler):
             found[version] = max(found.get(version, 0), count.processes)
         return found
 
-    async def _budgets(self) -> Any:
+    async def _budgets(self) -> list[Budget]:
         store = self.console.store
         if not isinstance(store, DeadLetterStore):
-            return
-        budget = self.console.config.limits.dead_letter_budget
-        for use in await self.read(store.budget_use()) or ():
-            count, size = budget.of(use.budget)
-            yield Budget(
-                use.workspace_id,
-                BUDGETS[use.budget],
-                use.count,
-                count,
-                use.size,
-                size,
-                use_ratio(use, budget),
-            )
+            return []
+        uses = await self.read(store.budget_use()) or ()
+        return budgets_of(uses, self.console.config.limits.dead_letter_budget)
 
 
 def _warnings(config: Config) -> Iterator[str]:
