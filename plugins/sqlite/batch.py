@@ -1,30 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The events of one write: which of them can be stored, and what becomes of each."""
+"""The events of one write: what they change, and what becomes of each."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Final
 
 from engage.api import Event, Outcome, Status, changes_of
 
 from .changes import EncodedChange, encode
-from .connection import key_of
-from .events import STORED, Row, event_of
-
-#: SQLite's own limit for a value is 1 GB; no event comes near this one.
-_MAX_BYTES: Final = 256 * 1024 * 1024
-_INTEGERS: Final = range(-(2**63), 2**63)
-
-
-class UnstorableError(Exception):
-    """This event can never be stored; the message is the reason, for the client."""
+from .events import STORED, Row, UnstorableError, event_of
 
 
 class Batch:
     """The events of one write, ready to be inserted.
 
-    Each event is examined by itself: one that cannot be stored does not affect the others.
+    Each event is examined by itself: one that cannot be stored does not affect the others. Two
+    events may have the same key; the first is stored, and the other is a duplicate of it.
     """
 
     def __init__(self, rows: Iterable[Row]) -> None:
@@ -40,18 +31,18 @@ class Batch:
             self._add(row)
 
     def _add(self, row: Row) -> None:
-        try:
-            key = _checked_key(row)
-            repeat = key in self.rows
-            if not repeat:
-                if row[3] in ("identify", "group", "alias"):
+        key = row[0]
+        repeat = key in self.rows
+        if not repeat:
+            if row[4] in ("identify", "group", "alias"):
+                try:
                     self._changes[key] = _changes(row)
-                elif row[4] is not None and row[5] is not None:
-                    self._changes[key] = None
-                self.rows[key] = row
-        except UnstorableError as reason:
-            self._results.append(Outcome(Status.REFUSED, str(reason)))
-            return
+                except UnstorableError as reason:
+                    self._results.append(Outcome(Status.REFUSED, str(reason)))
+                    return
+            elif row[5] is not None and row[6] is not None:
+                self._changes[key] = None
+            self.rows[key] = row
         self._results.append((key, repeat))
 
     def changes(
@@ -71,7 +62,7 @@ class Batch:
             changing = self._changes[key]
             if changing is None:
                 row = self.rows[key]
-                if is_linked(row[0], row[4], row[5]):
+                if is_linked(row[1], row[5], row[6]):
                     continue
                 changing = _changes(row)
             found.append(changing)
@@ -97,25 +88,6 @@ class Batch:
             else:
                 outcomes.append(STORED)
         return outcomes
-
-
-def _checked_key(row: Row) -> bytes:
-    """Return the key of an event.
-
-    :raises UnstorableError: if SQLite cannot store one of the values.
-    """
-    workspace, origin, message_id, kind, user, anonymous, name, received_at, timestamp, body = row
-    try:
-        key = key_of(workspace, origin, message_id)
-        # One call for all four: a lone surrogate in any of them is one in the whole.
-        f"{kind}{user}{anonymous}{name}".encode()
-    except UnicodeEncodeError:
-        raise UnstorableError("a text contains a lone surrogate, not a character") from None
-    if received_at not in _INTEGERS or timestamp not in _INTEGERS:
-        raise UnstorableError("a time does not fit in 64 bits")
-    if len(body) > _MAX_BYTES:
-        raise UnstorableError(f"the event is longer than {_MAX_BYTES} bytes")
-    return key
 
 
 def _changes(row: Row) -> tuple[Event, Sequence[EncodedChange]]:

@@ -29,13 +29,36 @@ _MAX_RETURNED: Final = 16 * 1024 * 1024
 #: The outcome of every newly stored event: one object, because there are many of them.
 STORED: Final = Outcome(Status.STORED)
 
-#: The values of ``_COLUMNS`` of one event: plain, so that they can be sent to another process.
+#: The key and the values of ``_COLUMNS`` of one event: plain, so that they can be sent to another
+#: process.
 Row = tuple[Any, ...]
+
+#: SQLite's own limit for a value is 1 GB; no event comes near this one.
+_MAX_BYTES: Final = 256 * 1024 * 1024
+_INTEGERS: Final = range(-(2**63), 2**63)
+
+
+class UnstorableError(Exception):
+    """This event can never be stored; the message is the reason, for the client."""
 
 
 def row_of(event: Event) -> Row:
-    """Return an event as plain values, in the order of the columns."""
+    """Return the key and the values of an event, in the order of the columns.
+
+    :raises UnstorableError: if SQLite cannot store one of the values.
+    """
+    try:
+        key = key_of(event.workspace_id, event.origin, event.message_id)
+        # One call for all four: a lone surrogate in any of them is one in the whole.
+        f"{event.type}{event.user_id}{event.anonymous_id}{event.name}".encode()
+    except UnicodeEncodeError:
+        raise UnstorableError("a text contains a lone surrogate, not a character") from None
+    if event.received_at not in _INTEGERS or event.timestamp not in _INTEGERS:
+        raise UnstorableError("a time does not fit in 64 bits")
+    if len(event.body) > _MAX_BYTES:
+        raise UnstorableError(f"the event is longer than {_MAX_BYTES} bytes")
     return (
+        key,
         event.workspace_id,
         event.origin,
         event.message_id,
@@ -50,18 +73,18 @@ def row_of(event: Event) -> Row:
 
 
 def event_of(row: Row) -> Event:
-    """Return the event that :func:`row_of` made a row of."""
+    """Return the event of a row; its first value, a key or a number, is not needed."""
     return Event(
-        workspace_id=row[0],
-        origin=row[1],
-        message_id=row[2],
-        type=row[3],
-        user_id=row[4],
-        anonymous_id=row[5],
-        name=row[6],
-        received_at=row[7],
-        timestamp=row[8],
-        body=row[9],
+        workspace_id=row[1],
+        origin=row[2],
+        message_id=row[3],
+        type=row[4],
+        user_id=row[5],
+        anonymous_id=row[6],
+        name=row[7],
+        received_at=row[8],
+        timestamp=row[9],
+        body=row[10],
     )
 
 
@@ -78,7 +101,7 @@ def insert_new(
     count = insert(
         db,
         f"INSERT INTO events (key, {_COLUMNS})",
-        [(key, *row) for key, row in rows.items()],
+        list(rows.values()),
         "ON CONFLICT (key) DO NOTHING",
     )
     if count == len(rows):
@@ -128,7 +151,7 @@ def find(db: sqlite3.Connection, workspace_id: str, origin: str, message_id: str
         key = key_of(workspace_id, origin, message_id)
     except UnicodeEncodeError:
         return None
-    row = db.execute(f"SELECT {_COLUMNS} FROM events WHERE key = ?", (key,)).fetchone()
+    row = db.execute(f"SELECT key, {_COLUMNS} FROM events WHERE key = ?", (key,)).fetchone()
     return None if row is None else event_of(row)
 
 
@@ -183,8 +206,8 @@ def _conditions(wanted: EventFilter) -> tuple[str, list[Any]]:
 
 
 def _sized(row: Row) -> tuple[Event, int]:
-    """Return the event of a row that begins with its number, and the size of its body."""
-    return event_of(row[1:]), len(row[-1])
+    """Return the event of a row, and the size of its body."""
+    return event_of(row), len(row[-1])
 
 
 def _before_first(db: sqlite3.Connection, since: int) -> int | None:

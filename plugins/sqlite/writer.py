@@ -9,11 +9,11 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, Final, TypeVar
 
-from engage.api import Event, Outcome, StorageUnavailable
+from engage.api import Event, Outcome, Status, StorageUnavailable
 
 from .connection import Settings
 from .engine import Engine
-from .events import row_of
+from .events import Row, UnstorableError, row_of
 from .worker_thread import WorkerThread
 from .writer_process import AVAILABLE, WriterGoneError, WriterProcess
 
@@ -117,16 +117,22 @@ class Writer:
 
     async def write(self, events: Sequence[Event]) -> tuple[Sequence[Outcome], int]:
         """Store events; see :meth:`Engine.write`."""
-        rows = [row_of(event) for event in events]
+        rows, refused = _rows(events)
+        outcomes, dropped = await self._write(rows) if rows else ([], 0)
+        self._count(len(events))
+        if refused:
+            stored = iter(outcomes)
+            outcomes = [refused.get(index) or next(stored) for index in range(len(events))]
+        return outcomes, dropped
+
+    async def _write(self, rows: list[Row]) -> tuple[Sequence[Outcome], int]:
         process = self._process
         if process is not None:
             try:
                 return await process.write(rows)
             except WriterGoneError:
                 await self._process_ended(process)
-        result = await self.call(Engine.write, rows)
-        self._count(len(events))
-        return result
+        return await self.call(Engine.write, rows)
 
     def _count(self, events: int) -> None:
         """Start a process if the writes of this second are many. The thread writes until then."""
@@ -171,3 +177,18 @@ class Writer:
     def _back_off(self) -> None:
         self._not_before = time.monotonic() + self._pause
         self._pause = min(self._pause * 2, _BACK_OFF[1])
+
+
+def _rows(events: Sequence[Event]) -> tuple[list[Row], dict[int, Outcome]]:
+    """Return the rows of events, and the outcomes of those that can never be stored.
+
+    :return: rows in the order of the events, and index → outcome of the events without a row.
+    """
+    rows: list[Row] = []
+    refused: dict[int, Outcome] = {}
+    for index, event in enumerate(events):
+        try:
+            rows.append(row_of(event))
+        except UnstorableError as reason:
+            refused[index] = Outcome(Status.REFUSED, str(reason))
+    return rows, refused
