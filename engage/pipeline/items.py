@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from engage.pipeline.transforms import Transforms
     from engage.pipeline.validate import Schemas
 
-__all__ = ["Items"]
+__all__ = ["Items", "Unsettled"]
 
 #: Seconds that the items of one request may keep the event loop before other requests get a turn.
 TURN_SECONDS: Final = 0.02
@@ -32,6 +32,9 @@ SLOW_ITEM: Final = 8
 #: Maximum number of bytes of the envelopes in the dead letters of one write. A small batch could
 #: otherwise make letters that are a thousand times as large.
 ENVELOPES: Final = 2 * 1024 * 1024
+
+#: The index of an item, its event, and why the event was not stored.
+Unsettled = tuple[int, Event, ApiError | Conflict]
 
 
 class Items:
@@ -136,35 +139,47 @@ class Items:
         return taken
 
     async def settle(
-        self,
-        items: Sequence[Any],
-        arrival: Arrival,
-        taken: Taken,
-        outcomes: Sequence[Outcome],
-        *,
-        restated: Collection[int] = (),
-    ) -> None:
-        """Add to ``taken`` what became of its events, and keep those that are conflicts.
+        self, taken: Taken, outcomes: Sequence[Outcome], *, restated: Collection[int] = ()
+    ) -> list[Unsettled]:
+        """Add to ``taken`` the events that are stored now or were stored before.
 
+        :param outcomes: one for each event in ``taken``.
         :param restated: the indexes of events that are duplicates although they differ from what is
             stored.
-
-        :raises ApiError: 503, if a conflict of a delivery cannot be kept.
+        :return: the other events, for :meth:`settle_rest`.
         """
-        conflicts: list[tuple[int, Event, Conflict]] = []
+        unsettled: list[Unsettled] = []
         for event, index, outcome in zip(taken.events, taken.indexes, outcomes, strict=True):
             if outcome.status is Status.STORED:
                 taken.accepted += 1
                 taken.counts[event.type, "stored"] += 1
                 continue
             problem = await self._conflicts.problem(event, outcome)
-            if isinstance(problem, ApiError):
-                taken.refuse(index, items[index], problem)
-            elif problem is not None and index not in restated:
-                conflicts.append((index, event, problem))
-            else:
+            if problem is None or (index in restated and isinstance(problem, Conflict)):
                 taken.duplicates += 1
                 taken.counts[event.type, "duplicate"] += 1
+            else:
+                unsettled.append((index, event, problem))
+        return unsettled
+
+    async def settle_rest(
+        self,
+        unsettled: Sequence[Unsettled],
+        items: Sequence[Any],
+        arrival: Arrival,
+        taken: Taken,
+    ) -> None:
+        """Keep the events that are conflicts, refuse the others, and add both to ``taken``.
+
+        :param unsettled: what :meth:`settle` returned.
+        :raises ApiError: 503, if a conflict of a delivery cannot be kept.
+        """
+        conflicts: list[tuple[int, Event, Conflict]] = []
+        for index, event, problem in unsettled:
+            if isinstance(problem, ApiError):
+                taken.refuse(index, items[index], problem)
+            else:
+                conflicts.append((index, event, problem))
         refusals = await self._conflicts.keep(
             [(items[index], event, conflict) for index, event, conflict in conflicts], arrival
         )

@@ -93,6 +93,7 @@ class Pipeline:
             schemas=schemas, transforms=transforms, conflicts=self._conflicts, metrics=metrics
         )
         self._ingest = ingest
+        self._decoding_again = asyncio.Lock()
         self._metrics = metrics
         self._clock = Clock() if clock is None else clock
         self._last_arrival: tuple[Principal | None, Arrival | None] = (None, None)
@@ -193,13 +194,21 @@ class Pipeline:
             letters = self._items.letters(items, arrival, taken)
             key = _key_of(principal)
             written = self._ingest.submit(taken.events, key) if taken.events else None
+        # While the events are written, their decoded items are freed: ten containers for each
+        # event, which the garbage collector would visit again and again. On 32 connections that
+        # took 2 to 8 µs an event.
+        count = len(items)
+        del body, items
         if written is not None:
-            await self._items.settle(items, arrival, taken, await written)
-            letters += self._items.letters(items, arrival, taken)
+            unsettled = await self._items.settle(taken, await written)
+            if unsettled:
+                items = await self._decode_again(raw, encoding, principal)
+                await self._items.settle_rest(unsettled, items, arrival, taken)
+                letters += self._items.letters(items, arrival, taken)
         self._items.count(taken, arrival)
         await self._ingest.keep(letters)
         rejected = taken.sorted_rejected()
-        if rejected and len(rejected) == len(items):
+        if rejected and len(rejected) == count:
             raise all_invalid(rejected)
         return BatchResult(taken.accepted, taken.duplicates, rejected, principal)
 
@@ -254,7 +263,8 @@ class Pipeline:
                 written = self._ingest.submit(taken.events, key) if taken.events else None
             if written is not None:
                 again = {index - start for index in restated}
-                await self._items.settle(part, arrival, taken, await written, restated=again)
+                unsettled = await self._items.settle(taken, await written, restated=again)
+                await self._items.settle_rest(unsettled, part, arrival, taken)
             self._items.count(taken, arrival)
             accepted += taken.accepted
             duplicates += taken.duplicates
@@ -284,6 +294,18 @@ class Pipeline:
         if len(raw) > LARGE_BODY:
             return await decode_json_in_slices(raw, self._limits)
         return decode_json(raw, self._limits)
+
+    async def _decode_again(
+        self, raw: bytes, encoding: Encoding, principal: Principal
+    ) -> list[Any]:
+        """Return the items of a batch that was accepted.
+
+        One body at a time: many requests learn in the same turn of the event loop what became of
+        their events.
+        """
+        async with self._decoding_again:
+            items: list[Any] = (await self._decode(raw, encoding, principal))["batch"]
+            return items
 
     def _principal(self, body: Any) -> Principal:
         """Return the principal of the write key in the body.

@@ -4,8 +4,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import gzip
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import orjson
 import pytest
@@ -14,6 +16,9 @@ from engage.api import StorageUnavailable
 from engage.errors import error_body
 from engage.pipeline.pipeline import ENVELOPE_BYTES
 from support.pipeline import BAD, GOOD, error_of, make_core, send_batch, send_event
+
+if TYPE_CHECKING:
+    from engage.pipeline.decode import Encoding
 
 
 async def test_a_batch_is_stored() -> None:
@@ -83,6 +88,42 @@ async def test_an_empty_batch_is_accepted() -> None:
         "rejected": [],
     }
     assert core.store.writes == []
+
+
+async def test_the_items_of_a_batch_are_freed_while_its_events_are_written() -> None:
+    core = make_core()
+    found: list[dict[str, Any]] = []
+
+    def look(_: object) -> None:
+        found.extend(one for one in gc.get_objects() if type(one) is dict and "freed?" in one)
+
+    core.store.before = look
+    body = orjson.dumps({"batch": [{**GOOD, "freed?": {}}, {**BAD, "freed?": {}}]})
+    result = await core.pipeline.batch(body, principal=core.principal)
+    assert (result.accepted, len(result.rejected), found) == (1, 1, [])
+
+
+@pytest.mark.parametrize("encoding", ["identity", "gzip"])
+async def test_what_is_refused_by_the_storage_is_kept_as_it_was_sent(encoding: Encoding) -> None:
+    core = make_core()
+    core.store.refuse["no"] = "never"
+    await send_event(core, {**GOOD, "messageId": "a", "event": "first"})
+    items = [
+        {**GOOD, "messageId": "a", "timestamp": "2026-01-01T00:00:00+01:00"},
+        BAD,
+        {**GOOD, "messageId": "no", "sentAt": None, "number": 1.0},
+        {**GOOD, "messageId": "b"},
+    ]
+    body = orjson.dumps({"writeKey": "key-1", "batch": items})
+    raw = gzip.compress(body) if encoding == "gzip" else body
+    for result in await asyncio.gather(*(core.pipeline.batch(raw, encoding) for _ in range(3))):
+        assert result.accepted + result.duplicates == 2
+        assert [item.index for item in result.rejected] == [1, 2]
+    kept = {letter.reason: orjson.loads(letter.item) for letter in core.letters}
+    assert len(core.letters) == len(kept) == 3
+    assert kept["invalid_payload"] == BAD
+    assert kept["event_refused"] == items[2]
+    assert kept["message_id_conflict"]["timestamp"] == items[0]["timestamp"]
 
 
 async def test_of_two_items_with_one_id_the_earlier_is_stored() -> None:
