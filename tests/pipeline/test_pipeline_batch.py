@@ -108,7 +108,7 @@ async def test_what_is_refused_by_the_storage_is_kept_as_it_was_sent(encoding: E
     core = make_core()
     core.store.refuse["no"] = "never"
     await send_event(core, {**GOOD, "messageId": "a", "event": "first"})
-    items = [
+    items: list[dict[str, Any]] = [
         {**GOOD, "messageId": "a", "timestamp": "2026-01-01T00:00:00+01:00"},
         BAD,
         {**GOOD, "messageId": "no", "sentAt": None, "number": 1.0},
