@@ -6,7 +6,12 @@
 ``worker_thread.py``   a thread that calls SQLite: one for the writer, one for the reader
 ``writer.py``          where writes run: in a thread and, under load, in a process
 ``writer_process.py``  that process
-``engine.py``          the writing connection: transactions, failures, recovery, the WAL
+``engine.py``          what is written: a transaction for each operation
+``transactions.py``    the writing connection: opening, transactions, failures, recovery
+``keys.py``            which events are stored, by their keys; which writer may write
+``merge.py``           moves keys from memory into their table, in small steps
+``filter.py``          the filter that says of most events that they are new
+``checkpoint.py``      the write-ahead log is copied into the file
 ``reader.py``          the reading connection: a snapshot for each call
 ``batch.py``           the events of one write, and what becomes of each
 ``events.py``          rows of events
@@ -20,6 +25,7 @@
 ``paging.py``          pages of a table
 ``connection.py``      opening the file; SQLite's errors as errors of engage
 ``schema.py``          the tables and their version
+``migration.py``       brings the store of an earlier version up to date
 =====================  ================================================================
 """
 

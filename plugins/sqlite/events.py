@@ -4,13 +4,14 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from engage.api import Arrivals, Event, EventFilter, Outcome, Status
 
 from .connection import insert, key_of, look_up
 from .paging import ReverseWindow, Window
+from .schema import KEYS_VERSION, version_of
 
 _COLUMNS: Final = (
     "workspace, origin, message_id, type, user_id, anonymous_id, name, received_at, timestamp, body"
@@ -88,37 +89,35 @@ def event_of(row: Row) -> Event:
     )
 
 
-def insert_new(
-    db: sqlite3.Connection, rows: Mapping[bytes, Row]
-) -> tuple[Iterable[bytes], Mapping[bytes, bytes | None]]:
-    """Insert the events that are not stored yet.
+def insert_new(db: sqlite3.Connection, rows: Sequence[Row], first: int) -> None:
+    """Insert events that are not stored yet.
 
-    :param rows: key → row; the keys are different.
-    :return: the keys of the inserted events, in order, and key → stored body of the others, or
-        ``None`` for those that are too large together.
+    :param first: the number of the first one.
     """
-    last = db.execute("SELECT seq FROM sqlite_sequence WHERE name = 'events'").fetchone()
-    count = insert(
-        db,
-        f"INSERT INTO events (key, {_COLUMNS})",
-        list(rows.values()),
-        "ON CONFLICT (key) DO NOTHING",
-    )
-    if count == len(rows):
-        return rows, {}
-    after = last[0] if last else 0
-    new = [
-        key for (key,) in db.execute("SELECT key FROM events WHERE seq > ? ORDER BY seq", (after,))
-    ]
-    known: dict[bytes, bytes | None] = dict.fromkeys(rows.keys() - set(new))
-    query = "SELECT e.key, e.body FROM {keys} k CROSS JOIN events e ON e.key = k.column1"
+    numbered = [(number, *row) for number, row in enumerate(rows, first)]
+    insert(db, f"INSERT INTO events (seq, key, {_COLUMNS})", numbered)
+
+
+def existing(db: sqlite3.Connection, numbers: Mapping[bytes, int]) -> dict[bytes, bytes | None]:
+    """Return which of some events are stored.
+
+    :param numbers: key → number of the event, if it is stored.
+    :return: key → stored body, or ``None`` for those that are too large together.
+    """
+    if not numbers:
+        return {}
+    join = "{keys} w CROSS JOIN events e ON e.seq = w.column2 AND e.key = w.column1"
+    # Without the bodies, which may take many pages.
+    query = f"SELECT e.key, e.seq FROM {join}"
+    found = dict(look_up(db, query, list(numbers.items())))
+    bodies: dict[bytes, bytes | None] = dict.fromkeys(found)
     size = 0
-    for key, body in look_up(db, query, [(key,) for key in known]):
-        known[key] = body
+    for key, body in look_up(db, f"SELECT e.key, e.body FROM {join}", list(found.items())):
+        bodies[key] = body
         size += len(body)
         if size > _MAX_RETURNED:
             break
-    return new, known
+    return bodies
 
 
 def expire(db: sqlite3.Connection, before: int, limit: int, force: bool) -> int:
@@ -145,13 +144,29 @@ def arrivals(db: sqlite3.Connection, at: int) -> Arrivals:
     return Arrivals(last_before=before, first_after=after, newest=newest)
 
 
-def find(db: sqlite3.Connection, workspace_id: str, origin: str, message_id: str) -> Event | None:
-    """Return the event of this identity, or ``None``."""
-    try:
-        key = key_of(workspace_id, origin, message_id)
-    except UnicodeEncodeError:
-        return None
-    row = db.execute(f"SELECT key, {_COLUMNS} FROM events WHERE key = ?", (key,)).fetchone()
+def find(db: sqlite3.Connection, key: bytes) -> Event | None:
+    """Return the event of a key, or ``None``; this takes a while if it is among the newest ones."""
+    if version_of(db) < KEYS_VERSION:
+        row = db.execute(f"SELECT key, {_COLUMNS} FROM events WHERE key = ?", (key,)).fetchone()
+        return None if row is None else event_of(row)
+    number = db.execute("SELECT seq FROM keys WHERE key = ?", (key,)).fetchone()
+    if number is not None:
+        found = at(db, key, *number)
+        if found is not None:
+            return found
+    row = db.execute(
+        f"SELECT key, {_COLUMNS} FROM events WHERE key = ? AND "
+        "seq > (SELECT value FROM store WHERE name = 'merged') ORDER BY seq DESC LIMIT 1",
+        (key,),
+    ).fetchone()
+    return None if row is None else event_of(row)
+
+
+def at(db: sqlite3.Connection, key: bytes, number: int) -> Event | None:
+    """Return the event of a number, if it is there and has this key."""
+    row = db.execute(
+        f"SELECT key, {_COLUMNS} FROM events WHERE seq = ? AND key = ?", (number, key)
+    ).fetchone()
     return None if row is None else event_of(row)
 
 

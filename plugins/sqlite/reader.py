@@ -26,7 +26,14 @@ from engage.api import (
 )
 
 from . import counts, dead_letters, events, identifiers, profiles, records, subscriptions
-from .connection import Session, Settings, is_lock_error, translating_errors
+from .connection import (
+    Session,
+    Settings,
+    is_lock_error,
+    is_text,
+    key_of,
+    translating_errors,
+)
 from .schema import version_of
 
 
@@ -58,8 +65,10 @@ class Reader(Session):
 
     def find(self, workspace_id: str, origin: str, message_id: str) -> Event | None:
         """Return the event of this identity, or ``None``."""
+        if not is_text(workspace_id + origin + message_id):
+            return None
         with self._snapshot() as db:
-            return events.find(db, workspace_id, origin, message_id)
+            return events.find(db, key_of(workspace_id, origin, message_id))
 
     def scan(
         self, wanted: EventFilter, after: int | None, limit: int

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import os
 import sqlite3
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
@@ -18,15 +17,12 @@ from typing import Final
 from engage.api import StorageIncompatible, StorageMissing, StorageUnavailable
 
 #: Version of what is written. It increases with every addition to the tables.
-VERSION: Final = 3
-#: The oldest reader that understands what is written. It increases when an addition would mislead
-#: older readers.
-MIN_READER: Final = 1
+VERSION: Final = 4
+#: The oldest reader that understands what is written. It increases when a change would mislead
+#: older readers: before version 4, the key of an event was unique in ``events``.
+MIN_READER: Final = 4
 #: ``PRAGMA application_id``: "engg".
 APPLICATION_ID: Final = 0x656E6767
-
-#: Seconds that a process waits for another one that brings the store up to date.
-_MIGRATION_SECONDS: Final = 600.0
 
 #: Kinds of ``profiles``.
 USER: Final = 0
@@ -34,7 +30,7 @@ GROUP: Final = 1
 
 #: Version 1. What came later is in :data:`MIGRATIONS`.
 _TABLES: Final = (
-    # Names and numbers of the store itself: version, min_reader, opens.
+    # Names and numbers of the store itself: version, min_reader, opens, and those of version 4.
     "CREATE TABLE store (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID",
     # seq is the order of commits: it is assigned inside the write transaction, and SQLite runs one
     # of these at a time. AUTOINCREMENT, so that the number of an expired event is never used again.
@@ -99,8 +95,9 @@ _TABLES: Final = (
         PRIMARY KEY (workspace, api)) WITHOUT ROWID""",
 )
 
-#: Version → the statements that make a store of it from one of the version before. They only add:
-#: a process of an earlier version may be using the store, and must go on working.
+#: Version → the statements that make a store of it from one of the version before. Up to version 3
+#: they only add. Version 4 makes a new table of events, because SQLite cannot remove a UNIQUE: a
+#: process of an earlier version that is still running then gets an error for each event.
 MIGRATIONS: Final[Mapping[int, Sequence[str]]] = {
     2: (
         # When an event first set a trait of a user to a value: see ProfileStore.find_users. Only
@@ -140,7 +137,37 @@ MIGRATIONS: Final[Mapping[int, Sequence[str]]] = {
             process TEXT NOT NULL, value INTEGER NOT NULL,
             PRIMARY KEY (step, at, series, process)) WITHOUT ROWID""",
     ),
+    4: (
+        # Its name is needed for the new index.
+        "DROP INDEX events_received",
+        "ALTER TABLE events RENAME TO earlier",
+        """CREATE TABLE events (
+            seq INTEGER PRIMARY KEY AUTOINCREMENT, key BLOB NOT NULL,
+            workspace TEXT NOT NULL, origin TEXT NOT NULL, message_id TEXT NOT NULL,
+            type TEXT NOT NULL, user_id TEXT, anonymous_id TEXT, name TEXT,
+            received_at INTEGER NOT NULL, timestamp INTEGER NOT NULL, body BLOB NOT NULL)""",
+        "CREATE INDEX events_received ON events (received_at)",
+        "INSERT INTO events SELECT seq, key, workspace, origin, message_id, type, user_id, "
+        "anonymous_id, name, received_at, timestamp, body FROM earlier ORDER BY seq",
+        # A new event has a random key, and an index takes a page of its own for each of them. So
+        # the keys of the newest events are only in the events, and are merged into this table in
+        # order, many at a time: see keys.py. A key may be here without its event.
+        "CREATE TABLE keys (key BLOB PRIMARY KEY, seq INTEGER NOT NULL) WITHOUT ROWID",
+        "INSERT INTO keys SELECT key, seq FROM earlier ORDER BY key",
+        # The numbers of expired events are not used again.
+        "DELETE FROM sqlite_sequence WHERE name = 'events'",
+        "UPDATE sqlite_sequence SET name = 'events' WHERE name = 'earlier'",
+        # The keys of all events up to the number "merged" are in the table, and none of an event
+        # below "swept". "epoch" is another number for each writer.
+        "INSERT INTO store SELECT 'merged', coalesce(max(seq), 0) FROM events",
+        "INSERT INTO store SELECT 'swept', coalesce(min(seq), 0) FROM events",
+        "INSERT INTO store VALUES ('epoch', 0)",
+        "DROP TABLE earlier",
+    ),
 }
+
+#: The first version whose keys are in a table.
+KEYS_VERSION: Final = 4
 
 
 class NotADatabase(StorageIncompatible, StorageUnavailable):
@@ -201,37 +228,11 @@ def create(db: sqlite3.Connection) -> None:
     for statement in _TABLES:
         db.execute(statement)
     db.executemany("INSERT INTO store VALUES (?, ?)", [("version", 1), ("opens", 0)])
-    _migrate(db, 1)
+    apply_migrations(db, 1)
 
 
-def migrate(db: sqlite3.Connection) -> None:
-    """Bring a store of an earlier version up to date, in one transaction.
-
-    Several processes can do it at the same time: one does it, and the others wait.
-    """
-    deadline = time.monotonic() + _MIGRATION_SECONDS
-    while version_of(db) < VERSION:
-        try:
-            db.execute("BEGIN IMMEDIATE")
-        except sqlite3.OperationalError:
-            # Another process probably does it at this moment. SQLite has waited already.
-            if time.monotonic() > deadline:
-                raise
-            continue
-        _migrate_locked(db)
-
-
-def _migrate_locked(db: sqlite3.Connection) -> None:
-    try:
-        _migrate(db, version_of(db))
-        db.execute("COMMIT")
-    except BaseException:
-        if db.in_transaction:
-            db.execute("ROLLBACK")
-        raise
-
-
-def _migrate(db: sqlite3.Connection, version: int) -> None:
+def apply_migrations(db: sqlite3.Connection, version: int) -> None:
+    """Make a store of this version of one of ``version``, inside a transaction of the caller."""
     for number, statements in MIGRATIONS.items():
         if number > version:
             for statement in statements:

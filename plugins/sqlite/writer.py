@@ -107,7 +107,7 @@ class Writer:
             # If the thread hangs, it keeps its engine; opening the store again uses a new one.
             self._engine = Engine(self._settings)
             self._abandoned.append(thread)
-            await thread.stop(engine.drop)
+            await thread.stop(engine.close)
 
     async def call(self, method: Callable[..., Result], *arguments: Any) -> Result:
         """Call a method of the engine in the thread: ``await writer.call(Engine.check)``."""

@@ -185,7 +185,7 @@ def main(descriptor: int) -> None:
         if engine is not None:
             engine.maintain()
     if engine is not None:
-        engine.drop()
+        engine.close()
 
 
 def _read_message(stream: BinaryIO) -> bytes | None:

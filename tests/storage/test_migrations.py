@@ -9,9 +9,11 @@ from __future__ import annotations
 import contextlib
 import gzip
 import re
+import shutil
 import sqlite3
 import subprocess
 import sys
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -27,6 +29,7 @@ from engage.api import (
     EventStore,
     Record,
     RecordStore,
+    Status,
     StorageContext,
     StorageUnavailable,
 )
@@ -34,7 +37,9 @@ from engage.cli import main
 from engage.testing.factories import TIME, all_pages, identify, ids, letter, store_all
 from engage_plugins.mongo import schema as mongo_schema
 from engage_plugins.mongo.store import MongoStorage
+from engage_plugins.sqlite import migration
 from engage_plugins.sqlite import schema as sqlite_schema
+from engage_plugins.sqlite.migration import migrate
 from engage_plugins.sqlite.store import SqliteStorage
 from support import mongo
 from support.sqlite import config_file
@@ -86,11 +91,11 @@ class Earlier:
                 client.get_default_database().meta.update_one({"_id": "schema"}, changed)
 
     @contextlib.asynccontextmanager
-    async def opened(self, *, create: bool) -> AsyncIterator[Any]:
+    async def opened(self, *, create: bool, **options: Any) -> AsyncIterator[Any]:
         """Open the store with this version of engage."""
         made: EventStore
         if self.kind == "sqlite":
-            made = SqliteStorage.from_options({}, self._context)
+            made = SqliteStorage.from_options(options, self._context)
         else:
             made = MongoStorage.from_options({"url": self._url}, self._context)
         await made.open(create=create)
@@ -108,8 +113,11 @@ def version_1(request: pytest.FixtureRequest, tmp_path: Path) -> Earlier:
 @pytest.fixture(
     params=[
         pytest.param((kind, version), id=f"{kind}-{version}", marks=marks)
-        for version in (1, 2)
-        for kind, marks in (("sqlite", ()), ("mongo", pytest.mark.mongo))
+        for kind, versions, marks in (
+            ("sqlite", (1, 2, 3), ()),
+            ("mongo", (1, 2), pytest.mark.mongo),
+        )
+        for version in versions
     ]
 )
 def earlier(request: pytest.FixtureRequest, tmp_path: Path) -> Earlier:
@@ -176,7 +184,7 @@ async def test_other_commands_read_an_earlier_store_and_leave_it_as_it_is(
     assert earlier.version() == earlier.made
 
 
-@pytest.mark.parametrize("version", [1, 2])
+@pytest.mark.parametrize("version", [1, 2, 3])
 async def test_a_command_that_writes_asks_for_a_server_first(tmp_path: Path, version: int) -> None:
     """The store has no place for what it writes. (MongoDB makes collections as needed.)"""
     earlier = Earlier(tmp_path, "sqlite", version)
@@ -201,18 +209,133 @@ async def test_a_command_that_writes_asks_for_a_server_first(tmp_path: Path, ver
         assert await store.put([letter("worse", operation="track", envelope=b"{}")]) == 0
 
 
-async def test_a_process_of_the_version_before_goes_on(tmp_path: Path) -> None:
-    """What it writes after the migration, as its statements do, is read as an earlier letter."""
-    earlier = Earlier(tmp_path, "sqlite", 2)
+#: How version 3 stores an event.
+_INSERT_3 = (
+    "INSERT INTO events (key, workspace, origin, message_id, type, received_at, timestamp, body) "
+    "VALUES (x'00', 'acme', 'api', 'old', 'track', 1, 1, '{}') ON CONFLICT (key) DO NOTHING"
+)
+
+
+@pytest.mark.parametrize("version", [1, 2, 3])
+async def test_a_process_of_an_earlier_version_stores_no_more_events(
+    tmp_path: Path, version: int
+) -> None:
+    """It would not see which events are duplicates. Each statement fails, and it answers 503."""
+    earlier = Earlier(tmp_path, "sqlite", version)
     with contextlib.closing(sqlite3.connect(tmp_path / "engage.db")) as old:
-        columns = [row[1] for row in old.execute("PRAGMA table_info(letters)")][1:]
+        with old:
+            old.execute(_INSERT_3)
         async with earlier.opened(create=True) as store:
-            names = ", ".join(columns)
-            values = ", ".join({"key": "x'00'", "id": "'old'"}.get(name, name) for name in columns)
-            with old:
-                old.execute(f"INSERT INTO letters ({names}) SELECT {values} FROM letters")
-            found = await all_pages(store.scan_dead_letters, None)
-            assert found == [letter("bad"), letter("old")]
+            assert await ids(store) == ["1", "2", "3", "4", "5", "6", "old"]
+            for _ in range(2):
+                with pytest.raises(sqlite3.OperationalError, match="ON CONFLICT"):
+                    old.execute(_INSERT_3)
+            # It finds no connection that it may use, either.
+            (least,) = old.execute("SELECT value FROM store WHERE name = 'min_reader'").fetchone()
+            assert least > version
+            assert await ids(store) == ["1", "2", "3", "4", "5", "6", "old"]
+
+
+@pytest.mark.parametrize("version", [1, 2, 3])
+async def test_events_are_the_same_after_the_migration(tmp_path: Path, version: int) -> None:
+    """Their numbers are, which are cursors, and no number of an expired event is used again."""
+    earlier = Earlier(tmp_path, "sqlite", version)
+    columns = "seq, key, workspace, origin, message_id, type, user_id, anonymous_id, name"
+    query = f"SELECT {columns}, received_at, timestamp, body FROM events ORDER BY seq"
+    with contextlib.closing(sqlite3.connect(tmp_path / "engage.db")) as db, db:
+        db.execute("DELETE FROM events WHERE seq IN (1, 6)")
+        db.execute("CREATE INDEX mine ON events (name)")
+        db.execute("CREATE VIEW also_mine AS SELECT user_id FROM events")
+        before = db.execute(query).fetchall()
+    async with earlier.opened(create=True) as store:
+        outcomes = await store.write([identify(one[4], "ada", 99) for one in before])
+        assert [one.status for one in outcomes] == [Status.DUPLICATE] * 4
+        for one in before:
+            assert (await store.find(*one[2:5])).message_id == one[4]
+        assert await store.find("acme", "api", "6") is None
+        await store_all(store, identify("6", "ada", 99))
+    with contextlib.closing(sqlite3.connect(tmp_path / "engage.db")) as db:
+        after = db.execute(query).fetchall()
+        assert after[:-1] == before
+        assert after[-1][0] == 7
+        assert [row[0] for row in db.execute("SELECT user_id FROM also_mine")][-1] == "ada"
+        assert db.execute("PRAGMA index_info(mine)").fetchall()
+        assert db.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+
+
+async def test_a_store_without_events_keeps_its_next_number(tmp_path: Path) -> None:
+    earlier = Earlier(tmp_path, "sqlite", 3)
+    with contextlib.closing(sqlite3.connect(tmp_path / "engage.db")) as db, db:
+        db.execute("DELETE FROM events")
+    async with earlier.opened(create=True) as store:
+        await store_all(store, identify("1", "ada", 99))
+    with contextlib.closing(sqlite3.connect(tmp_path / "engage.db")) as db:
+        assert db.execute("SELECT seq FROM events").fetchall() == [(7,)]
+
+
+async def test_a_migration_without_room_is_not_begun(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    earlier = Earlier(tmp_path, "sqlite", 3)
+    size = (tmp_path / "engage.db").stat().st_size
+    usage = shutil.disk_usage(tmp_path)._replace(free=2 * size - 1)
+    monkeypatch.setattr(migration.shutil, "disk_usage", lambda _: usage)
+    with pytest.raises(StorageUnavailable, match="make room, or copy the store"):
+        async with earlier.opened(create=True, min_free_bytes=0):
+            pass
+    monkeypatch.undo()
+    with pytest.raises(StorageUnavailable, match=r"more than storage\.sqlite\.max_bytes"):
+        async with earlier.opened(create=True, max_bytes=int(size * 1.5)):
+            pass
+    assert earlier.version() == 3
+    async with earlier.opened(create=True):
+        pass
+    assert earlier.version() == sqlite_schema.VERSION
+
+
+#: Slowly, so that it can be killed in the middle.
+_MIGRATES = """
+import sqlite3, sys, time
+from engage_plugins.sqlite import migration
+db = sqlite3.connect(sys.argv[1], isolation_level=None)
+db.execute("PRAGMA cache_size = 10")
+db.set_progress_handler(lambda: time.sleep(0.001), 10_000)
+migration.migrate(db, sys.argv[1], 0)
+"""
+
+
+def migrate_until(path: Path, size: float) -> None:
+    """Bring a store up to date in a process, and kill it when the log has this size."""
+    log = path.with_name("engage.db-wal")
+    command = [sys.executable, "-c", _MIGRATES, str(path)]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    while process.poll() is None and not (log.exists() and log.stat().st_size > size):
+        time.sleep(0.001)
+    process.kill()
+    process.wait()
+
+
+@pytest.mark.parametrize("at", [0.0, 0.2, 0.4, 0.6, 0.8])
+async def test_a_migration_that_is_killed_has_no_effect(tmp_path: Path, at: float) -> None:
+    earlier = Earlier(tmp_path, "sqlite", 3)
+    with contextlib.closing(sqlite3.connect(tmp_path / "engage.db")) as db, db:
+        db.execute(
+            "WITH RECURSIVE n(x) AS (SELECT 7 UNION ALL SELECT x + 1 FROM n WHERE x < 30000) "
+            "INSERT INTO events SELECT x, randomblob(16), workspace, origin, 'n' || x, type, "
+            "user_id, anonymous_id, name, received_at, timestamp, body FROM n, events WHERE seq = 1"
+        )
+    # It writes 12 MB.
+    migrate_until(tmp_path / "engage.db", at * 10_000_000)
+    version = earlier.version()
+    async with earlier.opened(create=False) as store:
+        assert len(await ids(store)) == 30_000
+    if at < 0.8:
+        assert version == 3
+    async with earlier.opened(create=True) as store:
+        assert len(await ids(store)) == 30_000
+    with contextlib.closing(sqlite3.connect(tmp_path / "engage.db")) as db:
+        assert db.execute("SELECT count(*) FROM keys").fetchone() == (30_000,)
+        assert db.execute("PRAGMA integrity_check").fetchone() == ("ok",)
 
 
 async def test_a_version_between_gets_only_what_is_missing(version_1: Earlier) -> None:
@@ -230,7 +353,7 @@ async def test_an_interrupted_migration_has_no_effect(
 ) -> None:
     earlier = Earlier(tmp_path, "sqlite", 1)
     steps = sqlite_schema.MIGRATIONS
-    failing = {**steps, 3: [*steps[3], "INSERT INTO nowhere VALUES (1)"]}
+    failing = {**steps, 4: [*steps[4], "INSERT INTO nowhere VALUES (1)"]}
     monkeypatch.setattr(sqlite_schema, "MIGRATIONS", failing)
     with pytest.raises(StorageUnavailable):
         async with earlier.opened(create=True):
@@ -248,6 +371,7 @@ _OPENS = """
 import asyncio, pathlib, sys
 from engage.api import StorageContext
 from engage.testing.factories import event
+from engage_plugins.sqlite.migration import migrate
 from engage_plugins.sqlite.store import SqliteStorage
 
 async def main():
@@ -262,7 +386,7 @@ asyncio.run(main())
 """
 
 
-@pytest.mark.parametrize("version", [1, 2])
+@pytest.mark.parametrize("version", [1, 2, 3])
 def test_several_processes_bring_a_store_up_to_date(tmp_path: Path, version: int) -> None:
     """All workers and the console start at once."""
     earlier = Earlier(tmp_path, "sqlite", version)
@@ -287,7 +411,7 @@ def test_migrations_are_numbered_up_to_the_version() -> None:
         assert numbers == list(range(2, schema.VERSION + 1))
 
 
-@pytest.mark.parametrize("version", [1, 2])
+@pytest.mark.parametrize("version", [1, 2, 3])
 def test_no_command_brings_a_store_up_to_date(tmp_path: Path, version: int) -> None:
     """Not even one that creates a store if there is none."""
     earlier = Earlier(tmp_path, "sqlite", version)
@@ -313,7 +437,7 @@ def test_no_command_brings_a_store_up_to_date(tmp_path: Path, version: int) -> N
     assert earlier.version() == version
 
 
-@pytest.mark.parametrize("version", [1, 2])
+@pytest.mark.parametrize("version", [1, 2, 3])
 def test_a_new_store_is_like_one_that_was_brought_up_to_date(tmp_path: Path, version: int) -> None:
     def tables(db: sqlite3.Connection) -> list[str]:
         rows = db.execute("SELECT sql FROM sqlite_master WHERE sql IS NOT NULL")
@@ -321,7 +445,7 @@ def test_a_new_store_is_like_one_that_was_brought_up_to_date(tmp_path: Path, ver
 
     Earlier(tmp_path, "sqlite", version)
     with contextlib.closing(sqlite3.connect(tmp_path / "engage.db", isolation_level=None)) as db:
-        sqlite_schema.migrate(db)
+        migrate(db, str(tmp_path / "engage.db"), 0)
         migrated = tables(db)
     with contextlib.closing(sqlite3.connect(":memory:")) as db:
         sqlite_schema.create(db)

@@ -10,11 +10,19 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
-from engage.api import DeadLetterBudget, Event, EventStore, StorageContext, StorageUnavailable
+from engage.api import (
+    DeadLetterBudget,
+    Event,
+    EventStore,
+    ProfileLimits,
+    StorageContext,
+    StorageUnavailable,
+)
 from engage.config import load
 from engage.registry import load_plugins
 from engage.testing import event
 from engage.testing.factories import store_all
+from engage_plugins.sqlite.connection import Settings
 from engage_plugins.sqlite.store import SqliteStorage
 
 CONFIG = """
@@ -70,6 +78,20 @@ def make(
         dead_letter_budget=budget,
     )
     return SqliteStorage.from_options(options, context)
+
+
+def settings(path: Path, **changes: Any) -> Settings:
+    """Return the settings of an engine."""
+    values: dict[str, Any] = {
+        "path": str(path),
+        "min_free_bytes": 0,
+        "max_bytes": 0,
+        "timeout": 10,
+        "limits": ProfileLimits(),
+        "budget": DeadLetterBudget(),
+        "identifiers": {},
+    }
+    return Settings(**(values | changes))
 
 
 def large(name: str) -> Event:

@@ -27,7 +27,7 @@ from engage.api import (
 from engage.testing import event, identify
 from engage.testing.factories import TIME, count, ids, letter, record, store_all
 from engage.testing.harness import eventually
-from engage_plugins.sqlite import engine, paging
+from engage_plugins.sqlite import checkpoint, engine, paging
 from engage_plugins.sqlite.store import SqliteStorage
 from support.sqlite import file_limit, large, make, until_full
 
@@ -343,9 +343,9 @@ async def test_a_read_that_takes_too_long_is_ended(tmp_path: Path) -> None:
 
 # ------------------------------------------------------------------------------------- the log
 async def test_the_log_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine, "CHECKPOINT_BYTES", 400_000)
-    monkeypatch.setattr(engine, "FORCED_CHECKPOINT_BYTES", 1_200_000)
-    monkeypatch.setattr(engine, "CHECKPOINT_PAUSE", 0.0)
+    monkeypatch.setattr(checkpoint, "CHECKPOINT_BYTES", 400_000)
+    monkeypatch.setattr(checkpoint, "FORCED_CHECKPOINT_BYTES", 1_200_000)
+    monkeypatch.setattr(checkpoint, "CHECKPOINT_PAUSE", 0.0)
     store = make(tmp_path, writer="thread")
     await store.open(create=True)
     most = 0
@@ -361,10 +361,10 @@ async def test_a_reader_can_delay_the_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The log grows while a reader needs an old state, and is short again later."""
-    monkeypatch.setattr(engine, "CHECKPOINT_BYTES", 400_000)
-    monkeypatch.setattr(engine, "FORCED_CHECKPOINT_BYTES", 1_000_000)
-    monkeypatch.setattr(engine, "CHECKPOINT_PAUSE", 0.0)
-    monkeypatch.setattr(engine, "FORCED_CHECKPOINT_WAIT", 0.01)
+    monkeypatch.setattr(checkpoint, "CHECKPOINT_BYTES", 400_000)
+    monkeypatch.setattr(checkpoint, "FORCED_CHECKPOINT_BYTES", 1_000_000)
+    monkeypatch.setattr(checkpoint, "CHECKPOINT_PAUSE", 0.0)
+    monkeypatch.setattr(checkpoint, "FORCED_CHECKPOINT_WAIT", 0.01)
     store = make(tmp_path, writer="thread")
     await store.open(create=True)
     log = tmp_path / "engage.db-wal"
@@ -375,7 +375,7 @@ async def test_a_reader_can_delay_the_checkpoint(
             await store_all(store, large(str(number)))
         assert log.stat().st_size > 2_000_000
         reader.execute("ROLLBACK")
-    monkeypatch.setattr(engine, "KEPT_WAL_BYTES", 100_000)
+    monkeypatch.setattr(checkpoint, "KEPT_WAL_BYTES", 100_000)
     for number in range(60, 80):
         await store_all(store, large(str(number)))
     used = store.gauges()["wal_bytes"]

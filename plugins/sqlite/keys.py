@@ -1,0 +1,250 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which events are stored, by their keys: in memory, in a filter, and in the table ``keys``.
+
+A unique index on random keys would change a page for each event. Instead, the table ``keys`` has
+the keys of all events up to the number ``merged``; those of the newer events are in memory, and
+``merge.py`` moves them into the table.
+
+Memory and filter are only used to say that an event is surely new. That it is a duplicate is said
+only of a row of ``events`` that is read in the same transaction: another program may have replaced
+the content of the file by a backup, and retention deletes events and leaves their keys.
+
+One writer at a time can use this. Each writer sets the number ``epoch`` of the store to a random
+one when it takes the store over, and compares it and the number of the last event in each
+transaction with what its own last transaction left.
+"""
+
+from __future__ import annotations
+
+import secrets
+import sqlite3
+from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Set as AbstractSet
+from typing import Final
+
+from engage.api import StorageUnavailable
+
+from .connection import look_up
+from .filter import Filter
+from .merge import Frozen, Merger
+
+#: The number of keys in memory from which they are merged: at least the first, and a fiftieth of
+#: the table, because the larger the table, the fewer keys of a merge are on one page; but not more
+#: than the second, because all keys in memory are read again after a crash.
+MERGE_KEYS: Final = (100_000, 400_000)
+
+#: Keys of a step that is a transaction of its own.
+ALONE_KEYS: Final = 300
+
+#: How many times that number is kept in memory while the keys cannot be merged.
+_MAX_WAITING: Final = 4
+
+
+class Keys:
+    """The keys of the stored events, for the one writer."""
+
+    def __init__(self, path: str) -> None:
+        """:param path: the file of the store."""
+        self._saved = f"{path}-filter"
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget everything, for example because a commit failed and may still have succeeded."""
+        #: ``None``: the store is not taken over.
+        self._epoch: int | None = None
+        #: The number of the last event.
+        self._last = 0
+        self._live: dict[bytes, int] = {}
+        self._merger = Merger()
+        self._filter = Filter()
+        self._threshold = MERGE_KEYS[0]
+        #: Whether a transaction with a step of the merge is running.
+        self._is_merging = False
+
+    # ------------------------------------------------------------------------- ownership
+    @property
+    def is_taken_over(self) -> bool:
+        """Whether this writer has taken the store over."""
+        return self._epoch is not None
+
+    def is_current(self, db: sqlite3.Connection) -> bool:
+        """Return whether the store is as the last transaction of this writer left it.
+
+        :param db: a transaction.
+        """
+        return _state(db) == (self._epoch, self._last)
+
+    def take_over(self, db: sqlite3.Connection) -> None:
+        """Become the writer, and read the keys that are not in the table.
+
+        :param db: a write transaction. If it is not committed, :meth:`is_current` will be false.
+        """
+        self.reset()
+        before, last = _state(db)
+        numbers = dict(db.execute("SELECT name, value FROM store"))
+        merged = numbers["merged"]
+        self._merger = Merger(merged, numbers["swept"])
+        self._last = last
+        saved = Filter.load(self._saved, before, merged)
+        if saved is not None:
+            self._filter = saved
+        else:
+            (least,) = db.execute("SELECT min(seq) FROM events").fetchone()
+            self._filter = Filter(max(0, merged - (least or merged)))
+        self.plan(db)
+        rows = db.execute("SELECT seq, key FROM events WHERE seq > ? ORDER BY seq", (merged,))
+        for seq, key in rows:
+            self._live[key] = seq
+            if len(self._live) >= self._threshold:
+                self._freeze(seq)
+        self._renew(db)
+
+    def _renew(self, db: sqlite3.Connection) -> None:
+        self._epoch = secrets.randbits(62)
+        db.execute("UPDATE store SET value = ? WHERE name = 'epoch'", (self._epoch,))
+
+    def save(self) -> None:
+        """Save the filter for the next writer.
+
+        :raises OSError: if it cannot be written.
+        """
+        if self._epoch is not None:
+            self._filter.save(self._saved, self._epoch, self._merger.merged)
+
+    # ---------------------------------------------------------------------------- events
+    @property
+    def next_number(self) -> int:
+        """The number of the next event."""
+        return self._last + 1
+
+    def candidates(self, db: sqlite3.Connection, keys: AbstractSet[bytes]) -> dict[bytes, int]:
+        """Return the numbers of the events that may be stored with these keys.
+
+        All other keys are surely those of new events. An event of a number that is returned may
+        have been deleted.
+        """
+        found: dict[bytes, int] = {}
+        # The newest number counts: before an event is stored again, the older one was deleted.
+        for known in self._newest_first():
+            if not keys.isdisjoint(known.keys()):
+                hits = {key: known[key] for key in keys if key in known}
+                found |= hits
+                keys = keys - hits.keys()
+        possible = self._filter.may_contain(keys)
+        if possible:
+            query = "SELECT k.key, k.seq FROM {keys} w CROSS JOIN keys k ON k.key = w.column1"
+            found.update(look_up(db, query, [(key,) for key in possible]))
+        return found
+
+    def _newest_first(self) -> Iterator[Mapping[bytes, int]]:
+        yield self._live
+        for frozen in reversed(self._merger.waiting):
+            yield frozen.keys
+
+    def stored(self, keys: Collection[bytes]) -> None:
+        """Remember the keys of new events. Call it when their transaction is committed.
+
+        :param keys: in the order of their numbers, which began with :attr:`next_number`.
+        """
+        last = self._last + len(keys)
+        self._live.update(zip(keys, range(self._last + 1, last + 1), strict=True))
+        self._last = last
+        if len(self._live) >= self._threshold and len(self._merger.waiting) < _MAX_WAITING - 1:
+            self._freeze(last)
+
+    def _freeze(self, last: int) -> None:
+        self._merger.waiting.append(Frozen(self._live, last))
+        self._live = {}
+
+    # --------------------------------------------------------------------------- merging
+    def require_room(self) -> None:
+        """Check that the keys of more events may be kept in memory.
+
+        :raises StorageUnavailable: if there are many, because merging them fails.
+        """
+        if (
+            self._merger.is_pausing
+            and len(self._merger.waiting) >= _MAX_WAITING - 1
+            and len(self._live) >= self._threshold
+        ):
+            raise StorageUnavailable(
+                "the keys of the newest events cannot be moved into the table; see the log"
+            )
+
+    def merge_due(self, new: int) -> int:
+        """Return how many keys to merge in a transaction with a number of new events."""
+        return self._merger.due(new)
+
+    def merge(self, db: sqlite3.Connection, count: int) -> None:
+        """Move the next keys into the table, as a part of a write transaction.
+
+        Call :meth:`merge_confirmed` when it is committed, and before :meth:`stored`; otherwise
+        :meth:`merge_failed`.
+
+        :raises sqlite3.Error: if it fails.
+        """
+        self._is_merging = True
+        self._merger.step(db, count, self._filter)
+
+    def merge_alone(self, db: sqlite3.Connection) -> None:
+        """Do the same in a transaction that stores no event."""
+        self.merge(db, ALONE_KEYS)
+        # Without it, a backup of the state before could not be told from the state after it.
+        self._renew(db)
+
+    def merge_confirmed(self) -> None:
+        """Continue after the last step, if there was one."""
+        if self._is_merging:
+            self._is_merging = False
+            self._merger.confirm()
+
+    def merge_failed(self) -> bool:
+        """Let merging pause if a step was a part of the transaction that failed.
+
+        :return: whether that was so: the same write may succeed without it.
+        """
+        was_merging, self._is_merging = self._is_merging, False
+        if was_merging:
+            self._merger.failed()
+        return was_merging
+
+    def merge_due_alone(self) -> bool:
+        """Return whether there are keys to merge or to delete now."""
+        return self._merger.has_work and not self._merger.is_pausing
+
+    def plan(self, db: sqlite3.Connection) -> None:
+        """Let what depends on the number of events follow it."""
+        (least,) = db.execute("SELECT min(seq) FROM events").fetchone()
+        if least is None:
+            least = self._last + 1
+        self._threshold = min(
+            max(MERGE_KEYS[0], (self._merger.merged - least) // 50), MERGE_KEYS[1]
+        )
+        self._filter.forget(least)
+        self._merger.plan(least)
+
+    def plan_due(self, new: int) -> bool:
+        """Return whether :meth:`plan` should be called in a transaction with new events."""
+        return len(self._live) + new >= self._threshold
+
+    # ---------------------------------------------------------------------------- filter
+    @property
+    def has_filter(self) -> bool:
+        """Whether the filter has all keys of the table."""
+        return self._filter.is_complete
+
+    def build_filter(self, db: sqlite3.Connection) -> None:
+        """Add a page of the table to the filter.
+
+        :raises sqlite3.Error: if it cannot be read.
+        """
+        self._filter.build(db, self._merger.merged)
+
+
+def _state(db: sqlite3.Connection) -> tuple[int, int]:
+    """Return the epoch and the number of the last event."""
+    epoch, last = db.execute(
+        "SELECT (SELECT value FROM store WHERE name = 'epoch'), "
+        "(SELECT seq FROM sqlite_sequence WHERE name = 'events')"
+    ).fetchone()
+    return epoch, last or 0

@@ -1,0 +1,206 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Moves keys from memory into the table ``keys``, and deletes old ones, in small steps.
+
+A step is part of a transaction that the caller makes. Its effect here is confirmed after the
+commit, so a step whose transaction failed is made again.
+"""
+
+from __future__ import annotations
+
+import itertools
+import sqlite3
+import time
+from collections import deque
+from collections.abc import Mapping
+from typing import Final
+
+from .connection import insert
+from .filter import Filter
+
+#: How many keys are merged for each new event. Above 1, a merge ends before the next one is due.
+RATE: Final = 1.5
+#: The least number of keys in a step: a statement for fewer would cost more than the keys.
+LEAST_KEYS: Final = 64
+#: For each key that a step would merge, how many stale keys it looks for instead.
+_SWEEP_RATE: Final = 10
+#: For each key that a step would merge, how many it puts into parts instead.
+_SPREAD_RATE: Final = 16
+#: Stale keys from which they are deleted: at least this number, and half as many as there are
+#: others. The whole table is read, so it should be worth it.
+SWEEP_KEYS: Final = 100_000
+#: Seconds until a merge is tried again after a failure: the first pause, doubled each time, and the
+#: longest.
+BACK_OFF: Final = (1.0, 60.0)
+
+
+class Frozen:
+    """Keys that are ready to be merged, in order.
+
+    In the order of the table, several keys of a step are on one page. Sorting all of them at once
+    would take too long, so they are first spread over 256 parts by their first byte.
+    """
+
+    def __init__(self, keys: Mapping[bytes, int], last: int) -> None:
+        """
+        :param keys: key → number of the event.
+        :param last: the greatest of the numbers.
+        """
+        self.keys = keys
+        self.last = last
+        self._unspread = iter(keys)
+        self._is_spread = False
+        self._parts: list[list[bytes]] = [[] for _ in range(256)]
+        #: Part and index of the first key that is not merged.
+        self._position = self._next = (0, 0)
+
+    def spread(self, count: int) -> bool:
+        """Put the next keys into parts, and return whether all were in parts before."""
+        if not self._is_spread:
+            parts, keys = self._parts, list(itertools.islice(self._unspread, count))
+            for key in keys:
+                parts[key[0]].append(key)
+            self._is_spread = len(keys) < count
+            return False
+        return True
+
+    def take(self, count: int) -> list[bytes]:
+        """Return the next keys in order; :meth:`confirm` makes them the past."""
+        taken: list[bytes] = []
+        part, index = self._position
+        while part < len(self._parts) and len(taken) < count:
+            keys = self._parts[part]
+            if index == 0:
+                keys.sort()
+            chunk = keys[index : index + count - len(taken)]
+            taken += chunk
+            index += len(chunk)
+            if index == len(keys):
+                part, index = part + 1, 0
+        self._next = (part, index)
+        return taken
+
+    @property
+    def is_taken(self) -> bool:
+        """Whether the keys that were taken last are the last ones."""
+        return self._next[0] == len(self._parts)
+
+    def confirm(self) -> None:
+        """Let the next :meth:`take` return the keys after those that were taken last."""
+        self._position = self._next
+
+
+class Merger:
+    """The keys that wait to be merged, oldest first, and the deletion of stale keys.
+
+    A key is stale when its event has been deleted. Deleting it at the same time would change a
+    random page for each event.
+    """
+
+    def __init__(self, merged: int = 0, swept: int = 0) -> None:
+        """
+        :param merged: the keys of all events up to this number are in the table.
+        :param swept: the table has no key of an event below this number.
+        """
+        self.merged = merged
+        self.swept = swept
+        self.waiting: deque[Frozen] = deque()
+        #: The least number of an event when the stale keys began to be deleted; 0: they do not.
+        self._sweep_below = 0
+        self._sweep_after = self._sweep_next = b""
+        self._is_swept = False
+        self._credit = 0.0
+        self._pause = 0.0
+        self._not_before = 0.0
+
+    # ------------------------------------------------------------------------------ when
+    @property
+    def has_work(self) -> bool:
+        """Whether there is anything to merge or to delete, now or after a pause."""
+        return bool(self.waiting or self._sweep_below)
+
+    @property
+    def is_pausing(self) -> bool:
+        """Whether it failed a moment ago."""
+        return bool(self._pause) and time.monotonic() < self._not_before
+
+    def due(self, new: int) -> int:
+        """Return how many keys to merge with a number of new events."""
+        if not self.has_work or self.is_pausing:
+            return 0
+        self._credit += new * RATE
+        return int(self._credit) if self._credit >= LEAST_KEYS else 0
+
+    def plan(self, least: int) -> None:
+        """Begin to delete stale keys if there are many.
+
+        :param least: the least number of an event.
+        """
+        stale, others = least - self.swept, self.merged - least
+        if not self._sweep_below and stale >= max(SWEEP_KEYS, others // 2):
+            self._sweep_below = least
+            self._sweep_after = b""
+
+    # ------------------------------------------------------------------------------ what
+    def step(self, db: sqlite3.Connection, count: int, keys_filter: Filter) -> None:
+        """Merge the next keys, or delete stale ones, in a transaction of the caller.
+
+        :raises sqlite3.Error: if that is not possible.
+        """
+        if self.waiting:
+            frozen = self.waiting[0]
+            if frozen.spread(count * _SPREAD_RATE):
+                self._merge(db, frozen, frozen.take(count), keys_filter)
+        elif self._sweep_below:
+            self._sweep(db, count * _SWEEP_RATE)
+
+    def _merge(
+        self, db: sqlite3.Connection, frozen: Frozen, keys: list[bytes], keys_filter: Filter
+    ) -> None:
+        # A key is here twice if its event was deleted and stored again.
+        insert(
+            db,
+            "INSERT INTO keys (key, seq)",
+            [(key, frozen.keys[key]) for key in keys],
+            "ON CONFLICT (key) DO UPDATE SET seq = excluded.seq WHERE excluded.seq > keys.seq",
+        )
+        # Before the commit: a key too many does no harm.
+        keys_filter.add(keys, frozen.last)
+        if frozen.is_taken:
+            db.execute("UPDATE store SET value = ? WHERE name = 'merged'", (frozen.last,))
+
+    def _sweep(self, db: sqlite3.Connection, count: int) -> None:
+        after, least = self._sweep_after, self._sweep_below
+        end = db.execute(
+            "SELECT key FROM keys WHERE key > ? ORDER BY key LIMIT 1 OFFSET ?", (after, count)
+        ).fetchone()
+        if end is None:
+            db.execute("DELETE FROM keys WHERE key > ? AND seq < ?", (after, least))
+            db.execute("UPDATE store SET value = ? WHERE name = 'swept'", (least,))
+            self._is_swept = True
+        else:
+            db.execute(
+                "DELETE FROM keys WHERE key > ? AND key <= ? AND seq < ?", (after, *end, least)
+            )
+            self._sweep_next = end[0]
+
+    # ------------------------------------------------------------------------ afterwards
+    def confirm(self) -> None:
+        """Continue after the last step, whose transaction is committed."""
+        self._credit = self._pause = 0.0
+        if self.waiting:
+            frozen = self.waiting[0]
+            frozen.confirm()
+            if frozen.is_taken:
+                self.merged = frozen.last
+                self.waiting.popleft()
+        elif self._is_swept:
+            self.swept, self._sweep_below, self._is_swept = self._sweep_below, 0, False
+        else:
+            self._sweep_after = self._sweep_next
+
+    def failed(self) -> None:
+        """Try again after a pause: a transaction with a step failed."""
+        self._is_swept = False
+        self._credit = 0.0
+        self._pause = min(self._pause * 2 or BACK_OFF[0], BACK_OFF[1])
+        self._not_before = time.monotonic() + self._pause

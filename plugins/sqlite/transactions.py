@@ -1,0 +1,266 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The writing connection: opening the store, transactions, and what happens when they fail."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import sqlite3
+import time
+from collections.abc import Callable, Iterator
+from typing import Final
+
+from engage.api import StorageIncompatible, StorageMissing, StorageUnavailable
+
+from . import checkpoint, schema
+from .connection import (
+    Session,
+    Settings,
+    connect,
+    create_file,
+    file_identity,
+    is_disk_error,
+    is_lock_error,
+    primary_code,
+    translating_errors,
+)
+from .keys import Keys
+from .migration import migrate
+from .profiles import Profiles
+
+#: Seconds between two attempts to get a lock that another process holds.
+LOCK_PAUSE: Final = 0.0005
+
+#: The part of a call's time that may be spent on waiting for a lock: the caller then gets the
+#: reason, instead of a call that took too long.
+_LOCK_SHARE: Final = 0.75
+
+
+class SupersededError(StorageUnavailable):
+    """Another process writes to the store now; this one must end."""
+
+
+class Transactions(Session):
+    """The writing connection."""
+
+    def __init__(self, settings: Settings, still_owner: Callable[[], bool] = lambda: True) -> None:
+        """
+        :param still_owner: whether this is still the process that should write to the store. Asked
+            when another one has written to it.
+        """
+        super().__init__(settings, readonly=False)
+        self._still_owner = still_owner
+        self._keys = Keys(settings.path)
+        self._profiles = Profiles(settings.limits, settings.identifiers)
+        #: Set by an I/O error: earlier commits may be in memory only. A checkpoint reads and syncs
+        #: all of them.
+        self._needs_checkpoint = False
+        #: Whether this connection has committed. Until then it may read what a killed process wrote
+        #: and did not sync, and a duplicate of that must not be acknowledged.
+        self._has_committed = False
+        self._serving = False
+        #: Whether the store is of an earlier version, because no server has opened it yet.
+        self._outdated = False
+        #: Whether the tables of the store are being changed, which takes a while if it is large.
+        self.is_migrating = False
+
+    # ----------------------------------------------------------------------------- opening
+    def open(self, create: bool, serving: bool) -> None:
+        """Open the store, and create it if that is allowed and needed; see :meth:`EventStore.open`.
+
+        :param serving: from now on users are looked up by the traits that this config declares.
+        """
+        self._serving = serving
+        path = self.settings.path
+        deadline = time.monotonic() + self.settings.timeout * _LOCK_SHARE
+        with translating_errors(path, opening=True):
+            while True:
+                try:
+                    self._open(path, create)
+                    return
+                except sqlite3.Error as error:
+                    # SQLite does not wait when two processes turn on WAL at once: it returns BUSY.
+                    self._failed(error)
+                    if not is_lock_error(error) or time.monotonic() > deadline:
+                        raise
+                time.sleep(0.05)
+
+    def _open(self, path: str, create: bool) -> None:
+        if create:
+            # Before the file is examined: another process that creates the store at this moment
+            # has no log until the file has tables.
+            has_log = schema.has_log(path)
+            try:
+                file_identity(path)
+            except StorageMissing:
+                self._refuse_orphaned(has_log)
+                create_file(path)
+            self._create(has_log)
+        self.connection()
+        # A store that is only read must be readable while the disk is full: then the first write
+        # commits.
+        if self._serving and (not self._has_committed or self._needs_checkpoint):
+            with self._transaction(needs_space=False) as db:
+                if not self._outdated:
+                    self._keys.take_over(db)
+
+    def _refuse_orphaned(self, has_log: bool) -> None:
+        if has_log:
+            path = self.settings.path
+            raise StorageIncompatible(
+                f"{path}: missing or empty, but its log {path}-wal contains acknowledged events: "
+                "put the file back, or move the log away to start with an empty store"
+            )
+
+    def _create(self, has_log: bool) -> None:
+        try:
+            schema.inspect_file(self.settings.path)
+        except StorageMissing:
+            # SQLite would delete the log.
+            self._refuse_orphaned(has_log)
+        else:
+            if not os.path.exists(self.settings.path + "-journal"):
+                return
+        db = connect(self.settings, readonly=False)
+        try:
+            # Before WAL is turned on, so that the first page is in the file itself, where
+            # inspect_file looks for it. The file becomes a store in one transaction, or not at all.
+            db.execute("BEGIN IMMEDIATE")
+            if schema.is_empty(db):
+                schema.create(db)
+            db.execute("COMMIT")
+        finally:
+            db.close()
+
+    def prepare(self, db: sqlite3.Connection) -> None:
+        super().prepare(db)
+        self._has_committed = False
+        self._configure(db)
+        self.is_migrating = self._serving
+        try:
+            if self._serving:
+                migrate(db, self.settings.path, self.settings.min_free_bytes)
+            self._profiles.prepare(db, serving=self._serving)
+        finally:
+            self.is_migrating = False
+        self._outdated = schema.version_of(db) < schema.VERSION
+        # From here on only _begin waits for a lock.
+        db.execute("PRAGMA busy_timeout = 0")
+
+    def _configure(self, db: sqlite3.Connection) -> None:
+        if self.settings.max_bytes:
+            (page,) = db.execute("PRAGMA page_size").fetchone()
+            db.execute(f"PRAGMA max_page_count = {max(1, self.settings.max_bytes // page)}")
+        (mode,) = db.execute("PRAGMA journal_mode = WAL").fetchone()
+        if mode != "wal":
+            raise StorageUnavailable(
+                f"{self.settings.path}: this file system does not support a write-ahead log"
+            )
+        db.execute("PRAGMA wal_autocheckpoint = 0")
+        db.execute(f"PRAGMA journal_size_limit = {checkpoint.KEPT_WAL_BYTES}")
+
+    def require_checkpoint(self) -> None:
+        """Acknowledge nothing before a checkpoint: another writer may have met an I/O error."""
+        self._needs_checkpoint = True
+
+    # --------------------------------------------------------------------- transactions
+    @contextlib.contextmanager
+    def _transaction(self, *, needs_space: bool = True) -> Iterator[sqlite3.Connection]:
+        """A write transaction, which is committed at the end or has no effect at all."""
+        committing = False
+        try:
+            if needs_space:
+                self._require_space()
+            db = self._begun()
+            if not self._has_committed:
+                db.execute("UPDATE store SET value = value + 1 WHERE name = 'opens'")
+            yield db
+            committing = True
+            db.execute("COMMIT")
+            self._has_committed = True
+        except BaseException as error:
+            self._failed(error)
+            if committing:
+                # It may have succeeded.
+                self._keys.reset()
+            raise
+
+    def _begun(self) -> sqlite3.Connection:
+        """Begin a transaction on the store as this writer left it, or on one to be taken over.
+
+        :raises SupersededError: if another writer took the store over.
+        """
+        db = self._connected()
+        self._begin(db)
+        if self._keys.is_taken_over and not self._keys.is_current(db):
+            # Another writer wrote events, or another program replaced the content of the file.
+            db.execute("ROLLBACK")
+            self._keys.reset()
+            self.drop()
+            if not self._still_owner():
+                raise SupersededError(f"{self.settings.path}: another process writes to it now")
+            db = self._connected()
+            self._begin(db)
+        return db
+
+    def _connected(self) -> sqlite3.Connection:
+        db = self.connection()
+        if self._needs_checkpoint:
+            self._checkpoint_everything(db)
+        return db
+
+    def _begin(self, db: sqlite3.Connection) -> None:
+        """Wait for the only write lock.
+
+        SQLite itself would sleep longer each time, up to 100 ms: under load another writer then
+        takes the lock again and again, for seconds.
+        """
+        deadline = time.monotonic() + self.settings.timeout * _LOCK_SHARE
+        while True:
+            try:
+                db.execute("BEGIN IMMEDIATE")
+                return
+            except sqlite3.OperationalError as error:
+                if primary_code(error) != sqlite3.SQLITE_BUSY or time.monotonic() > deadline:
+                    raise
+            time.sleep(LOCK_PAUSE)
+
+    def _failed(self, error: BaseException) -> None:
+        """Roll back. After any error except a lock, the next call opens a new connection."""
+        if is_disk_error(error):
+            self._needs_checkpoint = True
+        db = self._db
+        if db is not None and db.in_transaction:
+            with contextlib.suppress(sqlite3.Error):
+                db.execute("ROLLBACK")
+        if not is_lock_error(error):
+            self.drop()
+
+    def _checkpoint_everything(self, db: sqlite3.Connection) -> None:
+        if not checkpoint.run(db, "TRUNCATE", self.settings.timeout / 4):
+            raise StorageUnavailable(
+                f"{self.settings.path}: waiting for a checkpoint after an error of the disk"
+            )
+        self._needs_checkpoint = False
+
+    def _require_space(self) -> None:
+        least = self.settings.min_free_bytes
+        if least:
+            free = shutil.disk_usage(os.path.dirname(self.settings.path)).free
+            if free < least:
+                raise StorageUnavailable(
+                    f"{self.settings.path}: {free >> 20} MiB free on the disk, "
+                    f"less than storage.sqlite.min_free_bytes ({least >> 20} MiB)"
+                )
+
+    def _require_current(self) -> None:
+        """Refuse to write what the tables of an earlier version have no place for.
+
+        :raises StorageUnavailable: if no server has brought the store up to date yet.
+        """
+        if self._outdated:
+            raise StorageUnavailable(
+                f"{self.settings.path}: made by an earlier version of engage; start "
+                "`engage serve` once, which brings the store up to date"
+            )
