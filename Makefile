@@ -5,6 +5,7 @@
 # make test-fast      run the tests that need no other programs
 # make lint           check style and types
 # make bench          measure the speed
+# make bench-large    measure the speed with millions of events in the store (takes an hour)
 # make clean          delete the virtual environment and what the tests built
 # Needs make and Python 3.11 or newer with venv; downloads everything else.
 
@@ -18,7 +19,10 @@ PYTEST = $(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(PYTEST_ARGS)
 # pytest exits with 5 if it selected no test, which is fine for a part of the suite.
 ALLOW_NO_TESTS = || [ $$? -eq 5 ]
 
-.PHONY: help run install test test-fast test-browser lint bench clean
+# Additional arguments for the first benchmark of `make bench`, and for `make bench-large`.
+BENCH_ARGS ?=
+
+.PHONY: help run install test test-fast test-browser lint bench bench-large clean
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
@@ -62,9 +66,12 @@ lint: $(VENV)/.test
 
 bench: $(VENV)/.test
 	@sh .ci/packages
-	$(BIN)/python benchmarks/run.py
+	$(BIN)/python benchmarks/run.py $(BENCH_ARGS)
 	$(BIN)/python benchmarks/mongo.py
 	$(BIN)/python benchmarks/webhooks.py
+
+bench-large: $(VENV)/.test
+	$(BIN)/python benchmarks/large.py $(BENCH_ARGS)
 
 clean:
 	rm -rf "$(VENV)" .cache build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis

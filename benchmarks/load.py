@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import dataclasses
 import json
 import shutil
 import subprocess
@@ -12,7 +13,6 @@ import sys
 import tempfile
 import time
 import urllib.parse
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
@@ -48,9 +48,11 @@ def _event() -> tuple[str, str]:
 
 
 HEAD, TAIL = _event()
+#: The size of an event with its message id.
+EVENT_BYTES = len(HEAD + TAIL) + 15
 
 
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class Result:
     """The result of one run; latencies are in milliseconds."""
 
@@ -59,6 +61,46 @@ class Result:
     p99: float
     #: The number of requests that failed or were answered with another status than 2xx.
     bad: int
+    #: The number of requests that were answered.
+    requests: int
+
+
+@dataclasses.dataclass(frozen=True, order=True)
+class Case:
+    """A number of connections, and of events per request."""
+
+    connections: int
+    size: int
+
+    @property
+    def name(self) -> str:
+        """``c32`` for single events, ``c32, batches of 100`` for batches."""
+        batches = "" if self.size == 1 else f", batches of {self.size}"
+        return f"c{self.connections}{batches}"
+
+    @classmethod
+    def parse(cls, text: str) -> list[Case]:
+        """Return the cases of a text such as ``32x1,8x100``: connections x events."""
+        return [cls(*map(int, case.split("x"))) for case in text.split(",")]
+
+    def run(self, using: str, url: str, key: str, *, seconds: float, name: str) -> Result:
+        """Run the case; see :func:`run`.
+
+        :param url: of the server, without a path.
+        """
+        return run(
+            using,
+            url + ("/v1/track" if self.size == 1 else "/v1/batch"),
+            key,
+            connections=self.connections,
+            size=self.size,
+            seconds=seconds,
+            name=name,
+        )
+
+
+#: The cases for which the project has goals.
+CASES = (Case(1, 1), Case(32, 1), Case(256, 1), Case(32, 100))
 
 
 def tool() -> str:
@@ -101,6 +143,7 @@ def _wrk(url: str, token: str, *, connections: int, size: int, seconds: float, n
         found["p50"] / 1000,
         found["p99"] / 1000,
         found["bad"],
+        found["requests"],
     )
 
 
@@ -130,6 +173,7 @@ def _oha(url: str, token: str, *, connections: int, size: int, seconds: float, n
         percentiles["p50"] * 1000,
         percentiles["p99"] * 1000,
         total - good,
+        total,
     )
 
 
@@ -215,22 +259,23 @@ class _Load:
 
     async def run(self) -> Result:
         loop = asyncio.get_running_loop()
+        host, port = self.target.hostname, self.target.port
+        assert host is not None
+        assert port is not None
         started = time.perf_counter()
         self.end = started + self.seconds
         for _ in range(self.connections):
-            await loop.create_connection(
-                lambda: _Client(self), self.target.hostname, self.target.port
-            )
+            await loop.create_connection(lambda: _Client(self), host, port)
         await self.finished.wait()
         took = time.perf_counter() - started
         times = sorted(self.times)
         p50, p99 = times[len(times) // 2], times[len(times) * 99 // 100]
-        return Result(len(times) / took, p50 * 1000, p99 * 1000, self.bad)
+        return Result(len(times) / took, p50 * 1000, p99 * 1000, self.bad, len(times))
 
 
 async def _main() -> None:
     result = await _Load(*json.loads(sys.argv[1])).run()
-    json.dump([result.requests_per_second, result.p50, result.p99, result.bad], sys.stdout)
+    json.dump(dataclasses.astuple(result), sys.stdout)
 
 
 if __name__ == "__main__":

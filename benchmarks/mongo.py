@@ -20,6 +20,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent / "tests"))
@@ -43,7 +44,10 @@ def bare(url: str, size: int, seconds: float, *, indexes: bool) -> float:
     :param size: documents per call.
     :param indexes: whether to create engage's indexes first.
     """
-    with pymongo.MongoClient(url, w="majority", journal=True) as client:
+    client: pymongo.MongoClient[dict[str, Any]] = pymongo.MongoClient(
+        url, w="majority", journal=True
+    )
+    with client:
         collection = client.get_default_database()["events"]
         if indexes:
             for keys, options in schema.INDEXES[schema.EVENTS]:
