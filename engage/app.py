@@ -7,7 +7,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from engage.api import StorageError
@@ -36,7 +35,7 @@ from engage.storage.readiness import Readiness
 if TYPE_CHECKING:
     import socket
 
-    from engage.api import Event, EventStore
+    from engage.api import EventStore
     from engage.config import Config
     from engage.http1.shares import Shares
     from engage.registry import Registry
@@ -73,17 +72,13 @@ def build(
     readiness = Readiness(check, timeout=timeout)
     observers = Observers(dict(registry.make_observers(config)), metrics)
 
-    def stored(events: Sequence[Event]) -> None:
-        readiness.alive()
-        if observers:
-            observers.publish(events)
-
     ingest = Ingest(
         store,
         limits=config.limits,
         write_timeout=config.storage.write_timeout,
         metrics=metrics,
-        stored=stored,
+        stored=observers.publish if observers else None,
+        alive=readiness.alive,
         failed=readiness.write_failed,
     )
     clock = Clock()

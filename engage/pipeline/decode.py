@@ -81,6 +81,8 @@ _FLOAT: Final = frozenset(b".eE")
 _INT_MIN: Final = -(2**63)
 _INT_MAX: Final = 2**63 - 1
 
+#: Bytes of a body from which its brackets are not counted.
+_UNCOUNTED: Final = 16 * 1024
 #: For the depth of a text: what is neither a bracket nor a quote, and brackets as braces.
 _NOT_STRUCTURE: Final = bytes(byte for byte in range(256) if byte not in b'{}[]"')
 _AS_BRACES: Final = bytes.maketrans(b"[]", b"{}")
@@ -251,11 +253,13 @@ def _parse(data: bytes, limits: Limits) -> Any:
 
 
 def _check_depth(data: bytes, value: Any, limits: Limits) -> None:
-    # A body with fewer brackets cannot be that deep; most bodies need no further check.
-    if _count_openings(data) <= limits.json_depth:
+    # The text is checked in a fraction of the time of the value, unless it is large.
+    checks_text = len(data) <= SLICE
+    # A body with fewer brackets cannot be that deep. In a text of this size, counting them would
+    # take as long as the check.
+    if not (checks_text and len(data) > _UNCOUNTED) and _count_openings(data) <= limits.json_depth:
         return
-    # The text is checked in a third of the time of the value, unless it is large or has escapes.
-    if len(data) <= SLICE and b"\\" not in data:
+    if checks_text:
         deep = text_too_deep(data, limits.json_depth)
     else:
         deep = too_deep(value, limits.json_depth)
@@ -309,8 +313,11 @@ def too_deep(value: Any, limit: int) -> bool:
 def text_too_deep(data: bytes, limit: int) -> bool:
     """Return what :func:`too_deep` returns for the value of a JSON text.
 
-    :param data: valid JSON without a backslash, so that every quote begins or ends a string.
+    :param data: valid JSON.
     """
+    if b"\\" in data:
+        # Afterwards, every quote begins or ends a string.
+        data = data.replace(b"\\\\", b"").replace(b'\\"', b"")
     brackets = data.translate(_AS_BRACES, _NOT_STRUCTURE).replace(b'""', b"")
     if b'"' in brackets:  # Some strings contain brackets.
         brackets = b"".join(brackets.split(b'"')[::2])

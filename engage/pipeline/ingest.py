@@ -56,7 +56,8 @@ class Ingest:
     :param store: an open store.
     :param write_timeout: seconds that a write may take, including its wait.
     :param stored: called after each write with the events that it newly stored (see
-        :mod:`engage.pipeline.observers`).
+        :mod:`engage.pipeline.observers`); ``None`` if there are no observers.
+    :param alive: called after each write that newly stored an event.
     :param failed: called after each write of events that failed.
     """
 
@@ -68,12 +69,14 @@ class Ingest:
         write_timeout: float,
         metrics: Metrics,
         stored: Callable[[Sequence[Event]], None] | None = None,
+        alive: Callable[[], None] = lambda: None,
         failed: Callable[[], None] = lambda: None,
     ) -> None:
         self._store = store
         self._metrics = metrics
         self._write_timeout = write_timeout
         self._stored = stored
+        self._alive = alive
         self._failed = failed
         self._reopening: asyncio.Task[None] | None = None
         #: Whether the store is created if it is missing when it is opened again.
@@ -216,14 +219,17 @@ class Ingest:
     ) -> None:
         self._metrics.write(seconds, len(events))
         self._metrics.queue(self._events.items - len(events))
+        new = Status.STORED
         if self._stored is not None:
             stored = [
                 event
                 for event, outcome in zip(events, outcomes, strict=True)
-                if outcome.status is Status.STORED
+                if outcome.status is new
             ]
             if stored:
                 self._stored(stored)
+        if any(outcome.status is new for outcome in outcomes):
+            self._alive()
 
     async def _reopen(self) -> None:
         """Reopen the store after a call that did not return: its connection may be dead.

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import collections
 import time
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Any, Final
@@ -32,6 +33,9 @@ SLOW_ITEM: Final = 8
 #: Maximum number of bytes of the envelopes in the dead letters of one write. A small batch could
 #: otherwise make letters that are a thousand times as large.
 ENVELOPES: Final = 2 * 1024 * 1024
+
+#: In Python 3.11, looking up a member of an enumeration takes as long as a call.
+_STORED: Final = Status.STORED
 
 #: The index of an item, its event, and why the event was not stored.
 Unsettled = tuple[int, Event, ApiError | Conflict]
@@ -149,10 +153,10 @@ class Items:
         :return: the other events, for :meth:`settle_rest`.
         """
         unsettled: list[Unsettled] = []
+        stored: list[str] = []
         for event, index, outcome in zip(taken.events, taken.indexes, outcomes, strict=True):
-            if outcome.status is Status.STORED:
-                taken.accepted += 1
-                taken.counts[event.type, "stored"] += 1
+            if outcome.status is _STORED:
+                stored.append(event.type)
                 continue
             problem = await self._conflicts.problem(event, outcome)
             if problem is None or (index in restated and isinstance(problem, Conflict)):
@@ -160,6 +164,9 @@ class Items:
                 taken.counts[event.type, "duplicate"] += 1
             else:
                 unsettled.append((index, event, problem))
+        taken.accepted += len(stored)
+        for kind, count in collections.Counter(stored).items():
+            taken.counts[kind, "stored"] += count
         return unsettled
 
     async def settle_rest(

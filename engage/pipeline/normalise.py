@@ -124,8 +124,12 @@ def normalise(item: Mapping[str, Any], kind: str, arrival: Arrival, index: int =
     document.pop("writeKey", None)
     document["type"] = kind
     _drop_nulls(document)
-    user_id = _id(document, "userId")
-    anonymous_id = _id(document, "anonymousId")
+    user_id: str | None = document.get("userId")
+    if type(user_id) is not str or not user_id:
+        user_id = _id(document, "userId")
+    anonymous_id: str | None = document.get("anonymousId")
+    if type(anonymous_id) is not str or not anonymous_id:
+        anonymous_id = _id(document, "anonymousId")
     if "groupId" in document:
         _id(document, "groupId")
     if "previousId" in document:
@@ -147,10 +151,7 @@ def normalise(item: Mapping[str, Any], kind: str, arrival: Arrival, index: int =
     message_id = document.get("messageId")
     if not message_id:
         message_id = document["messageId"] = _message_id(arrival, index)
-    timestamp = _timestamp(document, arrival)
-    document["timestamp"] = (
-        arrival.received if timestamp == arrival.received_at else render_time(timestamp)
-    )
+    timestamp, document["timestamp"] = _timestamp(document, arrival)
     document["receivedAt"] = arrival.received
     document["workspaceId"] = arrival.workspace_id
     if arrival.write_key_id is not None:
@@ -178,7 +179,7 @@ def normalise(item: Mapping[str, Any], kind: str, arrival: Arrival, index: int =
         received_at=arrival.received_at,
         timestamp=timestamp,
         body=body,
-        weight=_weight(kind, document),
+        weight=_weight(kind, document) if kind == "identify" or kind == "group" else 1,
     )
 
 
@@ -290,8 +291,11 @@ def without_write_keys(value: Any) -> Any:
 
 
 # -------------------------------------------------------------------------------------------- time
-def _timestamp(document: dict[str, Any], arrival: Arrival) -> int:
-    """Return when the event happened by the server's clock; set ``originalTimestamp``."""
+def _timestamp(document: dict[str, Any], arrival: Arrival) -> tuple[int, str]:
+    """Return when the event happened by the server's clock; set ``originalTimestamp``.
+
+    :return: milliseconds since 1970 UTC, and the same as text.
+    """
     received_at = arrival.received_at
     sent: int | None = None
     if "sentAt" in document:
@@ -301,7 +305,8 @@ def _timestamp(document: dict[str, Any], arrival: Arrival) -> int:
         if sent is not None:
             document["sentAt"] = arrival.envelope.sent_at
     original: int | None = None
-    if document.get("timestamp") is not None:
+    text: Any = document.get("timestamp")
+    if text is not None:
         original = _parse_field(document, "timestamp")
     if document.get("originalTimestamp") is not None:
         # If both are sent, the earlier one is when the event happened: RudderStack's Node SDK puts
@@ -310,17 +315,30 @@ def _timestamp(document: dict[str, Any], arrival: Arrival) -> int:
         other = _parse_field(document, "originalTimestamp")
         if original is None or (arrival.correct_clock and other < original):
             original = other
+            text = document["originalTimestamp"]
     elif original is not None:
-        document["originalTimestamp"] = document["timestamp"]
+        document["originalTimestamp"] = text
     else:
         document.pop("originalTimestamp", None)
-        return received_at
+        return received_at, arrival.received
     result = original
     if sent is not None and arrival.correct_clock:
         result = received_at - (sent - original)
         if not 0 <= result <= MAX_TIME:
             result = original
-    return min(result, received_at) if result >= 0 else received_at
+    if not 0 <= result < received_at:
+        return received_at, arrival.received
+    if result == original and _is_rendered(text):
+        return result, text
+    return result, render_time(result)
+
+
+def _is_rendered(time: str) -> bool:
+    """Return whether a valid time is written as :func:`render_time` writes it; most times are.
+
+    No other form has 24 characters, except with lower-case letters or a leap second.
+    """
+    return len(time) == 24 and time[10] == "T" and time[23] == "Z" and time[17] != "6"
 
 
 def _parse_field(document: Mapping[str, Any], field: str) -> int:
@@ -358,12 +376,14 @@ def parse_time(text: str) -> int | None:
             moment = datetime.fromisoformat(text)
         except ValueError:
             return None
-    offset = moment.utcoffset()
-    if offset is None:
+    zone = moment.tzinfo
+    if zone is None:
         return None
     days = moment.toordinal() - _EPOCH_ORDINAL
     seconds = moment.hour * 3600 + moment.minute * 60 + moment.second
     milliseconds = days * _DAY + seconds * 1000 + moment.microsecond // 1000
+    # For Z, ``fromisoformat`` sets this object, which need not be asked.
+    offset = None if zone is UTC else moment.utcoffset()
     if offset:
         milliseconds -= (offset.days * 86400 + offset.seconds) * 1000
     return milliseconds if _MIN_TIME <= milliseconds <= MAX_TIME else None

@@ -307,8 +307,8 @@ def test_too_deep_agrees_with_the_depth(value: Any, limit: int) -> None:
     assert too_deep(value, limit) == (depth(value) > limit)
 
 
-#: Strings that look like the structure of a text.
-bracketed = st.text("[]{},: a", max_size=6)
+#: Strings that look like the structure of a text, with escapes.
+bracketed = st.text('[]{},: a"\\\né', max_size=6)
 
 
 @given(
@@ -323,8 +323,9 @@ bracketed = st.text("[]{},: a", max_size=6)
 def test_the_depth_of_a_text_is_that_of_its_value(
     value: Any, limit: int, indent: int | None
 ) -> None:
-    text = json.dumps(value, indent=indent).encode()
-    assert text_too_deep(text, limit) == too_deep(value, limit)
+    for ascii_only in (False, True):
+        text = json.dumps(value, indent=indent, ensure_ascii=ascii_only).encode()
+        assert text_too_deep(text, limit) == too_deep(value, limit)
 
 
 @pytest.mark.parametrize("text", ["]" * 70, r"\\" * 70, r"\"]" * 70])
