@@ -15,6 +15,7 @@ import contextlib
 import dataclasses
 import datetime
 import secrets
+import shutil
 import statistics
 import subprocess
 import sys
@@ -42,6 +43,9 @@ STEADY = Case(32, 1)
 P99 = 25.0
 #: The goals for starting, in seconds, and for the first line of an export.
 START, EXPORT = 2.0, 1.0
+#: Bytes that a filled event needs on the disk, that a second of load may add, and that the logs of
+#: SQLite need.
+_EVENT_BYTES, _LOAD_BYTES, _LOG_BYTES = 1100, 12_000_000, 1_000_000_000
 #: With retention, a third of the filled events stays.
 _RETENTION = "[retention]\nevents_days = 1\n"
 
@@ -157,9 +161,10 @@ async def _cursor_of_first(config: Path) -> int:
 
 # --------------------------------------------------------------------------------- all stores
 @contextlib.contextmanager
-def stores(sizes: Sequence[int], keep: Path | None) -> Iterator[dict[int, Path]]:
+def stores(sizes: Sequence[int], keep: Path | None, minutes: float) -> Iterator[dict[int, Path]]:
     """Fill a store of each size, and delete them at the end.
 
+    :param minutes: of load, for which there must be room.
     :param keep: where the stores are kept; those that are there already are used again.
     :return: number of events → the store's folder.
     """
@@ -169,14 +174,27 @@ def stores(sizes: Sequence[int], keep: Path | None) -> Iterator[dict[int, Path]]
             base = Path(stack.enter_context(made))
         else:
             base = keep
-        found = {}
-        for size in sizes:
-            # The empty store is always a new one.
-            folder = base / (f"{size}" if size else f"0-{secrets.token_hex(4)}")
+        # The empty store is always a new one.
+        empty = base / f"0-{secrets.token_hex(4)}"
+        stack.callback(shutil.rmtree, empty, ignore_errors=True)
+        found = {size: base / f"{size}" if size else empty for size in sizes}
+        new = sum(size for size, folder in found.items() if not folder.exists())
+        _require_space(base, new * _EVENT_BYTES + round(minutes * 60) * _LOAD_BYTES + _LOG_BYTES)
+        for size, folder in found.items():
             if not folder.exists():
                 fill.make_store(folder, size)
-            found[size] = folder
         yield found
+
+
+def _require_space(base: Path, needed: int) -> None:
+    """Exit if this number of bytes is not free."""
+    base.mkdir(parents=True, exist_ok=True)
+    free = shutil.disk_usage(base).free
+    if free < needed:
+        raise SystemExit(
+            f"{base}: {needed / 1e9:.0f} GB are needed and {free / 1e9:.0f} GB are free; choose "
+            "another disk with --folder, or fewer events with --events"
+        )
 
 
 def print_cases(figures: Mapping[int, Figures], cases: Sequence[Case]) -> list[Goal]:
@@ -286,7 +304,7 @@ def main() -> int:
     sizes = sorted({int(size) for size in arguments.events.split(",")})
     run.print_head(arguments, f"{options.workers} worker(s)")
     figures = {size: Figures() for size in sizes}
-    with stores(sizes, arguments.folder) as folders:
+    with stores(sizes, arguments.folder, arguments.minutes) as folders:
         for _ in range(arguments.rounds):
             for size in sizes:
                 # In an empty store, nothing is old enough to be deleted.

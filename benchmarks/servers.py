@@ -43,7 +43,11 @@ class Running:
 def tornado() -> Iterator[Running]:
     """Run the baseline, plain Tornado: see ``bare.py``."""
     with subprocess.Popen(
-        [sys.executable, str(HERE / "bare.py")], stdout=subprocess.PIPE, text=True
+        [sys.executable, str(HERE / "bare.py")],
+        stdout=subprocess.PIPE,
+        text=True,
+        # A separate process group, so that ^C reaches this process only.
+        start_new_session=True,
     ) as process:
         try:
             assert process.stdout is not None
