@@ -42,12 +42,13 @@ class Subject:
     def can(self, feature: str) -> bool:
         """Return whether the server under the store has a feature; servers of one protocol differ.
 
-        :param feature: ``atomic-updates`` (several connections can change one user), ``durable``
-            (what was acknowledged survives the end of every process), ``break``
-            (:meth:`break_store` works), ``expire`` (:meth:`~engage.api.EventStore.expire` deletes
-            events, and not the server), ``nested-arrays`` (a list directly within a list can be
-            stored), ``code-point-order`` (text is ordered by code points, and not by the code units
-            of UTF-16).
+        :param feature: ``atomic-updates`` (several connections can change one user),
+            ``several-processes`` (they can write to one store at the same time), ``durable`` (what
+            was acknowledged survives the end of every process), ``break`` (:meth:`break_store`
+            works), ``expire`` (:meth:`~engage.api.EventStore.expire` deletes events, and not the
+            server), ``nested-arrays`` (a list directly within a list can be stored),
+            ``code-point-order`` (text is ordered by code points, and not by the code units of
+            UTF-16).
         """
         return True
 

@@ -29,6 +29,7 @@ class ProcessTests:
 
     @on_store
     async def test_one_id_in_several_processes_is_stored_once(self, bench: Bench) -> None:
+        bench.require("several-processes")
         store = await bench.open()
         job = {"kind": "same ids", "count": 300, "batch": 7}
         async with _children(bench, *({**job, "seed": seed} for seed in range(3))) as children:
@@ -39,6 +40,7 @@ class ProcessTests:
 
     @on_store
     async def test_several_processes_set_traits_of_one_user(self, bench: Bench) -> None:
+        bench.require("several-processes")
         bench.require("atomic-updates")
         store = await bench.open_as(ProfileStore)
         jobs = [{"kind": "traits", "count": 120, "step": step} for step in range(3)]
@@ -53,6 +55,7 @@ class ProcessTests:
 
     @on_store
     async def test_a_scan_misses_nothing_while_other_processes_write(self, bench: Bench) -> None:
+        bench.require("several-processes")
         store = await bench.open()
         jobs = [{"kind": "own ids", "count": 200, "name": name} for name in "ab"]
         async with _children(bench, *jobs) as children:
@@ -122,6 +125,7 @@ class ProcessTests:
 
     @on_store
     async def test_one_process_writes_each_version_of_a_record(self, bench: Bench) -> None:
+        bench.require("several-processes")
         bench.require("atomic-updates")
         store = await bench.open_as(RecordStore)
         jobs = [{"kind": "records", "count": 40, "name": name} for name in "abc"]
@@ -136,6 +140,7 @@ class ProcessTests:
 
     @on_store
     async def test_several_processes_write_registers_of_one_counter(self, bench: Bench) -> None:
+        bench.require("several-processes")
         bench.require("atomic-updates")
         store = await bench.open_as(CountStore)
         jobs = [{"kind": "counts", "count": 60, "name": name} for name in "abc"]
@@ -149,6 +154,7 @@ class ProcessTests:
 
     @on_store
     async def test_a_killed_process_loses_no_record_and_no_counter(self, bench: Bench) -> None:
+        bench.require("several-processes")
         bench.require("durable")
         records = await bench.open_as(RecordStore)
         counts = await bench.open_as(CountStore)

@@ -3,9 +3,7 @@
 
 =====================  ================================================================
 ``store.py``           what the core calls: asynchronous, without SQL
-``worker_thread.py``   a thread that calls SQLite: one for the writer, one for the reader
-``writer.py``          where writes run: in a thread and, under load, in a process
-``writer_process.py``  that process
+``worker_thread.py``   a thread that calls SQLite
 ``engine.py``          what is written: a transaction for each operation
 ``transactions.py``    the writing connection: opening, transactions, failures, recovery
 ``keys.py``            which events are stored, by their keys; which writer may write
@@ -27,6 +25,25 @@
 ``schema.py``          the tables and their version
 ``migration.py``       brings the store of an earlier version up to date
 =====================  ================================================================
+
+One process makes all writes of a host:
+
+========================  =============================================================
+``writer.py``             what the storage calls for all writes
+``writer_client.py``      finds or starts the process, and sends it requests
+``writer_link.py``        the client's connection to it
+``writer_start.py``       starting the process
+``writer_process.py``     the process: its signals, its user, its log
+``writer_server.py``      its loop
+``writer_turns.py``       the requests of all clients, in turns
+``writer_connection.py``  a client, as the loop sees it
+``writer_socket.py``      its listening socket
+``writer_host.py``        the engine, and whose settings it has
+``writer_thread.py``      instead of a process: a thread
+``lock.py``               the lock that makes one process the writer
+``protocol.py``           the messages
+``operations.py``         the requests: their names and types
+========================  =============================================================
 """
 
 from __future__ import annotations

@@ -34,7 +34,10 @@ _NUMBER: Final = (
 def keep(
     db: sqlite3.Connection, letters: Sequence[DeadLetter], budget: DeadLetterBudget
 ) -> list[bool]:
-    """Store dead letters within the budgets, each id once, and return whether each is stored."""
+    """Store dead letters within the budgets, each id once, and return whether each is stored.
+
+    :param letters: made by :func:`storable`.
+    """
     _separate_conflicts(db)
     totals = {
         (workspace, number): (count, size)
@@ -43,7 +46,7 @@ def keep(
         )
     }
     kept = []
-    for letter in map(_storable, letters):
+    for letter in letters:
         key = key_of(letter.workspace_id, letter.id)
         if db.execute("SELECT 1 FROM letters WHERE key = ?", (key,)).fetchone():
             kept.append(True)
@@ -110,7 +113,7 @@ def _separate_conflicts(db: sqlite3.Connection) -> None:
     )
 
 
-def _storable(letter: DeadLetter) -> DeadLetter:
+def storable(letter: DeadLetter) -> DeadLetter:
     """Return a dead letter without lone surrogates: one may be the reason why the event was
     refused, and must not prevent the dead letter from being stored."""
     values: dict[str, Any] = {}

@@ -58,6 +58,11 @@ class Reader(Session):
                 if self._db is not None and self._db.in_transaction:
                     self._db.execute("ROLLBACK")
 
+    def open(self) -> None:
+        """Open the store; see :meth:`EventStore.open`."""
+        with translating_errors(self.settings.path, opening=True):
+            self.connection()
+
     def arrivals(self, at: int) -> Arrivals:
         """Return when the events around a time were received."""
         with self._snapshot() as db:

@@ -37,8 +37,8 @@ from engage.api import (
     UserProfile,
 )
 
+from . import dead_letters, operations
 from .connection import Settings, is_text
-from .engine import Engine
 from .reader import Reader
 from .worker_thread import WorkerThread
 from .writer import Writer
@@ -92,6 +92,12 @@ class SqliteStorage(
             timeout=self._settings.timeout,
             interrupt=self._reader.interrupt,
         )
+        if not create:
+            try:
+                await self._read(self._reader.open)
+            except BaseException:
+                await self.close()
+                raise
 
     async def close(self) -> None:
         thread, self._reader_thread = self._reader_thread, None
@@ -102,7 +108,7 @@ class SqliteStorage(
         await self._writer.close()
 
     async def check(self) -> None:
-        await self._writer.call(Engine.check)
+        await self._writer.call(operations.CHECK)
 
     def gauges(self) -> Mapping[str, float]:
         path = self._settings.path
@@ -136,6 +142,11 @@ class SqliteStorage(
         return outcomes
 
     async def find(self, workspace_id: str, origin: str, message_id: str) -> Event | None:
+        if not is_text(workspace_id + origin + message_id):
+            return None
+        if self._writer.is_connected:
+            # It has the newest keys in memory, and a reader has to read them.
+            return await self._writer.call(operations.FIND, workspace_id, origin, message_id)
         return await self._read(self._reader.find, workspace_id, origin, message_id)
 
     async def scan(
@@ -148,7 +159,7 @@ class SqliteStorage(
         return await self._page(self._reader.scan, wanted, after=after, limit=limit)
 
     async def expire(self, before: int, *, limit: int, force: bool = False) -> int:
-        return await self._writer.call(Engine.expire, before, limit, force)
+        return await self._writer.call(operations.EXPIRE, before, limit, force)
 
     async def recent(
         self, wanted: EventFilter, *, before: str | None = None, limit: int
@@ -191,7 +202,7 @@ class SqliteStorage(
 
     # --------------------------------------------------------------------- subscriptions
     async def apply(self, change: SubscriptionChange) -> Mapping[str, bool]:
-        return await self._writer.call(Engine.apply, change)
+        return await self._writer.call(operations.APPLY, change)
 
     async def state(self, workspace_id: str, user_id: str) -> Mapping[str, bool]:
         return await self._read(self._reader.state, workspace_id, user_id)
@@ -215,7 +226,7 @@ class SqliteStorage(
         return sum(not kept for kept in await self.keep(letters))
 
     async def keep(self, letters: Sequence[DeadLetter]) -> Sequence[bool]:
-        return await self._writer.call(Engine.keep, letters)
+        return await self._writer.call(operations.KEEP, [*map(dead_letters.storable, letters)])
 
     async def budget_use(self) -> Sequence[BudgetUse]:
         return await self._read(self._reader.budget_use)
@@ -238,17 +249,17 @@ class SqliteStorage(
         return await self._read(self._reader.dead_letter, workspace_id, letter_id)
 
     async def remove(self, workspace_id: str, ids: Sequence[str]) -> int:
-        return await self._writer.call(Engine.remove, workspace_id, ids)
+        return await self._writer.call(operations.REMOVE, workspace_id, list(ids))
 
     async def expire_dead_letters(self, before: int, *, limit: int) -> int:
-        return await self._writer.call(Engine.expire_dead_letters, before, limit)
+        return await self._writer.call(operations.EXPIRE_DEAD_LETTERS, before, limit)
 
     # --------------------------------------------------------------------------- records
     async def put_record(
         self, record: Record, *, expected_version: int | None = None
     ) -> int | None:
         record.check()
-        return await self._writer.call(Engine.put_record, record, expected_version)
+        return await self._writer.call(operations.PUT_RECORD, record, expected_version)
 
     async def get_record(self, kind: str, workspace_id: str, record_id: str) -> Record | None:
         if not is_text(kind + workspace_id + record_id):
@@ -276,15 +287,15 @@ class SqliteStorage(
     async def delete_record(self, kind: str, workspace_id: str, record_id: str) -> bool:
         if not is_text(kind + workspace_id + record_id):
             return False
-        return await self._writer.call(Engine.delete_record, kind, workspace_id, record_id)
+        return await self._writer.call(operations.DELETE_RECORD, kind, workspace_id, record_id)
 
     async def expire_records(self, kind: str, before: int, *, limit: int) -> int:
-        return await self._writer.call(Engine.expire_records, kind, before, limit)
+        return await self._writer.call(operations.EXPIRE_RECORDS, kind, before, limit)
 
     # -------------------------------------------------------------------------- counters
     async def put_counts(self, counts: Sequence[Count]) -> None:
         if counts:
-            await self._writer.call(Engine.put_counts, counts)
+            await self._writer.call(operations.PUT_COUNTS, list(counts))
 
     async def counts(
         self,
@@ -309,7 +320,7 @@ class SqliteStorage(
         return Page(items, _cursor(last))
 
     async def expire_counts(self, step: int, before: int, *, limit: int) -> int:
-        return await self._writer.call(Engine.expire_counts, step, before, limit)
+        return await self._writer.call(operations.EXPIRE_COUNTS, step, before, limit)
 
 
 def _cursor(place: Sequence[str | int] | None) -> str | None:

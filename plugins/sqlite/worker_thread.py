@@ -75,8 +75,11 @@ class WorkerThread:
                 self._interrupt()
             raise StorageUnavailable(f"no answer within {seconds:g} s") from None
 
-    async def stop(self, last: Callable[[], None]) -> None:
-        """Make the calls that are waiting, then ``last``, and end the thread."""
+    async def stop(self, last: Callable[[], None]) -> bool:
+        """Make the calls that are waiting, then ``last``, and end the thread.
+
+        :return: whether that was done in time.
+        """
         loop = asyncio.get_running_loop()
         future: asyncio.Future[None] = loop.create_future()
         self._calls.put(_Call(loop, future, last, (), float("inf")))
@@ -84,6 +87,8 @@ class WorkerThread:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._timeout):
                 await future
+                return True
+        return False
 
     def _run(self) -> None:
         while (call := self._calls.get()) is not None:

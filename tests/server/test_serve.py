@@ -343,7 +343,7 @@ def test_a_killed_server_leaves_no_process(tmp_path: Path, workers: int) -> None
         parent = server.process.pid
         wait_for(lambda: len(children(parent)) == workers, what="all workers")
         assert server.track("before").status_code == 200
-        # A storage may have separate processes, too.
+        # The store has a separate process, too.
         family = descendants(parent)
         assert len(family) > workers
         port = server.port

@@ -95,7 +95,7 @@ class Earlier:
         """Open the store with this version of engage."""
         made: EventStore
         if self.kind == "sqlite":
-            made = SqliteStorage.from_options(options, self._context)
+            made = SqliteStorage.from_options({"writer": "thread", **options}, self._context)
         else:
             made = MongoStorage.from_options({"url": self._url}, self._context)
         await made.open(create=create)

@@ -11,6 +11,7 @@ A storage or a pipeline, without HTTP:
 - ``pipeline``: the pipeline on that storage
 - ``replay``: the pipeline on a real store, and what checks and replays dead letters
 - ``sqlite``: SQLite stores, also on a disk that is full
+- ``writer``: SQLite stores that a process writes
 - ``mongo``: servers that speak MongoDB's protocol; ``mongo_proxy`` makes one misbehave,
   ``mongo_conformance`` is the conformance suite on one, ``mongo_async`` a plugin with pymongo's
   asynchronous client

@@ -23,13 +23,16 @@ from engage.registry import load_plugins
 from engage.testing import event
 from engage.testing.factories import store_all
 from engage_plugins.sqlite.connection import Settings
+from engage_plugins.sqlite.engine import Engine
 from engage_plugins.sqlite.store import SqliteStorage
+from engage_plugins.sqlite.writer_thread import WriterThread
 
 CONFIG = """
 [storage]
 backend = "sqlite"
 [storage.sqlite]
 path = "{name}.db"
+writer = "thread"
 min_free_bytes = 0
 [[workspaces]]
 id = "acme"
@@ -70,7 +73,11 @@ def make(
     budget: DeadLetterBudget = DeadLetterBudget(),  # noqa: B008 - frozen
     **options: Any,
 ) -> SqliteStorage:
-    """Make the storage of options, as the registry does; open it afterwards."""
+    """Make the storage of options, as the registry does; open it afterwards.
+
+    It writes in a thread, so that a test can disturb it, and need not start a process.
+    """
+    options.setdefault("writer", "thread")
     context = StorageContext(
         base_dir=tmp_path,
         identifiers={"acme": ["email"]},
@@ -92,6 +99,16 @@ def settings(path: Path, **changes: Any) -> Settings:
         "identifiers": {},
     }
     return Settings(**(values | changes))
+
+
+def engine_of(store: SqliteStorage) -> Engine:
+    """Return the engine of a storage that writes in a thread."""
+    way = store._writer._way
+    assert isinstance(way, WriterThread)
+    assert way._use is not None
+    engine = way._use.host._engine
+    assert engine is not None
+    return engine
 
 
 def large(name: str) -> Event:

@@ -148,7 +148,7 @@ async def test_only_the_owner_may_read_the_files(tmp_path: Path) -> None:
         await store.open(create=True)
         await store_all(store, event("m"))
         names = sorted(os.listdir(tmp_path))
-        assert names == ["engage.db", "engage.db-shm", "engage.db-wal"]
+        assert names == ["engage.db", "engage.db-shm", "engage.db-wal", "engage.db-writer.lock"]
         for one in names:
             assert os.stat(tmp_path / one).st_mode & 0o777 == 0o600
         await store.close()
@@ -162,7 +162,7 @@ async def test_a_reader_does_not_change_the_lookups_of_the_server(tmp_path: Path
     await server.open(create=True)
     await store_all(server, identify("1", "u", traits={"email": "a@b.c"}))
     context = StorageContext(base_dir=tmp_path, identifiers={"acme": ["phone"], "new": ["email"]})
-    other = SqliteStorage.from_options({}, context)
+    other = SqliteStorage.from_options({"writer": "thread"}, context)
     await other.open(create=False)
     await other.check()
     assert await server.find_users("acme", "email", ["a@b.c"]) == {"a@b.c": ["u"]}

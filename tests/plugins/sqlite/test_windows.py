@@ -26,7 +26,7 @@ from engage.testing.factories import (
 )
 from engage_plugins.sqlite import events, paging
 from engage_plugins.sqlite.store import SqliteStorage
-from support.sqlite import make
+from support.sqlite import engine_of, make
 
 
 @contextlib.asynccontextmanager
@@ -210,7 +210,7 @@ async def test_indexes_serve_what_the_console_reads(tmp_path: Path) -> None:
         await store.put_record(record("a"))
         await store.put_counts([count(1)])
         await store.get_record("key", "acme", "a")
-        reading, writing = Traced(store._reader), Traced(store._writer._engine)
+        reading, writing = Traced(store._reader), Traced(engine_of(store))
         cursor = (await store.recent(EventFilter(user_id="u", name="x"), limit=3)).cursor
         await store.recent(EventFilter(since=TIME, until=TIME + 5), before=cursor, limit=3)
         await store.recent_dead_letters("acme", before="1", limit=3)
@@ -237,7 +237,7 @@ async def test_indexes_serve_what_the_console_reads(tmp_path: Path) -> None:
 async def test_counters_are_written_in_one_transaction(tmp_path: Path) -> None:
     async with opened(tmp_path) as store:
         await store.put_counts([count(1)])
-        traced = Traced(store._writer._engine)
+        traced = Traced(engine_of(store))
         await store.put_counts([count(n, labels=(f"{n}",)) for n in range(45)])
         assert sum(one == "COMMIT" for one in traced.statements) == 1
         traced.statements.clear()

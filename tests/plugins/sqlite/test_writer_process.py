@@ -1,35 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
-"""SQLite with a writer process: the conformance suite, and what happens when a process ends."""
+"""The writer process: it is started, found and shared, and nothing is lost when it ends."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
-import pickle
-import select
 import signal
-import socket
 import subprocess
 import sys
-import threading
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from engage.api import Event, Status, StorageContext, StorageUnavailable
+from engage.api import Event, Record, Status, StorageMissing, StorageUnavailable
 from engage.testing import StorageConformance, event, identify
 from engage.testing.factories import ids, store_all
-from engage.testing.harness import eventually
-from engage_plugins.sqlite import engine, writer, writer_process
-from engage_plugins.sqlite.store import SqliteStorage
+from engage_plugins.sqlite import writer_start
+from engage_plugins.sqlite.writer import AVAILABLE
+from support.processes import alive, children
+from support.writer import client_of, holder, make, opened, pid_of, until
 
-pytestmark = pytest.mark.skipif(
-    not writer_process.AVAILABLE, reason="needs sockets that are inherited"
-)
+pytestmark = pytest.mark.skipif(not AVAILABLE, reason="needs Unix sockets")
 
 
 @pytest.mark.slow
@@ -52,212 +45,147 @@ class TestSqliteProcess(StorageConformance):
         path.with_suffix(".away").rename(path)
 
 
-def make(tmp_path: Path, writer: str = "process", *, timeout: float = 30) -> SqliteStorage:
-    context = StorageContext(base_dir=tmp_path, identifiers={}, write_timeout=timeout)
-    return SqliteStorage.from_options({"writer": writer}, context)
+async def test_all_storages_share_one_process(tmp_path: Path) -> None:
+    async with opened(make(tmp_path)) as one, opened(make(tmp_path, "auto")) as other:
+        assert pid_of(one) == pid_of(other) == holder(tmp_path / "engage.db")
+        await asyncio.gather(store_all(one, event("a")), store_all(other, event("b")))
+        assert sorted(await ids(one)) == ["a", "b"]
 
 
-def writer_of(store: SqliteStorage) -> writer_process.WriterProcess:
-    found = store._writer._process
-    assert found is not None
-    return found
+async def test_many_storages_that_open_at_once_start_one_process(tmp_path: Path) -> None:
+    stores = [make(tmp_path) for _ in range(8)]
+    await asyncio.gather(*(store.open(create=True) for store in stores))
+    assert len({pid_of(store) for store in stores}) == 1
+    assert len(children(os.getpid())) == 1
+    await asyncio.gather(*(store.close() for store in stores))
 
 
-async def until(condition: Callable[[], bool], seconds: float = 30) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end
-        await asyncio.sleep(0.02)
+async def test_the_process_ends_with_its_last_client(tmp_path: Path) -> None:
+    async with opened(make(tmp_path)) as one:
+        async with opened(make(tmp_path)) as other:
+            pid = pid_of(one)
+        assert alive(pid)
+        await store_all(one, event("m"))
+        with pytest.raises(StorageUnavailable):
+            await other.write([event("n")])
+    # close() waits until the store is closed, so that its file can be copied.
+    names = ["engage.db", "engage.db-filter", "engage.db-writer.lock"]
+    assert sorted(os.listdir(tmp_path)) == names
+    await until(lambda: not Path(f"/proc/{pid}").exists())
 
 
-def is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    # A zombie whose parent has ended does not count.
-    with contextlib.suppress(OSError):
-        return " Z " not in Path(f"/proc/{pid}/stat").read_text()
-    return False
+async def test_reading_starts_no_process(tmp_path: Path) -> None:
+    missing = make(tmp_path)
+    with pytest.raises(StorageMissing):
+        await missing.open(create=False)
+    async with opened(make(tmp_path, "thread")) as store:
+        await store_all(store, event("m"))
+    reader = make(tmp_path)
+    await reader.open(create=False)
+    assert await ids(reader) == ["m"]
+    assert not children(os.getpid())
+    await store_all(reader, event("n"))
+    assert alive(pid_of(reader))
+    await reader.close()
 
 
 async def test_killing_the_process_loses_nothing(tmp_path: Path) -> None:
-    """A thread continues to write at once, and no acknowledged event is lost."""
+    """The next request starts another one, and waits for it."""
+    async with opened(make(tmp_path)) as store:
+        killed = []
+        for number in range(60):
+            if number % 20 == 10:
+                killed.append(pid_of(store))
+                os.kill(killed[-1], signal.SIGKILL)
+            (outcome,) = await store.write([event(str(number))])
+            # An event that the process stored without answering is a duplicate then.
+            assert outcome.status in (Status.STORED, Status.DUPLICATE)
+        assert await ids(store) == [str(number) for number in range(60)]
+        assert len({*killed, pid_of(store)}) == 4
+        # None stays as a zombie.
+        await until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in killed))
+
+
+async def test_killing_the_process_fails_no_waiting_request(tmp_path: Path) -> None:
+    async with opened(make(tmp_path)) as store:
+        writes = [
+            asyncio.ensure_future(
+                store.write([identify(f"{number}-{n}", "u", n) for n in range(50)])
+            )
+            for number in range(40)
+        ]
+        await asyncio.wait(writes[:3])
+        os.kill(pid_of(store), signal.SIGKILL)
+        await asyncio.gather(*writes, store.check(), store.expire(0, limit=10))
+        assert len(await ids(store)) == 2000
+
+
+async def test_a_request_that_cannot_be_repeated_fails(tmp_path: Path) -> None:
+    """The process may have made the change before it was killed."""
+    async with opened(make(tmp_path)) as store:
+        one = Record(kind="key", workspace_id="acme", id="a", body=b"{}", at=1)
+        assert await store.put_record(one, expected_version=0) == 1
+        pid = pid_of(store)
+        os.kill(pid, signal.SIGSTOP)
+        change = asyncio.ensure_future(store.put_record(one, expected_version=1))
+        await asyncio.sleep(0.1)
+        os.kill(pid, signal.SIGKILL)
+        with pytest.raises(StorageUnavailable, match="may have made the change"):
+            await change
+        assert await store.put_record(one, expected_version=1) == 2
+
+
+async def test_a_process_that_cannot_be_started_is_unavailability(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The reason is in the error, and it is not tried for each request."""
+    monkeypatch.setattr(writer_start.sys, "executable", "/bin/false")
     store = make(tmp_path)
-    await store.open(create=True)
-    acknowledged = []
-    for number in range(60):
-        if number == 30:
-            os.kill(writer_of(store)._process.pid, signal.SIGKILL)
-        (outcome,) = await store.write([event(str(number))])
-        # An event that the process stored without answering is a duplicate then.
-        assert outcome.status in (Status.STORED, Status.DUPLICATE)
-        acknowledged.append(str(number))
-    assert store._writer._process is None
-    assert await ids(store) == acknowledged
-    await store.close()
-
-
-async def test_killing_the_process_fails_no_waiting_write(tmp_path: Path) -> None:
-    store = make(tmp_path)
-    await store.open(create=True)
-    writes = [
-        asyncio.ensure_future(store.write([identify(f"{number}-{n}", "u", n) for n in range(50)]))
-        for number in range(40)
-    ]
-    await asyncio.wait(writes[:3])
-    os.kill(writer_of(store)._process.pid, signal.SIGKILL)
-    await asyncio.gather(*writes)
-    assert len(await ids(store)) == 2000
-    await store.close()
-
-
-async def test_a_busy_store_starts_the_process(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(writer, "BUSY_WRITES", 3)
-    store = make(tmp_path, "auto")
-    await store.open(create=True)
-    number = 0
-
-    async def one() -> None:
-        nonlocal number
-        number += 1
-        await store_all(store, event(str(number)))
-
-    await one()
-    assert store._writer._process is None
-
-    async def busy() -> None:
-        # On a slow machine a second may have fewer than three writes.
-        end = time.monotonic() + 60
-        while store._writer._process is None:
-            await one()
-            assert time.monotonic() < end
-
-    await busy()
-    first = writer_of(store)._process.pid
-    await one()
-    os.kill(first, signal.SIGKILL)
-    await one()
-    assert store._writer._process is None
-    # The process is started again after a pause.
-    await busy()
-    assert writer_of(store)._process.pid != first
-    await one()
-    assert await ids(store) == [str(n) for n in range(1, number + 1)]
-    await store.close()
-
-
-async def test_the_option_thread_starts_no_process(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(writer, "BUSY_WRITES", 1)
-    store = make(tmp_path, "thread")
-    await store.open(create=True)
-    for number in range(10):
-        await store_all(store, event(str(number)))
-    assert store._writer._process is None
-    assert store._writer._starting is None
-    await store.close()
-
-
-async def test_a_process_that_cannot_be_started_is_replaced_by_the_thread(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(writer, "BUSY_WRITES", 1)
-    monkeypatch.setattr(writer_process.sys, "executable", str(tmp_path / "no-python"))
-    store = make(tmp_path, "auto")
-    await store.open(create=True)
-    await store_all(store, event("0"))
-    await until(lambda: store._writer._starting is None)
-    for number in range(1, 10):
-        await store_all(store, event(str(number)))
-    assert store._writer._process is None
-    assert len(await ids(store)) == 10
-    await store.close()
-
-
-async def test_closing_the_store_ends_the_process(tmp_path: Path) -> None:
-    store = make(tmp_path)
-    await store.open(create=True)
-    pid = writer_of(store)._process.pid
-    await store_all(store, event("m"))
-    await store.close()
-    assert not is_alive(pid)
-    with pytest.raises(StorageUnavailable):
-        await store.write([event("n")])
-
-
-async def test_closing_while_the_process_is_started_leaves_no_process(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The thread that starts it cannot be cancelled, and returns after the store was closed."""
-    spawn, spawned, go_on = writer_process._spawn, list[Any](), threading.Event()
-
-    def slow(descriptor: int) -> Any:
-        spawned.append(spawn(descriptor))
-        assert go_on.wait(30)
-        return spawned[0]
-
-    monkeypatch.setattr(writer, "BUSY_WRITES", 1)
-    monkeypatch.setattr(writer_process, "_spawn", slow)
-    store = make(tmp_path, "auto")
-    await store.open(create=True)
-    await store_all(store, event("m"))
-    await until(lambda: bool(spawned))
-    closing = asyncio.create_task(store.close())
-    await asyncio.sleep(0.01)
-    go_on.set()
-    await closing
-    assert spawned[0].returncode is not None, "it was not waited for"
+    with pytest.raises(StorageUnavailable, match="cannot be started: it ended with status 1"):
+        await store.open(create=True)
+    monkeypatch.setattr(writer_start.sys, "executable", str(tmp_path / "no-python"))
+    with pytest.raises(StorageUnavailable, match=r"cannot be started: .*no-python"):
+        await store.open(create=True)
 
 
 async def test_signals_to_the_group_do_not_end_the_process(tmp_path: Path) -> None:
-    """The parent has events to flush when a terminal or a service manager signals the group."""
-    store = make(tmp_path)
-    await store.open(create=True)
-    pid = writer_of(store)._process.pid
-    for one in (signal.SIGINT, signal.SIGTERM):
-        os.kill(pid, one)
-    await store_all(store, event("m"))
-    assert writer_of(store)._process.pid == pid
-    await store.close()
+    """Its clients have events to flush when a terminal or a service manager signals them."""
+    async with opened(make(tmp_path)) as store:
+        pid = pid_of(store)
+        for one in (signal.SIGINT, signal.SIGTERM):
+            os.kill(pid, one)
+        await store_all(store, event("m"))
+        assert pid_of(store) == pid
+        assert os.getsid(pid) == pid != os.getsid(0)
 
 
 async def test_a_process_that_hangs_is_unavailability(tmp_path: Path) -> None:
-    """The caller gets an error in time; when it is opened again, the store works."""
-    store = make(tmp_path)
-    await store.open(create=True)
-    await store_all(store, event("before"))
-    pid = writer_of(store)._process.pid
-    writer_of(store)._timeout = 0.5
-    os.kill(pid, signal.SIGSTOP)
-    with pytest.raises(StorageUnavailable):
-        await store.write([event("during")])
-    await store.close()
-    assert not is_alive(pid)
-    await store.open(create=True)
-    await store.write([event("during"), event("after")])
-    assert sorted(await ids(store)) == ["after", "before", "during"]
-    await store.close()
+    """The caller gets an error in time; when the process goes on, the store works."""
+    async with opened(make(tmp_path, timeout=0.7)) as store:
+        await store_all(store, event("before"))
+        pid = pid_of(store)
+        os.kill(pid, signal.SIGSTOP)
+        with pytest.raises(StorageUnavailable, match=f"no answer of the writer process {pid}"):
+            await store.write([event("during")])
+        os.kill(pid, signal.SIGCONT)
+        await store.write([event("after")])
+        # The process has skipped what nobody waited for.
+        assert await ids(store) == ["before", "after"]
 
 
-PARENT = """
+CLIENT = """
 import asyncio, sys
 from pathlib import Path
-from engage.api import StorageContext
 from engage.testing import event
-from engage_plugins.sqlite.store import SqliteStorage
+from support.writer import make, pid_of
 
 async def main():
-    context = StorageContext(base_dir=Path(sys.argv[1]), identifiers={})
-    store = SqliteStorage.from_options({"writer": "process"}, context)
+    store = make(Path(sys.argv[1]))
     await store.open(create=True)
-    print(store._writer._process._process.pid, flush=True)
+    print(pid_of(store), flush=True)
     number = 0
     while True:
-        await store.write([event(str(number))])
+        await store.write([event(sys.argv[2] + str(number))])
         print(number, flush=True)
         number += 1
 
@@ -265,84 +193,87 @@ asyncio.run(main())
 """
 
 
-async def test_the_process_ends_when_its_parent_is_killed(tmp_path: Path) -> None:
-    """No process keeps the file."""
-    parent = subprocess.Popen(  # noqa: ASYNC220
-        [sys.executable, "-c", PARENT, str(tmp_path)], stdout=subprocess.PIPE, text=True
+def client(tmp_path: Path, name: str) -> subprocess.Popen[str]:
+    """Start a process that writes events, and prints the number of each that was acknowledged."""
+    tests = Path(__file__).parents[2]
+    return subprocess.Popen(
+        [sys.executable, "-c", CLIENT, str(tmp_path), name],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(tests)},
     )
-    with parent:
-        assert parent.stdout is not None
-        pid = int(parent.stdout.readline())
+
+
+async def test_the_process_ends_when_its_only_client_is_killed(tmp_path: Path) -> None:
+    """No process keeps the file, and no acknowledged event is lost."""
+    with client(tmp_path, "") as process:
+        assert process.stdout is not None
+        pid = int(process.stdout.readline())
         for _ in range(20):
-            last = int(parent.stdout.readline())
-        parent.kill()
-        rest = [line for line in parent.stdout.read().splitlines(True) if line.endswith("\n")]
+            last = int(process.stdout.readline())
+        process.kill()
+        rest = [line for line in process.stdout.read().splitlines(True) if line.endswith("\n")]
         last = int(rest[-1]) if rest else last
-    await until(lambda: not is_alive(pid))
-    store = make(tmp_path, "thread")
-    await store.open(create=True)
-    found = await ids(store)
+    await until(lambda: not alive(pid))
+    async with opened(make(tmp_path, "thread")) as store:
+        found = await ids(store)
     # All acknowledged events, and at most one more.
     assert found[: last + 1] == [str(number) for number in range(last + 1)]
     assert len(found) <= last + 2
-    await store.close()
 
 
-@pytest.mark.parametrize("last", ["an answer unread", "half a message", "half a length", "nothing"])
-def test_the_end_of_the_parent_is_not_an_error(tmp_path: Path, last: str) -> None:
-    """Nothing is written to standard error, which is the log, however the connection ends."""
-    ours, theirs = socket.socketpair()
-    with ours, theirs:
-        child = subprocess.Popen(
-            [sys.executable, "-m", "engage_plugins.sqlite.writer_process", str(theirs.fileno())],
-            pass_fds=[theirs.fileno()],
-            stdin=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-        )
-        theirs.close()
-        settings = pickle.dumps(make(tmp_path)._settings)
-        message = len(settings).to_bytes(4, "big") + settings
-        if last == "an answer unread":
-            ours.sendall(message)
-            assert select.select([ours], [], [], 30)[0]
-        elif last == "half a message":
-            ours.sendall(message[:-10])
-        elif last == "half a length":
-            ours.sendall(message[:2])
-    _, errors = child.communicate(timeout=30)
-    assert (child.returncode, errors) == (0, b"")
+async def test_the_process_survives_the_client_that_started_it(tmp_path: Path) -> None:
+    with client(tmp_path, "a") as process:
+        assert process.stdout is not None
+        pid = int(process.stdout.readline())
+        async with opened(make(tmp_path)) as store:
+            assert pid_of(store) == pid
+            process.kill()
+            process.wait()
+            await store_all(store, event("b"))
+            assert pid_of(store) == pid
+
+
+async def test_the_process_inherits_no_descriptor(tmp_path: Path) -> None:
+    """A listening socket that it kept would stay open when the server ends."""
+    reading, writing = os.pipe()
+    os.set_inheritable(writing, True)
+    async with opened(make(tmp_path)) as store:
+        folder = f"/proc/{pid_of(store)}/fd"
+        links = {os.readlink(f"{folder}/{name}") for name in os.listdir(folder)}
+        assert os.readlink(f"/proc/self/fd/{writing}") not in links
+        assert {link for link in links if not link.startswith(("socket:", "anon_inode:"))} == {
+            "/dev/null",
+            *(str(tmp_path / f"engage.db{end}") for end in ("", "-wal", "-shm", "-writer.lock")),
+        }
+    os.close(reading)
+    os.close(writing)
 
 
 async def test_the_process_and_the_thread_have_the_same_outcomes(tmp_path: Path) -> None:
-    store = make(tmp_path)
-    await store.open(create=True)
-    first: list[Event] = [event("a", properties={"n": 1}), event("b\x00"), event("c")]
-    bad = event("bad")
-    object.__setattr__(bad, "message_id", "\ud800")
-    outcomes = await store.write([*first, bad, event("a", properties={"n": 2})])
-    assert [one.status.value for one in outcomes] == ["stored"] * 3 + ["refused", "duplicate"]
-    assert outcomes[3].reason
-    assert outcomes[4].stored == first[0].body
-    await store.close()
+    async with opened(make(tmp_path)) as store:
+        first: list[Event] = [event("a", properties={"n": 1}), event("b\x00"), event("c")]
+        bad = event("bad")
+        object.__setattr__(bad, "message_id", "\ud800")
+        outcomes = await store.write([*first, bad, event("a", properties={"n": 2})])
+        assert [one.status.value for one in outcomes] == ["stored"] * 3 + ["refused", "duplicate"]
+        assert outcomes[3].reason
+        assert outcomes[4].stored == first[0].body
 
 
-async def test_an_io_error_of_the_process_is_reported(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+async def test_a_large_write_is_sent_in_parts(tmp_path: Path) -> None:
+    async with opened(make(tmp_path)) as store:
+        many = [event(str(number)) for number in range(9000)]
+        large = [event(f"large{n}", properties={"x": "x" * 9_000_000}) for n in range(4)]
+        assert {one.status for one in await store.write([*many, *large])} == {Status.STORED}
+        assert [one.status for one in await store.write([large[0]])] == [Status.DUPLICATE]
+        assert len(await ids(store)) == 9004
+
+
+async def test_what_the_process_logs_is_in_the_log_of_a_client(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The thread that continues acknowledges nothing before a checkpoint."""
-    store = make(tmp_path)
-    await store.open(create=True)
-    await store_all(store, event("m"))
-    trusted = []
-    real = engine.Engine._checkpoint_everything
-
-    def trust(self: engine.Engine, db: Any) -> None:
-        trusted.append(True)
-        real(self, db)
-
-    monkeypatch.setattr(engine.Engine, "_checkpoint_everything", trust)
-    os.kill(writer_of(store)._process.pid, signal.SIGKILL)
-    (outcome,) = await eventually(lambda: store.write([event("m")]), StorageUnavailable)
-    assert outcome.status is Status.DUPLICATE
-    assert trusted
-    await store.close()
+    async with opened(make(tmp_path)) as store:
+        (tmp_path / "engage.db-writer.sock").unlink()
+        await until(lambda: "the socket of the writer process was deleted" in caplog.text)
+        assert client_of(store).is_connected
