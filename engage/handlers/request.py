@@ -44,8 +44,8 @@ class Request:
         self._began = time.monotonic()
         #: Path and query, as they were sent.
         self.path, _, self.query = target.partition("?")
-        if "Host" in headers:
-            host = headers["Host"]
+        host = headers.get("Host")
+        if host is not None:
             if not (_is_known_host(host) if len(host) < _LONG_HOST else _is_host(host)):
                 raise HTTPInputError("the header Host is not valid")
         elif version != "HTTP/1.0":

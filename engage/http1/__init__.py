@@ -14,6 +14,7 @@
 ``body.py``           takes a body out of the input, by length or chunks
 ``chunked.py``        decodes a chunked body
 ``head.py``           parses the head of a request
+``headers.py``        the headers of a request
 ``early_errors.py``   answers to requests that no handler sees
 ``grammar.py``        the grammar that several of these match
 ====================  ==============================================================

@@ -12,9 +12,9 @@ import re
 from typing import Final
 
 import httptools
-from tornado.httputil import HTTPHeaders
 
 from engage.http1.grammar import TCHAR
+from engage.http1.headers import RequestHeaders
 
 __all__ = [
     "MAX_ARGUMENTS",
@@ -81,7 +81,7 @@ class Head:
         if version is None or raw[0] <= 0x20:
             raise BadRequestError
         self.version: str = version
-        self.headers = HTTPHeaders()
+        self.headers = RequestHeaders()
         self._count = 0
         self._complete = False
         #: Path and query, as they were sent.
@@ -103,12 +103,8 @@ class Head:
         self._count += 1
         if self._count > MAX_HEADERS:
             raise TooManyHeadersError
-        key = name.decode("latin-1")
-        # llhttp has checked the characters; an assignment skips Tornado's same check.
-        if key in self.headers:
-            self.headers.add(key, value.decode("latin-1").strip(" \t"))
-        else:
-            self.headers[key] = value.decode("latin-1").strip(" \t")
+        # llhttp has checked the characters.
+        self.headers.add(name.decode("latin-1"), value.decode("latin-1").strip(" \t"))
 
     def on_headers_complete(self) -> None:
         """Note that the head is complete. Called by httptools."""
@@ -143,25 +139,26 @@ class Head:
         """Find the length of the body, and whether another request may follow."""
         headers = self.headers
         modern = self.version == "HTTP/1.1"
+        coding = headers.get("Transfer-Encoding")
         #: Whether the body comes in chunks; otherwise it has :attr:`length` bytes.
-        self.chunked = "Transfer-Encoding" in headers
+        self.chunked = coding is not None
         self.length = 0
-        if self.chunked:
-            if not modern or headers["Transfer-Encoding"].lower() != "chunked":
+        if coding is not None:
+            if not modern or coding.lower() != "chunked":
                 raise BadRequestError
-        elif "Content-Length" in headers:
+        else:
+            length = headers.get("Content-Length", "0")
             # llhttp accepts only digits, but any number of zeros before them.
-            if len(headers["Content-Length"]) > _LENGTH_DIGITS:
+            if len(length) > _LENGTH_DIGITS:
                 raise BadRequestError
-            self.length = int(headers["Content-Length"])
+            self.length = int(length)
         self.keep_alive = modern
-        if "Connection" in headers:
-            options = {option.strip().lower() for option in headers["Connection"].split(",")}
+        connection = headers.get("Connection")
+        if connection is not None:
+            options = {option.strip().lower() for option in connection.split(",")}
             self.keep_alive = "close" not in options and (modern or "keep-alive" in options)
         #: Whether the client sends the body only after a ``100 Continue``.
-        self.expects_continue = (
-            modern and "Expect" in headers and headers["Expect"].lower() == "100-continue"
-        )
+        self.expects_continue = modern and headers.get("Expect", "").lower() == "100-continue"
 
 
 def check_beginning(buffer: bytearray, searched: int) -> None:

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import asyncio
-import collections
 import time
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Any, Final
@@ -153,20 +152,18 @@ class Items:
         :return: the other events, for :meth:`settle_rest`.
         """
         unsettled: list[Unsettled] = []
-        stored: list[str] = []
+        counts = taken.counts
         for event, index, outcome in zip(taken.events, taken.indexes, outcomes, strict=True):
             if outcome.status is _STORED:
-                stored.append(event.type)
+                taken.accepted += 1
+                counts[event.type, "stored"] += 1
                 continue
             problem = await self._conflicts.problem(event, outcome)
             if problem is None or (index in restated and isinstance(problem, Conflict)):
                 taken.duplicates += 1
-                taken.counts[event.type, "duplicate"] += 1
+                counts[event.type, "duplicate"] += 1
             else:
                 unsettled.append((index, event, problem))
-        taken.accepted += len(stored)
-        for kind, count in collections.Counter(stored).items():
-            taken.counts[kind, "stored"] += count
         return unsettled
 
     async def settle_rest(
