@@ -1,18 +1,31 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keeps the write-ahead log (WAL) short: copies it into the database file."""
+"""Keeps the write-ahead log (WAL) short: copies it into the database file.
+
+SQLite begins a new log only when all of the old one is copied, and writes continue meanwhile. So a
+thread with another connection copies most of it, and the writer copies the rest between two writes.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sqlite3
+import threading
 import time
 from typing import Final
 
+from .connection import Settings, connect
+
 #: Size of the WAL in bytes from which it is copied into the database, without waiting for readers.
 CHECKPOINT_BYTES: Final = 80 * 1024 * 1024
-#: Size of the WAL in bytes from which the writer waits for readers, so that it can be restarted.
+#: Bytes that the writer copies itself: more takes so long that the next writes wait.
+REST_BYTES: Final = 4 * 1024 * 1024
+#: How often the thread copies what was written meanwhile, if that is more than the writer should.
+_ROUNDS: Final = 4
+#: Size of the WAL in bytes from which the writer waits: for the thread, and for readers, so that a
+#: new log can begin.
 FORCED_CHECKPOINT_BYTES: Final = 256 * 1024 * 1024
-#: Size in bytes to which SQLite cuts the file of the WAL when it is restarted. It reuses the rest.
+#: Size in bytes to which SQLite cuts the file of the WAL when a new log begins. It reuses the rest.
 KEPT_WAL_BYTES: Final = 64 * 1024 * 1024
 #: Seconds that a forced checkpoint waits for readers; writers wait meanwhile.
 FORCED_CHECKPOINT_WAIT: Final = 1.0
@@ -21,31 +34,83 @@ CHECKPOINT_PAUSE: Final = 1.0
 
 
 class Checkpoints:
-    """When the log of a store is copied."""
+    """Decides when the log of a store is copied, and by whom."""
 
-    def __init__(self, path: str) -> None:
-        """:param path: the file of the store."""
-        self._log = path + "-wal"
+    def __init__(self, settings: Settings) -> None:
+        """:param settings: of the store."""
+        self._settings = settings
+        self._log = settings.path + "-wal"
         self._not_before = 0.0
+        self._copying: _Copying | None = None
+        self._rounds = 0
 
     def step(self, db: sqlite3.Connection) -> None:
         """Copy the log if it is long.
 
-        :raises sqlite3.Error: if that fails: what was committed may be in memory only.
+        :param db: the writer's connection, between two transactions.
+        :raises sqlite3.Error: if copying fails: what was committed may be in memory only.
         """
+        copying = self._copying
+        if copying is None and time.monotonic() < self._not_before:
+            return
         try:
             size = os.stat(self._log).st_size
         except OSError:
             return
-        if size < CHECKPOINT_BYTES or time.monotonic() < self._not_before:
-            return
+        if copying is not None:
+            # Otherwise the log might grow faster than it is copied.
+            copying.join(FORCED_CHECKPOINT_WAIT if size >= FORCED_CHECKPOINT_BYTES else 0)
+            if not copying.is_alive():
+                self._copied(db, copying, size)
+        elif size >= CHECKPOINT_BYTES:
+            self._copy(size)
+
+    def _copy(self, size: int) -> None:
+        self._rounds += 1
+        self._copying = _Copying(self._settings, size)
+        self._copying.start()
+
+    def _copied(self, db: sqlite3.Connection, copying: _Copying, size: int) -> None:
+        self._copying = None
         try:
+            if copying.error is not None:
+                raise copying.error
+            if size - copying.size > REST_BYTES and self._rounds < _ROUNDS:
+                self._copy(size)
+                return
             done = run(db, "PASSIVE", 0)
             if not done and size >= FORCED_CHECKPOINT_BYTES:
                 run(db, "RESTART", FORCED_CHECKPOINT_WAIT)
         finally:
-            # The file shrinks at the next commit, if no reader needs it.
-            self._not_before = time.monotonic() + CHECKPOINT_PAUSE
+            if self._copying is None:
+                self._rounds = 0
+                # The file shrinks at the next commit, if no reader needs it.
+                self._not_before = time.monotonic() + CHECKPOINT_PAUSE
+
+    def wait(self) -> None:
+        """Wait until the thread has ended; it is needed no longer."""
+        copying, self._copying = self._copying, None
+        if copying is not None:
+            copying.join(self._settings.timeout)
+
+
+class _Copying(threading.Thread):
+    """Copies the log while writes continue. SQLite releases Python's lock meanwhile."""
+
+    def __init__(self, settings: Settings, size: int) -> None:
+        """:param size: of the log when the thread begins."""
+        super().__init__(name="engage-sqlite-checkpoint", daemon=True)
+        self._settings = settings
+        self.size = size
+        self.error: sqlite3.Error | None = None
+
+    def run(self) -> None:
+        try:
+            with contextlib.closing(connect(self._settings, readonly=False)) as db:
+                db.execute("PRAGMA wal_autocheckpoint = 0")
+                run(db, "PASSIVE", 0)
+        except sqlite3.Error as error:
+            self.error = error
 
 
 def run(db: sqlite3.Connection, mode: str, wait: float) -> bool:

@@ -38,7 +38,7 @@ class Engine(Transactions):
     def __init__(self, settings: Settings, still_owner: Callable[[], bool] = lambda: True) -> None:
         """:param still_owner: see :class:`Transactions`."""
         super().__init__(settings, still_owner)
-        self._checkpoints = Checkpoints(settings.path)
+        self._checkpoints = Checkpoints(settings)
         #: When events were written.
         self._last_write = 0.0
 
@@ -91,6 +91,7 @@ class Engine(Transactions):
 
     def close(self) -> None:
         """Close the store, and save what makes opening it faster."""
+        self._checkpoints.wait()
         with contextlib.suppress(OSError):
             self._keys.save()
         self._keys.reset()
@@ -122,7 +123,7 @@ class Engine(Transactions):
         with self._transaction() as db:
             self._require_current()
             if not keys.is_taken_over:
-                keys.take_over(db)
+                self._take_over(db)
             duplicates = events.existing(db, keys.candidates(db, batch.rows.keys()))
             new = [key for key in batch.rows if key not in duplicates] if duplicates else batch.rows
             events.insert_new(db, [batch.rows[key] for key in new], keys.next_number)

@@ -28,10 +28,11 @@ from .connection import look_up
 from .filter import Filter
 from .merge import Frozen, Merger
 
-#: The number of keys in memory from which they are merged: at least the first, and a fiftieth of
-#: the table, because the larger the table, the fewer keys of a merge are on one page; but not more
-#: than the second, because all keys in memory are read again after a crash.
+#: The number of keys in memory from which they are merged: at least the first, and a part of the
+#: table, because the larger the table, the fewer keys of a merge are on one page; but not more than
+#: the second, because all keys in memory are read again after a crash.
 MERGE_KEYS: Final = (100_000, 400_000)
+_MERGE_PART: Final = 25
 
 #: Keys of a step that is a transaction of its own.
 ALONE_KEYS: Final = 300
@@ -218,7 +219,7 @@ class Keys:
         if least is None:
             least = self._last + 1
         self._threshold = min(
-            max(MERGE_KEYS[0], (self._merger.merged - least) // 50), MERGE_KEYS[1]
+            max(MERGE_KEYS[0], (self._merger.merged - least) // _MERGE_PART), MERGE_KEYS[1]
         )
         self._filter.forget(least)
         self._merger.plan(least)

@@ -103,7 +103,7 @@ class Transactions(Session):
         if self._serving and (not self._has_committed or self._needs_checkpoint):
             with self._transaction(needs_space=False) as db:
                 if not self._outdated:
-                    self._keys.take_over(db)
+                    self._take_over(db)
 
     def _refuse_orphaned(self, has_log: bool) -> None:
         if has_log:
@@ -198,11 +198,22 @@ class Transactions(Session):
             db.execute("ROLLBACK")
             self._keys.reset()
             self.drop()
-            if not self._still_owner():
-                raise SupersededError(f"{self.settings.path}: another process writes to it now")
+            self._require_owner()
             db = self._connected()
             self._begin(db)
         return db
+
+    def _take_over(self, db: sqlite3.Connection) -> None:
+        """Become the writer, in a transaction.
+
+        :raises SupersededError: if another process is.
+        """
+        self._require_owner()
+        self._keys.take_over(db)
+
+    def _require_owner(self) -> None:
+        if not self._still_owner():
+            raise SupersededError(f"{self.settings.path}: another process writes to it now")
 
     def _connected(self) -> sqlite3.Connection:
         db = self.connection()

@@ -32,6 +32,7 @@ from support.sqlite import file_limit, settings
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Merge after 20 events, in steps of a few keys."""
     monkeypatch.setattr(keys, "MERGE_KEYS", (20, 40))
+    monkeypatch.setattr(keys, "ALONE_KEYS", 7)
     monkeypatch.setattr(merge, "LEAST_KEYS", 3)
     monkeypatch.setattr(merge, "_SPREAD_RATE", 4)
     monkeypatch.setattr(merge, "_SWEEP_RATE", 2)
@@ -91,6 +92,12 @@ def table(path: Path) -> dict[bytes, int]:
         return dict(db.execute("SELECT key, seq FROM keys"))
 
 
+def numbers(path: Path) -> dict[bytes, int]:
+    """Return the keys and numbers of the stored events."""
+    with contextlib.closing(sqlite3.connect(path)) as db:
+        return dict(db.execute("SELECT key, seq FROM events"))
+
+
 def merged(path: Path) -> int:
     with contextlib.closing(sqlite3.connect(path)) as db:
         (number,) = db.execute("SELECT value FROM store WHERE name = 'merged'").fetchone()
@@ -119,8 +126,7 @@ def test_every_event_is_stored_once(engine: Engine, path: Path, size: int) -> No
 def test_the_table_has_the_keys_of_the_merged_events(engine: Engine, path: Path) -> None:
     write_all(engine, range(500), 3)
     finish(engine)
-    with contextlib.closing(sqlite3.connect(path)) as db:
-        expected = dict(db.execute("SELECT key, seq FROM events WHERE seq <= ?", (merged(path),)))
+    expected = {key: seq for key, seq in numbers(path).items() if seq <= merged(path)}
     assert table(path) == expected
     assert len(expected) >= 480
 
@@ -302,17 +308,19 @@ def test_two_writers_take_turns(path: Path) -> None:
 
 
 def test_a_writer_that_was_superseded_writes_nothing(path: Path) -> None:
-    first, second = opened(path, lambda: False), opened(path)
-    for call in (
-        lambda: write(first, 1),
-        first.check,
-        lambda: write(first, 1),
-    ):
-        # Another take-over is needed for the second call, which has no state to compare.
-        write(second, random.randrange(10**6, 10**9))
+    owners = {"first"}
+    first = opened(path, lambda: "first" in owners)
+    write_all(first, range(10))
+    owners.clear()
+    second = opened(path)
+    write_all(second, range(10, 20))
+    for call in (lambda: write(first, 20), first.check, lambda: write(first, 20)):
         with contextlib.suppress(SupersededError):
             call()
-            assert not first._keys.is_taken_over or stored(path)[-1] == "1"
+    with pytest.raises(SupersededError, match="another process writes to it"):
+        write(first, 20)
+    assert len(stored(path)) == 20
+    write_all(second, range(20, 30))
     first.close()
     second.close()
 
@@ -385,6 +393,25 @@ def test_a_write_is_made_again_without_the_step_that_failed(engine: Engine, path
     engine._keys._merger._not_before = 0.0
     write_all(engine, range(200, 300))
     assert merged(path) > 100
+    assert set(table(path)) >= {key for key, seq in numbers(path).items() if seq <= merged(path)}
+    assert are_duplicates(engine, range(20))
+
+
+def test_a_write_that_fails_leaves_no_keys(engine: Engine) -> None:
+    """Other events get its numbers."""
+    write_all(engine, range(10))
+    engine._db = Failing(engine._db, "INSERT INTO events", after=True)
+    with pytest.raises(StorageUnavailable):
+        write(engine, 10, 11)
+    assert write(engine, 12, 13) == [Status.STORED] * 2
+    assert set(engine._keys._live) == {row_of(event(str(n)))[0] for n in (*range(10), 12, 13)}
+    assert write(engine, 10, 11) == [Status.STORED] * 2
+
+
+def test_a_row_with_another_key_is_not_a_duplicate(engine: Engine) -> None:
+    write_all(engine, range(10))
+    engine._keys._live[row_of(event("10"))[0]] = 3
+    assert write(engine, 10) == [Status.STORED]
 
 
 def test_writes_stop_when_merging_fails_for_long(
