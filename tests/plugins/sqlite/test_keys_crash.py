@@ -112,11 +112,11 @@ def check(path: Path, writers: list[WriterProcess]) -> None:
 
 def test_a_writer_is_killed_at_any_moment(tmp_path: Path) -> None:
     path, rng, writers = tmp_path / "engage.db", random.Random(7), []
-    for turn in range(8):
+    for turn in range(6):
         writer = WriterProcess(path, turn * 1_000_000)
         writers.append(writer)
         try:
-            writer.until(rng.randrange(20, 60))
+            writer.until(rng.randrange(10, 40))
         finally:
             writer.kill()
         check(path, writers)
@@ -137,7 +137,7 @@ def test_a_writer_is_stopped_while_another_one_writes(tmp_path: Path, owner: str
     writers = [first]
     try:
         first.until(10)
-        for _ in range(4):
+        for _ in range(3):
             # It may hold SQLite's lock; then the other one waits.
             time.sleep(rng.random() / 50)
             first.process.send_signal(signal.SIGSTOP)
