@@ -88,7 +88,7 @@ class Clients:
         self._port = port
         self._ledger = ledger
         self._users = users
-        self._load = load
+        self.load = load
         self._random = random.Random(1)
         self.figures = {kind: Figures() for kind in KINDS}
         self._stop = float("inf")
@@ -122,11 +122,12 @@ class Clients:
 
     async def _client(self, kind: str, number: int) -> None:
         _, count, rate = KINDS[kind]
-        interval = count / (rate * self._load)
+        interval = count / (rate * self.load)
         connection = _Connection(self._port)
         due = time.monotonic() + interval * self._random.random()
-        while due < self._stop:
+        while max(due, time.monotonic()) < self._stop:
             await asyncio.sleep(max(due - time.monotonic(), 0))
+            # A client that is late sends its next requests at once.
             series = f"{kind}-{number}"
             ids = [self._ledger.next(series) for _ in range(BATCH if kind == "batch" else 1)]
             await self._send(kind, connection, self._request(kind, ids), ids)
@@ -175,10 +176,12 @@ class Clients:
         """Send a request until it is answered with 2xx."""
         figures = self.figures[kind]
         begin = time.monotonic()
-        while time.monotonic() < self._stop + _LAST_SECONDS:
+        while True:
             answer = await connection.send(data)
             figures.statuses[answer.status if answer else 0] += 1
             if answer is None or answer.status == 503:
+                if time.monotonic() > self._stop + _LAST_SECONDS:
+                    return
                 after = answer.headers.get("retry-after") if answer else None
                 await asyncio.sleep(float(after) if after else _PAUSE)
                 continue
@@ -275,8 +278,11 @@ def exported(config: Path, kind: str) -> Iterator[dict[str, Any]]:
         raise AssertionError(f"engage export exited with status {process.returncode}")
 
 
-def print_figures(clients: Clients) -> None:
-    """Print what the clients of each kind saw."""
+def print_figures(clients: Clients, seconds: float) -> None:
+    """Print what the clients of each kind saw.
+
+    :param seconds: how long they sent.
+    """
     rows = []
     for kind, figures in clients.figures.items():
         others = {status: count for status, count in figures.statuses.items() if status != 200}
@@ -284,6 +290,7 @@ def print_figures(clients: Clients) -> None:
             [
                 kind,
                 f"{len(figures.latencies):,}",
+                f"{KINDS[kind][2] * clients.load * seconds:,.0f}",
                 *(f"{figures.latency(part):.1f}" for part in (0.5, 0.99, 1.0)),
                 ", ".join(
                     f"{count} × {status or 'no answer'}" for status, count in sorted(others.items())
@@ -291,7 +298,15 @@ def print_figures(clients: Clients) -> None:
                 or "none",
             ]
         )
-    columns = ["kind", "requests", "p50 ms", "p99 ms", "longest ms", "answers other than 200"]
+    columns = [
+        "kind",
+        "requests",
+        "planned",
+        "p50 ms",
+        "p99 ms",
+        "longest ms",
+        "answers other than 200",
+    ]
     report.print_table(columns, rows)
 
 
@@ -339,7 +354,7 @@ def main() -> int:
         config = folder / "engage.toml"
         balance = ledger.compare(event["messageId"] for event in exported(config, "events"))
         users = {user["userId"] for user in exported(config, "users")}
-    print_figures(clients)
+    print_figures(clients, seconds)
     print(f"\ncalls that the slow disk delayed: {disk.delayed:,}")
     columns = [field.name for field in dataclasses.fields(balance)]
     report.print_table(columns, [[f"{value:,}" for value in dataclasses.astuple(balance)]])

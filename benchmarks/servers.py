@@ -24,7 +24,7 @@ from support.waiting import wait_for
 HERE = Path(__file__).resolve().parent
 
 #: Seconds that a process which uses the store may take to end after the server.
-_END_SECONDS = 15.0
+_END_SECONDS = 60.0
 
 
 @dataclasses.dataclass(frozen=True)

@@ -214,7 +214,7 @@ def test_the_mixed_load_accounts_for_every_event_on_a_slow_disk(tmp_path: Path) 
     delayed = re.search(r"calls that the slow disk delayed: ([\d,]+)", output)
     assert delayed is not None
     assert positive(delayed[1])
-    assert {row[0] for row in rows(output, 6)} >= {"batch", "identify", "webhook"}
+    assert {row[0] for row in rows(output, 7)} >= {"batch", "identify", "webhook"}
 
 
 def test_the_ledger_finds_what_is_lost_repeated_and_foreign() -> None:
