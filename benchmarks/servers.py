@@ -25,6 +25,10 @@ HERE = Path(__file__).resolve().parent
 
 #: Seconds that a process which uses the store may take to end after the server.
 _END_SECONDS = 60.0
+#: A server has settled if its processes together use less than this share of a core for this long.
+_QUIET_SHARE, _QUIET_SECONDS = 0.04, 0.5
+#: Maximum seconds to wait for that.
+_SETTLE_SECONDS = 30.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,6 +91,7 @@ def engage(
         stack.callback(free, process.database)
         stack.enter_context(process)
         started_in = _start(process)
+        _settle(lambda: usage.roles(process), workers)
         yield Running(process.url, lambda: usage.roles(process), started_in)
         process.stop()
 
@@ -110,6 +115,21 @@ def _start(server: Server) -> float:
             time.sleep(0.01)
     except (AssertionError, OSError) as error:
         raise AssertionError(f"{error}\n{server.log()[-4000:]}") from error
+
+
+def _settle(find: Callable[[], usage.Roles], workers: int) -> None:
+    """Wait until all processes have started and have nothing to do.
+
+    A server is ready when its first worker is, and it does some work in the background then.
+    """
+    deadline = time.monotonic() + _SETTLE_SECONDS
+    while time.monotonic() < deadline:
+        with usage.Meter(find) as meter:
+            time.sleep(_QUIET_SECONDS)
+        started = len(meter.seconds.get("worker", ())) == workers
+        used = sum(value for values in meter.seconds.values() for value in values)
+        if started and used < _QUIET_SHARE * _QUIET_SECONDS:
+            return
 
 
 def free(store: Path) -> None:
