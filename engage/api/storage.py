@@ -99,6 +99,13 @@ class Arrivals:
 class EventStore(abc.ABC):
     """A storage of events. Every method may raise :class:`StorageUnavailable`."""
 
+    #: The maximum number of calls of :meth:`write` that the core makes at the same time; it is read
+    #: once. With one, the events of all requests that arrive during a call share the next one. More
+    #: is worth it for a storage that waits for another process or machine, which can store the
+    #: events of one call while this process prepares those of the next. The calls may end in
+    #: another order than they began, and may have events of one identity or of one user.
+    concurrent_writes: int = 1
+
     @abc.abstractmethod
     async def open(self, *, create: bool) -> None:
         """Open the store, and create it if ``create`` is true and there is none. Idempotent.

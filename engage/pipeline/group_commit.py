@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Group commit: stores the items of concurrent requests in one call of the storage at a time.
+"""Group commit: stores the items of concurrent requests in few calls of the storage.
 
 Requests that arrive during a call wait and share the next call; a request that arrives alone is
-written at once. A call takes requests of all write keys in rotation, so one busy key does not delay
-the others. Each request has a time limit, which includes its wait.
+written at once. A storage may take several calls at the same time. Then the next call begins beside
+the others as soon as enough requests wait (:attr:`WriteQueue.is_due`), so that the store works on
+one call while this process prepares another. A call takes requests of all write keys in rotation,
+so one busy key does not delay the others. Each request has a time limit, which includes its wait.
 
 What waits is limited in weight and bytes, in total and for each key. The limit is asked for before
 a request is decoded (:mod:`engage.pipeline.admission`): :meth:`GroupCommit.submit` accepts
@@ -39,13 +41,14 @@ _Result = TypeVar("_Result")
 
 
 class GroupCommit(Generic[_Item, _Result]):
-    """Calls ``call`` with the items of all waiting requests, one call at a time.
+    """Calls ``call`` with the items of all waiting requests, one call or a few at a time.
 
     :param call: returns one result per item. Raises :class:`StorageUnavailable` if the items cannot
         be stored now.
     :param max_weight: the weight, waiting and in the current call, at which there is no more room.
     :param max_bytes: the same in bytes.
     :param share: the part of both that one write key may have.
+    :param calls: the maximum number of calls at the same time.
     :param timeout: seconds that a request may take, including its wait.
     :param done: called after each successful call with its seconds, items and results.
     :param failed: called after each failed call.
@@ -60,6 +63,7 @@ class GroupCommit(Generic[_Item, _Result]):
         max_weight: int,
         max_bytes: int,
         share: float = 1.0,
+        calls: int = 1,
         timeout: float,
         done: Callable[[float, Sequence[_Item], Sequence[_Result]], None],
         failed: Callable[[], None],
@@ -68,14 +72,22 @@ class GroupCommit(Generic[_Item, _Result]):
     ) -> None:
         self._call = call
         self._queue: WriteQueue[_Item, _Result] = WriteQueue(
-            max_weight=max_weight, max_bytes=max_bytes, share=share
+            max_weight=max_weight, max_bytes=max_bytes, share=share, writes=calls
         )
+        self._calls = calls
         self._timeout = timeout
         self._done = done
         self._failed = failed
         self._recover = recover
         self._freed = freed
-        self._task: asyncio.Task[None] | None = None
+        #: The tasks that make the calls, each one call at a time.
+        self._tasks: set[asyncio.Task[None]] = set()
+        #: Whether a task was made that has not begun yet.
+        self._starting = False
+        #: Whether a call did not return in time, and the store recovers. No call begins meanwhile.
+        self._recovering = False
+        #: When a call was successful last.
+        self._answered = -math.inf
         # Set by the first request. ``get_running_loop`` costs a system call (getpid) each time.
         self._loop: asyncio.AbstractEventLoop | None = None
         self._closed = False
@@ -85,6 +97,11 @@ class GroupCommit(Generic[_Item, _Result]):
     def items(self) -> int:
         """The number of items that wait or are being written."""
         return self._queue.items
+
+    @property
+    def waiting(self) -> int:
+        """The number of items that wait."""
+        return self._queue.waiting
 
     def has_room(self, key: str) -> bool:
         """Return whether there is room for a request of a write key."""
@@ -114,26 +131,45 @@ class GroupCommit(Generic[_Item, _Result]):
         future: asyncio.Future[Sequence[_Result]] = loop.create_future()
         request = WriteRequest(key, items, weight, size, loop.time() + self._timeout, future)
         self._queue.add(request)
-        if self._task is None:
-            # In a separate task, so that cancelling the first caller does not harm the others. The
-            # task starts in the next turn of the loop, with all requests that arrived in this one.
-            self._task = loop.create_task(self._run())
+        if not self._starting and len(self._tasks) < self._calls:
+            self._start_if_due()
         return future
 
     async def drain(self) -> None:
         """Wait until all submitted items are written or have failed."""
-        while self._task is not None:
-            await asyncio.wait((self._task,))
+        while self._tasks:
+            await asyncio.wait(self._tasks)
 
     async def close(self) -> None:
         """Refuse new items and finish the submitted ones."""
         self._closed = True
         await self.drain()
 
+    def _start_if_due(self) -> None:
+        """Make another task if there may be one, and a call is due that no task will make."""
+        if (
+            self._starting
+            or self._recovering
+            or len(self._tasks) >= self._calls
+            or not self._queue.is_due
+        ):
+            return
+        # In a separate task, so that cancelling the first caller does not harm the others. The
+        # task starts in the next turn of the loop, with all requests that arrived in this one.
+        assert self._loop is not None
+        self._starting = True
+        self._tasks.add(self._loop.create_task(self._run()))
+
     async def _run(self) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._starting = False
+        ended = False
         try:
-            while self._queue:
+            # What is not due is written after one of the calls that run now.
+            while not self._recovering and self._queue.is_due:
                 group = self._queue.next_group()
+                self._start_if_due()
                 try:
                     await self._write(group)
                 except BaseException as error:
@@ -145,10 +181,11 @@ class GroupCommit(Generic[_Item, _Result]):
                     _log.exception("a group commit failed unexpectedly")
                 finally:
                     self._free(group)
+            ended = True
         finally:
-            # There is no await since the last look at the queues, so no request was missed.
-            self._task = None
-            if self._queue:
+            # There is no await since the last look at the queue, so no request was missed.
+            self._tasks.discard(task)
+            if not ended:
                 self._fail(self._drop())
 
     async def _write(self, group: list[WriteRequest[_Item, _Result]]) -> None:
@@ -161,7 +198,8 @@ class GroupCommit(Generic[_Item, _Result]):
             await self._time_out(group, loop.time() - started)
         except StorageUnavailable as error:
             self._log_unavailable(error)
-            if len(group) > 1 and loop.time() - started < _QUICK_FAILURE:
+            quick = loop.time() - started < _QUICK_FAILURE and not self._recovering
+            if len(group) > 1 and quick:
                 await self._one_by_one(group)
             else:
                 self._fail(group)
@@ -180,12 +218,21 @@ class GroupCommit(Generic[_Item, _Result]):
         :param seconds: the duration of the call that they waited for.
         """
         self._fail(group)
-        if seconds < self._timeout / 2:
-            return  # most of their time was spent waiting: the store is slow, but it answers
+        if self._recovering:
+            return
+        assert self._loop is not None
+        if min(seconds, self._loop.time() - self._answered) < self._timeout / 2:
+            # Most of their time was spent waiting, or another call was successful meanwhile: the
+            # store is slow, but it answers.
+            return
         _log.error("the storage did not answer within %.1f s", seconds)
         # The requests that arrived meanwhile wait for the same store.
         self._fail(self._drop())
-        await self._wait_for_recovery()
+        self._recovering = True
+        try:
+            await self._wait_for_recovery()
+        finally:
+            self._recovering = False
 
     async def _wait_for_recovery(self) -> None:
         """Recover; requests that arrive meanwhile wait until their usual deadline."""
@@ -244,7 +291,8 @@ class GroupCommit(Generic[_Item, _Result]):
         if not self._healthy:
             self._healthy = True
             _log.warning("the storage is available again")
-        self._done(loop.time() - started, items, results)
+        self._answered = loop.time()
+        self._done(self._answered - started, items, results)
         start = 0
         for request in group:
             end = start + len(request.items)

@@ -88,6 +88,7 @@ class Ingest:
             max_weight=limits.queue_events,
             max_bytes=limits.queue_bytes,
             share=limits.queue_percent_per_key / 100,
+            calls=store.concurrent_writes,
             timeout=write_timeout,
             done=self._written,
             failed=self._write_failed,
@@ -218,7 +219,7 @@ class Ingest:
         self, seconds: float, events: Sequence[Event], outcomes: Sequence[Outcome]
     ) -> None:
         self._metrics.write(seconds, len(events))
-        self._metrics.queue(self._events.items - len(events))
+        self._metrics.queue(self._events.waiting)
         new = Status.STORED
         if self._stored is not None:
             stored = [

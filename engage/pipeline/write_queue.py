@@ -11,8 +11,9 @@ from typing import Final, Generic, TypeVar
 
 __all__ = ["GROUP_WEIGHT", "WriteQueue", "WriteRequest"]
 
-#: Maximum weight and bytes of one write, except for a single request that is larger. Beyond this,
-#: throughput does not improve, while every request in the write waits for all of it.
+#: Maximum weight and bytes of the writes that run at the same time, except for a single request
+#: that is larger. Beyond this, throughput does not improve, while every request in a write waits
+#: for all of it.
 GROUP_WEIGHT: Final = 4000
 GROUP_BYTES: Final = 16 * 1024 * 1024
 
@@ -62,24 +63,43 @@ class WriteQueue(Generic[_Item, _Result]):
     :param max_weight: the weight at which there is no more room.
     :param max_bytes: the same in bytes.
     :param share: the part of both that one write key may have.
+    :param writes: how many writes may run at the same time; they share :data:`GROUP_WEIGHT` and
+        :data:`GROUP_BYTES`.
     """
 
-    def __init__(self, *, max_weight: int, max_bytes: int, share: float) -> None:
+    def __init__(self, *, max_weight: int, max_bytes: int, share: float, writes: int = 1) -> None:
         self._max_weight = max_weight
         self._max_bytes = max_bytes
         self._key_weight = max_weight * share
         self._key_bytes = max_bytes * share
+        self._writes = writes
         #: By write key, in the order of rotation; never empty.
         self._queues: dict[str, collections.deque[WriteRequest[_Item, _Result]]] = {}
         self._used: dict[str, _Usage] = {}
+        #: The weight of all requests, and of those that are being written.
         self._weight = 0
+        self._writing = 0
         self._bytes = 0
-        #: How many items wait or are being written.
+        #: How many items wait or are being written, and how many of them wait.
         self.items = 0
+        self.waiting = 0
 
     def __bool__(self) -> bool:
         """Whether a request waits."""
         return bool(self._queues)
+
+    @property
+    def is_due(self) -> bool:
+        """Whether a write should begin: requests wait, and no write runs, or what waits is as much
+        as each of the other writes may have.
+
+        With a smaller part, a write beside others would cost more than the wait that it saves: each
+        write has costs of its own, however small it is.
+        """
+        if not self._queues:
+            return False
+        writing = self._writing
+        return not writing or (self._weight - writing) * (self._writes - 1) >= writing
 
     def has_room(self, key: str) -> bool:
         """Return whether a request of a write key may be added.
@@ -110,6 +130,7 @@ class WriteQueue(Generic[_Item, _Result]):
         used.weight += request.weight
         used.size += request.size
         self.items += len(request.items)
+        self.waiting += len(request.items)
         self._weight += request.weight
         self._bytes += request.size
 
@@ -125,26 +146,37 @@ class WriteQueue(Generic[_Item, _Result]):
         queues = self._queues
         group: list[WriteRequest[_Item, _Result]] = []
         weight = size = 0
+        max_weight, max_size = GROUP_WEIGHT // self._writes, GROUP_BYTES // self._writes
         keys = list(queues)
         if len(keys) == 1:
             # The usual case, without the bookkeeping of the rotation.
             (key,) = keys
             waiting = queues[key]
-            while waiting and self._fits(group, weight, size, waiting[0]):
-                request = waiting.popleft()
+            while waiting:
+                request = waiting[0]
+                # The first one always fits.
+                if group and (
+                    weight + request.weight > max_weight or size + request.size > max_size
+                ):
+                    break
+                waiting.popleft()
                 weight += request.weight
                 size += request.size
                 group.append(request)
             if not waiting:
                 del queues[key]
+            self._begin(group, weight)
             return group
         while keys:
             left = []
             for key in keys:
                 waiting = queues[key]
-                if not self._fits(group, weight, size, waiting[0]):
+                request = waiting[0]
+                if group and (
+                    weight + request.weight > max_weight or size + request.size > max_size
+                ):
                     continue
-                request = waiting.popleft()
+                waiting.popleft()
                 weight += request.weight
                 size += request.size
                 group.append(request)
@@ -155,7 +187,13 @@ class WriteQueue(Generic[_Item, _Result]):
                     left.append(key)
             keys = left
         group.sort(key=lambda request: request.deadline)
+        self._begin(group, weight)
         return group
+
+    def _begin(self, group: Sequence[WriteRequest[_Item, _Result]], weight: int) -> None:
+        self._writing += weight
+        for request in group:
+            self.waiting -= len(request.items)
 
     def drop(self, late_at: float = math.inf) -> list[WriteRequest[_Item, _Result]]:
         """Remove requests from the queues and return them.
@@ -169,24 +207,17 @@ class WriteQueue(Generic[_Item, _Result]):
                 dropped.append(waiting.popleft())
             if not waiting:
                 del self._queues[key]
-        if dropped:
-            self.free(dropped)
+        for request in dropped:
+            self.waiting -= len(request.items)
+        self._forget(dropped)
         return dropped
 
-    @staticmethod
-    def _fits(
-        group: Sequence[WriteRequest[_Item, _Result]],
-        weight: int,
-        size: int,
-        request: WriteRequest[_Item, _Result],
-    ) -> bool:
-        """Return whether a request may be added to a group; the first one always may."""
-        return not group or (
-            weight + request.weight <= GROUP_WEIGHT and size + request.size <= GROUP_BYTES
-        )
-
     def free(self, requests: Sequence[WriteRequest[_Item, _Result]]) -> None:
-        """Stop counting requests that are neither waiting nor being written any more."""
+        """Stop counting requests that :meth:`next_group` returned: they are written, or failed."""
+        self._writing -= sum(request.weight for request in requests)
+        self._forget(requests)
+
+    def _forget(self, requests: Sequence[WriteRequest[_Item, _Result]]) -> None:
         for request in requests:
             self.items -= len(request.items)
             self._weight -= request.weight

@@ -5,6 +5,7 @@ stored events, in whatever order these arrive.
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 from pathlib import Path
 from typing import Any
@@ -78,6 +79,35 @@ class ProfileTests:
         grouped = await store.profile(WORKSPACE, "grouped")
         assert grouped is not None
         assert grouped.groups == ["g"]
+
+    @on_store
+    async def test_writes_at_the_same_time_change_one_user(self, bench: Bench) -> None:
+        """As many writes as the storage declares; see ``EventStore.concurrent_writes``."""
+        store = await bench.open_as(ProfileStore)
+        calls = store.concurrent_writes
+        assert calls >= 1
+        expected: dict[str, object] = {}
+        for turn in range(10):
+            writes = []
+            for call in range(calls):
+                name = f"{turn}-{call}"
+                expected |= {name: call, "last": name}
+                writes.append(
+                    [
+                        # One that all writes have, and one that each has for itself.
+                        identify(f"{turn}", "u", turn, traits={"turn": turn}),
+                        identify(name, "u", len(expected), traits={name: call, "last": name}),
+                        event(f"seen-{name}", user_id="u", anonymous_id=name),
+                    ]
+                )
+            outcomes = await asyncio.gather(*map(store.write, writes))
+            first = [one[0].status for one in outcomes]
+            assert sorted(first) == sorted([Status.STORED] + [Status.DUPLICATE] * (calls - 1))
+            expected["turn"] = turn
+        profile = await store.profile(WORKSPACE, "u")
+        assert profile is not None
+        assert profile.traits == expected
+        assert len(profile.anonymous_ids) == 10 * calls
 
     @on_store
     async def test_the_latest_value_of_each_trait_wins(self, bench: Bench) -> None:

@@ -9,6 +9,7 @@ A storage or a pipeline, without HTTP:
 
 - ``memory_store``: a storage in memory that refuses, fails or waits as a test wants
 - ``pipeline``: the pipeline on that storage
+- ``group_commits``: a group commit whose calls a test records, holds and fails
 - ``replay``: the pipeline on a real store, and what checks and replays dead letters
 - ``sqlite``: SQLite stores, also on a disk that is full
 - ``writer``: SQLite stores that a process writes

@@ -131,6 +131,22 @@ class AppliesTwice(SqliteStorage):
         return outcomes
 
 
+class OneAtATime(SqliteStorage):
+    """Takes fewer writes at the same time than it declares."""
+
+    concurrent_writes = 2
+    _writing = False
+
+    async def write(self, events: Sequence[Event]) -> Sequence[Outcome]:
+        if self._writing:
+            raise RuntimeError("another write runs")
+        self._writing = True
+        try:
+            return await super().write(events)
+        finally:
+            self._writing = False
+
+
 class ForgetsIds(SqliteStorage):
     """Treats every change of a subscription as new."""
 
@@ -552,6 +568,7 @@ FLAWS = [
     (ByArrival, "test_last_write_wins_in_every_order"),
     (TiesTheOtherWay, "test_last_write_wins_in_every_order"),
     (AppliesTwice, "test_a_retry_changes_nothing"),
+    (OneAtATime, "test_writes_at_the_same_time_change_one_user"),
     (ForgetsIds, "test_a_change_is_applied_once_for_each_id"),
     (OneBudget, "test_a_budget_limits_the_number_of_dead_letters"),
     (OneReserve, "test_refused_items_leave_room_for_conflicts"),

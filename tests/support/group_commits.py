@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A group commit whose calls a test records, holds and fails, and whose clock it can stop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from engage.pipeline.group_commit import GroupCommit
+
+
+class StoppedClock:
+    """An event loop whose clock only a test advances."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.now = 0.0
+        self._loop = loop
+
+    def time(self) -> float:
+        return self.now
+
+    def create_future(self) -> asyncio.Future[Any]:
+        return self._loop.create_future()
+
+    def create_task(self, coroutine: Any) -> asyncio.Task[Any]:
+        return self._loop.create_task(coroutine)
+
+
+class Target:
+    """The storage call of a group commit, recorded."""
+
+    def __init__(self, **options: Any) -> None:
+        self.calls: list[list[Any]] = []
+        #: Called before a call returns. It may raise, or return something to wait for.
+        self.before: Callable[[Sequence[Any]], Any] = lambda items: None
+        self.done: list[int] = []
+        self.failed = 0
+        self.recovered = 0
+        values: dict[str, Any] = {"max_weight": 100, "max_bytes": 1000, "timeout": 30.0}
+        self.group_commit: GroupCommit[Any, str] = GroupCommit(
+            self.call,
+            done=lambda seconds, items, results: self.done.append(len(items)),
+            failed=self.fail,
+            recover=self.recover,
+            **{**values, **options},
+        )
+
+    async def call(self, items: Sequence[Any]) -> Sequence[str]:
+        self.calls.append(list(items))
+        waited = self.before(items)
+        if waited is not None:
+            await waited
+        return [f"<{item}>" for item in items]
+
+    def fail(self) -> None:
+        self.failed += 1
+
+    async def recover(self) -> None:
+        self.recovered += 1
+
+    def submit(self, *items: Any, size: int = 1) -> asyncio.Task[Sequence[str]]:
+        return asyncio.ensure_future(self.group_commit.submit(items, size))
+
+    def hold_each(self, calls: int) -> list[asyncio.Event]:
+        """Return an event for each of the next calls; set it to let that call continue."""
+        gates = [asyncio.Event() for _ in range(calls)]
+        waiting = iter(gates)
+        self.before = lambda items: next(waiting).wait()
+        return gates
+
+    def stop_the_clock(self) -> StoppedClock:
+        """Return the clock that the group commit uses from now on."""
+        clock = StoppedClock(asyncio.get_running_loop())
+        self.group_commit._loop = clock  # type: ignore[assignment]
+        return clock
+
+    def hold(self) -> asyncio.Event:
+        """Return an event; set it to let the calls continue."""
+        gate = asyncio.Event()
+        self.before = lambda items: gate.wait()
+        return gate
