@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 
 from engage.api import Change, Event, Outcome, Status
 
-from .changes import StoredState
 from .connection import DUPLICATE
 from .documents import Sequencer, UnstorableError, encode_event, event_id
 
@@ -43,8 +42,6 @@ class Batch:
         self.documents: list[bytes] = []
         #: The ``_id`` of each document.
         self.ids: list[str] = []
-        #: What was stored of the profiles before this write, if it was read.
-        self.state: StoredState | None = None
         #: The events that were stored before this write: ``_id`` → event, and its mark if it has
         #: one.
         self.present: dict[str, tuple[Event, str | None]] = {}

@@ -229,16 +229,16 @@ def encode_event(event: Event, key: str, seq: ObjectId, mark: str | None) -> byt
             document["_name"] = event.name
         if mark is not None:
             document["_mark"] = mark
-        own: dict[str, Any] = {
-            "type": event.type,
-            "messageId": event.message_id,
-            "workspaceId": event.workspace_id,
-            "userId": event.user_id,
-            "anonymousId": event.anonymous_id,
-            "timestamp": render_time(event.timestamp),
-            "receivedAt": render_time(event.received_at),
-        }
-        exact = own.items() <= body.items() or all(body.get(name) == own[name] for name in own)
+        timestamp, received_at = render_time(event.timestamp), render_time(event.received_at)
+        exact = (
+            body.get("type") == event.type
+            and body.get("messageId") == event.message_id
+            and body.get("workspaceId") == event.workspace_id
+            and body.get("userId") == event.user_id
+            and body.get("anonymousId") == event.anonymous_id
+            and body.get("timestamp") == timestamp
+            and body.get("receivedAt") == received_at
+        )
         if not exact or needs_raw(event.body):
             document["_raw"] = Binary(event.body)
         # Names that begin with _ are the storage's. One search for all names is fast; escaping a
@@ -248,6 +248,13 @@ def encode_event(event: Event, key: str, seq: ObjectId, mark: str | None) -> byt
             body = {f"%5F{name[1:]}" if name[0] == "_" else name: body[name] for name in body}
         document.update(body)
         if not exact:
+            own = {
+                "type": event.type,
+                "messageId": event.message_id,
+                "workspaceId": event.workspace_id,
+                "userId": event.user_id,
+                "anonymousId": event.anonymous_id,
+            }
             for name, value in own.items():
                 if value is not None:
                     document[name] = value

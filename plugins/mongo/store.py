@@ -66,6 +66,8 @@ class MongoStorage(
 ):
     """The storage that keeps everything in one MongoDB database."""
 
+    concurrent_writes = 2  # with more, they are smaller: that costs what the overlap gains
+
     def __init__(self, connection: Connection, context: StorageContext) -> None:
         self._connection = connection
         self._schema = Schema(connection, traits=declared_traits(context.identifiers))

@@ -5,6 +5,11 @@ A write is one ``insertMany`` of its events. If they change profiles, the reads 
 run beside it; then one update command runs for each collection that changes (users, groups, links,
 memberships), all at once.
 
+Several writes may run at the same time. Their inserts overlap; the unique ``_id`` decides which of
+two equal events is stored. Profiles are changed by one write at a time, from the reads to the
+updates: otherwise two writes could together exceed a limit that each of them keeps, and FerretDB 1
+loses concurrent updates of one document.
+
 An event with changes is inserted with a mark, which is removed within a second of the
 acknowledgement, for many writes at once. An event that still has its mark when a store is opened,
 or when it is sent again, may have been cut off by a crash: its changes are applied before anything
@@ -15,10 +20,10 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from engage.api import Event, Outcome, StorageUnavailable
+from engage.api import Change, Event, Outcome, StorageUnavailable
 
 from .batch import Batch
 from .connection import Connection
@@ -59,6 +64,8 @@ class Writer:
         self._process = os.urandom(6).hex()
         self._writes = 0
         self._durable: set[str] = set()
+        #: Held by the write that changes profiles.
+        self._changing = asyncio.Lock()
 
     async def write(self, events: Sequence[Event]) -> Sequence[Outcome]:
         """Store events; see :meth:`EventStore.write`."""
@@ -67,8 +74,10 @@ class Writer:
         batch = Batch(events, self._profiles.changes, self._sequence, mark)
         try:
             with self._connection.calling():
-                await self._insert(batch)
-                await self._apply(batch)
+                if changing := batch.changing():
+                    await self._insert_and_change(batch, changing)
+                else:
+                    await self._insert(batch)
         except BaseException:
             # Events may be stored without their changes: complete them as soon as the server
             # answers, and again when the call must have ended, because the thread of the driver may
@@ -76,9 +85,6 @@ class Writer:
             self.completions_due = 2
             self._work.set()
             raise
-        if batch.stored:
-            self._durable.add(batch.mark)
-            self._work.set()
         outcomes = batch.outcomes()
         repeats = batch.repeats_of_refused()
         if repeats:
@@ -88,19 +94,37 @@ class Writer:
         return outcomes
 
     async def _insert(self, batch: Batch) -> None:
-        inserting = self._connection.insert(EVENTS, batch.documents)
-        changing = batch.changing()
-        if changing:
-            reading = self._profiles.read_state(self._profiles.fold(changing))
-            # Both run at once; both are awaited, so that neither continues after this call.
-            codes, state = await asyncio.gather(inserting, reading, return_exceptions=True)
-            if isinstance(codes, BaseException):
-                raise codes
-            if isinstance(state, BaseException):
-                raise state
-            batch.state = state
-        else:
-            codes = await inserting
+        """Insert events that have no changes."""
+        await self._settle(batch, await self._connection.insert(EVENTS, batch.documents))
+        if self._cut_off(batch):
+            async with self._changing:
+                await self._apply_cut_off(batch)
+
+    async def _insert_and_change(
+        self, batch: Batch, changing: Sequence[tuple[Event, tuple[Change, ...]]]
+    ) -> None:
+        """Insert events of which some have changes, and apply the changes."""
+        inserting = asyncio.ensure_future(self._connection.insert(EVENTS, batch.documents))
+        try:
+            async with self._changing:
+                state = await self._profiles.read_state(self._profiles.fold(changing))
+                await self._settle(batch, await inserting)
+                if changes := batch.stored:
+                    self.dropped_changes += await self._profiles.apply(
+                        self._profiles.fold(changes), state
+                    )
+                    self._durable.add(batch.mark)
+                    self._work.set()
+                await self._apply_cut_off(batch)
+        except BaseException as error:
+            # The insert does not continue after this call.
+            if isinstance(error, asyncio.CancelledError):
+                inserting.cancel()
+            await asyncio.gather(inserting, return_exceptions=True)
+            raise
+
+    async def _settle(self, batch: Batch, codes: Mapping[int, int]) -> None:
+        """Take in the result of the insert, and read what duplicates are duplicates of."""
         batch.settle(codes)
         if batch.duplicates:
             ids = [batch.ids[position] for position in batch.duplicates]
@@ -112,18 +136,18 @@ class Writer:
                     "an event is refused as a duplicate, but not stored (a unique index?)"
                 )
 
-    async def _apply(self, batch: Batch) -> None:
-        changes = batch.stored
-        if changes:
-            self.dropped_changes += await self._profiles.apply(
-                self._profiles.fold(changes), batch.state
-            )
-        cut_off = [
+    def _cut_off(self, batch: Batch) -> list[tuple[Event, tuple[Change, ...]]]:
+        """Return the duplicates whose changes may not be durable, each with its changes."""
+        return [
             (event, self._profiles.changes(event))
             for event, mark in batch.present.values()
             if mark is not None and mark not in self._durable
         ]
-        if cut_off:
+
+    async def _apply_cut_off(self, batch: Batch) -> None:
+        """Complete the changes of duplicates. To be called while no other write changes profiles:
+        the one that stored an event may have been applying them until now."""
+        if cut_off := self._cut_off(batch):
             # Changes dropped here were counted when the event was stored.
             await self._profiles.apply(self._profiles.fold(cut_off))
 
@@ -152,7 +176,8 @@ class Writer:
                     for key in ids
                     if key in stored
                 ]
-                await self._profiles.apply(self._profiles.fold(changes))
+                async with self._changing:
+                    await self._profiles.apply(self._profiles.fold(changes))
                 await self._remove_marks({"_id": any_of(ids)})
             if len(found) < _STEP:
                 return
