@@ -162,6 +162,11 @@ class MongoServer:
         """Host and port, for a proxy."""
         return ("127.0.0.1", self.port)
 
+    @property
+    def pids(self) -> list[int]:
+        """The ids of the processes of the server, if it runs on this machine."""
+        return [] if self._process is None else [self._process.pid]
+
     def _command(self) -> list[str]:
         if self.kind == "ferretdb":
             return [str(ferretdb_binary()), f"127.0.0.1:{self.port}", str(self.folder)]
