@@ -51,15 +51,17 @@ def build(
     metrics: Metrics | None = None,
     *,
     had_store: bool = False,
+    server_started: float | None = None,
 ) -> App:
     """Compose the server without opening anything.
 
     :param metrics: counts what happens; nothing is counted by default.
     :param had_store: see :attr:`engage.api.StorageContext.had_store`.
+    :param server_started: see :attr:`engage.api.StorageContext.server_started`.
     :raises ConfigError: if an option is wrong, or the storage lacks what the config requires.
     """
     metrics = Metrics() if metrics is None else metrics
-    store = registry.make_storage(config, had_store=had_store)
+    store = registry.make_storage(config, had_store=had_store, server_started=server_started)
     schemas = Schemas.load()
     timeout = config.storage.write_timeout
     authenticator = Authenticator(config.workspaces)

@@ -319,6 +319,9 @@ class StorageContext:
     #: Whether another process of this server had the store open before. If the store is missing
     #: now, ``open(create=True)`` does not create it again: it may come back.
     had_store: bool = False
+    #: ``time.monotonic()`` when the server started that this process belongs to; ``None`` for a
+    #: command. A storage that several servers use with different configs can follow the last one.
+    server_started: float | None = None
 
 
 #: Makes a storage from its validated options. Import the driver here, not at the module's top.

@@ -86,6 +86,7 @@ class ConsoleProcess:
 
     :param config: with ``[console]``.
     :param server_running: whether a server has opened the store before; then it is not created.
+    :param server_started: see :attr:`engage.api.StorageContext.server_started`.
     :param link_hash: of the token of a one-time link that is valid from now on; see
         :mod:`engage.console.links`.
     :param ready: called once when requests are answered, with the console's URL.
@@ -98,6 +99,7 @@ class ConsoleProcess:
         registry: Registry,
         *,
         server_running: bool = False,
+        server_started: float | None = None,
         link_hash: str | None = None,
         ready: Callable[[str], None] | None = None,
     ) -> None:
@@ -107,6 +109,7 @@ class ConsoleProcess:
         self._settings = config.console
         self._registry = registry
         self._server_running = server_running
+        self._server_started = server_started
         self._link_hash = link_hash
         self._ready = ready
         self._stop = asyncio.Event()
@@ -126,7 +129,12 @@ class ConsoleProcess:
         if sys.platform != "win32":
             os.nice(NICENESS)
         with contextlib.closing(sock):
-            app = build(self._config, self._registry, had_store=self._server_running)
+            app = build(
+                self._config,
+                self._registry,
+                had_store=self._server_running,
+                server_started=self._server_started,
+            )
             async with contextlib.AsyncExitStack() as stack:
                 # Close the store in any case: a failed open may have acquired resources too.
                 stack.push_async_callback(self._close, app)

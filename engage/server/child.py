@@ -65,6 +65,8 @@ class Setup:
     number: int
     #: Whether the server was already running when this child was started.
     server_running: bool
+    #: ``time.monotonic()`` when the server started.
+    server_started: float
     #: Strings to mask in the log.
     secrets: tuple[str, ...]
     #: Whether this worker serves the metrics, because it is the only one.
@@ -150,6 +152,7 @@ async def _run_worker(setup: Setup, sock: socket.socket, channel: socket.socket)
         sock,
         number=setup.number,
         server_running=setup.server_running,
+        server_started=setup.server_started,
         serves_metrics=setup.serves_metrics,
         shares=None if setup.shares is None else Shares(setup.shares, setup.number),
         ready=lambda: writer.write(b"ready\n"),
@@ -167,6 +170,7 @@ async def _run_console(setup: Setup, channel: socket.socket) -> int:
         setup.config,
         load_plugins(),
         server_running=setup.server_running,
+        server_started=setup.server_started,
         link_hash=setup.console.link_hash,
         ready=lambda url: writer.write(b"ready " + json.dumps(url).encode() + b"\n"),
     )

@@ -37,10 +37,12 @@ class ConsoleKeeper:
     """Runs the console in a child process until :meth:`stop` is called.
 
     :param secrets: strings that the console masks in the log.
+    :param server_started: ``time.monotonic()`` when the server started.
     """
 
-    def __init__(self, config: Config, secrets: tuple[str, ...]) -> None:
+    def __init__(self, config: Config, secrets: tuple[str, ...], server_started: float) -> None:
         self._config = config
+        self._server_started = server_started
         self._secrets = secrets
         self._child: Child | None = None
         self._stopping = asyncio.Event()
@@ -82,7 +84,14 @@ class ConsoleKeeper:
         token = None if self._announced else token_for_terminal(self._config)
         console = ConsoleSetup(link_hash=None if token is None else hash_of(token))
         child = self._child = await start_child(
-            Setup(self._config, 0, server_running=True, secrets=self._secrets, console=console)
+            Setup(
+                self._config,
+                0,
+                server_running=True,
+                server_started=self._server_started,
+                secrets=self._secrets,
+                console=console,
+            )
         )
         if self._stopping.is_set():  # It began while the child was started.
             child.drain()

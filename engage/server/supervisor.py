@@ -66,10 +66,13 @@ class Supervisor:
         self._stopping = asyncio.Event()
         self._failed = False
         self._server_running = False
+        self._started = time.monotonic()
         self._shares_file = make_shares(config.server.workers)
         # Only to note which workers have died.
         self._shares = Shares(self._shares_file.fileno(), 0)
-        self._console = None if config.console is None else ConsoleKeeper(config, secrets)
+        self._console = (
+            None if config.console is None else ConsoleKeeper(config, secrets, self._started)
+        )
 
     async def run(self) -> int:
         """Run the workers until a signal arrives, or until too many of them have died.
@@ -126,6 +129,7 @@ class Supervisor:
             self._config,
             number,
             self._server_running,
+            self._started,
             self._secrets,
             serves_metrics=self._config.server.workers == 1,
             shares=self._shares_file.fileno() if self._config.server.workers > 1 else None,

@@ -73,6 +73,7 @@ class Worker:
     :param server_running: whether the server was running before this worker. Then there has been a
         store, and the worker starts even if the store cannot be opened now, just as the other
         workers go on.
+    :param server_started: see :attr:`engage.api.StorageContext.server_started`.
     :param serves_metrics: whether it serves the metrics although it has a parent.
     :param shares: how many connections the other workers have; ``None`` if there are no others.
     :param ready: called once when requests are answered.
@@ -86,6 +87,7 @@ class Worker:
         *,
         number: int | None = None,
         server_running: bool = False,
+        server_started: float | None = None,
         serves_metrics: bool = False,
         shares: Shares | None = None,
         ready: Callable[[], None] | None = None,
@@ -95,6 +97,7 @@ class Worker:
         self._sock = sock
         self._number = number
         self._server_running = server_running
+        self._server_started = server_started
         self._serves_metrics = serves_metrics or number is None
         self._shares = shares
         self._ready = ready
@@ -120,7 +123,13 @@ class Worker:
         metrics = PrometheusMetrics() if shown else Metrics()
         refusals = Refusals()
         history = History(metrics, refusals)
-        app = build(config, self._registry, history, had_store=self._server_running)
+        app = build(
+            config,
+            self._registry,
+            history,
+            had_store=self._server_running,
+            server_started=self._server_started,
+        )
         async with contextlib.AsyncExitStack() as stack:
             # Close the store in any case: a failed open may have acquired resources too.
             stack.push_async_callback(app.close)

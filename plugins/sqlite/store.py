@@ -54,10 +54,15 @@ class SqliteStorage(
 ):
     """The storage that keeps everything in one SQLite file."""
 
-    def __init__(self, settings: Settings, *, had_store: bool = False) -> None:
-        """:param had_store: see :attr:`StorageContext.had_store`."""
+    def __init__(
+        self, settings: Settings, *, had_store: bool = False, started: float | None = None
+    ) -> None:
+        """
+        :param had_store: see :attr:`StorageContext.had_store`.
+        :param started: see :attr:`StorageContext.server_started`.
+        """
         self._settings = settings
-        self._writer = Writer(settings, had_store=had_store)
+        self._writer = Writer(settings, had_store=had_store, started=started)
         self._reader = Reader(settings)
         self._reader_thread: WorkerThread | None = None
         self.dropped_changes = 0
@@ -80,6 +85,7 @@ class SqliteStorage(
                 writer=options.get("writer", "auto"),
             ),
             had_store=context.had_store,
+            started=context.server_started,
         )
 
     # ------------------------------------------------------------------------------ life

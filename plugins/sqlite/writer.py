@@ -6,7 +6,6 @@ from __future__ import annotations
 import os
 import socket
 import sys
-import time
 from collections.abc import Sequence
 from typing import Any, Final, TypeVar
 
@@ -33,11 +32,17 @@ class Writer:
     Until something is to be written, there is neither.
     """
 
-    def __init__(self, settings: Settings, *, had_store: bool = False) -> None:
-        """:param had_store: see :attr:`StorageContext.had_store`."""
+    def __init__(
+        self, settings: Settings, *, had_store: bool = False, started: float | None = None
+    ) -> None:
+        """
+        :param had_store: see :attr:`StorageContext.had_store`.
+        :param started: see :attr:`StorageContext.server_started`.
+        """
         self._settings = settings
         self._had_store = had_store
-        self._started = time.monotonic()
+        # A command that creates a store does not impose its settings on a server.
+        self._started = 0.0 if started is None else started
         self._way: WriterClient | WriterThread | None = None
         self._is_open = False
 

@@ -295,8 +295,9 @@ class WriterClient:
                 and time.monotonic() < note.reserved_until
             ):
                 return
-            # What an earlier holder wrote about its thread or its socket is not true any more.
-            lock.write(Note(pid=os.getpid(), closed=not lock.is_doubtful))
+            # The earlier holder may have been a thread. The process deletes its socket.
+            address = "" if note is None else note.address
+            lock.write(Note(pid=os.getpid(), address=address, closed=not lock.is_doubtful))
             starting = asyncio.get_running_loop().run_in_executor(None, start_process, lock)
             lock = None
         finally:

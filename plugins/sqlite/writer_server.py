@@ -111,6 +111,8 @@ class WriterServer:
 
     def _end(self) -> None:
         """Answer what was not begun, close the store, and let the next process be the writer."""
+        if self._clients:
+            self._wait(True)
         self._turns.give_back()
         deadline = time.monotonic() + _FAREWELL
         while any(x.wants_writing for x in self._turns.clients) and time.monotonic() < deadline:
@@ -218,9 +220,9 @@ class WriterServer:
         host = self._host
         welcome = Welcome(PROTOCOL, version(), os.getpid())
         later = hello.serving and (not host.serving or hello.started > host.started)
-        if later and (
-            hello.protocol != PROTOCOL or hello.version != version() or hello.nice < self._nice
-        ):
+        same = hello.protocol == PROTOCOL and hello.version == version()
+        # Between processes of one version the nice value decides, whichever server is older.
+        if (not same and later) or (same and hello.serving and hello.nice < self._nice):
             _log.info("SQLite: the writer process ends, so that a later server can start another")
             self._successor = hello.token
             welcome.again = True
@@ -229,8 +231,10 @@ class WriterServer:
                 f"the writer process {os.getpid()} is of version {version()} of engage; "
                 "use the same version here"
             )
+        elif not self._adopt(hello):
+            # Another version of engage has other settings, and this process has none yet.
+            welcome.again = True
         else:
-            self._adopt(hello)
             self._turns.add(client)
             client.send(encode_first(welcome))
             while self._lines:
@@ -238,12 +242,14 @@ class WriterServer:
             return
         client.send(encode_first(welcome))
 
-    def _adopt(self, hello: Hello) -> None:
+    def _adopt(self, hello: Hello) -> bool:
+        """Take the settings of a client if they matter, and return whether there are any."""
         settings = decode_settings(hello.settings)
         if self._turns.opening is not None:
             self._postponed.append(hello)
         elif settings is not None:
             self._host.adopt(settings, serving=hello.serving, started=hello.started)
+        return self._host.settings is not None
 
     def _drop(self, client: Connection) -> None:
         if self._clients.pop(client.sock, None) is None:

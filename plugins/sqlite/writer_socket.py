@@ -65,7 +65,7 @@ class WriterSocket:
         self.sock.close()
 
     def _bind(self, path: str) -> bool:
-        with contextlib.suppress(FileNotFoundError):
+        with contextlib.suppress(OSError):
             os.unlink(path)
         # The mode of a socket's file comes from the umask: 0600 here.
         before = os.umask(0o177)

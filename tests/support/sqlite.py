@@ -70,6 +70,7 @@ def make(
     tmp_path: Path,
     *,
     timeout: float = 30,
+    started: float | None = None,
     budget: DeadLetterBudget = DeadLetterBudget(),  # noqa: B008 - frozen
     **options: Any,
 ) -> SqliteStorage:
@@ -82,6 +83,7 @@ def make(
         base_dir=tmp_path,
         identifiers={"acme": ["email"]},
         write_timeout=timeout,
+        server_started=started,
         dead_letter_budget=budget,
     )
     return SqliteStorage.from_options(options, context)

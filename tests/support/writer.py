@@ -22,13 +22,18 @@ def make(
     timeout: float = 30,
     path: str = "engage.db",
     identifiers: tuple[str, ...] = (),
+    started: float | None = None,
 ) -> SqliteStorage:
     """Make a storage; open it afterwards.
 
     :param identifiers: traits of the workspace ``acme``: part of the settings of a writer.
+    :param started: when the server started that the storage belongs to.
     """
     context = StorageContext(
-        base_dir=tmp_path, identifiers={"acme": identifiers}, write_timeout=timeout
+        base_dir=tmp_path,
+        identifiers={"acme": identifiers},
+        write_timeout=timeout,
+        server_started=started,
     )
     return SqliteStorage.from_options(
         {"writer": writer, "path": path, "min_free_bytes": 0}, context

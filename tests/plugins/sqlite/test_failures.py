@@ -119,7 +119,7 @@ async def test_min_free_bytes_stops_writes(tmp_path: Path) -> None:
 
 
 async def test_a_long_lock_is_unavailability(tmp_path: Path) -> None:
-    patient, store = make(tmp_path), make(tmp_path, timeout=1)
+    patient, store = make(tmp_path), make(tmp_path, timeout=1, started=1)
     await patient.open(create=True)
     await store_all(patient, event("before"))
     await eventually(lambda: store.open(create=True), StorageUnavailable)
