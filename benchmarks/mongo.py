@@ -356,7 +356,7 @@ def _print_ratios(rows: Mapping[Case, Sequence[Row]]) -> None:
             print(
                 f"| {name}, {size} event(s) | {'engage' if indexes else '_id'} | {sending} "
                 f"| {statistics.median(ratios):.2f} | {min(ratios):.2f}, {max(ratios):.2f} "
-                f"| {'' if goal is None else f'{goal:g}'} |"
+                f"| {'-' if goal is None else f'{goal:g}'} |"
             )
 
 

@@ -17,6 +17,7 @@ import pytest
 
 from engage.api import EventFilter
 from engage.testing.factories import all_pages
+from support import mongo
 from support.processes import alive
 from support.server_process import SQLITE, config_text, start_server
 from support.waiting import wait_for
@@ -277,3 +278,36 @@ def test_an_interrupted_benchmark_leaves_nothing(tmp_path: Path, name: str) -> N
     assert errors.endswith("interrupted\n")
     wait_for(lambda: not processes_in(tmp_path), what="the end of its processes")
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.slow
+@pytest.mark.mongo
+def test_the_benchmark_of_mongodb_prints_ratios(tmp_path: Path) -> None:
+    """Of batches, which need no hand-written service to compare with."""
+    kind = mongo.proxied_kind()
+    printed = run(
+        "mongo.py",
+        tmp_path,
+        *("--seconds", "1", "--rounds", "2", "--only", "2x20", "--kind", kind, "--tool", "python"),
+        *("--delay", "2"),
+    )
+    measured = rows(printed, 9)
+    assert [row[:4] for row in measured] == [
+        ["insert_many", "_id", "1", "20"],
+        ["insert_many", "engage", "1", "20"],
+        ["engage", "engage", "2", "20"],
+    ]
+    for row in measured:
+        rate, p50, *_, cpu, server_cpu = (float(cell.replace(",", "")) for cell in row[4:])
+        assert rate > 0
+        assert p50 > 2, "each command is delayed by 2 ms"
+        assert cpu > 0
+        assert server_cpu > 0
+    ratios = rows(printed, 6)
+    assert [row[:3] for row in ratios] == [
+        ["insert_many, 20 event(s)", "_id", "2"],
+        ["insert_many, 20 event(s)", "engage", "2"],
+    ]
+    for row in ratios:
+        least, greatest = map(float, row[4].split(", "))
+        assert 0 < least <= float(row[3]) <= greatest
