@@ -91,6 +91,17 @@ def meter(server: mongo.MongoServer, pid: int) -> usage.Meter:
     return usage.Meter(find)
 
 
+def settle(server: mongo.MongoServer, pid: int) -> None:
+    """Wait until what the load generator did not wait for is done."""
+
+    def is_idle() -> bool:
+        with meter(server, pid) as used:
+            time.sleep(0.5)
+        return sum(map(sum, used.seconds.values())) < 0.1
+
+    wait_for(is_idle, what="the work of the warm-up to be done")
+
+
 def make_indexes(url: str) -> None:
     """Create the indexes that engage has on its events."""
     client: pymongo.MongoClient[Any] = pymongo.MongoClient(url)
@@ -257,6 +268,8 @@ def measure(
                     name="w" if warm else "m",
                 )
             bad += result.bad
+            if warm:
+                settle(server, pid)
         rate = result.requests_per_second * size
         return Row(rate, result.p50, result.p99, **_cpu(used, result.requests * size)), bad
 
