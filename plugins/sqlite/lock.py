@@ -35,6 +35,8 @@ class Note(msgspec.Struct):
     thread: bool = False
     #: The writer has closed the store.
     closed: bool = False
+    #: The unexpected error because of which the writer ended.
+    failure: str = ""
     #: The token of the only client that may start the next writer, until ``reserved_until``.
     reserved: str = ""
     #: ``time.monotonic()`` of this machine.

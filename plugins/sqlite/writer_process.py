@@ -21,6 +21,7 @@ import sys
 from typing import Final
 
 from .lock import WriterLock, owner_of
+from .protocol import version
 from .writer_host import WriterHost
 from .writer_server import WriterServer
 
@@ -44,6 +45,8 @@ def main(store: str, descriptor: int) -> int:
     os.umask(0o077)
     os.set_inheritable(descriptor, False)
     lock = WriterLock(store, descriptor)
+    # Now: the owner of the store may not be allowed to read it.
+    version()
     try:
         become_owner(store)
         server = WriterServer(lock, WriterHost(lock))
@@ -55,8 +58,7 @@ def main(store: str, descriptor: int) -> int:
     # Nothing here makes cycles, and the rows of a write are many containers that are soon freed.
     gc.freeze()
     gc.set_threshold(GC_THRESHOLD)
-    server.run()
-    return 0
+    return 0 if server.run() else 1
 
 
 def become_owner(store: str) -> None:

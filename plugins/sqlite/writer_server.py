@@ -82,9 +82,13 @@ class WriterServer:
         self._selector.register(self._socket.listen(), selectors.EVENT_READ, None)
         self._lock.write(Note(pid=os.getpid(), address=self._socket.address))
 
-    def run(self) -> None:
-        """Serve until there is no client any more, or another process is to be the writer."""
+    def run(self) -> bool:
+        """Serve until there is no client any more, or another process is to be the writer.
+
+        :return: false if it ended because of an unexpected error.
+        """
         busy = False
+        failure = ""
         try:
             while self._successor is None and (self._clients or not self._is_over()):
                 self._wait(busy)
@@ -101,16 +105,21 @@ class WriterServer:
                     self._adopt(self._postponed.pop(0))
                 waiting = self._turns.has_requests()
                 busy = self._work(waiting) or waiting
-        except Exception:
+        except Exception as error:
             _log.exception("SQLite: the writer process ends because of an unexpected error")
+            failure = f"{type(error).__name__}: {error}"
         finally:
-            self._end()
+            self._end(failure)
+        return not failure
 
     def _is_over(self) -> bool:
         return self._had_client or time.monotonic() - self._started_at > FIRST_CLIENT
 
-    def _end(self) -> None:
-        """Answer what was not begun, close the store, and let the next process be the writer."""
+    def _end(self, failure: str) -> None:
+        """Answer what was not begun, close the store, and let the next process be the writer.
+
+        :param failure: the error because of which the process ends.
+        """
         if self._clients:
             self._wait(True)
         self._turns.give_back()
@@ -128,6 +137,7 @@ class WriterServer:
                 Note(
                     pid=os.getpid(),
                     closed=True,
+                    failure=failure,
                     reserved=self._successor or "",
                     reserved_until=until,
                 )

@@ -7,14 +7,15 @@ import subprocess
 import sys
 import threading
 
-from .lock import WriterLock
+from .lock import WriterLock, read_note
 
 
 class StartedProcess:
     """A process that was started; it outlives this object."""
 
-    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+    def __init__(self, process: subprocess.Popen[bytes], store: str) -> None:
         self._process = process
+        self._store = store
         #: Why it could not start, when that is known.
         self.failure: str | None = None
         # A daemon thread, which does nothing but wait: without it, the process would remain as a
@@ -28,7 +29,10 @@ class StartedProcess:
             errors = stream.read().decode(errors="replace").strip()
         # A process that was killed by a signal is simply started again.
         if (status := self._process.wait()) > 0:
-            self.failure = (errors.splitlines() or [f"it ended with status {status}"])[-1]
+            note = read_note(self._store)
+            reason = note.failure if note is not None and note.pid == self._process.pid else ""
+            lines = errors.splitlines() or [reason or f"it ended with status {status}"]
+            self.failure = lines[-1]
 
 
 def start_process(lock: WriterLock) -> StartedProcess:
@@ -54,4 +58,4 @@ def start_process(lock: WriterLock) -> StartedProcess:
         )
     finally:
         lock.release()
-    return StartedProcess(process)
+    return StartedProcess(process, lock.store)

@@ -6,7 +6,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import random
+import signal
 import time
 from collections import Counter
 from pathlib import Path
@@ -14,17 +17,27 @@ from typing import Any
 
 import pytest
 
+from engage_plugins.sqlite.lock import read_note
+from support.processes import parent_of
 from support.server_process import SQLITE, Server, start_server
 from support.traffic import Sender, Traffic, expected_groups, expected_users, send_all
+
+#: Workers, where they write, and what is killed: the ``server`` with its workers (and, by chance,
+#: the writer process), the ``writer`` process, or the ``worker`` that started it.
+CASES = [
+    (1, "thread", "server"),
+    (1, "process", "server"),
+    (2, "auto", "server"),
+    (2, "auto", "writer"),
+    (2, "auto", "worker"),
+]
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(0)
-@pytest.mark.parametrize(
-    ("workers", "writer"), [(1, "thread"), (1, "process"), (2, "auto")], ids=str
-)
+@pytest.mark.parametrize(("workers", "writer", "victim"), CASES, ids=str)
 def test_acknowledged_events_survive_kills_and_are_stored_once(
-    tmp_path: Path, pytestconfig: pytest.Config, workers: int, writer: str
+    tmp_path: Path, pytestconfig: pytest.Config, workers: int, writer: str, victim: str
 ) -> None:
     rounds: int = pytestconfig.getoption("--rounds")
     seed = random.randrange(10**6)
@@ -39,14 +52,21 @@ def test_acknowledged_events_survive_kills_and_are_stored_once(
             sender.start()
             sender.wait_for(acknowledged=chance.randrange(1, 40))
             time.sleep(chance.random() * 0.3)
-            server.kill()
-            sender.join()
+            _kill(server, victim, chance)
+            if victim == "server":
+                sender.join()
+                assert sender.unanswered, "the kill came too late to cut anything off"
+                server.start()
+            else:
+                sender.wait_for(acknowledged=len(sender.acknowledged) + chance.randrange(1, 20))
+                sender.stop()
+            if victim == "writer":
+                # It takes longer, but no client gets an error.
+                assert not sender.unanswered
             assert not sender.wrong
 
             acknowledged = _ids(sender.acknowledged)
             unanswered = _ids(sender.unanswered)
-            assert sender.unanswered, "the kill came too late to cut anything off"
-            server.start()
             after_kill = Counter(event["messageId"] for event in server.export()) - stored
             assert not [name for name, count in after_kill.items() if count > 1]
             assert acknowledged <= after_kill.keys(), "acknowledged, and lost"
@@ -57,6 +77,24 @@ def test_acknowledged_events_survive_kills_and_are_stored_once(
             stored = _check(server, sent)
         assert server.stop() == 0
         _check(server, sent)
+
+
+def _kill(server: Server, victim: str, chance: random.Random) -> None:
+    note = read_note(str(server.database))
+    assert note is not None
+    if victim == "server":
+        also = not note.thread and chance.random() < 0.5
+        server.kill()
+        if also:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(note.pid, signal.SIGKILL)
+    elif victim == "writer":
+        os.kill(note.pid, signal.SIGKILL)
+    else:
+        # If the worker that started the writer is dead already, it is another one.
+        parent = parent_of(note.pid)
+        workers = server.workers()
+        os.kill(parent if parent in workers else chance.choice(sorted(workers)), signal.SIGKILL)
 
 
 def _ids(requests: list[Any]) -> set[str]:
