@@ -143,6 +143,7 @@ class WriterServer:
                 )
             )
         self._socket.close()
+        self._selector.close()
         self._lock.release()
         # Last: when a client sees the end of its connection, everything above is done.
         for client in (*self._clients.values(), *self._last):

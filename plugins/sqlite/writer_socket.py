@@ -27,7 +27,8 @@ class WriterSocket:
     def __init__(self, lock: WriterLock) -> None:
         self._lock = lock
         self.address = ""
-        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        #: Made by :meth:`listen`.
+        self.sock: socket.socket
         self._identity: tuple[int, int] | None = None
 
     def listen(self) -> socket.socket:

@@ -1,0 +1,434 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The loop of the writer process: turns, limits, and clients that do not behave.
+
+The loop runs in a thread of the test, and the clients are sockets of the test.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from engage.api import StorageUnavailable
+from engage.testing import event
+from engage_plugins.sqlite import writer_connection, writer_server, writer_turns
+from engage_plugins.sqlite.engine import Engine
+from engage_plugins.sqlite.events import Row, row_of
+from engage_plugins.sqlite.lock import WriterLock, read_note
+from engage_plugins.sqlite.operations import CHECK, EXPIRE, OPEN, WRITE, Operation
+from engage_plugins.sqlite.protocol import (
+    PROTOCOL,
+    Frames,
+    Hello,
+    Kind,
+    decode_answer,
+    encode_first,
+    encode_request,
+    encode_settings,
+    version,
+)
+from engage_plugins.sqlite.writer import AVAILABLE
+from engage_plugins.sqlite.writer_host import WriterHost
+from engage_plugins.sqlite.writer_server import WriterServer
+from support.sqlite import settings
+from support.waiting import wait_for
+
+pytestmark = pytest.mark.skipif(not AVAILABLE, reason="needs Unix sockets")
+
+
+class Client:
+    """A client that sends what the test wants."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        note = read_note(str(path))
+        assert note is not None
+        self.sock = socket.socket(socket.AF_UNIX)
+        self.sock.settimeout(20)
+        self.sock.connect(note.address)
+        self._frames = Frames(2**30)
+        self._bodies: list[bytes] = []
+        self._number = 0
+
+    def greet(self, **changes: Any) -> dict[str, Any]:
+        values: dict[str, Any] = {
+            "protocol": PROTOCOL,
+            "version": version(),
+            "settings": encode_settings(settings(self._path)),
+            "serving": True,
+            "started": 1.0,
+            "nice": os.nice(0),
+            "token": "t",
+        }
+        self.sock.sendall(encode_first(Hello(**(values | changes))))
+        welcome: dict[str, Any] = msgspec.json.decode(self.body())
+        return welcome
+
+    def request(
+        self, operation: Operation[Any], *arguments: Any, seconds: float = 20, name: str = ""
+    ) -> bytes:
+        self._number += 1
+        message: bytes = encode_request(
+            self._number,
+            name or operation.name,
+            time.monotonic() + seconds,
+            operation.encode_arguments(arguments),
+        )
+        return message
+
+    def body(self) -> bytes:
+        """Return the next message."""
+        while not self._bodies:
+            data = self.sock.recv(65536)
+            if not data:
+                raise EOFError
+            self._bodies += self._frames.feed(data)
+        body = self._bodies[0]
+        del self._bodies[0]
+        return body
+
+    def answer(self) -> tuple[int, int, Any]:
+        number, kind, value = decode_answer(self.body())
+        return number, kind, msgspec.msgpack.decode(value)
+
+    def call(self, operation: Operation[Any], *arguments: Any) -> tuple[int, Any]:
+        self.sock.sendall(self.request(operation, *arguments))
+        _, kind, value = self.answer()
+        return kind, value
+
+    def close(self) -> None:
+        self.sock.close()
+
+
+class Loop:
+    """A loop in a thread."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        lock = WriterLock.acquire(str(path))
+        assert lock is not None
+        self.host = WriterHost(lock)
+        self.server = WriterServer(lock, self.host)
+        self.server.listen()
+        self.thread = threading.Thread(target=self.server.run)
+        self.thread.start()
+        self.clients: list[Client] = []
+
+    def connect(self) -> Client:
+        self.clients.append(Client(self.path))
+        return self.clients[-1]
+
+    def client(self) -> Client:
+        client = self.connect()
+        assert client.greet()["refused"] == ""
+        return client
+
+
+@pytest.fixture
+def loop(tmp_path: Path) -> Iterator[Loop]:
+    """A loop whose store is open; it must have ended when its clients have."""
+    loop = Loop(tmp_path / "engage.db")
+    assert loop.client().call(OPEN, True) == (Kind.DONE, None)
+    yield loop
+    for client in loop.clients:
+        client.close()
+    loop.thread.join(20)
+    assert not loop.thread.is_alive()
+
+
+def rows(*names: str) -> list[Row]:
+    return [row_of(event(name)) for name in names]
+
+
+@pytest.fixture
+def written(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """The message ids of each transaction of events."""
+    calls: list[list[str]] = []
+    write = Engine.write
+
+    def recorded(self: Engine, batch: Sequence[Row]) -> Any:
+        calls.append([row[3] for row in batch])
+        return write(self, batch)
+
+    monkeypatch.setattr(Engine, "write", recorded)
+    return calls
+
+
+@contextlib.contextmanager
+def busy(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Keep the loop busy, so that what is sent inside of the context is read together."""
+    going, go_on = threading.Event(), threading.Event()
+    check = Engine.check
+
+    def slow(self: Engine) -> None:
+        going.set()
+        assert go_on.wait(20)
+        check(self)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Engine, "check", slow)
+        blocker = loop.client()
+        blocker.sock.sendall(blocker.request(CHECK))
+        assert going.wait(20)
+        yield
+        go_on.set()
+        assert blocker.answer()[1] == Kind.DONE
+    blocker.close()
+
+
+# -------------------------------------------------------------------------------------- turns
+def test_one_transaction_has_the_events_of_all_clients(
+    loop: Loop, monkeypatch: pytest.MonkeyPatch, written: list[list[str]]
+) -> None:
+    clients = [loop.client() for _ in range(5)]
+    with busy(loop, monkeypatch):
+        for number, client in enumerate(clients):
+            client.sock.sendall(client.request(WRITE, rows(f"{number}a", f"{number}b", "same")))
+    outcomes = [client.answer()[2] for client in clients]
+    (batch,) = written
+    assert len(batch) == 15
+    # Two clients sent the same event: one of them stored it.
+    assert sum(found is None for found, _ in outcomes) == 1
+    assert sum(found is not None and found[2][0] == "duplicate" for found, _ in outcomes) == 4
+
+
+def test_a_transaction_is_limited(
+    loop: Loop, monkeypatch: pytest.MonkeyPatch, written: list[list[str]]
+) -> None:
+    monkeypatch.setattr(writer_turns, "MAX_EVENTS", 10)
+    clients = [loop.client() for _ in range(3)]
+    with busy(loop, monkeypatch):
+        for name, client in zip("abc", clients, strict=True):
+            for start in range(0, 12, 4):
+                names = [f"{name}{number}" for number in range(start, start + 4)]
+                client.sock.sendall(client.request(WRITE, rows(*names)))
+    for client in clients:
+        assert [client.answer()[:2] for _ in range(3)] == [(n, Kind.DONE) for n in (1, 2, 3)]
+    assert all(len(batch) <= 10 for batch in written)
+    # Clients take turns: two of them in the first transaction, the third at the start of the next.
+    assert [sorted({name[0] for name in batch}) for batch in written][:2] == [
+        ["a", "b"],
+        ["a", "c"],
+    ]
+    monkeypatch.setattr(writer_turns, "MAX_BYTES", 1000)
+    written.clear()
+    with busy(loop, monkeypatch):
+        for name, client in zip("de", clients, strict=False):
+            client.sock.sendall(
+                client.request(WRITE, [row_of(event(name, properties={"x": "x" * 900}))])
+            )
+    for client in clients[:2]:
+        client.answer()
+    assert written == [["d"], ["e"]]
+
+
+def test_other_calls_are_made_between_the_writes_of_a_busy_client(
+    loop: Loop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writer_turns, "MAX_EVENTS", 1)
+    writing, other = loop.client(), loop.client()
+    with busy(loop, monkeypatch):
+        requests = [writing.request(WRITE, rows(str(number))) for number in range(100)]
+        writing.sock.sendall(b"".join(requests))
+        other.sock.sendall(other.request(EXPIRE, 0, 10, False))
+    assert other.answer()[1] == Kind.DONE
+    writing.sock.setblocking(False)
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            writing._bodies += writing._frames.feed(writing.sock.recv(65536))
+    assert len(writing._bodies) < 90
+    writing.sock.settimeout(20)
+    while len(writing._bodies) < 100:
+        writing._bodies += writing._frames.feed(writing.sock.recv(65536))
+
+
+def test_what_nobody_waits_for_is_skipped(
+    loop: Loop, monkeypatch: pytest.MonkeyPatch, written: list[list[str]]
+) -> None:
+    late, gone, waiting = (loop.client() for _ in range(3))
+    with busy(loop, monkeypatch):
+        late.sock.sendall(late.request(WRITE, rows("late"), seconds=-1))
+        late.sock.sendall(late.request(WRITE, rows("in time")))
+        gone.sock.sendall(gone.request(WRITE, rows("gone")))
+        gone.close()
+        waiting.sock.sendall(waiting.request(WRITE, rows("waiting")))
+    assert waiting.answer()[1] == Kind.DONE
+    assert late.answer()[:2] == (2, Kind.DONE)
+    # "gone" may be written if its end was not read yet, but as a whole.
+    assert sorted(name for batch in written for name in batch if name != "gone") == [
+        "in time",
+        "waiting",
+    ]
+
+
+@pytest.mark.parametrize("error", [RuntimeError("bug"), StorageUnavailable("cannot be stored")])
+def test_one_request_does_not_fail_the_others(
+    loop: Loop, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    write = Engine.write
+
+    def picky(self: Engine, batch: Sequence[Row]) -> Any:
+        if any(row[3] == "poison" for row in batch):
+            raise error
+        return write(self, batch)
+
+    monkeypatch.setattr(Engine, "write", picky)
+    clients = [loop.client() for _ in range(4)]
+    with busy(loop, monkeypatch):
+        for number, client in enumerate(clients):
+            name = "poison" if number == 1 else str(number)
+            client.sock.sendall(client.request(WRITE, rows(name)))
+    kinds = [client.answer()[1] for client in clients]
+    failed = Kind.FAILED if isinstance(error, RuntimeError) else Kind.UNAVAILABLE
+    assert kinds == [Kind.DONE, failed, Kind.DONE, Kind.DONE]
+
+
+def test_a_store_that_is_down_is_not_tried_for_each_request(
+    loop: Loop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = []
+
+    def down(self: Engine, batch: Sequence[Row]) -> Any:
+        calls.append(len(batch))
+        raise StorageUnavailable("down")
+
+    clients = [loop.client() for _ in range(6)]
+    with busy(loop, monkeypatch):
+        monkeypatch.setattr(Engine, "write", down)
+        for number, client in enumerate(clients):
+            client.sock.sendall(client.request(WRITE, rows(str(number))))
+    assert [client.answer()[1:] for client in clients] == [(Kind.UNAVAILABLE, "down")] * 6
+    assert calls == [6, 1, 1]
+    monkeypatch.undo()
+
+
+# ------------------------------------------------------------------------------------- limits
+def test_a_client_that_reads_no_answers_is_cut_off(
+    loop: Loop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writer_connection, "MAX_UNREAD_SECONDS", 0.5)
+    slow, other = loop.client(), loop.client()
+    large = [row_of(event("large", properties={"x": "x" * 900_000}))]
+    other.call(WRITE, large)
+    slow.sock.settimeout(0.2)
+    # Until its requests are not read any more.
+    with contextlib.suppress(TimeoutError):
+        while True:
+            slow.sock.sendall(slow.request(WRITE, large))
+    (connection,) = (x for x in loop.server._clients.values() if x.wants_writing)
+    # Answers and requests are limited: it is not read any further.
+    assert len(connection._unsent) < 3_000_000
+    assert connection._waiting_bytes < writer_connection.MAX_WAITING_BYTES + 2_000_000
+    assert other.call(WRITE, rows("b")) == (Kind.DONE, [None, 0])
+    wait_for(lambda: connection.gone, what="the client to be cut off")
+    assert other.call(WRITE, rows("c")) == (Kind.DONE, [None, 0])
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b"\xff\xff\xff\xff", b"\0\0\0\2{}", b"\0\0\0\4\xff\xfe\0x", b"GET / HTTP/1.1\r\n\r\n"],
+    ids=["too long", "no hello", "not JSON", "HTTP"],
+)
+def test_a_process_that_does_not_speak_the_protocol_is_cut_off(loop: Loop, data: bytes) -> None:
+    stranger, other = loop.connect(), loop.client()
+    stranger.sock.sendall(data)
+    with pytest.raises((EOFError, ConnectionResetError)):
+        stranger.body()
+    assert other.call(CHECK) == (Kind.DONE, None)
+
+
+def test_malformed_requests_are_cut_off_or_refused(loop: Loop) -> None:
+    client, other = loop.client(), loop.client()
+    kind, message = client.call(EXPIRE, "x", None)
+    assert (kind, "Expected" in message) == (Kind.FAILED, True)
+    kind, message = client.call(WRITE, [["x"]])
+    assert (kind, "Expected" in message) == (Kind.FAILED, True)
+    client.sock.sendall(client.request(CHECK, name="explode"))
+    assert client.answer()[1:] == (
+        Kind.FAILED,
+        "the writer process does not know the operation explode",
+    )
+    assert client.call(CHECK) == (Kind.DONE, None)
+    client.sock.sendall(b"\0\0\0\1\xc1")
+    with pytest.raises((EOFError, ConnectionResetError)):
+        client.body()
+    assert other.call(CHECK) == (Kind.DONE, None)
+
+
+def test_a_client_that_sends_nothing_is_cut_off(
+    loop: Loop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writer_server, "FIRST_CLIENT", 0.2)
+    silent = loop.connect()
+    with pytest.raises((EOFError, ConnectionResetError)):
+        silent.body()
+
+
+def test_a_message_in_many_pieces_is_one(loop: Loop) -> None:
+    client = loop.client()
+    data = client.request(WRITE, rows("a")) + client.request(CHECK)
+    for start in range(0, len(data), 7):
+        client.sock.sendall(data[start : start + 7])
+        time.sleep(0.001)
+    assert [client.answer()[:2] for _ in range(2)] == [(1, Kind.DONE), (2, Kind.DONE)]
+
+
+# -------------------------------------------------------------------------------------- opening
+def test_clients_are_told_while_the_tables_are_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It takes long, and meanwhile other clients connect and wait."""
+    opened = threading.Event()
+    open_engine = Engine.open
+
+    def slow(self: Engine, create: bool, serving: bool) -> None:
+        self.is_migrating = True
+        assert opened.wait(20)
+        self.is_migrating = False
+        open_engine(self, create, serving)
+
+    monkeypatch.setattr(Engine, "open", slow)
+    loop = Loop(tmp_path / "engage.db")
+    one, other = loop.client(), loop.client()
+    for client in (one, other):
+        client.sock.sendall(client.request(OPEN, True))
+    assert [client.answer()[1] for client in (one, other)] == [Kind.PROGRESS] * 2
+    third = loop.connect()
+    third.greet(started=2.0)
+    opened.set()
+    for client in (one, other):
+        while (answer := client.answer())[1] == Kind.PROGRESS:
+            pass
+        assert answer[1] == Kind.DONE
+    for client in loop.clients:
+        client.close()
+    loop.thread.join(20)
+
+
+def test_an_unexpected_error_ends_the_loop_and_is_reported(
+    loop: Loop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The clients connect again, to the next process."""
+    client = loop.client()
+
+    def broken() -> bool:
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(loop.host, "work", broken)
+    client.sock.sendall(client.request(CHECK))
+    with contextlib.suppress(EOFError, ConnectionResetError):
+        while True:
+            client.body()
+    loop.thread.join(20)
+    note = read_note(str(loop.path))
+    assert note is not None
+    assert (note.closed, note.failure) == (True, "RuntimeError: a bug")
