@@ -92,6 +92,8 @@ def events(like: Event, count: int, now: int) -> Iterator[Event]:
 
 async def fill(store: EventStore, count: int) -> None:
     """Write events to an open store that has none."""
+    if not count:
+        return
     pending: set[asyncio.Task[None]] = set()
     chunk: list[Event] = []
     begin = time.perf_counter()

@@ -61,6 +61,9 @@ class Figures:
     #: Events that retention deleted, in each round.
     expired: list[int] = dataclasses.field(default_factory=list)
 
+    #: How many events were in the store, at several times.
+    counts: list[int] = dataclasses.field(default_factory=list)
+
     def note(self, step: str, seconds: float) -> None:
         """Add the time that a step took in this round."""
         self.seconds.setdefault(step, []).append(seconds)
@@ -81,17 +84,20 @@ def measure(folder: Path, options: Options, figures: Figures, *, retention: bool
 
     :param retention: also measure the cases while retention deletes events.
     """
+    _note_count(folder, figures)
     _measure_start(folder, options, figures)
     with servers.engage(folder, workers=options.workers) as running:
         _measure_cases(running, options, figures, retention=False)
         figures.note("first line of export", first_line(folder / "engage.toml"))
+        _note_count(folder, figures)
     if not retention:
         return
     with servers.engage(folder, workers=options.workers, config_extra=_RETENTION) as running:
         time.sleep(FIRST_SECONDS + 1)
-        before = _first_number(folder)
+        before, _ = _numbers(folder)
         _measure_cases(running, options, figures, retention=True)
-        figures.expired.append(_first_number(folder) - before)
+        _note_count(folder, figures)
+        figures.expired.append(_numbers(folder)[0] - before)
 
 
 def _measure_start(folder: Path, options: Options, figures: Figures) -> None:
@@ -144,19 +150,29 @@ def first_line(config: Path) -> float:
     return took
 
 
-def _first_number(folder: Path) -> int:
-    """Return the number of the oldest event; it grows by one for each event that is deleted."""
-    return asyncio.run(_cursor_of_first(folder / "engage.toml"))
+def _numbers(folder: Path) -> tuple[int, int]:
+    """Return the numbers of the oldest and of the newest event.
+
+    Events are numbered in the order in which they were stored, and the oldest are deleted first.
+    """
+    return asyncio.run(_cursors(folder / "engage.toml"))
 
 
-async def _cursor_of_first(config: Path) -> int:
+async def _cursors(config: Path) -> tuple[int, int]:
     store = fill.open_config(config)
     await store.open(create=False)
     try:
-        page = await store.scan(EventFilter(), after=None, limit=1)
-        return int(page.cursor or 0)
+        first = await store.scan(EventFilter(), after=None, limit=1)
+        last = await store.recent(EventFilter(), limit=1)
+        assert last is not None
+        return int(first.cursor or 0), int(last.cursor or 0)
     finally:
         await store.close()
+
+
+def _note_count(folder: Path, figures: Figures) -> None:
+    first, last = _numbers(folder)
+    figures.counts.append(last - first + 1 if last else 0)
 
 
 # --------------------------------------------------------------------------------- all stores
@@ -174,7 +190,7 @@ def stores(sizes: Sequence[int], keep: Path | None, minutes: float) -> Iterator[
             base = Path(stack.enter_context(made))
         else:
             base = keep
-        # The empty store is always a new one.
+        # The empty store is a new one, also in each round.
         empty = base / f"0-{secrets.token_hex(4)}"
         stack.callback(shutil.rmtree, empty, ignore_errors=True)
         found = {size: base / f"{size}" if size else empty for size in sizes}
@@ -237,6 +253,8 @@ def print_seconds(figures: Mapping[int, Figures]) -> list[Goal]:
         if found.expired:
             count = f"{statistics.median(found.expired):,.0f}"
             rows.append([f"{size:,}", "events deleted by retention during its cases", count])
+        counts = f"{min(found.counts):,} to {max(found.counts):,}"
+        rows.append([f"{size:,}", "events in the store, with those of the load", counts])
     report.print_table(["events in the store", "step", "median"], rows)
     return goals
 
@@ -307,6 +325,9 @@ def main() -> int:
     with stores(sizes, arguments.folder, arguments.minutes) as folders:
         for _ in range(arguments.rounds):
             for size in sizes:
+                if not size:
+                    shutil.rmtree(folders[size])
+                    fill.make_store(folders[size], size)
                 # In an empty store, nothing is old enough to be deleted.
                 retention = arguments.retention and size > 0
                 measure(folders[size], options, figures[size], retention=retention)

@@ -131,7 +131,7 @@ def test_make_bench_large_compares_stores_of_several_sizes(tmp_path: Path) -> No
         "large.py",
         tmp_path,
         *("--events", "0,5000", "--seconds", "0.5", "--only", "2x1", "--tool", "python"),
-        *("--minutes", "0.1", "--no-retention", "--folder", str(stores)),
+        *("--minutes", "0.1", "--rounds", "2", "--no-retention", "--folder", str(stores)),
     )
     assert [row[:3] for row in rows(output, 12)] == [["0", "2", "1"], ["5,000", "2", "1"]]
     steps = [line for line in output.splitlines() if line.startswith("| 5,000 | ")][1:]
@@ -141,7 +141,9 @@ def test_make_bench_large_compares_stores_of_several_sizes(tmp_path: Path) -> No
         "check, store not in the page cache",
         "serve, store not in the page cache",
         "first line of export",
+        "events in the store, with those of the load",
     ]
+    assert "| 5,000 to " in steps[-1]
     # The empty store is not kept.
     assert [folder.name for folder in stores.iterdir()] == ["5000"]
     for role in ("supervisor", "worker"):
