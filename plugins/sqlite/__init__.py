@@ -9,6 +9,7 @@
 ``keys.py``            which events are stored, by their keys; which writer may write
 ``merge.py``           moves keys from memory into their table, in small steps
 ``filter.py``          the filter that says of most events that they are new
+``saved.py``           a file with both, which makes opening the store faster
 ``checkpoint.py``      the write-ahead log is copied into the file
 ``reader.py``          the reading connection: a snapshot for each call
 ``batch.py``           the events of one write, and what becomes of each

@@ -48,6 +48,10 @@ _MEANINGS: Final = {
 }
 
 
+#: Length of a key.
+KEY_BYTES: Final = 16
+
+
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
     """What the writer and the reader need; plain values, so that a process can be given them."""
@@ -233,7 +237,7 @@ def key_of(*parts: str) -> bytes:
 
     :raises UnicodeEncodeError: if a string contains a lone surrogate.
     """
-    digest = blake2b(digest_size=16)
+    digest = blake2b(digest_size=KEY_BYTES)
     for part in parts:
         encoded = part.encode()
         digest.update(len(encoded).to_bytes(8, "big") + encoded)

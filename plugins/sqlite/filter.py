@@ -1,22 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """A Bloom filter over the table ``keys``: of nearly all new events it says that they are new.
 
-Without it each new event costs a look-up of a random page. The filter is saved beside the file when
-the store is closed, and otherwise built again in pages. It can be deleted at any time.
+Without it each new event costs a look-up of a random page. The filter is saved when the store is
+closed (``saved.py``), and otherwise built again in pages.
 """
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import importlib.metadata
-import os
 import sqlite3
-from collections.abc import Collection, Iterable
-from hashlib import blake2b
-from typing import Any, Final
+from collections.abc import Collection, Sequence
+from typing import Final
 
-import orjson
 from rbloom import Bloom
 
 #: With it a key takes 15.8 bits.
@@ -28,8 +24,8 @@ _LEAST_CAPACITY: Final = 1 << 20
 #: Keys that one step of building reads: about 5 ms.
 BUILD_KEYS: Final = 5000
 
-#: Length of the checksum of a saved filter.
-_DIGEST_BYTES: Final = 32
+#: Another version of the library may set other bits for a key, and then a key is not found.
+VERSION: Final = importlib.metadata.version("rbloom")
 
 #: A key is a hash already. Python's ``hash`` depends on a seed of the process.
 _hash = functools.partial(int.from_bytes, byteorder="big", signed=True)
@@ -109,70 +105,25 @@ class Filter:
             self._position = page[-1][0]
         self.is_complete = len(page) < BUILD_KEYS
 
-    # --------------------------------------------------------------------------- the file
-    def save(self, path: str, epoch: int, merged: int) -> None:
-        """Write the filter to a file, if it is complete.
-
-        :param epoch: see ``keys.py``; the filter is of no use in another one.
-        :raises OSError: if it cannot be written.
-        """
-        if not self.is_complete:
-            return
-        blooms = [part.bloom.save_bytes() for part in self._parts]
-        head = {
-            **_identity(epoch, merged),
-            "parts": [
-                (part.capacity, part.added, part.last, len(bloom))
-                for part, bloom in zip(self._parts, blooms, strict=True)
-            ],
-        }
-        content = [orjson.dumps(head), b"\n", *blooms]
-        temporary = f"{path}.{os.getpid()}.tmp"
-        try:
-            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-            with open(descriptor, "wb") as file:
-                file.write(_checksum(content))
-                file.writelines(content)
-            os.replace(temporary, path)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                os.unlink(temporary)
-            raise
+    # --------------------------------------------------------------------------- saving
+    def dump(self) -> tuple[list[tuple[int, int, int]], list[bytes]]:
+        """Return the numbers and the bits of each part; nothing if the filter is not complete."""
+        parts = self._parts if self.is_complete else []
+        return (
+            [(part.capacity, part.added, part.last) for part in parts],
+            [part.bloom.save_bytes() for part in parts],
+        )
 
     @classmethod
-    def load(cls, path: str, epoch: int, merged: int) -> Filter | None:
-        """Return the filter that was saved with these numbers.
+    def load(cls, numbers: Sequence[Sequence[int]], blooms: Sequence[bytes]) -> Filter:
+        """Return the filter of which :meth:`dump` returned this.
 
-        :return: ``None`` if there is no such filter, or if the file is damaged.
+        It must have been made by the same :data:`VERSION`.
         """
-        try:
-            with open(path, "rb") as file:
-                checksum, content = file.read(_DIGEST_BYTES), file.read()
-        except OSError:
-            return None
-        if checksum != _checksum([content]):
-            return None
-        head, _, rest = content.partition(b"\n")
-        found = orjson.loads(head)
-        if {name: found.get(name) for name in _identity(0, 0)} != _identity(epoch, merged):
-            return None
         made = cls()
-        made._parts = []
-        for capacity, added, last, size in found["parts"]:
-            bloom, rest = Bloom.load_bytes(rest[:size], _hash), rest[size:]
-            made._parts.append(_Part(capacity, bloom, added, last))
+        made._parts = [
+            _Part(capacity, Bloom.load_bytes(bloom, _hash), added, last)
+            for (capacity, added, last), bloom in zip(numbers, blooms, strict=True)
+        ]
         made.is_complete = True
         return made
-
-
-def _identity(epoch: int, merged: int) -> dict[str, Any]:
-    """Return what a saved filter must agree with. Another version of the library may set other
-    bits, and a key that is not found counts as new."""
-    return {"epoch": epoch, "merged": merged, "rbloom": importlib.metadata.version("rbloom")}
-
-
-def _checksum(content: Iterable[bytes]) -> bytes:
-    digest = blake2b(digest_size=_DIGEST_BYTES)
-    for one in content:
-        digest.update(one)
-    return digest.digest()

@@ -16,22 +16,27 @@ transaction with what its own last transaction left.
 
 from __future__ import annotations
 
+import itertools
 import secrets
 import sqlite3
-from collections.abc import Collection, Iterator, Mapping
+import sys
+from array import array
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
-from typing import Final
+from typing import Any, Final
 
 from engage.api import StorageUnavailable
 
-from .connection import look_up
+from . import filter as key_filter
+from . import saved
+from .connection import KEY_BYTES, look_up
 from .filter import Filter
 from .merge import Frozen, Merger
 
 #: The number of keys in memory from which they are merged: at least the first, and a part of the
 #: table, because the larger the table, the fewer keys of a merge are on one page; but not more than
 #: the second, because all keys in memory are read again after a crash.
-MERGE_KEYS: Final = (100_000, 400_000)
+MERGE_KEYS: Final = (100_000, 250_000)
 _MERGE_PART: Final = 25
 
 #: Keys of a step that is a transaction of its own.
@@ -46,7 +51,7 @@ class Keys:
 
     def __init__(self, path: str) -> None:
         """:param path: the file of the store."""
-        self._saved = f"{path}-filter"
+        self._saved = f"{path}-keys"
         self.reset()
 
     def reset(self) -> None:
@@ -84,17 +89,16 @@ class Keys:
         before, last = _state(db)
         numbers = dict(db.execute("SELECT name, value FROM store"))
         merged = numbers["merged"]
-        self._merger = Merger(merged, numbers["swept"])
         self._last = last
-        saved = Filter.load(self._saved, before, merged)
-        if saved is not None:
-            self._filter = saved
-        else:
+        self._merger = Merger(merged, numbers["swept"])
+        newest = self._load(_identity(before, last, merged))
+        self.plan(db)
+        if newest is None:
             (least,) = db.execute("SELECT min(seq) FROM events").fetchone()
             self._filter = Filter(max(0, merged - (least or merged)))
-        self.plan(db)
-        rows = db.execute("SELECT seq, key FROM events WHERE seq > ? ORDER BY seq", (merged,))
-        for seq, key in rows:
+            query = "SELECT key, seq FROM events WHERE seq > ? ORDER BY seq"
+            newest = db.execute(query, (merged,))
+        for key, seq in newest:
             self._live[key] = seq
             if len(self._live) >= self._threshold:
                 self._freeze(seq)
@@ -105,12 +109,34 @@ class Keys:
         db.execute("UPDATE store SET value = ? WHERE name = 'epoch'", (self._epoch,))
 
     def save(self) -> None:
-        """Save the filter for the next writer.
+        """Save what is in memory for the next writer.
 
         :raises OSError: if it cannot be written.
         """
-        if self._epoch is not None:
-            self._filter.save(self._saved, self._epoch, self._merger.merged)
+        if self._epoch is None or not self._filter.is_complete:
+            return
+        known = [*(frozen.keys for frozen in self._merger.waiting), self._live]
+        numbers, blooms = self._filter.dump()
+        head = {**_identity(self._epoch, self._last, self._merger.merged), "filter": numbers}
+        keys = b"".join(itertools.chain(*known))
+        seqs = array("q", itertools.chain(*(one.values() for one in known))).tobytes()
+        saved.write(self._saved, head, [keys, seqs, *blooms])
+
+    def _load(self, identity: Mapping[str, Any]) -> Iterable[tuple[bytes, int]] | None:
+        """Take the filter that was saved, and return the keys that are not in the table.
+
+        :return: ``None`` if nothing was saved for this state of the store.
+        """
+        found = saved.read(self._saved)
+        if found is None:
+            return None
+        head, (keys, seqs, *blooms) = found
+        if {name: head.get(name) for name in identity} != identity:
+            return None
+        self._filter = Filter.load(head["filter"], blooms)
+        size = KEY_BYTES
+        split = (keys[start : start + size] for start in range(0, len(keys), size))
+        return zip(split, array("q", seqs), strict=True)
 
     # ---------------------------------------------------------------------------- events
     @property
@@ -249,3 +275,14 @@ def _state(db: sqlite3.Connection) -> tuple[int, int]:
         "(SELECT seq FROM sqlite_sequence WHERE name = 'events')"
     ).fetchone()
     return epoch, last or 0
+
+
+def _identity(epoch: int, last: int, merged: int) -> dict[str, Any]:
+    """Return what must be equal in the store and in what was saved."""
+    return {
+        "epoch": epoch,
+        "last": last,
+        "merged": merged,
+        "filter_version": key_filter.VERSION,
+        "byte_order": sys.byteorder,
+    }

@@ -458,7 +458,7 @@ def test_a_full_disk_in_a_merge_loses_nothing(path: Path) -> None:
 
 # --------------------------------------------------------------------------------- filter
 def saved(path: Path) -> Path:
-    return path.with_name("engage.db-filter")
+    return path.with_name("engage.db-keys")
 
 
 def closed(path: Path) -> None:
@@ -469,23 +469,41 @@ def closed(path: Path) -> None:
     engine.close()
 
 
-def test_the_filter_is_saved_when_the_store_is_closed(path: Path) -> None:
+def test_what_is_in_memory_is_saved_when_the_store_is_closed(path: Path) -> None:
     closed(path)
     assert saved(path).stat().st_mode & 0o777 == 0o600
     engine = opened(path)
     assert engine._keys.has_filter
+    expected = {key for key, seq in numbers(path).items() if seq > merged(path)}
+    assert set(engine._keys._live) == expected
+    assert expected
     assert are_duplicates(engine, range(150))
     write_all(engine, range(150, 400))
     engine.drop()
-    # Killed: the saved filter is an old one.
+    # Killed: what was saved is older.
     engine = opened(path)
     assert not engine._keys.has_filter
     assert are_duplicates(engine, range(400))
     engine.close()
 
 
+def test_a_saved_file_does_not_fit_another_content(path: Path, tmp_path: Path) -> None:
+    engine = opened(path)
+    write_all(engine, range(50))
+    backup(path, tmp_path / "before.db")
+    write_all(engine, range(50, 150))
+    finish(engine)
+    engine.close()
+    restore(path, tmp_path / "before.db")
+    engine = opened(path)
+    assert not engine._keys.has_filter
+    assert are_duplicates(engine, range(50))
+    assert write(engine, 149) == [Status.STORED]
+    engine.close()
+
+
 @pytest.mark.parametrize("what", ["cut", "changed", "empty", "foreign", "folder", "version"])
-def test_a_filter_that_does_not_fit_is_not_used(
+def test_a_saved_file_that_does_not_fit_is_not_used(
     path: Path, tmp_path: Path, what: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     closed(path)
@@ -504,7 +522,7 @@ def test_a_filter_that_does_not_fit_is_not_used(
         saved(path).unlink()
         saved(path).mkdir()
     else:
-        monkeypatch.setattr(key_filter.importlib.metadata, "version", lambda _: "0")
+        monkeypatch.setattr(key_filter, "VERSION", "0")
     engine = opened(path)
     assert not engine._keys.has_filter
     assert are_duplicates(engine, range(150))

@@ -69,7 +69,7 @@ async def test_the_process_ends_with_its_last_client(tmp_path: Path) -> None:
         with pytest.raises(StorageUnavailable):
             await other.write([event("n")])
     # close() waits until the store is closed, so that its file can be copied.
-    names = ["engage.db", "engage.db-filter", "engage.db-writer.lock"]
+    names = ["engage.db", "engage.db-keys", "engage.db-writer.lock"]
     assert sorted(os.listdir(tmp_path)) == names
     await until(lambda: not Path(f"/proc/{pid}").exists())
 
