@@ -42,6 +42,8 @@ Result = TypeVar("Result")
 _RETRY: Final = 0.01
 #: Seconds that the writer has to answer the first message.
 _GREETING: Final = 5.0
+#: Seconds that the last client waits until the writer has closed the store (a worker has two).
+_CLOSING: Final = 1.5
 #: Bytes of requests that wait for their answers; with more, further ones fail.
 _MAX_PENDING_BYTES: Final = 128 * 1024 * 1024
 #: Seconds until a process that could not start is tried again: at first, and at most. The pause
@@ -126,7 +128,7 @@ class WriterClient:
             await asyncio.wait([connecting])
         connection, self._connection = self._connection, None
         if connection is not None:
-            await connection.close(self._settings.timeout)
+            await connection.close(min(_CLOSING, self._settings.timeout))
 
     def _time_out(self, request: WaitingCall) -> None:
         if not request.future.done():
@@ -184,7 +186,7 @@ class WriterClient:
                 if connection is not None:
                     self._connection = connection
                     self.pid = connection.welcome.pid
-                    self._pause = _BACK_OFF[0]
+                    self._process, self._pause = None, _BACK_OFF[0]
                     for request in self._pending.values():
                         connection.send(request)
                     return

@@ -21,6 +21,7 @@ from engage_plugins.sqlite.lock import read_note
 from support.processes import parent_of
 from support.server_process import SQLITE, Server, start_server
 from support.traffic import Sender, Traffic, expected_groups, expected_users, send_all
+from support.waiting import wait_for
 
 #: Workers, where they write, and what is killed: the ``server`` with its workers (and, by chance,
 #: the writer process), the ``writer`` process, or the ``worker`` that started it.
@@ -57,9 +58,14 @@ def test_acknowledged_events_survive_kills_and_are_stored_once(
                 sender.join()
                 assert sender.unanswered, "the kill came too late to cut anything off"
                 server.start()
-            else:
+            elif victim == "writer":
                 sender.wait_for(acknowledged=len(sender.acknowledged) + chance.randrange(1, 20))
                 sender.stop()
+            else:
+                # The connections of the other worker go on, if it has any.
+                time.sleep(chance.random() * 0.3)
+                sender.stop()
+                wait_for(lambda: len(server.workers()) == workers, what="another worker")
             if victim == "writer":
                 # It takes longer, but no client gets an error.
                 assert not sender.unanswered
@@ -75,6 +81,10 @@ def test_acknowledged_events_survive_kills_and_are_stored_once(
             send_all(("127.0.0.1", server.port), sender.unanswered)
             sent |= acknowledged | unanswered
             stored = _check(server, sent)
+            if victim == "worker" and number % 6 == 5:
+                # It gives up when ten workers have died within a minute.
+                assert server.stop() == 0
+                server.start()
         assert server.stop() == 0
         _check(server, sent)
 
