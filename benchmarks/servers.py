@@ -144,12 +144,19 @@ def free(store: Path) -> None:
         time.sleep(0.05)
 
 
+def _interrupt(*_: object) -> None:
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        # A shell starts its background jobs in this way.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.raise_signal(signal.SIGINT)
+
+
 def run_main(main: Callable[[], int]) -> NoReturn:
     """Run a benchmark and exit with its status.
 
     ^C and SIGTERM end its processes and delete its files.
     """
-    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+    signal.signal(signal.SIGTERM, _interrupt)
     try:
         sys.exit(main())
     except KeyboardInterrupt:
