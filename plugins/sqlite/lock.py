@@ -86,6 +86,8 @@ class WriterLock:
     def is_current(self) -> bool:
         """Return whether the locked file is the one at the path. If it was deleted, another process
         can be the writer."""
+        if self.descriptor < 0:
+            return False
         try:
             at_path = os.stat(lock_path(self.store))
         except OSError:

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import msgspec
 
-from .operations import OPERATIONS, Operation
+from .operations import OPEN, OPERATIONS, Operation
 from .protocol import (
     MAX_HELLO,
     MAX_MESSAGE,
@@ -144,7 +144,8 @@ class Connection:
     def next_request(self, now: float) -> WaitingRequest | None:
         """Return the request whose turn it is, without those that nobody waits for any more."""
         requests = self.requests
-        while requests and requests[0].deadline < now:
+        # Who opens a store may wait longer, while its tables are changed.
+        while requests and requests[0].deadline < now and requests[0].operation is not OPEN:
             self.take()
         return requests[0] if requests and len(self._unsent) <= MAX_UNREAD_BYTES else None
 

@@ -19,6 +19,7 @@ from engage.api import StorageUnavailable
 from .connection import Settings
 from .lock import Note, WriterLock, read_note
 from .operations import OPEN, WRITE, Operation, encode_outcomes
+from .transactions import SupersededError
 from .worker_thread import WorkerThread
 from .writer_client import thread_message
 from .writer_host import WriterHost
@@ -84,9 +85,18 @@ class WriterThread:
         if operation is OPEN:
             await self._open(use, *arguments)
             return None  # type: ignore[return-value]
-        result: Any = await use.thread.call(
-            use.host.call, operation, arguments, seconds=self._settings.timeout
-        )
+        try:
+            result: Any = await use.thread.call(
+                use.host.call, operation, arguments, seconds=self._settings.timeout
+            )
+        except SupersededError:
+            # The lock's file was deleted, and another process is the writer now. The next call
+            # takes the lock again, or reports who has it.
+            with _guard:
+                if _shared.get(self._store) is use:
+                    del _shared[self._store]
+            await self.close()
+            raise
         if operation is WRITE:
             outcomes, dropped = result
             result = (encode_outcomes(outcomes), dropped)

@@ -428,6 +428,24 @@ async def test_a_thread_does_not_write_beside_a_process(tmp_path: Path) -> None:
             await make(tmp_path, "thread").open(create=True)
 
 
+async def test_a_thread_that_lost_the_store_says_who_has_it(tmp_path: Path) -> None:
+    """Its lock was deleted, and a process took the store over. Nothing is lost or doubled."""
+    async with opened(make(tmp_path, "thread")) as thread:
+        await store_all(thread, event("a"))
+        (tmp_path / "engage.db-writer.lock").unlink()
+        async with opened(make(tmp_path)) as store:
+            await store_all(store, event("b"))
+            with pytest.raises(StorageUnavailable, match="another process writes to it now"):
+                await thread.write([event("c")])
+            with pytest.raises(StorageUnavailable, match=f"process {pid_of(store)} writes this"):
+                await thread.write([event("c")])
+            await store_all(store, event("c"))
+        # The process has ended.
+        (outcome,) = await thread.write([event("c")])
+        assert outcome.status is Status.DUPLICATE
+        assert await ids(thread) == ["a", "b", "c"]
+
+
 OPENS = """
 import asyncio, sys
 from pathlib import Path

@@ -400,10 +400,12 @@ def test_clients_are_told_while_the_tables_are_changed(
     loop = Loop(tmp_path / "engage.db")
     one, other = loop.client(), loop.client()
     for client in (one, other):
-        client.sock.sendall(client.request(OPEN, True))
+        # Longer than they said that they would wait.
+        client.sock.sendall(client.request(OPEN, True, seconds=0.3))
     assert [client.answer()[1] for client in (one, other)] == [Kind.PROGRESS] * 2
     third = loop.connect()
     third.greet(started=2.0)
+    time.sleep(0.4)
     opened.set()
     for client in (one, other):
         while (answer := client.answer())[1] == Kind.PROGRESS:
