@@ -91,7 +91,7 @@ def measure(engine: Engine, size: int, count: int, start: int) -> str:
         before = time.perf_counter()
         engine.write(made[first : first + size])
         taken.append(time.perf_counter() - before)
-        engine.maintain()
+        engine.work()
     seconds, cpu, written = time.perf_counter() - begin, _cpu() - cpu, _written() - written
     p50, p99 = statistics.median(taken), statistics.quantiles(taken, n=100)[98]
     return (

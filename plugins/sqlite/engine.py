@@ -85,10 +85,6 @@ class Engine(Transactions):
             self._keys.merge_failed()
             raise
 
-    def maintain(self) -> None:
-        """Do a step of the background work when an answer is on its way."""
-        self.work()
-
     def close(self) -> None:
         """Close the store, and save what makes opening it faster."""
         self._checkpoints.wait()

@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The log is copied by a thread and the writer, and an error of either makes it doubtful."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sqlite3
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from engage.testing import event
+from engage_plugins.sqlite import checkpoint
+from engage_plugins.sqlite.engine import Engine
+from engage_plugins.sqlite.events import row_of
+from support.sqlite import large, settings
+
+
+@pytest.fixture
+def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
+    monkeypatch.setattr(checkpoint, "CHECKPOINT_BYTES", 400_000)
+    monkeypatch.setattr(checkpoint, "FORCED_CHECKPOINT_BYTES", 1_200_000)
+    monkeypatch.setattr(checkpoint, "REST_BYTES", 100_000)
+    monkeypatch.setattr(checkpoint, "CHECKPOINT_PAUSE", 0.0)
+    engine = Engine(settings(tmp_path / "engage.db"))
+    engine.open(True, True)
+    yield engine
+    engine.close()
+
+
+def log_bytes(tmp_path: Path) -> int:
+    return os.stat(tmp_path / "engage.db-wal").st_size
+
+
+def write(engine: Engine, name: object) -> None:
+    engine.write([row_of(large(str(name)))])
+
+
+def test_the_log_is_copied_while_writes_continue(
+    engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The writer waits for the thread only when the log has become too long."""
+    free, begun = threading.Event(), threading.Event()
+    real = checkpoint.run
+
+    def run(db: sqlite3.Connection, mode: str, wait: float) -> bool:
+        if threading.current_thread() is not threading.main_thread():
+            begun.set()
+            free.wait(30)
+        return bool(real(db, mode, wait))
+
+    monkeypatch.setattr(checkpoint, "run", run)
+    monkeypatch.setattr(checkpoint, "FORCED_CHECKPOINT_WAIT", 0.01)
+    for number in range(40):
+        write(engine, number)
+        engine.work()
+    assert begun.wait(30)
+    assert log_bytes(tmp_path) > 2_000_000
+    free.set()
+    monkeypatch.setattr(checkpoint, "FORCED_CHECKPOINT_WAIT", 30)
+    monkeypatch.setattr(checkpoint, "KEPT_WAL_BYTES", 100_000)
+    engine.work()
+    for _ in range(20):
+        engine.work()
+    # A new log begins, and its first frames replace the old ones.
+    write(engine, "last")
+    with contextlib.closing(sqlite3.connect(tmp_path / "engage.db")) as db:
+        _, frames, _ = db.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
+    assert frames < 50
+
+
+@pytest.mark.parametrize("where", ["thread", "writer"])
+def test_an_error_makes_the_log_doubtful(
+    engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    """Nothing is acknowledged until a checkpoint has read and synced all of it."""
+    real = checkpoint.run
+    modes: list[str] = []
+
+    def run(db: sqlite3.Connection, mode: str, wait: float) -> bool:
+        in_writer = threading.current_thread() is threading.main_thread()
+        if in_writer:
+            modes.append(mode)
+        if in_writer == (where == "writer") and mode == "PASSIVE":
+            error = sqlite3.OperationalError("disk I/O error")
+            error.sqlite_errorcode = sqlite3.SQLITE_IOERR_FSYNC
+            raise error
+        return bool(real(db, mode, wait))
+
+    monkeypatch.setattr(checkpoint, "run", run)
+    for number in range(1000):
+        write(engine, number)
+        engine.work()
+        if "TRUNCATE" in modes:
+            break
+    assert modes == ["TRUNCATE"] if where == "thread" else ["PASSIVE", "TRUNCATE"]
+    assert log_bytes(tmp_path) < 400_000
+    outcomes, _ = engine.write([row_of(event("0"))])
+    assert outcomes[0].stored is not None
+
+
+def test_closing_waits_for_the_thread(engine: Engine, tmp_path: Path) -> None:
+    while not engine._checkpoints._copying:
+        write(engine, os.urandom(8).hex())
+        engine.work()
+    engine.close()
+    assert not [one for one in threading.enumerate() if one.name == "engage-sqlite-checkpoint"]
+    assert not (tmp_path / "engage.db-wal").exists()
