@@ -119,7 +119,9 @@ class _Registry:
     def __getattr__(self, name: str) -> Any:
         return getattr(registry(), name)
 
-    def make_storage(self, config: Config, *, had_store: bool = False) -> EventStore:
+    def make_storage(
+        self, config: Config, *, had_store: bool = False, server_started: float | None = None
+    ) -> EventStore:
         """Return the storage of the test."""
         return self._store
 

@@ -99,9 +99,11 @@ class Meddling:
     def __getattr__(self, name: str) -> Any:
         return getattr(registry(), name)
 
-    def make_storage(self, config: Config, *, had_store: bool = False) -> EventStore:
+    def make_storage(
+        self, config: Config, *, had_store: bool = False, server_started: float | None = None
+    ) -> EventStore:
         """See :meth:`engage.registry.Registry.make_storage`."""
-        store = registry().make_storage(config, had_store=had_store)
+        store = registry().make_storage(config, had_store=had_store, server_started=server_started)
         self._meddle(store)
         return store
 
