@@ -13,6 +13,9 @@ everything.
 
 When a call fails quickly or unexpectedly, the requests in it are retried one by one, so that one
 poisonous request cannot fail the others.
+
+Length: one state machine. A call, its time limits and what follows its failure change the same
+state.
 """
 
 from __future__ import annotations
@@ -38,6 +41,26 @@ _QUICK_FAILURE: Final = 1.0
 
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
+
+
+class _Call(Generic[_Item, _Result]):
+    """A task that calls the storage with one group of requests after the other."""
+
+    __slots__ = ("given_up", "group", "late", "started", "task", "timer")
+
+    #: The task; assigned before it begins.
+    task: asyncio.Task[None]
+
+    def __init__(self) -> None:
+        #: The requests of the current call, in the order of their deadlines …
+        self.group: Sequence[WriteRequest[_Item, _Result]] = ()
+        #: … how many of them failed because their time is over …
+        self.late = 0
+        #: … when it began, and what fails the next request at its deadline.
+        self.started = 0.0
+        self.timer: asyncio.Handle | None = None
+        #: Whether the call did not return in time. Then nothing waits for the task any more.
+        self.given_up = False
 
 
 class GroupCommit(Generic[_Item, _Result]):
@@ -80,7 +103,7 @@ class GroupCommit(Generic[_Item, _Result]):
         self._failed = failed
         self._recover = recover
         self._freed = freed
-        #: The tasks that make the calls, each one call at a time.
+        #: The tasks that make the calls, each one call at a time, and the one that recovers.
         self._tasks: set[asyncio.Task[None]] = set()
         #: Whether a task was made that has not begun yet.
         self._starting = False
@@ -158,11 +181,11 @@ class GroupCommit(Generic[_Item, _Result]):
         # task starts in the next turn of the loop, with all requests that arrived in this one.
         assert self._loop is not None
         self._starting = True
-        self._tasks.add(self._loop.create_task(self._run()))
+        call: _Call[_Item, _Result] = _Call()
+        call.task = self._loop.create_task(self._run(call))
+        self._tasks.add(call.task)
 
-    async def _run(self) -> None:
-        task = asyncio.current_task()
-        assert task is not None
+    async def _run(self, call: _Call[_Item, _Result]) -> None:
         self._starting = False
         ended = False
         try:
@@ -171,8 +194,10 @@ class GroupCommit(Generic[_Item, _Result]):
                 group = self._queue.next_group()
                 self._start_if_due()
                 try:
-                    await self._write(group)
+                    await self._write(call, group)
                 except BaseException as error:
+                    if call.given_up:
+                        raise
                     # A bug here, or the loop is closing: no caller may wait indefinitely.
                     for request in group:
                         request.fail(StorageUnavailable("the write was abandoned"))
@@ -180,20 +205,33 @@ class GroupCommit(Generic[_Item, _Result]):
                         raise
                     _log.exception("a group commit failed unexpectedly")
                 finally:
-                    self._free(group)
+                    if not call.given_up:
+                        self._free(group)
+                if call.given_up:
+                    return
             ended = True
         finally:
-            # There is no await since the last look at the queue, so no request was missed.
-            self._tasks.discard(task)
-            if not ended:
-                self._fail(self._drop())
+            if not call.given_up:
+                # There is no await since the last look at the queue, so no request was missed.
+                self._end(call.task, failed=not ended)
 
-    async def _write(self, group: list[WriteRequest[_Item, _Result]]) -> None:
+    def _end(self, task: asyncio.Task[None], *, failed: bool) -> None:
+        """Forget a task.
+
+        :param failed: whether no task may follow, so that no request may wait for one.
+        """
+        self._tasks.discard(task)
+        if failed:
+            self._fail(self._drop())
+
+    async def _write(
+        self, call: _Call[_Item, _Result], group: Sequence[WriteRequest[_Item, _Result]]
+    ) -> None:
         loop = self._loop
         assert loop is not None
         started = loop.time()
         try:
-            await self._attempt(group)
+            await self._attempt_group(call, group)
         except TimeoutError:
             await self._time_out(group, loop.time() - started)
         except StorageUnavailable as error:
@@ -210,46 +248,17 @@ class GroupCommit(Generic[_Item, _Result]):
             else:
                 self._fail(group)
 
-    async def _time_out(
-        self, group: Sequence[WriteRequest[_Item, _Result]], seconds: float
+    # ------------------------------------------------------------------------------ a usual call
+    # The task awaits the storage itself, and a timer watches its time. With another task for the
+    # call, a request that is alone took three more turns of the event loop.
+    async def _attempt_group(
+        self, call: _Call[_Item, _Result], group: Sequence[WriteRequest[_Item, _Result]]
     ) -> None:
-        """Fail requests whose time is over.
-
-        :param seconds: the duration of the call that they waited for.
-        """
-        self._fail(group)
-        if self._recovering:
-            return
-        assert self._loop is not None
-        if min(seconds, self._loop.time() - self._answered) < self._timeout / 2:
-            # Most of their time was spent waiting, or another call was successful meanwhile: the
-            # store is slow, but it answers.
-            return
-        _log.error("the storage did not answer within %.1f s", seconds)
-        # The requests that arrived meanwhile wait for the same store.
-        self._fail(self._drop())
-        self._recovering = True
-        try:
-            await self._wait_for_recovery()
-        finally:
-            self._recovering = False
-
-    async def _wait_for_recovery(self) -> None:
-        """Recover; requests that arrive meanwhile wait until their usual deadline."""
-        loop = self._loop
-        assert loop is not None
-        recovering = asyncio.ensure_future(self._recover())
-        while not recovering.done():
-            now = loop.time()
-            until = self._queue.earliest_deadline(now + self._timeout)
-            await asyncio.wait((recovering,), timeout=max(until - now, 0))
-            self._fail(self._drop(late_at=loop.time()))
-        await recovering
-
-    async def _attempt(self, group: Sequence[WriteRequest[_Item, _Result]]) -> None:
         """Make one call of the storage and hand each request its results.
 
-        :raises TimeoutError: if the time of every request is over.
+        If the call does not return in time, it is given up, and whatever follows does nothing.
+
+        :raises TimeoutError: if the time of every request was over before.
         :raises StorageUnavailable: if the storage raised it, or cancelled the call.
         """
         loop = self._loop
@@ -261,16 +270,157 @@ class GroupCommit(Generic[_Item, _Result]):
         if group[-1].deadline <= started:
             self._failed()
             raise TimeoutError
-        call = asyncio.ensure_future(self._call(items))
+        call.group, call.started, call.late = group, started, 0
+        call.timer = loop.call_at(group[0].deadline, self._due, call)
         try:
-            # In the order of arrival, which is that of the deadlines: each request fails at its
-            # deadline, and the call goes on for those that arrived later.
-            for request in group:
-                await asyncio.wait((call,), timeout=max(request.deadline - loop.time(), 0))
-                if call.done():
-                    break
+            results = await self._call(items)
+            if call.given_up:
+                return
+            _check_number(results, items)
+        except asyncio.CancelledError:
+            if call.given_up or call.task.cancelling():
+                raise
+            self._failed()
+            raise StorageUnavailable("the storage cancelled the write") from None
+        except Exception:
+            if call.given_up:
+                return
+            self._failed()
+            raise
+        finally:
+            if call.timer is not None:
+                call.timer.cancel()
+        self._hand_out(group, items, results, started)
+
+    def _due(self, call: _Call[_Item, _Result]) -> None:
+        """Let a call end whose result has arrived already; then fail what is late."""
+        assert self._loop is not None
+        call.timer = self._loop.call_soon(self._overdue, call)
+
+    def _overdue(self, call: _Call[_Item, _Result]) -> None:
+        """Fail the requests of a call whose time is over. If there are no others, give it up."""
+        loop, group = self._loop, call.group
+        assert loop is not None
+        # In the order of arrival, which is that of the deadlines: each request fails at its
+        # deadline, and the call goes on for those that arrived later.
+        late = call.late + 1
+        while late < len(group) and group[late].deadline <= loop.time():
+            late += 1
+        self._fail(group[call.late : late])
+        call.late = late
+        if late < len(group):
+            call.timer = loop.call_at(group[late].deadline, self._due, call)
+            return
+        call.timer = None
+        call.given_up = True
+        self._failed()
+        # Not awaited: a call that overruns its time may ignore the cancellation as well.
+        call.task.cancel()
+        self._tasks.discard(call.task)
+        if self._note_time_out(group, loop.time() - call.started):
+            self._tasks.add(loop.create_task(self._recover_after(group)))
+        else:
+            self._free(group)
+            self._start_if_due()
+
+    def _hand_out(
+        self,
+        group: Sequence[WriteRequest[_Item, _Result]],
+        items: Sequence[_Item],
+        results: Sequence[_Result],
+        started: float,
+    ) -> None:
+        """Hand each request its results."""
+        assert self._loop is not None
+        if not self._healthy:
+            self._healthy = True
+            _log.warning("the storage is available again")
+        self._answered = self._loop.time()
+        self._done(self._answered - started, items, results)
+        start = 0
+        for request in group:
+            end = start + len(request.items)
+            if not request.future.done():
+                whole = start == 0 and end == len(results)
+                request.future.set_result(results if whole else results[start:end])
+            start = end
+
+    # ---------------------------------------------------------------------------- a failed call
+    async def _time_out(
+        self, group: Sequence[WriteRequest[_Item, _Result]], seconds: float
+    ) -> None:
+        """Fail requests whose time is over, and recover if the store does not answer."""
+        if self._note_time_out(group, seconds):
+            await self._wait_for_recovery()
+
+    def _note_time_out(self, group: Sequence[WriteRequest[_Item, _Result]], seconds: float) -> bool:
+        """Fail requests whose time is over.
+
+        :param seconds: the duration of the call that they waited for.
+        :return: whether the store has to recover. No call begins until it has.
+        """
+        self._fail(group)
+        if self._recovering:
+            return False
+        assert self._loop is not None
+        if min(seconds, self._loop.time() - self._answered) < self._timeout / 2:
+            # Most of their time was spent waiting, or another call was successful meanwhile: the
+            # store is slow, but it answers.
+            return False
+        _log.error("the storage did not answer within %.1f s", seconds)
+        self._recovering = True
+        # The requests that arrived meanwhile wait for the same store.
+        self._fail(self._drop())
+        return True
+
+    async def _recover_after(self, group: Sequence[WriteRequest[_Item, _Result]]) -> None:
+        """Recover after a call that was given up, then go on."""
+        task = asyncio.current_task()
+        assert task is not None
+        ended = False
+        try:
+            await self._wait_for_recovery()
+            ended = True
+        except Exception:
+            _log.exception("the storage could not recover")
+            ended = True
+        finally:
+            self._free(group)
+            self._end(task, failed=not ended)
+            self._start_if_due()
+
+    async def _wait_for_recovery(self) -> None:
+        """Recover; requests that arrive meanwhile wait until their usual deadline."""
+        loop = self._loop
+        assert loop is not None
+        try:
+            recovering = asyncio.ensure_future(self._recover())
+            while not recovering.done():
+                now = loop.time()
+                until = self._queue.earliest_deadline(now + self._timeout)
+                await asyncio.wait((recovering,), timeout=max(until - now, 0))
+                self._fail(self._drop(late_at=loop.time()))
+            await recovering
+        finally:
+            self._recovering = False
+
+    async def _attempt(self, request: WriteRequest[_Item, _Result]) -> None:
+        """Make one call of the storage for one request.
+
+        :raises TimeoutError: if the time of the request is over.
+        :raises StorageUnavailable: if the storage raised it, or cancelled the call.
+        """
+        loop = self._loop
+        assert loop is not None
+        started = loop.time()
+        if request.deadline <= started:
+            self._failed()
+            raise TimeoutError
+        call = asyncio.ensure_future(self._call(request.items))
+        try:
+            await asyncio.wait((call,), timeout=max(request.deadline - started, 0))
+            if not call.done():
                 self._fail((request,))
-            else:
                 self._failed()
                 raise TimeoutError
         finally:
@@ -280,26 +430,14 @@ class GroupCommit(Generic[_Item, _Result]):
                 call.add_done_callback(_retrieve_exception)
         try:
             results = call.result()
-            if len(results) != len(items):
-                raise TypeError(f"{len(results)} results for {len(items)} items")
+            _check_number(results, request.items)
         except asyncio.CancelledError:
             self._failed()
             raise StorageUnavailable("the storage cancelled the write") from None
         except Exception:
             self._failed()
             raise
-        if not self._healthy:
-            self._healthy = True
-            _log.warning("the storage is available again")
-        self._answered = loop.time()
-        self._done(self._answered - started, items, results)
-        start = 0
-        for request in group:
-            end = start + len(request.items)
-            if not request.future.done():
-                whole = start == 0 and end == len(results)
-                request.future.set_result(results if whole else results[start:end])
-            start = end
+        self._hand_out((request,), request.items, results, started)
 
     async def _one_by_one(self, group: Sequence[WriteRequest[_Item, _Result]]) -> None:
         """Write each request in a separate call.
@@ -313,7 +451,7 @@ class GroupCommit(Generic[_Item, _Result]):
         for index, request in enumerate(group):
             started = loop.time()
             try:
-                await self._attempt((request,))
+                await self._attempt(request)
                 in_a_row = 0
             except TimeoutError:
                 await self._time_out(group[index:], loop.time() - started)
@@ -353,6 +491,12 @@ class GroupCommit(Generic[_Item, _Result]):
     def _fail(self, requests: Sequence[WriteRequest[_Item, _Result]]) -> None:
         for request in requests:
             request.fail(StorageUnavailable("not all events are durable"))
+
+
+def _check_number(results: Sequence[Any], items: Sequence[Any]) -> None:
+    """:raises TypeError: if there is not one result for each item."""
+    if len(results) != len(items):
+        raise TypeError(f"{len(results)} results for {len(items)} items")
 
 
 def _retrieve_exception(task: asyncio.Future[Any]) -> None:

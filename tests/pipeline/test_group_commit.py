@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -21,6 +22,14 @@ async def test_a_single_request_does_not_wait() -> None:
     assert await target.submit("a", "b") == ["<a>", "<b>"]
     assert target.calls == [["a", "b"]]
     assert target.group_commit.items == 0
+
+
+async def test_a_single_request_takes_one_turn_of_the_event_loop() -> None:
+    """Each turn is a system call."""
+    target = Target()
+    request = target.group_commit.submit(["a"], 1)
+    await asyncio.sleep(0)
+    assert request.done()
 
 
 async def test_requests_that_arrive_together_are_one_call() -> None:
@@ -311,6 +320,48 @@ async def test_a_call_that_ignores_its_cancellation_is_abandoned() -> None:
     assert await target.submit("b") == ["<b>"]
     gate.set()
     await turns()
+
+
+async def test_a_late_result_counts_for_nothing() -> None:
+    target = Target(timeout=0.05)
+    gate = asyncio.Event()
+    ended = asyncio.Event()
+
+    async def stubborn() -> None:
+        with contextlib.suppress(asyncio.CancelledError):
+            await gate.wait()
+        await gate.wait()
+        ended.set()
+
+    target.before = lambda items: stubborn()
+    with pytest.raises(StorageUnavailable):
+        await target.submit("a")
+    await target.group_commit.drain()
+    target.before = lambda items: None
+    assert await target.submit("b") == ["<b>"]
+    gate.set()
+    await ended.wait()
+    await turns()
+    assert target.done == [1]
+    assert target.failed == 1
+    assert target.group_commit.items == 0
+    assert await target.submit("c") == ["<c>"]
+
+
+async def test_a_result_that_arrives_as_the_time_ends_is_handed_out() -> None:
+    target = Target(timeout=30)
+    clock = target.stop_the_clock()
+    result: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    target.before = lambda items: result
+    request = target.submit("a")
+    await turns()
+    clock.now = 30
+    result.set_result(None)
+    clock.fire()
+    assert await request == ["<a>"]
+    await turns()
+    assert target.recovered == target.failed == 0
+    assert await target.submit("b") == ["<b>"]
 
 
 async def test_a_storage_that_cancels_itself_is_unavailable() -> None:

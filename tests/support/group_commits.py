@@ -15,6 +15,7 @@ class StoppedClock:
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.now = 0.0
+        self._last: Callable[[], None] = lambda: None
         self._loop = loop
 
     def time(self) -> float:
@@ -25,6 +26,25 @@ class StoppedClock:
 
     def create_task(self, coroutine: Any) -> asyncio.Task[Any]:
         return self._loop.create_task(coroutine)
+
+    def call_soon(self, callback: Callable[..., None], *arguments: Any) -> asyncio.Handle:
+        return self._loop.call_soon(callback, *arguments)
+
+    def call_at(
+        self, when: float, callback: Callable[..., None], *arguments: Any
+    ) -> asyncio.TimerHandle:
+        timer = self._loop.call_later(max(when - self.now, 0), callback, *arguments)
+
+        def fire() -> None:
+            timer.cancel()
+            callback(*arguments)
+
+        self._last = fire
+        return timer
+
+    def fire(self) -> None:
+        """Call at once what the last timer would call."""
+        self._last()
 
 
 class Target:
