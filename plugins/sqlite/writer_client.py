@@ -65,6 +65,8 @@ class WriterClient:
         self._settings = settings
         self._store = store
         self._started = started
+        # ``get_running_loop`` is a system call (getpid) in Python 3.11.
+        self._loop = asyncio.get_running_loop()
         self._token = secrets.token_hex(8)
         #: Whether this process belongs to a server, whose settings matter.
         self.serving = False
@@ -90,7 +92,7 @@ class WriterClient:
 
         :raises StorageUnavailable: if there is no answer in time. The operation may have been run.
         """
-        loop = asyncio.get_running_loop()
+        loop = self._loop
         seconds = self._settings.timeout
         number = next(self._numbers)
         message = encode_request(
@@ -154,8 +156,8 @@ class WriterClient:
             request.sent = False
         elif kind == Kind.PROGRESS:
             request.timer.cancel()
-            loop = asyncio.get_running_loop()
-            request.timer = loop.call_later(self._settings.timeout, self._time_out, request)
+            seconds = self._settings.timeout
+            request.timer = self._loop.call_later(seconds, self._time_out, request)
         else:
             request.future.set_exception(error_of(kind, value))
 
@@ -176,7 +178,7 @@ class WriterClient:
     # ------------------------------------------------------------------------- connecting
     def _connect_soon(self) -> None:
         if self._connecting is None:
-            self._connecting = asyncio.get_running_loop().create_task(self._connect())
+            self._connecting = self._loop.create_task(self._connect())
 
     async def _connect(self) -> None:
         try:
@@ -229,9 +231,8 @@ class WriterClient:
         if uid is not None and uid not in (os.geteuid(), 0, owner_of(self._store)[0]):
             sock.close()
             raise StorageUnavailable(f"{address}: a process of another user listens there")
-        loop = asyncio.get_running_loop()
         try:
-            _, connection = await loop.create_unix_connection(
+            _, connection = await self._loop.create_unix_connection(
                 lambda: WriterLink(self, self._hello()), sock=sock
             )
         except OSError:
@@ -300,7 +301,7 @@ class WriterClient:
             # The earlier holder may have been a thread. The process deletes its socket.
             address = "" if note is None else note.address
             lock.write(Note(pid=os.getpid(), address=address, closed=not lock.is_doubtful))
-            starting = asyncio.get_running_loop().run_in_executor(None, start_process, lock)
+            starting = self._loop.run_in_executor(None, start_process, lock)
             lock = None
         finally:
             if lock is not None:
