@@ -12,14 +12,16 @@ the name of an installed provider. A value that a client chooses never becomes a
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import bisect
+from typing import TYPE_CHECKING, Final
 
 from engage.api import EVENT_TYPES
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
-    from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+    from prometheus_client import CollectorRegistry, Gauge, Histogram
+    from prometheus_client.metrics_core import Metric
 
     from engage.monitoring.refusals import Refusal
 
@@ -46,6 +48,9 @@ REQUEST_BUCKETS = (
 )
 #: Events in one write.
 SIZE_BUCKETS = (1, 2, 5, 10, 25, 50, 100, 250, 500, 1000, 2500, 5000, 10000)
+
+#: Seconds until what was counted is passed on to ``prometheus_client``.
+FLUSH_SECONDS: Final = 0.1
 
 #: Values of the label ``type``; any other type is counted as ``other``.
 TYPES = frozenset({*EVENT_TYPES, "subscription"})
@@ -135,14 +140,30 @@ class Metrics:
 class PrometheusMetrics(Metrics):
     """Counts with ``prometheus_client``.
 
+    What happens for each request or write is counted in plain numbers, which :meth:`flush` passes
+    on: with several processes, each increment of ``prometheus_client`` looks up the process id and
+    writes to a file, and a single request has nine. The registry of this process is always exact,
+    because it calls :meth:`flush` before it is read.
+
     :param registry: where the metrics are registered; ``None`` makes a new registry. With several
         processes it does not matter: each process writes files, and the parent reads them all.
+    :param later: calls a function after some seconds (the event loop's ``call_later``). With
+        several processes, it limits how long the files are behind: :data:`FLUSH_SECONDS`.
     """
 
-    def __init__(self, registry: CollectorRegistry | None = None) -> None:
+    def __init__(
+        self,
+        registry: CollectorRegistry | None = None,
+        later: Callable[[float, Callable[[], None]], object] | None = None,
+    ) -> None:
         from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
         self.registry = registry = CollectorRegistry() if registry is None else registry
+        self._later = later
+        #: Whether a call of :meth:`flush` is due.
+        self._flushing = False
+        # The first one in the registry, so it is called before the others are read.
+        registry.register(_Flusher(self.flush))
         self._requests = Counter(
             "engage_requests", "Answered requests", ["route", "status"], registry=registry
         )
@@ -200,19 +221,26 @@ class PrometheusMetrics(Metrics):
             registry=registry,
         )
         self._storage: dict[str, Gauge] = {}
-        # ``labels()`` takes a lock and builds strings; a dictionary lookup costs less.
-        self._by_request: dict[tuple[str, int], Counter] = {}
-        self._by_route: dict[str, Histogram] = {}
-        self._by_event: dict[tuple[str, str], Counter] = {}
+        # What was counted since the last flush.
+        self._new_requests: dict[tuple[str, int], int] = {}
+        self._new_events: dict[tuple[str, str], int] = {}
+        self._new_seconds: dict[str, _Observations] = {}
+        self._new_write_seconds = _Observations(self._write_seconds, WRITE_BUCKETS)
+        self._new_write_events = _Observations(self._write_events, SIZE_BUCKETS)
+        self._new_queue: int | None = None
 
     def request(self, route: str, status: int, seconds: float) -> None:
-        counter = self._by_request.get((route, status))
-        if counter is None:
-            counter = self._by_request[route, status] = self._requests.labels(route, str(status))
-            if route not in self._by_route:
-                self._by_route[route] = self._request_seconds.labels(route)
-        counter.inc()
-        self._by_route[route].observe(seconds)
+        key = route, status
+        requests = self._new_requests
+        requests[key] = requests.get(key, 0) + 1
+        durations = self._new_seconds.get(route)
+        if durations is None:
+            durations = self._new_seconds[route] = _Observations(
+                self._request_seconds.labels(route), REQUEST_BUCKETS
+            )
+        durations.add(seconds)
+        if not self._flushing:
+            self._flush_later()
 
     def event(
         self,
@@ -222,24 +250,26 @@ class PrometheusMetrics(Metrics):
         workspace_id: str = "",
         write_key_id: str | None = None,
     ) -> None:
-        counter = self._by_event.get((kind, outcome))
-        if counter is None:
-            if kind not in TYPES:
-                # Not cached: clients choose the name, so the dictionary would have no bound.
-                self._events.labels("other", outcome).inc(count)
-                return
-            counter = self._by_event[kind, outcome] = self._events.labels(kind, outcome)
-        counter.inc(count)
+        # Clients choose the name of an unknown type, so the dictionary would have no bound.
+        key = kind if kind in TYPES else "other", outcome
+        events = self._new_events
+        events[key] = events.get(key, 0) + count
+        if not self._flushing:
+            self._flush_later()
 
     def refused(self, refusal: Refusal) -> None:
         self._refusals.labels(refusal.reason).inc()
 
     def write(self, seconds: float, events: int) -> None:
-        self._write_seconds.observe(seconds)
-        self._write_events.observe(events)
+        self._new_write_seconds.add(seconds)
+        self._new_write_events.add(events)
+        if not self._flushing:
+            self._flush_later()
 
     def queue(self, events: int) -> None:
-        self._queue.set(events)
+        self._new_queue = events
+        if not self._flushing:
+            self._flush_later()
 
     def storage_error(self) -> None:
         self._storage_errors.inc()
@@ -270,3 +300,75 @@ class PrometheusMetrics(Metrics):
                     registry=self.registry,
                 )
             gauge.set(value)
+
+    def flush(self) -> None:
+        """Pass on to ``prometheus_client`` what was counted since the last call."""
+        self._flushing = False
+        events, self._new_events = self._new_events, {}
+        for (kind, outcome), count in events.items():
+            self._events.labels(kind, outcome).inc(count)
+        self._new_write_seconds.flush()
+        self._new_write_events.flush()
+        if self._new_queue is not None:
+            self._queue.set(self._new_queue)
+            self._new_queue = None
+        for durations in self._new_seconds.values():
+            durations.flush()
+        requests, self._new_requests = self._new_requests, {}
+        for (route, status), count in requests.items():
+            self._requests.labels(route, str(status)).inc(count)
+
+    def _flush_later(self) -> None:
+        if self._later is not None:
+            self._flushing = True
+            self._later(FLUSH_SECONDS, self.flush)
+
+
+class _Observations:
+    """What was observed for a histogram since the last flush.
+
+    :param histogram: with its labels.
+    :param bounds: the upper bounds of its buckets, except for the last one, which has none.
+    """
+
+    __slots__ = ("_bounds", "_counts", "_histogram", "_sum")
+
+    def __init__(self, histogram: Histogram, bounds: tuple[float, ...]) -> None:
+        self._histogram = histogram
+        self._bounds = bounds
+        self._counts = [0] * (len(bounds) + 1)
+        self._sum = 0.0
+
+    def add(self, value: float) -> None:
+        """Count one observation."""
+        self._counts[bisect.bisect_left(self._bounds, value)] += 1
+        self._sum += value
+
+    def flush(self) -> None:
+        """Pass the observations on to the histogram."""
+        if not any(self._counts):
+            return
+        # ``observe`` takes one observation at a time, and the library has no other method.
+        histogram = self._histogram
+        histogram._sum.inc(self._sum)
+        for bucket, count in zip(histogram._buckets, self._counts, strict=True):
+            if count:
+                bucket.inc(count)
+        self._counts = [0] * len(self._counts)
+        self._sum = 0.0
+
+
+class _Flusher:
+    """A collector without metrics, which is called when a registry is read."""
+
+    def __init__(self, flush: Callable[[], None]) -> None:
+        self._flush = flush
+
+    def collect(self) -> Iterable[Metric]:
+        """Flush, and return no metrics."""
+        self._flush()
+        return ()
+
+    def describe(self) -> Iterable[Metric]:
+        """Return no metrics."""
+        return ()

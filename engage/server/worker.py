@@ -102,6 +102,8 @@ class Worker:
         self._shares = shares
         self._ready = ready
         self._stop = asyncio.Event()
+        #: Writes what the metrics have counted to the files that the processes share.
+        self._flush: Callable[[], None] = lambda: None
 
     def stop(self) -> None:
         """Begin to drain. A second call has no effect."""
@@ -120,7 +122,10 @@ class Worker:
         if self._number is None:
             handle_signals(self._on_signal)
         shown = config.server.metrics_port is not None
-        metrics = PrometheusMetrics() if shown else Metrics()
+        metrics = Metrics()
+        if shown:
+            metrics = PrometheusMetrics(later=asyncio.get_running_loop().call_later)
+            self._flush = metrics.flush
         refusals = Refusals()
         history = History(metrics, refusals)
         app = build(
@@ -131,6 +136,7 @@ class Worker:
             server_started=self._server_started,
         )
         async with contextlib.AsyncExitStack() as stack:
+            stack.callback(self._flush)
             # Close the store in any case: a failed open may have acquired resources too.
             stack.push_async_callback(app.close)
             await app.open(patient=self._server_running)
@@ -166,6 +172,7 @@ class Worker:
 
     def _on_signal(self) -> None:
         if self._stop.is_set():
+            self._flush()
             logs.flush()
             os._exit(1)
         self._stop.set()
@@ -189,6 +196,7 @@ class Worker:
                 await app.close()
         except TimeoutError:
             _log.error("the storage did not close in time")
+            self._flush()
             logs.flush()
             os._exit(1)
         _log.info("stopped")

@@ -133,7 +133,7 @@ def test_two_workers_and_a_console_drain_together(tmp_path: Path) -> None:
     with start_server(tmp_path, workers=2, server="metrics_port = 0", config_extra=extra) as server:
         console_url(server)
         assert server.track("m1").status_code == 200
-        assert "engage_events_total" in server.metrics()
+        wait_for(lambda: "engage_events_total" in server.metrics(), what="the metrics")
         assert len(server.workers()) == 2
         assert server.stop() == 0
 

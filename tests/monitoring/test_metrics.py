@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 
+import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
 from engage.monitoring.metrics import Metrics, PrometheusMetrics
@@ -61,7 +63,46 @@ def test_an_unknown_type_of_event_does_not_become_a_label() -> None:
     text = "\n".join(_lines(metrics))
     assert "invented" not in text
     assert 'engage_events_total{outcome="invalid_payload",type="other"} 100.0' in text
-    assert len(metrics._by_event) == 0
+    for number in range(100):
+        metrics.event(f"invented-{number}", "invalid_payload")
+    assert len(metrics._new_events) == 1
+
+
+@pytest.mark.parametrize("value", [0, 0.001, 0.0011, 0.3, 30, 31])
+def test_histograms_are_as_if_each_value_was_observed(value: float) -> None:
+    metrics, plain = PrometheusMetrics(), PrometheusMetrics()
+    for count in (1, 2, 1000, 10_001):
+        metrics.request("track", 200, value)
+        metrics.write(value, count)
+        plain._request_seconds.labels("track").observe(value)
+        plain._requests.labels("track", "200").inc()
+        plain._write_seconds.observe(value)
+        plain._write_events.observe(count)
+
+    def values(lines: list[str]) -> list[str]:
+        return [line for line in lines if "_created" not in line]
+
+    assert values(_lines(metrics)) == values(_lines(plain))
+    # A second look counts nothing twice.
+    assert values(_lines(metrics)) == values(_lines(plain))
+
+
+def test_what_was_counted_is_passed_on_after_a_moment() -> None:
+    waiting: list[tuple[float, Callable[[], None]]] = []
+    metrics = PrometheusMetrics(later=lambda seconds, call: waiting.append((seconds, call)))
+    for _ in range(3):
+        metrics.request("track", 200, 0.003)
+        metrics.event("track", "stored")
+        metrics.write(0.004, 1)
+        metrics.queue(1)
+    ((seconds, flush),) = waiting
+    assert seconds <= 0.1
+    assert metrics._requests.labels("track", "200")._value.get() == 0
+    flush()
+    assert metrics._requests.labels("track", "200")._value.get() == 3
+    assert metrics._queue._value.get() == 1
+    metrics.event("track", "stored")
+    assert len(waiting) == 2
 
 
 def test_two_servers_in_one_process_count_separately() -> None:

@@ -377,9 +377,18 @@ def test_metrics_are_the_sum_of_all_workers(tmp_path: Path, workers: int) -> Non
 
         def counted() -> str | None:
             text = server.metrics()
-            return text if _value(text, 'engage_requests_total{route="unknown"') else None
+            counts = (
+                _value(text, 'engage_requests_total{route="unknown"'),
+                _value(text, 'engage_requests_total{route="track"'),
+                _value(text, 'engage_request_seconds_count{route="track"}'),
+                _value(text, "engage_events_total"),
+                _value(text, "engage_write_events_sum"),
+                # After the last write, the queue is empty.
+                1 - _value(text, "engage_queue_events"),
+            )
+            return text if counts == (1, 31, 31, 31, 30, 1) else None
 
-        text = wait_for(counted, what="the last request to be counted")
+        text = wait_for(counted, what="all requests to be counted")
         requests = 'engage_requests_total{route="track",status='
         assert _value(text, f'{requests}"200"}}') == 30
         assert _value(text, f'{requests}"400"}}') == 1
