@@ -11,7 +11,8 @@ WORKDIR /data
 VOLUME /data
 ENV PATH=/engage/bin:$PATH ENGAGE_CONFIG=/data/engage.toml PYTHONUNBUFFERED=1
 EXPOSE 8080 8081
-# Mount your config at /data/engage.toml. SQLite keeps its file in the same folder. If the config has
+# Mount your config at /data/engage.toml. SQLite keeps its file in the same folder: then run the
+# container with --init (docs/storage-sqlite.md, "One process writes"). If the config has
 # a [console], publish its port with -p 127.0.0.1:8081:8081; `docker exec NAME engage console-link`
 # prints the link to sign in.
 HEALTHCHECK CMD ["python", "-c", "import urllib.request; urllib.request.urlopen('http://127.0.0.1:8080/healthz', timeout=3)"]
