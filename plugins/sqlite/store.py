@@ -75,7 +75,8 @@ class SqliteStorage(
         """
         return cls(
             Settings(
-                path=str(context.base_dir.absolute() / options.get("path", "engage.db")),
+                # SQLite keeps the log beside the file itself, not beside a link to it.
+                path=os.path.realpath(context.base_dir / options.get("path", "engage.db")),
                 min_free_bytes=options.get("min_free_bytes", MIN_FREE_BYTES),
                 max_bytes=options.get("max_bytes", 0),
                 timeout=context.write_timeout,
