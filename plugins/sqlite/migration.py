@@ -17,6 +17,7 @@ from typing import Final
 from engage.api import StorageUnavailable
 
 from . import schema
+from .connection import is_lock_error
 
 #: Seconds that a process waits for another one that brings the store up to date.
 _WAIT: Final = 3600.0
@@ -40,9 +41,9 @@ def migrate(db: sqlite3.Connection, path: str, min_free_bytes: int) -> None:
     while schema.version_of(db) < schema.VERSION:
         try:
             db.execute("BEGIN IMMEDIATE")
-        except sqlite3.OperationalError:
+        except sqlite3.OperationalError as error:
             # Another process probably does it at this moment. SQLite has waited already.
-            if time.monotonic() > deadline:
+            if not is_lock_error(error) or time.monotonic() > deadline:
                 raise
             continue
         _migrate_locked(db, path, min_free_bytes)
