@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sqlite3
+import sys
 import threading
 import time
 from typing import Final
@@ -31,6 +32,8 @@ KEPT_WAL_BYTES: Final = 64 * 1024 * 1024
 FORCED_CHECKPOINT_WAIT: Final = 1.0
 #: Seconds between checkpoints: while a reader prevents one, an attempt at each write is of no use.
 CHECKPOINT_PAUSE: Final = 1.0
+#: Bytes of the log that are written again at once.
+_LOG_PART: Final = 1024 * 1024
 
 
 class Checkpoints:
@@ -111,6 +114,37 @@ class _Copying(threading.Thread):
                 run(db, "PASSIVE", 0)
         except sqlite3.Error as error:
             self.error = error
+
+
+def rewrite_log(path: str) -> None:
+    """Write the log again as it is, and sync it: what a process could not sync is durable then.
+
+    For a store of which a reader prevents a checkpoint. The caller holds the write lock, so the log
+    does not change; for readers it never does.
+
+    :raises OSError: if that is not possible.
+    """
+    with open(f"{path}-wal", "r+b", buffering=0) as log:
+        position = 0
+        while data := log.read(_LOG_PART):
+            log.seek(position)
+            position += log.write(data)
+            log.seek(position)
+        sync(log.fileno())
+
+
+def sync(descriptor: int) -> None:
+    """Wait until the disk has what was written to a file.
+
+    :raises OSError: if that is not possible.
+    """
+    if sys.platform == "darwin":
+        import fcntl
+
+        # fsync does not reach the disk there.
+        fcntl.fcntl(descriptor, fcntl.F_FULLFSYNC)
+    else:
+        os.fsync(descriptor)
 
 
 def run(db: sqlite3.Connection, mode: str, wait: float) -> bool:

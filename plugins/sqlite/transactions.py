@@ -32,6 +32,9 @@ from .profiles import Profiles
 #: Seconds between two attempts to get a lock that another process holds.
 LOCK_PAUSE: Final = 0.0005
 
+#: Seconds that the checkpoint after the end of a killed writer waits for readers.
+_READERS_WAIT: Final = 0.2
+
 #: The part of a call's time that may be spent on waiting for a lock: the caller then gets the
 #: reason, instead of a call that took too long.
 _LOCK_SHARE: Final = 0.75
@@ -56,6 +59,8 @@ class Transactions(Session):
         #: Set by an I/O error: earlier commits may be in memory only. A checkpoint reads and syncs
         #: all of them.
         self._needs_checkpoint = False
+        #: Only because the writer before this one was killed: no error is known.
+        self._was_killed = False
         #: Whether this connection has committed. Until then it may read what a killed process wrote
         #: and did not sync, and a duplicate of that must not be acknowledged.
         self._has_committed = False
@@ -162,7 +167,12 @@ class Transactions(Session):
 
     def require_checkpoint(self) -> None:
         """Acknowledge nothing before a checkpoint: another writer may have met an I/O error."""
-        self._needs_checkpoint = True
+        self._needs_checkpoint = self._was_killed = True
+
+    @property
+    def needs_checkpoint(self) -> bool:
+        """Whether the next writer must call :meth:`require_checkpoint`."""
+        return self._needs_checkpoint
 
     # --------------------------------------------------------------------- transactions
     @contextlib.contextmanager
@@ -240,7 +250,7 @@ class Transactions(Session):
     def _failed(self, error: BaseException) -> None:
         """Roll back. After any error except a lock, the next call opens a new connection."""
         if is_disk_error(error):
-            self._needs_checkpoint = True
+            self._needs_checkpoint, self._was_killed = True, False
         db = self._db
         if db is not None and db.in_transaction:
             with contextlib.suppress(sqlite3.Error):
@@ -249,11 +259,19 @@ class Transactions(Session):
             self.drop()
 
     def _checkpoint_everything(self, db: sqlite3.Connection) -> None:
-        if not checkpoint.run(db, "TRUNCATE", self.settings.timeout / 4):
-            raise StorageUnavailable(
-                f"{self.settings.path}: waiting for a checkpoint after an error of the disk"
-            )
-        self._needs_checkpoint = False
+        wait = _READERS_WAIT if self._was_killed else self.settings.timeout / 4
+        if not checkpoint.run(db, "TRUNCATE", wait):
+            if not self._was_killed:
+                raise StorageUnavailable(
+                    f"{self.settings.path}: waiting for a checkpoint after an error of the disk"
+                )
+            # A reader, for example a backup, may prevent it for minutes.
+            self._begin(db)
+            try:
+                checkpoint.rewrite_log(self.settings.path)
+            finally:
+                db.execute("ROLLBACK")
+        self._needs_checkpoint = self._was_killed = False
 
     def _require_space(self) -> None:
         least = self.settings.min_free_bytes

@@ -49,6 +49,11 @@ class WriterHost:
         engine = self._engine
         return engine is not None and engine.is_migrating
 
+    @property
+    def is_doubtful(self) -> bool:
+        """Whether something that was written may not be on the disk; ask when it is closed."""
+        return self._is_doubtful
+
     def adopt(self, settings: Settings, *, serving: bool, started: float) -> None:
         """Take the settings of a client, if they are the ones that matter now.
 
@@ -112,4 +117,5 @@ class WriterHost:
         """Close the store."""
         engine, self._engine, self._is_open = self._engine, None, False
         if engine is not None:
+            self._is_doubtful = self._is_doubtful or engine.needs_checkpoint
             engine.close()

@@ -136,7 +136,7 @@ class WriterThread:
             _abandoned.append(use.thread)
         # If the thread hangs, it keeps its engine; opening the store again uses a new one.
         if await use.thread.stop(use.host.close):
-            use.lock.write(Note(pid=os.getpid(), closed=True))
+            use.lock.write(Note(pid=os.getpid(), closed=not use.host.is_doubtful))
         use.lock.release()
 
     async def _acquire(self) -> _Shared:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import sqlite3
 import threading
@@ -16,6 +17,8 @@ from engage.testing import event
 from engage_plugins.sqlite import checkpoint
 from engage_plugins.sqlite.engine import Engine
 from engage_plugins.sqlite.events import row_of
+from engage_plugins.sqlite.lock import WriterLock
+from engage_plugins.sqlite.writer_host import WriterHost
 from support.sqlite import large, settings
 
 
@@ -109,3 +112,25 @@ def test_closing_waits_for_the_thread(engine: Engine, tmp_path: Path) -> None:
     engine.close()
     assert not [one for one in threading.enumerate() if one.name == "engage-sqlite-checkpoint"]
     assert not (tmp_path / "engage.db-wal").exists()
+
+
+def test_a_doubtful_log_stays_doubtful_for_the_next_writer(tmp_path: Path) -> None:
+    """An error of the disk is not forgotten when the settings change or the process ends."""
+    config = settings(tmp_path / "engage.db")
+    lock = WriterLock.acquire(config.path)
+    assert lock is not None
+    host = WriterHost(lock)
+    host.adopt(config, serving=True, started=1)
+    host.open(True)
+    assert not host.is_doubtful
+    engine = host._opened()
+    error = sqlite3.OperationalError("disk I/O error")
+    error.sqlite_errorcode = sqlite3.SQLITE_IOERR
+    engine._failed(error)
+    host.adopt(dataclasses.replace(config, max_bytes=2**40), serving=True, started=2)
+    assert host.is_doubtful
+    host.open(False)
+    assert not host._opened().needs_checkpoint
+    host.close()
+    assert not host.is_doubtful
+    lock.release()

@@ -4,8 +4,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -277,3 +279,21 @@ async def test_what_the_process_logs_is_in_the_log_of_a_client(
         (tmp_path / "engage.db-writer.sock").unlink()
         await until(lambda: "the socket of the writer process was deleted" in caplog.text)
         assert client_of(store).is_connected
+
+
+async def test_a_reader_does_not_stop_writes_after_a_kill(tmp_path: Path) -> None:
+    """A backup may read one state for minutes, and prevents a complete checkpoint."""
+    path = tmp_path / "engage.db"
+    async with opened(make(tmp_path, timeout=10)) as store:
+        await store_all(store, event("a"))
+        with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as db:
+            db.execute("BEGIN")
+            assert db.execute("SELECT message_id FROM events").fetchall() == [("a",)]
+            await store_all(store, event("b"))
+            os.kill(pid_of(store), signal.SIGKILL)
+            await store_all(store, event("c"))
+            assert (await store.write([event("b")]))[0].status is Status.DUPLICATE
+            assert db.execute("SELECT message_id FROM events").fetchall() == [("a",)]
+            db.execute("COMMIT")
+            assert db.execute("PRAGMA quick_check").fetchall() == [("ok",)]
+        assert await ids(store) == ["a", "b", "c"]
