@@ -8,9 +8,9 @@
 ``transactions.py``    the writing connection: opening, transactions, failures, recovery
 ``keys.py``            which events are stored, by their keys; which writer may write
 ``merge.py``           moves keys from memory into their table, in small steps
-``filter.py``          the filter that says of most events that they are new
-``saved.py``           a file with both, which makes opening the store faster
-``checkpoint.py``      the write-ahead log is copied into the file
+``filter.py``          the filter that recognises most new events without a look-up
+``saved.py``           the file that keeps keys and filter for the next start
+``checkpoint.py``      copies the write-ahead log into the file
 ``reader.py``          the reading connection: a snapshot for each call
 ``batch.py``           the events of one write, and what becomes of each
 ``events.py``          rows of events
@@ -35,12 +35,12 @@ One process makes all writes of a host:
 ``writer_link.py``        the client's connection to it
 ``writer_start.py``       starting the process
 ``writer_process.py``     the process: its signals, its user, its log
-``writer_server.py``      its loop
+``writer_server.py``      the loop of the process
 ``writer_turns.py``       the requests of all clients, in turns
 ``writer_connection.py``  a client, as the loop sees it
 ``writer_socket.py``      its listening socket
-``writer_host.py``        the engine, and whose settings it has
-``writer_thread.py``      instead of a process: a thread
+``writer_host.py``        runs operations on the engine, with the settings that apply
+``writer_thread.py``      a thread that writes instead of the process
 ``lock.py``               the lock that makes one process the writer
 ``protocol.py``           the messages
 ``operations.py``         the requests: their names and types

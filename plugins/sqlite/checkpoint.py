@@ -19,9 +19,9 @@ from .connection import Settings, connect
 
 #: Size of the WAL in bytes from which it is copied into the database, without waiting for readers.
 CHECKPOINT_BYTES: Final = 80 * 1024 * 1024
-#: Bytes that the writer copies itself: more takes so long that the next writes wait.
+#: Bytes that the writer copies itself: copying more would delay the next writes.
 REST_BYTES: Final = 4 * 1024 * 1024
-#: How often the thread copies what was written meanwhile, if that is more than the writer should.
+#: How often at most the thread copies, as long as more is left than the writer should copy.
 _ROUNDS: Final = 4
 #: Size of the WAL in bytes from which the writer waits: for the thread, and for readers, so that a
 #: new log can begin.
@@ -37,7 +37,7 @@ _LOG_PART: Final = 1024 * 1024
 
 
 class Checkpoints:
-    """Decides when the log of a store is copied, and by whom."""
+    """Decides when the log of a store is copied, and whether the thread or the writer does it."""
 
     def __init__(self, settings: Settings) -> None:
         """:param settings: of the store."""
@@ -91,7 +91,7 @@ class Checkpoints:
                 self._not_before = time.monotonic() + CHECKPOINT_PAUSE
 
     def wait(self) -> None:
-        """Wait until the thread has ended; it is needed no longer."""
+        """Wait until the thread has ended, if there is one."""
         copying, self._copying = self._copying, None
         if copying is not None:
             copying.join(self._settings.timeout)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A Bloom filter over the table ``keys``: of nearly all new events it says that they are new.
+"""A Bloom filter over the table ``keys``, which recognises nearly all new events.
 
 Without it each new event costs a look-up of a random page. The filter is saved when the store is
 closed (``saved.py``), and otherwise built again in pages.
@@ -47,7 +47,7 @@ class _Part:
 
 
 class Filter:
-    """Tells which keys are surely not in the table.
+    """Shows which keys are surely not in the table.
 
     It grows by parts. The events of a part are newer than those of the part before it, so the
     oldest part is dropped when retention has deleted its events.
@@ -107,7 +107,10 @@ class Filter:
 
     # --------------------------------------------------------------------------- saving
     def dump(self) -> tuple[list[tuple[int, int, int]], list[bytes]]:
-        """Return the numbers and the bits of each part; nothing if the filter is not complete."""
+        """Return the numbers and the bits of each part, for :meth:`load`.
+
+        :return: two empty lists if the filter is not complete.
+        """
         parts = self._parts if self.is_complete else []
         return (
             [(part.capacity, part.added, part.last) for part in parts],
@@ -116,9 +119,11 @@ class Filter:
 
     @classmethod
     def load(cls, numbers: Sequence[Sequence[int]], blooms: Sequence[bytes]) -> Filter:
-        """Return the filter of which :meth:`dump` returned this.
+        """Return the filter that :meth:`dump` described.
 
-        It must have been made by the same :data:`VERSION`.
+        :param numbers: the capacity, the number of keys and the greatest number of an event of each
+            part.
+        :param blooms: the bits of each part, made by the same :data:`VERSION`.
         """
         made = cls()
         made._parts = [

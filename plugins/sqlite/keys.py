@@ -5,9 +5,9 @@ A unique index on random keys would change a page for each event. Instead, the t
 the keys of all events up to the number ``merged``; those of the newer events are in memory, and
 ``merge.py`` moves them into the table.
 
-Memory and filter are only used to say that an event is surely new. That it is a duplicate is said
-only of a row of ``events`` that is read in the same transaction: another program may have replaced
-the content of the file by a backup, and retention deletes events and leaves their keys.
+The keys in memory and the filter only show that an event is surely new. An event is a duplicate
+only if its row of ``events`` is read in the same transaction: another program may have replaced the
+content of the file by a backup, and retention deletes events and leaves their keys.
 
 One writer at a time can use this. Each writer sets the number ``epoch`` of the store to a random
 one when it takes the store over, and compares it and the number of the last event in each
@@ -33,16 +33,18 @@ from .connection import KEY_BYTES, look_up
 from .filter import Filter
 from .merge import Frozen, Merger
 
-#: The number of keys in memory from which they are merged: at least the first, and a part of the
-#: table, because the larger the table, the fewer keys of a merge are on one page; but not more than
-#: the second, because all keys in memory are read again after a crash.
+#: The keys in memory are merged when there are as many as a part of the table has
+#: (:data:`_MERGE_PART`): the larger the table, the fewer keys of a merge are on one page. The two
+#: values are the limits of that number. It has an upper limit because all keys in memory are read
+#: again after a crash.
 MERGE_KEYS: Final = (100_000, 250_000)
 _MERGE_PART: Final = 25
 
-#: Keys of a step that is a transaction of its own.
+#: Keys of a step that is a separate transaction.
 ALONE_KEYS: Final = 300
 
-#: How many times that number is kept in memory while the keys cannot be merged.
+#: While keys cannot be merged, memory holds at most this many times the number of keys from which
+#: they are merged.
 _MAX_WAITING: Final = 4
 
 
@@ -216,7 +218,7 @@ class Keys:
     def merge_alone(self, db: sqlite3.Connection) -> None:
         """Do the same in a transaction that stores no event."""
         self.merge(db, ALONE_KEYS)
-        # Without it, a backup of the state before could not be told from the state after it.
+        # Without a new epoch, a backup from before this step would look like the store after it.
         self._renew(db)
 
     def merge_confirmed(self) -> None:
@@ -240,7 +242,7 @@ class Keys:
         return self._merger.has_work and not self._merger.is_pausing
 
     def plan(self, db: sqlite3.Connection) -> None:
-        """Let what depends on the number of events follow it."""
+        """Adapt the threshold, the filter and the merger to the number of events."""
         (least,) = db.execute("SELECT min(seq) FROM events").fetchone()
         if least is None:
             least = self._last + 1

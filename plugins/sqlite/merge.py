@@ -25,8 +25,8 @@ LEAST_KEYS: Final = 64
 _SWEEP_RATE: Final = 10
 #: For each key that a step would merge, how many it puts into parts instead.
 _SPREAD_RATE: Final = 16
-#: Stale keys from which they are deleted: at least this number, and half as many as there are
-#: others. The whole table is read, so it should be worth it.
+#: Stale keys are deleted when there are at least this many, and half as many as other keys: this
+#: reads the whole table.
 SWEEP_KEYS: Final = 100_000
 #: Seconds until a merge is tried again after a failure: the first pause, doubled each time, and the
 #: longest.
@@ -64,7 +64,7 @@ class Frozen:
         return True
 
     def take(self, count: int) -> list[bytes]:
-        """Return the next keys in order; :meth:`confirm` makes them the past."""
+        """Return the next keys in order: the same ones again, unless :meth:`confirm` was called."""
         taken: list[bytes] = []
         part, index = self._position
         while part < len(self._parts) and len(taken) < count:
@@ -104,7 +104,7 @@ class Merger:
         self.merged = merged
         self.swept = swept
         self.waiting: deque[Frozen] = deque()
-        #: The least number of an event when the stale keys began to be deleted; 0: they do not.
+        #: Keys of events below this number are being deleted; 0: no keys are.
         self._sweep_below = 0
         self._sweep_after = self._sweep_next = b""
         self._is_swept = False
@@ -112,7 +112,7 @@ class Merger:
         self._pause = 0.0
         self._not_before = 0.0
 
-    # ------------------------------------------------------------------------------ when
+    # --------------------------------------------------------------- when a step is due
     @property
     def has_work(self) -> bool:
         """Whether there is anything to merge or to delete, now or after a pause."""
@@ -120,7 +120,7 @@ class Merger:
 
     @property
     def is_pausing(self) -> bool:
-        """Whether it failed a moment ago."""
+        """Whether merging pauses after a failure."""
         return bool(self._pause) and time.monotonic() < self._not_before
 
     def due(self, new: int) -> int:
@@ -140,7 +140,7 @@ class Merger:
             self._sweep_below = least
             self._sweep_after = b""
 
-    # ------------------------------------------------------------------------------ what
+    # ------------------------------------------------------------------------ the steps
     def step(self, db: sqlite3.Connection, count: int, keys_filter: Filter) -> None:
         """Merge the next keys, or delete stale ones, in a transaction of the caller.
 
@@ -183,7 +183,7 @@ class Merger:
             )
             self._sweep_next = end[0]
 
-    # ------------------------------------------------------------------------ afterwards
+    # ------------------------------------------------------------ after the transaction
     def confirm(self) -> None:
         """Continue after the last step, whose transaction is committed."""
         self._credit = self._pause = 0.0

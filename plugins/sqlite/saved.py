@@ -22,7 +22,8 @@ _DIGEST_BYTES: Final = 32
 def write(path: str, head: Mapping[str, Any], parts: Sequence[bytes]) -> None:
     """Write a file in one step; only its owner can read it.
 
-    :param head: of JSON values.
+    :param head: JSON values by name, except ``sizes``.
+    :param parts: the rest of the content, of any length.
     :raises OSError: if it cannot be written.
     """
     sizes = [len(part) for part in parts]

@@ -149,9 +149,9 @@ MIGRATIONS: Final[Mapping[int, Sequence[str]]] = {
         "CREATE INDEX events_received ON events (received_at)",
         "INSERT INTO events SELECT seq, key, workspace, origin, message_id, type, user_id, "
         "anonymous_id, name, received_at, timestamp, body FROM earlier ORDER BY seq",
-        # A new event has a random key, and an index takes a page of its own for each of them. So
-        # the keys of the newest events are only in the events, and are merged into this table in
-        # order, many at a time: see keys.py. A key may be here without its event.
+        # A new event has a random key, and a unique index would change another page for each of
+        # them. So the keys of the newest events are only in the events, and are merged into this
+        # table in order, many at a time: see keys.py. A key may be here without its event.
         "CREATE TABLE keys (key BLOB PRIMARY KEY, seq INTEGER NOT NULL) WITHOUT ROWID",
         "INSERT INTO keys SELECT key, seq FROM earlier ORDER BY key",
         # The numbers of expired events are not used again.
@@ -232,7 +232,7 @@ def create(db: sqlite3.Connection) -> None:
 
 
 def apply_migrations(db: sqlite3.Connection, version: int) -> None:
-    """Make a store of this version of one of ``version``, inside a transaction of the caller."""
+    """Bring a store from ``version`` to :data:`VERSION`, inside a transaction of the caller."""
     for number, statements in MIGRATIONS.items():
         if number > version:
             for statement in statements:

@@ -49,8 +49,8 @@ class Transactions(Session):
 
     def __init__(self, settings: Settings, still_owner: Callable[[], bool] = lambda: True) -> None:
         """
-        :param still_owner: whether this is still the process that should write to the store. Asked
-            when another one has written to it.
+        :param still_owner: returns whether this process is still the writer of the store; called
+            when the store is taken over, at first and after another program has written to it.
         """
         super().__init__(settings, readonly=False)
         self._still_owner = still_owner
@@ -182,7 +182,7 @@ class Transactions(Session):
         try:
             if needs_space:
                 self._require_space()
-            db = self._begun()
+            db = self._begin_as_writer()
             if not self._has_committed:
                 db.execute("UPDATE store SET value = value + 1 WHERE name = 'opens'")
             yield db
@@ -196,8 +196,8 @@ class Transactions(Session):
                 self._keys.reset()
             raise
 
-    def _begun(self) -> sqlite3.Connection:
-        """Begin a transaction on the store as this writer left it, or on one to be taken over.
+    def _begin_as_writer(self) -> sqlite3.Connection:
+        """Begin a transaction, on a new connection if another program has written to the store.
 
         :raises SupersededError: if another writer took the store over.
         """

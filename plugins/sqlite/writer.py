@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the storage calls for everything that changes the store."""
+"""What the storage calls for all writes."""
 
 from __future__ import annotations
 
@@ -84,13 +84,21 @@ class Writer:
         return self._way is not None and self._way.is_connected
 
     async def call(self, operation: Operation[Result], *arguments: Any) -> Result:
-        """Run an operation: ``await writer.call(operations.CHECK)``."""
+        """Run an operation: ``await writer.call(operations.CHECK)``.
+
+        :raises StorageError: as the operation does, or if the writer does not answer in time.
+        """
         if not self._is_open:
             raise StorageUnavailable("the storage is not open")
         return await (self._way or self._make_way()).call(operation, *arguments)
 
     async def write(self, events: Sequence[Event]) -> tuple[Sequence[Outcome], int]:
-        """Store events; see :meth:`Engine.write`."""
+        """Store events, in several transactions if they are many; see :meth:`Engine.write`.
+
+        :return: one outcome for each event, in their order, and how many changes of profiles were
+            dropped.
+        :raises StorageUnavailable: if the events may not be durable.
+        """
         rows, refused = _rows(events)
         outcomes: list[Outcome] = []
         dropped = 0

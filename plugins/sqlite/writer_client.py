@@ -136,12 +136,17 @@ class WriterClient:
         if not request.future.done():
             who = f"the writer process {self.pid}" if self.pid else "the writer process"
             request.future.set_exception(
-                StorageUnavailable(f"no answer of {who} within {self._settings.timeout:g} s")
+                StorageUnavailable(f"no answer from {who} within {self._settings.timeout:g} s")
             )
 
     # ---------------------------------------------------------------------------- answers
     def answered(self, number: int, kind: int, value: msgspec.Raw) -> None:
-        """Take an answer of the writer."""
+        """Handle a message of the writer: an answer to a request, or a line for the log.
+
+        :param number: of the request.
+        :param kind: a :class:`~.protocol.Kind`.
+        :param value: MessagePack.
+        """
         if kind == Kind.DONE:
             request = self._pending.get(number)
             if request is not None and not request.future.done():
@@ -162,7 +167,7 @@ class WriterClient:
             request.future.set_exception(error_of(kind, value))
 
     def lost(self, connection: WriterLink) -> None:
-        """Connect again, and send again what can be sent twice."""
+        """Handle the end of a connection: connect again, and send repeatable requests again."""
         if self._connection is not connection:
             return
         self._connection = None
@@ -182,7 +187,7 @@ class WriterClient:
 
     async def _connect(self) -> None:
         try:
-            # Each request fails at its deadline. When there is none any more, nobody needs this.
+            # Each request fails at its deadline. Without requests, no connection is needed.
             while self._waiting():
                 connection = await self._try_to_connect()
                 if connection is not None:

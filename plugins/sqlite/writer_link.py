@@ -19,13 +19,13 @@ _log = logging.getLogger("engage.storage.sqlite")
 
 
 class Owner(Protocol):
-    """Who uses a connection."""
+    """The client that uses a connection."""
 
     def answered(self, number: int, kind: int, value: msgspec.Raw) -> None:
-        """Take an answer of the writer."""
+        """Handle a message of the writer; see :meth:`WriterClient.answered`."""
 
     def lost(self, link: WriterLink) -> None:
-        """Take notice that the connection has ended."""
+        """Handle the end of the connection."""
 
 
 class WaitingCall:
@@ -95,7 +95,7 @@ class WriterLink(asyncio.Protocol):
     def connection_lost(self, error: Exception | None) -> None:
         if not self.greeted.done():
             self.greeted.set_exception(ConnectionResetError("the writer process ended"))
-            # It may not be awaited any more.
+            # Retrieved, so that asyncio does not log it if the client has stopped waiting.
             self.greeted.exception()
         if not self._closed.done():
             self._closed.set_result(None)

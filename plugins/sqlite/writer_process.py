@@ -2,12 +2,12 @@
 """``python -m engage_plugins.sqlite.writer_process``: the process that writes a store.
 
 There is one for each store on a host, and it makes all writes: those of every worker, of the
-console and of the command line. Larger groups of events share a commit then, nobody waits for
-SQLite's only write lock, and writing does not share Python's lock with an event loop.
+console and of the command line. So larger groups of events share a commit, processes do not wait
+for SQLite's only write lock, and writing does not share Python's lock with an event loop.
 
 The first client that needs it takes the lock and starts it (``writer_start.py``); it ends when its
-last client has gone. It may be killed at any moment: what it acknowledged is durable, and the
-clients send again what it did not acknowledge.
+last client has disconnected. It may be killed at any moment: what it acknowledged is durable, and
+the clients send again what it did not acknowledge.
 """
 
 from __future__ import annotations
@@ -30,22 +30,22 @@ GC_THRESHOLD: Final = 10_000
 
 
 def main(store: str, descriptor: int) -> int:
-    """Write a store until there is no client any more.
+    """Write a store until the last client has disconnected.
 
     :param store: its real path.
     :param descriptor: of the locked file, which this process inherits.
     :return: the exit status. If it is not 0, the last line on standard error is the reason.
     """
-    # A terminal's ^C and a service manager's SIGTERM reach the whole process group; the clients,
-    # which may have events to flush, end this process by going away.
+    # A terminal's ^C and a service manager's SIGTERM also reach this process, while its clients may
+    # still have events to write. It ends when they have disconnected.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    # The folder in which a client happens to be must not be kept busy.
+    # Otherwise the current folder of the client could not be unmounted.
     os.chdir("/")
     os.umask(0o077)
     os.set_inheritable(descriptor, False)
     lock = WriterLock(store, descriptor)
-    # Now: the owner of the store may not be allowed to read it.
+    # Read and cached before the user changes: the store's owner may not be allowed to read it.
     version()
     try:
         become_owner(store)

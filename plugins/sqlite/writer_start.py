@@ -16,7 +16,7 @@ class StartedProcess:
     def __init__(self, process: subprocess.Popen[bytes], store: str) -> None:
         self._process = process
         self._store = store
-        #: Why it could not start, when that is known.
+        #: Why it could not start, as soon as that is known.
         self.failure: str | None = None
         # A daemon thread, which does nothing but wait: without it, the process would remain as a
         # zombie when it has ended.

@@ -167,7 +167,7 @@ async def test_a_process_that_hangs_is_unavailability(tmp_path: Path) -> None:
         await store_all(store, event("before"))
         pid = pid_of(store)
         os.kill(pid, signal.SIGSTOP)
-        with pytest.raises(StorageUnavailable, match=f"no answer of the writer process {pid}"):
+        with pytest.raises(StorageUnavailable, match=f"no answer from the writer process {pid}"):
             await store.write([event("during")])
         os.kill(pid, signal.SIGCONT)
         await store.write([event("after")])
