@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is written: each method is one transaction, and durable when it returns.
+"""The operations of the writer: each is one transaction, and durable when its method returns.
 
 Synchronous, with plain values as arguments and results: it runs in a thread or in a process.
 """
@@ -28,7 +28,7 @@ from .checkpoint import Checkpoints
 from .connection import Settings, is_text, key_of, translating_errors
 from .transactions import Transactions
 
-#: Seconds without an event after which :meth:`Engine.work` makes transactions of its own.
+#: Seconds without an event after which :meth:`Engine.work` makes separate transactions.
 _IDLE: Final = 1.0
 
 
@@ -52,11 +52,11 @@ class Engine(Transactions):
 
     # -------------------------------------------------------------------------- background
     def work(self) -> bool:
-        """Do a bounded step, of at most about 5 ms, of what can wait.
+        """Do a step of the background work, which takes at most about 5 ms.
 
         Call it when no request waits, and after every few requests under load.
 
-        :return: whether there is more to do now. Otherwise it may have something to do in a second.
+        :return: whether there is more to do now. If not, call it again within about a second.
         """
         db = self._db
         if db is None:

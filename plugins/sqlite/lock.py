@@ -2,9 +2,9 @@
 """The lock that makes one process the writer of a store, and the note in its file.
 
 The lock is a file beside the store, locked by ``flock``: the system releases it when the process
-that holds it ends, however it ends. The file itself stays. The note in it says where the writer
-listens. Nobody waits for the lock: a client that does not get it connects to the process that has
-it.
+that holds it ends, however it ends. The file itself stays. The note in it has the address at which
+the writer listens. No process waits for the lock: a client that does not get it connects to the
+process that has it.
 """
 
 from __future__ import annotations
@@ -165,7 +165,7 @@ def _lock(descriptor: int) -> bool:
     if sys.platform == "win32":
         import msvcrt
 
-        # Behind the note, which stays readable.
+        # After the note, so that others can read the note.
         os.lseek(descriptor, _NOTE_BYTES, os.SEEK_SET)
         try:
             msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)

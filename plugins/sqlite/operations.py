@@ -85,14 +85,15 @@ APPLY: Final[Operation[dict[str, bool]]] = _operation(
 KEEP: Final[Operation[list[bool]]] = _operation("keep", tuple[list[DeadLetter]], list[bool])
 REMOVE: Final[Operation[int]] = _operation("remove", tuple[str, list[str]], int)
 EXPIRE_DEAD_LETTERS: Final[Operation[int]] = _operation("expire_dead_letters", tuple[int, int], int)
-#: Its version grows each time, and the second of two that expect a version finds another one.
+#: Not repeatable: it increases the version of the record, so the second of two calls that expect a
+#: version finds another one.
 PUT_RECORD: Final[Operation[int | None]] = _operation(
     "put_record",
     tuple[Record, int | None],
     int | None,
     repeatable=False,
 )
-#: The second time it returns that there was no record.
+#: Not repeatable: the second call would return that there was no record.
 DELETE_RECORD: Final[Operation[bool]] = _operation(
     "delete_record", tuple[str, str, str], bool, repeatable=False
 )
@@ -123,8 +124,10 @@ OPERATIONS: Final[dict[str, Operation[Any]]] = {
 
 
 def encode_outcomes(outcomes: Sequence[Outcome]) -> list[Any] | None:
-    """Return outcomes as plain values: ``None`` for that of a stored event, and instead of a list
-    that would hold nothing else."""
+    """Return outcomes as plain values, for :func:`decode_outcomes`.
+
+    :return: ``None`` for each stored event; a single ``None`` if all events were stored.
+    """
     if all(outcome is STORED for outcome in outcomes):
         return None
     return [
@@ -136,7 +139,10 @@ def encode_outcomes(outcomes: Sequence[Outcome]) -> list[Any] | None:
 
 
 def decode_outcomes(values: Sequence[Any] | None, count: int) -> list[Outcome]:
-    """Return the outcomes of ``count`` events."""
+    """Return the outcomes of ``count`` events.
+
+    :param values: what :func:`encode_outcomes` returned.
+    """
     if values is None:
         return [STORED] * count
     return [

@@ -6,7 +6,7 @@ form never changes: the client its :class:`Hello`, and then the writer its :clas
 that, messages are MessagePack:
 
 - the client sends requests: ``[id, operation, deadline, arguments]``. The deadline is
-  ``time.monotonic()`` of this machine; after it, nobody waits for the answer.
+  ``time.monotonic()`` of this machine; after it, the client has stopped waiting.
 - the writer sends answers: ``[id, kind, value]``. Answers come in any order.
 
 No format here can run code when it is read, and all of them are stable between versions of Python
@@ -85,7 +85,7 @@ class Kind(enum.IntEnum):
     MISSING = 2
     INCOMPATIBLE = 3
     NOT_A_DATABASE = 4
-    #: An error that nobody expected; the value is its message. The writer has logged it.
+    #: An unexpected error; the value is its message. The writer has logged it.
     FAILED = 5
     #: Nothing was done, because the writer is ending: send the request to the next one.
     AGAIN = 6
@@ -96,7 +96,7 @@ class Kind(enum.IntEnum):
 
 
 class RequestFailedError(Exception):
-    """The writer met an error that nobody expected."""
+    """The writer met an unexpected error."""
 
 
 _ERRORS: Final[dict[int, type[Exception]]] = {
@@ -176,7 +176,8 @@ def encode_settings(settings: Settings) -> msgspec.Raw:
 
 
 def decode_settings(data: msgspec.Raw) -> Settings | None:
-    """Return settings, or ``None`` if another version of engage has other ones."""
+    """Return settings from JSON, or ``None`` if they are those of another version of engage and
+    do not fit this one."""
     try:
         return msgspec.json.decode(data, type=Settings)
     except msgspec.DecodeError:
@@ -184,7 +185,7 @@ def decode_settings(data: msgspec.Raw) -> Settings | None:
 
 
 def differ(one: Settings, other: Settings) -> bool:
-    """Return whether a writer with one of these does other things than with the other."""
+    """Return whether two settings differ in what matters to a writer."""
     return dataclasses.replace(one, path="", writer="") != dataclasses.replace(
         other, path="", writer=""
     )

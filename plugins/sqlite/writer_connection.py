@@ -32,7 +32,7 @@ MAX_WAITING: Final = 256
 MAX_WAITING_BYTES: Final = 32 * 1024 * 1024
 #: Bytes of answers that a client has not read; with more, its requests wait.
 MAX_UNREAD_BYTES: Final = 1024 * 1024
-#: Seconds after which a client that does not read its answers is cut off.
+#: Seconds after which a client that does not read its answers is disconnected.
 MAX_UNREAD_SECONDS: Final = 10.0
 
 
@@ -69,11 +69,11 @@ class WaitingRequest:
         self.connection.send(encode_error(self.number, error))
 
     def again(self) -> None:
-        """Answer that nothing was done, and that the next writer will do it."""
+        """Answer that nothing was done, so that the client sends it to the next writer."""
         self.connection.send(encode_answer(self.number, Kind.AGAIN, _NIL))
 
     def progress(self) -> None:
-        """Report that it takes longer than usual."""
+        """Report that the request takes longer than usual, so that the client waits longer."""
         self.connection.send(encode_answer(self.number, Kind.PROGRESS, _NIL))
 
 
@@ -90,7 +90,7 @@ class Connection:
         #: ``None`` until the client has sent it.
         self.hello: Hello | None = None
         self.requests: collections.deque[WaitingRequest] = collections.deque()
-        #: The client has closed its end, or was cut off.
+        #: Whether the client has closed its end, or is to be disconnected.
         self.gone = False
         #: What the loop waits for: a mask of :mod:`selectors`.
         self.events = 0
@@ -142,9 +142,13 @@ class Connection:
         self._waiting_bytes += waiting.size
 
     def next_request(self, now: float) -> WaitingRequest | None:
-        """Return the request whose turn it is, without those that nobody waits for any more."""
+        """Return the first request, or ``None`` if none can be run now. Remove requests whose
+        deadline is over.
+
+        :param now: ``time.monotonic()``.
+        """
         requests = self.requests
-        # Who opens a store may wait longer, while its tables are changed.
+        # A client that opens a store may wait longer, while the tables are changed.
         while requests and requests[0].deadline < now and requests[0].operation is not OPEN:
             self.take()
         return requests[0] if requests and len(self._unsent) <= MAX_UNREAD_BYTES else None
@@ -181,7 +185,7 @@ class Connection:
             self._stuck_since = time.monotonic()
 
     def is_stuck(self, now: float) -> bool:
-        """Return whether the client should be cut off, because it does not read its answers."""
+        """Return whether to disconnect the client, because it does not read its answers."""
         return bool(self._unsent) and now - self._stuck_since > MAX_UNREAD_SECONDS
 
     def _try(self, data: bytes | bytearray) -> int:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The engine of a writer, and whose settings it has.
+"""Runs the operations of a writer on its engine, and chooses the settings that apply.
 
 Several servers and commands may use one store, each with its config. The settings that matter are
 those of the server that started last. A command is served with whatever settings the writer has.
@@ -32,7 +32,7 @@ class WriterHost:
     """Runs the operations of all clients. It is called by one thread at a time."""
 
     def __init__(self, lock: WriterLock) -> None:
-        """:param lock: whoever loses it is not the writer any more."""
+        """:param lock: held by this process; when it is lost, another process is the writer."""
         self._lock = lock
         #: Whether the earlier writer was killed, perhaps by an error of the disk.
         self._is_doubtful = lock.is_doubtful

@@ -2,8 +2,8 @@
 """The loop of the writer process.
 
 Each round reads what the clients have sent, runs requests (``writer_turns.py``), and does a part of
-the other work. Nothing waits for a client: what one does not read is kept within limits, and then
-the client is cut off.
+the other work. The loop never waits for a client: what a client does not read is kept within
+limits, and then the client is disconnected.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ from .writer_turns import Turns
 _TICK: Final = 1.0
 #: Seconds that the process waits for its first client, and for the first message of a client.
 FIRST_CLIENT: Final = 5.0
-#: Seconds for which the next writer is reserved to the client because of which this one ends.
+#: Seconds for which only the client that made this process end may start the next writer.
 _RESERVED: Final = 3.0
-#: Seconds in which clients read their last answers.
+#: Seconds that clients have to read their last answers.
 _FAREWELL: Final = 2.0
 #: While requests wait, other work takes at most this part of the time.
 _WORK_SHARE: Final = 0.25
@@ -51,7 +51,11 @@ _log = logging.getLogger("engage.storage.sqlite")
 
 
 class WriterServer:
-    """Serves clients until the last has gone, or until another writer is to take over."""
+    """Serves clients until the last one disconnects, or until another writer is to take over.
+
+    :param lock: held by this process.
+    :param host: runs the operations.
+    """
 
     def __init__(self, lock: WriterLock, host: WriterHost) -> None:
         self._lock = lock
@@ -68,9 +72,11 @@ class WriterServer:
         self._work_after = 0.0
         self._started_at = time.monotonic()
         self._had_client = False
-        #: Clients that have gone, and left no other behind.
+        #: A client that disconnected when it was the last one. Its connection stays open until the
+        #: store is closed, or until there is another client.
         self._last: list[Connection] = []
-        #: The process is to end; the value is the token of the client that starts the next one.
+        #: If this is not ``None``, the process is to end. The value is the token of the client that
+        #: starts the next one, or empty if any client may.
         self._successor: str | None = None
 
     # --------------------------------------------------------------------------------- life
@@ -83,7 +89,7 @@ class WriterServer:
         self._lock.write(Note(pid=os.getpid(), address=self._socket.address))
 
     def run(self) -> bool:
-        """Serve until there is no client any more, or another process is to be the writer.
+        """Serve until there are no clients, or another process is to be the writer.
 
         :return: false if it ended because of an unexpected error.
         """
@@ -170,7 +176,11 @@ class WriterServer:
 
     # -------------------------------------------------------------------------- connections
     def _wait(self, busy: bool, *, reading: bool = True) -> None:
-        """Read and send what is possible now, or soon if there is nothing else to do."""
+        """Read and send what is possible now; wait for it if there is nothing else to do.
+
+        :param busy: whether there is something else to do.
+        :param reading: whether to read from clients and to accept connections.
+        """
         for known in self._clients.values():
             self._register(known, reading)
         timeout = 0.0 if busy else max(0.0, self._next_tick - time.monotonic())
@@ -269,13 +279,13 @@ class WriterServer:
             self._selector.unregister(client.sock)
         self._turns.remove(client)
         if not self._clients:
-            # It sees the end of its connection when the store is closed.
+            # It sees the end of its connection after the store is closed.
             self._last.append(client)
         else:
             client.close()
 
     def log(self, name: str, level: int, text: str) -> None:
-        """Send a line for the log to one of the clients."""
+        """Send a line for the log to a client, if possible of the server that started last."""
         line = encode_log(name, level, text)
         client = max(
             self._turns.clients,
@@ -288,7 +298,10 @@ class WriterServer:
             client.send(line)
 
     def _work(self, waiting: bool) -> bool:
-        """Do other work, and return whether there is more."""
+        """Do other work, and return whether there is more.
+
+        :param waiting: whether requests wait, so that this may not take much of the time.
+        """
         if self._turns.opening is not None:
             return False
         started = time.monotonic()

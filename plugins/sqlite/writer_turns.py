@@ -29,7 +29,7 @@ MAX_BYTES: Final = 16 * 1024 * 1024
 #: Seconds after which a failed write of several clients is not repeated for each: the store is
 #: down.
 _QUICK_FAILURE: Final = 1.0
-#: Seconds after which the opening of the store no longer stops the loop.
+#: Seconds that the loop waits for the store to be opened. After that, it continues meanwhile.
 _OPENING: Final = 0.2
 
 _log = logging.getLogger("engage.storage.sqlite")
@@ -45,9 +45,9 @@ class Turns:
         self._host = host
         #: The clients in the order of their turns.
         self._clients: collections.deque[Connection] = collections.deque()
-        #: The store is being opened; until it is, no request is run.
+        #: Set while the store is being opened. No request is run meanwhile.
         self.opening: Opening | None = None
-        #: Another process is the writer now, so that this one must end.
+        #: Whether another process is the writer now, so that this one must end.
         self.superseded = False
 
     @property
@@ -70,7 +70,8 @@ class Turns:
         return self.opening is None and any(x.next_request(now) for x in self._clients)
 
     def give_back(self) -> None:
-        """Answer all requests that were not begun: the next writer is to run them."""
+        """Answer all requests that were not begun, so that their clients send them to the next
+        writer."""
         for client in self._clients:
             while client.requests:
                 client.take().again()
@@ -208,8 +209,12 @@ class Turns:
 
 
 class Opening:
-    """The store is being opened in a thread, because the tables may be changed meanwhile, which
-    takes long. The loop goes on, but runs no request."""
+    """Opens the store in a thread, because this takes long if the tables have to be changed. The
+    loop continues meanwhile, but runs no request.
+
+    :param host: opens the store.
+    :param request: the client's request to open it.
+    """
 
     def __init__(self, host: WriterHost, request: WaitingRequest) -> None:
         self.request = request
@@ -220,7 +225,7 @@ class Opening:
         self.thread.start()
 
     def progress_is_due(self) -> bool:
-        """Return whether to report now that it takes long."""
+        """Return whether to report now that opening takes long; at most every half second."""
         now = time.monotonic()
         if now < self._next_progress:
             return False
