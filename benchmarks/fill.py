@@ -34,7 +34,7 @@ _WRITE = 4000
 _AT_ONCE = 4
 #: How often a write is tried, with a second between two attempts.
 _ATTEMPTS = 30
-#: Events between two lines that tell the progress.
+#: Events between two lines that report the progress.
 _PROGRESS = 1_000_000
 
 
@@ -66,7 +66,7 @@ async def _first(config: Path) -> Event:
 def events(like: Event, count: int, now: int) -> Iterator[Event]:
     """Yield events in the order in which they were received.
 
-    :param like: what they are copies of.
+    :param like: the event that they are copies of.
     :param count: how many.
     :param now: when the last one was received, in milliseconds since 1970 UTC.
     """

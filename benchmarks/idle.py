@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``python benchmarks/idle.py``: what connections cost that are open and send nothing.
+"""``python benchmarks/idle.py``: measures the cost of open connections that send nothing.
 
 Each connection sends one request and then stays open, as the connections of SDKs and of load
-balancers do. The speed of others is measured in turns, with and without idle connections.
+balancers do. The speed of 32 other connections is measured in turns, with and without idle ones.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _PER_ADDRESS = 10_000
 _SPARE = 1000
 #: The part of the rate without idle connections that counts as unchanged.
 UNCHANGED = 0.95
-#: The connections and events per request of the others.
+#: The connections that send events meanwhile, and the events per request.
 CASE = Case(32, 1)
 
 

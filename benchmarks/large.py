@@ -52,7 +52,7 @@ _RETENTION = "[retention]\nevents_days = 1\n"
 
 @dataclasses.dataclass
 class Figures:
-    """What was measured on the store of a size."""
+    """What was measured on the stores of one size."""
 
     #: (whether retention was on, case) → one sample of each round.
     samples: dict[tuple[bool, Case], list[run.Sample]] = dataclasses.field(default_factory=dict)
@@ -60,7 +60,6 @@ class Figures:
     seconds: dict[str, list[float]] = dataclasses.field(default_factory=dict)
     #: Events that retention deleted, in each round.
     expired: list[int] = dataclasses.field(default_factory=list)
-
     #: How many events were in the store, at several times.
     counts: list[int] = dataclasses.field(default_factory=list)
 

@@ -29,12 +29,12 @@ class Balance:
 
     @property
     def good(self) -> bool:
-        """Whether each acknowledged id is stored once, and no id that was not sent."""
+        """Whether each acknowledged id is stored once, and no id is stored that was not sent."""
         return not (self.lost or self.repeated or self.foreign)
 
 
 class Ledger:
-    """The ids of all series; an id is ``<series>-<number>``."""
+    """Records the ids of all series; an id is ``<series>-<number>``."""
 
     def __init__(self) -> None:
         self._series: dict[str, bytearray] = {}

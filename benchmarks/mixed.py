@@ -4,7 +4,7 @@
 Clients send single events, batches, identify events of many users, and signed webhooks, each at a
 constant rate; the disk is slow for a few seconds of each minute. What is not answered with 2xx is
 sent again with the same message id, as SDKs do. At the end, every acknowledged message id must be
-in the store once, and no other.
+in the store once, and no id that was never sent.
 """
 
 from __future__ import annotations
@@ -317,8 +317,12 @@ def main() -> int:
     parser.add_argument("--workers", type=int, default=2, help="processes of engage")
     parser.add_argument("--users", type=int, default=100_000)
     parser.add_argument("--load", type=float, default=1.0, help="a factor of all rates")
-    parser.add_argument("--slow-seconds", type=float, default=5.0, help="how long the disk is slow")
-    parser.add_argument("--slow-every", type=float, default=60.0, help="from one time to the next")
+    parser.add_argument(
+        "--slow-seconds", type=float, default=5.0, help="seconds for which the disk is slow"
+    )
+    parser.add_argument(
+        "--slow-every", type=float, default=60.0, help="seconds from one slow phase to the next"
+    )
     parser.add_argument(
         "--sync", type=float, default=0.1, help="seconds that an fsync takes longer on a slow disk"
     )

@@ -92,7 +92,7 @@ def meter(server: mongo.MongoServer, pid: int) -> usage.Meter:
 
 
 def settle(server: mongo.MongoServer, pid: int) -> None:
-    """Wait until what the load generator did not wait for is done."""
+    """Wait until the servers are idle: a part of their work follows their answers."""
 
     def is_idle() -> bool:
         with meter(server, pid) as used:
@@ -292,7 +292,7 @@ def main() -> int:
     """Measure and print; return 1 if a request failed."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=8.0, help="seconds of each measurement")
-    parser.add_argument("--rounds", type=int, default=1, help="how often everything is measured")
+    parser.add_argument("--rounds", type=int, default=1, help="measurements of each case")
     parser.add_argument("--workers", type=int, default=1, help="processes of engage")
     parser.add_argument(
         "--tool", choices=("wrk", "oha", "python"), default=load.tool(), help="the load generator"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The servers that are measured, each with its processes; nothing is left behind at the end."""
+"""Runs the servers that are measured. At the end, no process and no temporary file is left."""
 
 from __future__ import annotations
 

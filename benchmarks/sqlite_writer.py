@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``python benchmarks/sqlite_writer.py --events 0 --events 5000000``: SQLite's writer, alone.
+"""``python benchmarks/sqlite_writer.py --events 0 --events 5000000``: measures SQLite's engine.
 
 Without HTTP and in one process: events per second, CPU time and bytes written for each event, and
 how long one write takes, for writes of several sizes to stores of several sizes.
@@ -83,7 +83,12 @@ def _cpu() -> float:
 
 
 def measure(engine: Engine, size: int, count: int, start: int) -> str:
-    """Write events, and return a line about it."""
+    """Write events, and return a row of the table.
+
+    :param size: events of each write.
+    :param count: all events.
+    :param start: the number of the first event.
+    """
     made = list(rows(count, start, _now()))
     taken: list[float] = []
     written, cpu, begin = _written(), _cpu(), time.perf_counter()
@@ -101,7 +106,10 @@ def measure(engine: Engine, size: int, count: int, start: int) -> str:
 
 
 def run(path: Path, sizes: Iterable[int], per_size: int) -> None:
-    """Measure each size of a write on one store."""
+    """Print the figures of one store, for each size of a write.
+
+    :param per_size: the maximum number of events for each size.
+    """
     engine = Engine(settings(path))
     begin = time.perf_counter()
     engine.open(True, True)

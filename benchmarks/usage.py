@@ -151,7 +151,7 @@ class Growth:
 
 
 class MemoryLog:
-    """Notes the memory of each process every few seconds while the ``with`` block runs.
+    """Records the memory of each process every few seconds while the ``with`` block runs.
 
     :param find: returns the processes.
     :param every: seconds between two samples.
@@ -204,7 +204,7 @@ class MemoryLog:
 
     @property
     def incomplete(self) -> Sequence[str]:
-        """The processes that started or ended meanwhile, so that their growth is not known."""
+        """The names of the processes that started or ended meanwhile: their growth is unknown."""
         known = {growth.name for growth in self.growth()}
         return [name for role, pid in self._samples if (name := f"{role} {pid}") not in known]
 

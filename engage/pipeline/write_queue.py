@@ -22,7 +22,14 @@ _Result = TypeVar("_Result")
 
 
 class WriteRequest(Generic[_Item, _Result]):
-    """The items of one caller, and the future on which it waits."""
+    """The items of one caller, and the future on which it waits.
+
+    :param key: the write key, or another name for the sender.
+    :param weight: what the items cost the storage, together.
+    :param size: bytes of all items together.
+    :param deadline: the time of the event loop at which the request fails.
+    :param future: for one result per item.
+    """
 
     __slots__ = ("deadline", "future", "items", "key", "size", "weight")
 
@@ -43,6 +50,7 @@ class WriteRequest(Generic[_Item, _Result]):
         self.future = future
 
     def fail(self, error: BaseException) -> None:
+        """Let the caller get an error, if it still waits."""
         if not self.future.done():  # it is done if the caller was cancelled
             self.future.set_exception(error)
 
@@ -94,7 +102,7 @@ class WriteQueue(Generic[_Item, _Result]):
         as each of the other writes may have.
 
         With a smaller part, a write beside others would cost more than the wait that it saves: each
-        write has costs of its own, however small it is.
+        write has a fixed cost, however small it is.
         """
         if not self._queues:
             return False
