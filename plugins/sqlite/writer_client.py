@@ -34,6 +34,7 @@ from .protocol import (
     version,
 )
 from .writer_link import WaitingCall, WriterLink, connected_socket
+from .writer_socket import local_address
 from .writer_start import StartedProcess, start_process
 
 Result = TypeVar("Result")
@@ -222,7 +223,7 @@ class WriterClient:
         """
         note = read_note(self._store)
         if note is not None and note.address:
-            connection = await self._greet(note.address)
+            connection = await self._greet(local_address(self._store, note.address))
             if connection is not None:
                 return connection
         await self._start()
@@ -306,7 +307,8 @@ class WriterClient:
             # The earlier holder may have been a thread. The process deletes its socket.
             address = "" if note is None else note.address
             lock.write(Note(pid=os.getpid(), address=address, closed=not lock.is_doubtful))
-            starting = self._loop.run_in_executor(None, start_process, lock)
+            started = self._started if self.serving else -1.0
+            starting = self._loop.run_in_executor(None, start_process, lock, started)
             lock = None
         finally:
             if lock is not None:

@@ -29,11 +29,12 @@ from .writer_server import WriterServer
 GC_THRESHOLD: Final = 10_000
 
 
-def main(store: str, descriptor: int) -> int:
+def main(store: str, descriptor: int, started: float) -> int:
     """Write a store until the last client has disconnected.
 
     :param store: its real path.
     :param descriptor: of the locked file, which this process inherits.
+    :param started: see :class:`WriterServer`.
     :return: the exit status. If it is not 0, the last line on standard error is the reason.
     """
     # A terminal's ^C and a service manager's SIGTERM also reach this process, while its clients may
@@ -49,7 +50,7 @@ def main(store: str, descriptor: int) -> int:
     version()
     try:
         become_owner(store)
-        server = WriterServer(lock, WriterHost(lock))
+        server = WriterServer(lock, WriterHost(lock), started)
         server.listen()
     except Exception as error:
         print(error, file=sys.stderr)
@@ -109,4 +110,4 @@ def _redirect(server: WriterServer) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1], int(sys.argv[2])))
+    sys.exit(main(sys.argv[1], int(sys.argv[2]), float(sys.argv[3])))

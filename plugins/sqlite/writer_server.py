@@ -57,7 +57,11 @@ class WriterServer:
     :param host: runs the operations.
     """
 
-    def __init__(self, lock: WriterLock, host: WriterHost) -> None:
+    def __init__(self, lock: WriterLock, host: WriterHost, started: float = -1.0) -> None:
+        """
+        :param started: when the server started that has started this process; -1 for a command. A
+            server that did not start later cannot start a process of another version than this one.
+        """
         self._lock = lock
         self._host = host
         self._nice = os.nice(0)
@@ -70,6 +74,7 @@ class WriterServer:
         self._postponed: list[Hello] = []
         self._next_tick = 0.0
         self._work_after = 0.0
+        self._starter = started
         self._started_at = time.monotonic()
         self._had_client = False
         #: A client that disconnected when it was the last one. Its connection stays open until the
@@ -142,7 +147,7 @@ class WriterServer:
             self._lock.write(
                 Note(
                     pid=os.getpid(),
-                    closed=True,
+                    closed=not self._host.is_doubtful,
                     failure=failure,
                     reserved=self._successor or "",
                     reserved_until=until,
@@ -241,18 +246,23 @@ class WriterServer:
         host = self._host
         welcome = Welcome(PROTOCOL, version(), os.getpid())
         later = hello.serving and (not host.serving or hello.started > host.started)
+        # If engage was updated on the disk while a server runs, what that server starts is of the
+        # new version.
+        is_starter = hello.serving and hello.started <= self._starter
         same = hello.protocol == PROTOCOL and hello.version == version()
         # Between processes of one version the nice value decides, whichever server is older.
-        if (not same and later) or (same and hello.serving and hello.nice < self._nice):
+        if (not same and later and not is_starter) or (
+            same and hello.serving and hello.nice < self._nice
+        ):
             _log.info("SQLite: the writer process ends, so that a later server can start another")
             self._successor = hello.token
             welcome.again = True
-        elif hello.protocol != PROTOCOL:
+        elif hello.protocol != PROTOCOL or (not self._adopt(hello) and is_starter):
             welcome.refused = (
                 f"the writer process {os.getpid()} is of version {version()} of engage; "
                 "use the same version here"
             )
-        elif not self._adopt(hello):
+        elif host.settings is None:
             # Another version of engage has other settings, and this process has none yet.
             welcome.again = True
         else:

@@ -98,6 +98,15 @@ def socket_path(store: str) -> str:
     return store + "-writer.sock"
 
 
+def local_address(store: str, address: str) -> str:
+    """Return where a process finds the socket that the writer calls ``address``.
+
+    In a container, the folder of the store may have another path than it has for the writer.
+    """
+    beside = socket_path(store)
+    return beside if os.path.basename(address) == os.path.basename(beside) else address
+
+
 def _remove(address: str) -> None:
     folder = os.path.dirname(address)
     with contextlib.suppress(OSError):

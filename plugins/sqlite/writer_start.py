@@ -35,12 +35,13 @@ class StartedProcess:
             self.failure = lines[-1]
 
 
-def start_process(lock: WriterLock) -> StartedProcess:
+def start_process(lock: WriterLock, started: float) -> StartedProcess:
     """Start a process that inherits the lock, and release it here.
 
     The process has a session of its own: it goes on when the terminal or the service that started
     it ends, as long as other processes use the store.
 
+    :param started: when the server started that this process belongs to; -1 for a command.
     :raises OSError: if the system allows no further process.
     """
     try:
@@ -48,7 +49,7 @@ def start_process(lock: WriterLock) -> StartedProcess:
             [
                 # -P: the process must not import modules from the current folder.
                 *(sys.executable, "-P", "-m", "engage_plugins.sqlite.writer_process"),
-                *(lock.store, str(lock.descriptor)),
+                *(lock.store, str(lock.descriptor), repr(started)),
             ],
             pass_fds=[lock.descriptor],
             stdin=subprocess.DEVNULL,

@@ -251,6 +251,23 @@ async def test_an_earlier_server_of_another_version_uses_the_process(
             other.kill()
 
 
+async def test_a_server_uses_the_process_of_the_version_that_replaced_it_on_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a running server starts after an update is of the new version, again and again."""
+    async with (
+        opened(make(tmp_path, started=5, timeout=10)) as one,
+        opened(make(tmp_path, started=5, timeout=10)) as other,
+    ):
+        monkeypatch.setattr(writer_client, "version", lambda: "0.0.1")
+        os.kill(pid_of(one), signal.SIGKILL)
+        await asyncio.gather(store_all(one, event("a")), store_all(other, event("b")))
+        pid = pid_of(one)
+        await asyncio.gather(store_all(one, event("c")), store_all(other, event("d")))
+        assert pid_of(one) == pid_of(other) == pid
+        assert sorted(await ids(one)) == ["a", "b", "c", "d"]
+
+
 async def test_an_incompatible_protocol_is_refused_with_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -282,8 +299,8 @@ async def test_a_server_replaces_a_process_of_lower_priority(
     """As one that a command started with nice; nothing is lost, and the new one stays."""
     start = writer_client.start_process
 
-    def nicely(lock: WriterLock) -> Any:
-        started = start(lock)
+    def nicely(lock: WriterLock, server_started: float) -> Any:
+        started = start(lock, server_started)
         os.setpriority(os.PRIO_PROCESS, started._process.pid, 10)
         return started
 
@@ -395,6 +412,27 @@ async def test_a_link_to_the_store_leads_to_the_same_process(tmp_path: Path) -> 
         (tmp_path / "link.db").symlink_to(tmp_path / "engage.db")
         async with opened(make(tmp_path, path="link.db")) as other:
             assert pid_of(other) == pid_of(store)
+
+
+async def test_the_folder_may_have_another_path_in_a_container(tmp_path: Path) -> None:
+    async with opened(make(tmp_path)) as one:
+        lock = tmp_path / "engage.db-writer.lock"
+        note = lock.read_text()
+        assert str(tmp_path) in note
+        lock.write_text(note.replace(str(tmp_path), "/data").ljust(1024))
+        async with opened(make(tmp_path, timeout=5)) as other:
+            assert pid_of(one) == pid_of(other)
+
+
+async def test_the_log_of_a_linked_store_is_found(tmp_path: Path) -> None:
+    """SQLite keeps it beside the file, not beside the link; without it, it is never copied."""
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link.db").symlink_to(tmp_path / "real" / "engage.db")
+    async with opened(make(tmp_path, path="link.db")) as store:
+        await store_all(store, event("m"))
+        size = (tmp_path / "real" / "engage.db-wal").stat().st_size
+        assert size > 0
+        assert store.gauges()["wal_bytes"] == size
 
 
 async def test_only_the_owner_can_reach_the_process(tmp_path: Path) -> None:
