@@ -153,6 +153,8 @@ class WriterServer:
                     reserved_until=until,
                 )
             )
+        elif self._socket.is_private:
+            self._socket.remove()
         self._socket.close()
         self._selector.close()
         self._lock.release()

@@ -61,6 +61,11 @@ class WriterSocket:
         if self.is_current():
             _remove(self.address)
 
+    @property
+    def is_private(self) -> bool:
+        """Whether it is in a folder that only this process uses."""
+        return _is_private(self.address)
+
     def close(self) -> None:
         """Accept no further connection."""
         self.sock.close()
@@ -89,7 +94,7 @@ class WriterSocket:
     def _remove_left_over(self) -> None:
         """Delete the temporary folder of an earlier process that was killed."""
         note = read_note(self._lock.store)
-        if note is not None and os.path.basename(os.path.dirname(note.address)).startswith(_PREFIX):
+        if note is not None and _is_private(note.address):
             _remove(note.address)
 
 
@@ -113,5 +118,9 @@ def _remove(address: str) -> None:
         if not stat.S_ISSOCK(os.lstat(address).st_mode):
             return
         os.unlink(address)
-        if os.path.basename(folder).startswith(_PREFIX):
+        if _is_private(address):
             os.rmdir(folder)
+
+
+def _is_private(address: str) -> bool:
+    return os.path.basename(os.path.dirname(address)).startswith(_PREFIX)

@@ -394,6 +394,13 @@ async def test_a_socket_with_a_long_path_is_in_a_temporary_folder(tmp_path: Path
         note = read_note(str(folder / "engage.db"))
         assert note is not None
         private = Path(note.address).parent
+        # So is that of a process whose lock was deleted.
+        os.unlink(folder / "engage.db-writer.lock")
+        await until(lambda: not private.exists())
+        await store_all(store, event("n"))
+        note = read_note(str(folder / "engage.db"))
+        assert note is not None
+        private = Path(note.address).parent
     assert not private.exists()
 
 
