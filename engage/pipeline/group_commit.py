@@ -59,7 +59,8 @@ class _Call(Generic[_Item, _Result]):
         #: … when it began, and what fails the next request at its deadline.
         self.started = 0.0
         self.timer: asyncio.Handle | None = None
-        #: Whether the call did not return in time. Then nothing waits for the task any more.
+        #: Whether the call did not return in time. Its requests have failed, and its result is
+        #: ignored.
         self.given_up = False
 
 
@@ -169,7 +170,7 @@ class GroupCommit(Generic[_Item, _Result]):
         await self.drain()
 
     def _start_if_due(self) -> None:
-        """Make another task if there may be one, and a call is due that no task will make."""
+        """Start another task if a call is due that no task will make, and the limit allows it."""
         if (
             self._starting
             or self._recovering
@@ -218,7 +219,8 @@ class GroupCommit(Generic[_Item, _Result]):
     def _end(self, task: asyncio.Task[None], *, failed: bool) -> None:
         """Forget a task.
 
-        :param failed: whether no task may follow, so that no request may wait for one.
+        :param failed: whether the task ended unexpectedly. Then the waiting requests fail, because
+            no other task may follow.
         """
         self._tasks.discard(task)
         if failed:
@@ -293,7 +295,7 @@ class GroupCommit(Generic[_Item, _Result]):
         self._hand_out(group, items, results, started)
 
     def _due(self, call: _Call[_Item, _Result]) -> None:
-        """Let a call end whose result has arrived already; then fail what is late."""
+        """Call :meth:`_overdue` in the next turn, so that a result that has arrived is used."""
         assert self._loop is not None
         call.timer = self._loop.call_soon(self._overdue, call)
 
@@ -494,7 +496,10 @@ class GroupCommit(Generic[_Item, _Result]):
 
 
 def _check_number(results: Sequence[Any], items: Sequence[Any]) -> None:
-    """:raises TypeError: if there is not one result for each item."""
+    """Check that there is one result for each item.
+
+    :raises TypeError: if there is not.
+    """
     if len(results) != len(items):
         raise TypeError(f"{len(results)} results for {len(items)} items")
 

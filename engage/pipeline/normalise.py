@@ -382,7 +382,7 @@ def parse_time(text: str) -> int | None:
     days = moment.toordinal() - _EPOCH_ORDINAL
     seconds = moment.hour * 3600 + moment.minute * 60 + moment.second
     milliseconds = days * _DAY + seconds * 1000 + moment.microsecond // 1000
-    # For Z, ``fromisoformat`` sets this object, which need not be asked.
+    # For Z, ``fromisoformat`` uses this object; calling ``utcoffset`` would only take time.
     offset = None if zone is UTC else moment.utcoffset()
     if offset:
         milliseconds -= (offset.days * 86400 + offset.seconds) * 1000

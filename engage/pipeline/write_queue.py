@@ -92,10 +92,6 @@ class WriteQueue(Generic[_Item, _Result]):
         self.items = 0
         self.waiting = 0
 
-    def __bool__(self) -> bool:
-        """Whether a request waits."""
-        return bool(self._queues)
-
     @property
     def is_due(self) -> bool:
         """Whether a write should begin: requests wait, and no write runs, or what waits is as much

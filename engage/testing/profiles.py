@@ -94,7 +94,7 @@ class ProfileTests:
                 expected |= {name: call, "last": name}
                 writes.append(
                     [
-                        # One that all writes have, and one that each has for itself.
+                        # All writes of a turn have the first event; the others differ.
                         identify(f"{turn}", "u", turn, traits={"turn": turn}),
                         identify(name, "u", len(expected), traits={name: call, "last": name}),
                         event(f"seen-{name}", user_id="u", anonymous_id=name),

@@ -136,7 +136,7 @@ async def test_what_a_key_has_waiting_is_forgotten_once_written() -> None:
     target = Target()
     await asyncio.gather(*(target.group_commit.submit(["a"], 1, key=str(key)) for key in range(50)))
     assert target.group_commit._queue._used == {}
-    assert not target.group_commit._queue
+    assert target.group_commit._queue._queues == {}
 
 
 async def test_a_cancelled_caller_does_not_cancel_the_call() -> None:
