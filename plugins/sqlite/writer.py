@@ -43,7 +43,7 @@ class Writer:
         self._had_store = had_store
         # A command that creates a store does not impose its settings on a server.
         self._started = 0.0 if started is None else started
-        self._way: WriterClient | WriterThread | None = None
+        self._backend: WriterClient | WriterThread | None = None
         self._is_open = False
 
     async def open(self, create: bool) -> None:
@@ -56,9 +56,9 @@ class Writer:
         if not create:
             return
         try:
-            way = self._make_way()
-            way.serving = True
-            await way.call(OPEN, not self._had_store)
+            backend = self._make_backend()
+            backend.serving = True
+            await backend.call(OPEN, not self._had_store)
             self._had_store = True
         except BaseException:
             await self.close()
@@ -67,21 +67,21 @@ class Writer:
     async def close(self) -> None:
         """Finish the calls that were requested, and close the store."""
         self._is_open = False
-        way, self._way = self._way, None
-        if way is not None:
-            await way.close()
+        backend, self._backend = self._backend, None
+        if backend is not None:
+            await backend.close()
 
-    def _make_way(self) -> WriterClient | WriterThread:
-        if self._way is None:
+    def _make_backend(self) -> WriterClient | WriterThread:
+        if self._backend is None:
             settings = self._settings
             kind = WriterClient if AVAILABLE and settings.writer != "thread" else WriterThread
-            self._way = kind(settings, os.path.realpath(settings.path), self._started)
-        return self._way
+            self._backend = kind(settings, os.path.realpath(settings.path), self._started)
+        return self._backend
 
     @property
     def is_connected(self) -> bool:
         """Whether a call now needs neither a process nor a thread to be started."""
-        return self._way is not None and self._way.is_connected
+        return self._backend is not None and self._backend.is_connected
 
     async def call(self, operation: Operation[Result], *arguments: Any) -> Result:
         """Run an operation: ``await writer.call(operations.CHECK)``.
@@ -90,7 +90,7 @@ class Writer:
         """
         if not self._is_open:
             raise StorageUnavailable("the storage is not open")
-        return await (self._way or self._make_way()).call(operation, *arguments)
+        return await (self._backend or self._make_backend()).call(operation, *arguments)
 
     async def write(self, events: Sequence[Event]) -> tuple[Sequence[Outcome], int]:
         """Store events, in several transactions if they are many; see :meth:`Engine.write`.

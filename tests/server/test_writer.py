@@ -238,7 +238,7 @@ async def main():
     store = SqliteStorage.from_options({{"min_free_bytes": 0}}, context)
     sys.stdin.readline()
     await store.open(create=True)
-    print(store._writer._way.pid, flush=True)
+    print(store._writer._backend.pid, flush=True)
     sys.stdin.readline()
     await store.write([event("user")])
     print("written", flush=True)

@@ -105,7 +105,7 @@ def settings(path: Path, **changes: Any) -> Settings:
 
 def engine_of(store: SqliteStorage) -> Engine:
     """Return the engine of a storage that writes in a thread."""
-    way = store._writer._way
+    way = store._writer._backend
     assert isinstance(way, WriterThread)
     assert way._use is not None
     engine = way._use.host._engine

@@ -52,7 +52,7 @@ async def opened(store: SqliteStorage) -> AsyncIterator[SqliteStorage]:
 
 def client_of(store: SqliteStorage) -> WriterClient:
     """Return what connects a storage to the writer process."""
-    way = store._writer._way
+    way = store._writer._backend
     assert isinstance(way, WriterClient)
     return way
 

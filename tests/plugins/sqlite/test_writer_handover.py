@@ -186,7 +186,7 @@ async def main():
     )
     store = SqliteStorage.from_options({"writer": "process", "min_free_bytes": 0}, context)
     await store.open(create=True)
-    print("open", store._writer._way.pid, flush=True)
+    print("open", store._writer._backend.pid, flush=True)
     number = 0
     while True:
         await store.write([event("other" + str(number))])
