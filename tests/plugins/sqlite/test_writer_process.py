@@ -171,7 +171,7 @@ async def test_a_process_that_hangs_is_unavailability(tmp_path: Path) -> None:
             await store.write([event("during")])
         os.kill(pid, signal.SIGCONT)
         await store.write([event("after")])
-        # The process has skipped what nobody waited for.
+        # The process has skipped the request whose time was over.
         assert await ids(store) == ["before", "after"]
 
 

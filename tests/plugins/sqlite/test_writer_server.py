@@ -251,7 +251,7 @@ def test_other_calls_are_made_between_the_writes_of_a_busy_client(
         writing._bodies += writing._frames.feed(writing.sock.recv(65536))
 
 
-def test_what_nobody_waits_for_is_skipped(
+def test_a_request_whose_time_is_over_is_skipped(
     loop: Loop, monkeypatch: pytest.MonkeyPatch, written: list[list[str]]
 ) -> None:
     late, gone, waiting = (loop.client() for _ in range(3))
@@ -320,7 +320,7 @@ def test_a_client_that_reads_no_answers_is_cut_off(
     large = [row_of(event("large", properties={"x": "x" * 900_000}))]
     other.call(WRITE, large)
     slow.sock.settimeout(0.2)
-    # Until its requests are not read any more.
+    # Until the process stops reading its requests.
     with contextlib.suppress(TimeoutError):
         while True:
             slow.sock.sendall(slow.request(WRITE, large))
