@@ -450,3 +450,12 @@ def test_a_new_store_is_like_one_that_was_brought_up_to_date(tmp_path: Path, ver
     with contextlib.closing(sqlite3.connect(":memory:")) as db:
         sqlite_schema.create(db)
         assert tables(db) == migrated
+
+
+def test_only_a_lock_delays_the_change_of_the_tables(tmp_path: Path) -> None:
+    """Another error of SQLite, such as a file that cannot be written, is reported at once."""
+    Earlier(tmp_path, "sqlite", 3)
+    path = str(tmp_path / "engage.db")
+    with contextlib.closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as db:
+        with pytest.raises(sqlite3.OperationalError, match="readonly"):
+            migrate(db, path, 0)
