@@ -452,10 +452,21 @@ def test_a_new_store_is_like_one_that_was_brought_up_to_date(tmp_path: Path, ver
         assert tables(db) == migrated
 
 
+class Unreadable(sqlite3.Connection):
+    """A connection that meets an error of the disk when a transaction begins."""
+
+    def execute(self, sql: str, *parameters: Any) -> sqlite3.Cursor:
+        if sql.startswith("BEGIN"):
+            error = sqlite3.OperationalError("disk I/O error")
+            error.sqlite_errorcode = sqlite3.SQLITE_IOERR
+            raise error
+        return super().execute(sql, *parameters)
+
+
 def test_only_a_lock_delays_the_change_of_the_tables(tmp_path: Path) -> None:
-    """Another error of SQLite, such as a file that cannot be written, is reported at once."""
+    """An error of the disk is reported at once, not after an hour."""
     Earlier(tmp_path, "sqlite", 3)
     path = str(tmp_path / "engage.db")
-    with contextlib.closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as db:
-        with pytest.raises(sqlite3.OperationalError, match="readonly"):
+    with contextlib.closing(sqlite3.connect(path, factory=Unreadable)) as db:
+        with pytest.raises(sqlite3.OperationalError, match="disk I/O error"):
             migrate(db, path, 0)
