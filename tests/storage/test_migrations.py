@@ -467,6 +467,8 @@ def test_only_a_lock_delays_the_change_of_the_tables(tmp_path: Path) -> None:
     """An error of the disk is reported at once, not after an hour."""
     Earlier(tmp_path, "sqlite", 3)
     path = str(tmp_path / "engage.db")
-    with contextlib.closing(sqlite3.connect(path, factory=Unreadable)) as db:
-        with pytest.raises(sqlite3.OperationalError, match="disk I/O error"):
-            migrate(db, path, 0)
+    with (
+        contextlib.closing(sqlite3.connect(path, factory=Unreadable)) as db,
+        pytest.raises(sqlite3.OperationalError, match="disk I/O error"),
+    ):
+        migrate(db, path, 0)
