@@ -25,6 +25,8 @@ The errors of engage, with what raises each of them and what follows::
 ``dead_letters.py``    dead letters, their budgets, and the interface of a storage that keeps them
 ``records.py``         the interface of a storage that keeps small records, such as write keys
 ``counts.py``          the interface of a storage that keeps counters per minute and hour
+``log.py``             the interface of a log in front of the storage
+``log_records.py``     the format of the records of a log
 ``pages.py``           a page of a scan
 ``profiles.py``        the interface of a storage that also keeps users and groups
 ``providers.py``       the interface of a webhook provider
@@ -78,6 +80,23 @@ from engage.api.events import (
     changes_of,
     identifier_value,
 )
+from engage.api.log import (
+    Backlog,
+    EventLog,
+    LogContext,
+    LogFactory,
+    LogReader,
+    Portion,
+    ReadRecord,
+)
+from engage.api.log_records import (
+    DamagedRecord,
+    LogRecord,
+    UnknownRecord,
+    UnloggableEvent,
+    record_of,
+    unpack,
+)
 from engage.api.pages import Page
 from engage.api.profiles import GroupProfile, ProfileStore, UserProfile
 from engage.api.providers import (
@@ -128,6 +147,7 @@ __all__ = [
     "MAX_TIME",
     "OPERATOR_ORIGIN",
     "Arrivals",
+    "Backlog",
     "BudgetName",
     "BudgetUse",
     "Change",
@@ -135,17 +155,23 @@ __all__ = [
     "Count",
     "CountStore",
     "CountSum",
+    "DamagedRecord",
     "DeadLetter",
     "DeadLetterBudget",
     "DeadLetterStore",
     "EngageError",
     "Event",
     "EventFilter",
+    "EventLog",
     "EventStore",
     "Fetch",
     "GroupProfile",
     "GroupTraits",
     "Link",
+    "LogContext",
+    "LogFactory",
+    "LogReader",
+    "LogRecord",
     "Membership",
     "NothingSigned",
     "Observer",
@@ -154,11 +180,13 @@ __all__ = [
     "Outcome",
     "Page",
     "PayloadInvalid",
+    "Portion",
     "ProfileLimits",
     "ProfileStore",
     "Provider",
     "ProviderContext",
     "ProviderFactory",
+    "ReadRecord",
     "Recipient",
     "Record",
     "RecordStore",
@@ -184,6 +212,8 @@ __all__ = [
     "TransformFactory",
     "TranslatedEvent",
     "Translation",
+    "UnknownRecord",
+    "UnloggableEvent",
     "UserProfile",
     "UserTraits",
     "WebhookError",
@@ -192,7 +222,9 @@ __all__ = [
     "changes_of",
     "hookimpl",
     "identifier_value",
+    "record_of",
     "render_time",
+    "unpack",
 ]
 
 

@@ -1,0 +1,169 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The format of the records of a log, for engage and for any other reader of the log.
+
+======  ============================================================================================
+key     The workspace, ``:``, and the user id, or else the anonymous id. All events of a user are in
+        one partition, in their order. A dead letter has its own id instead.
+value   An event: its body, compact JSON as in the store and in ``engage export``. A dead letter: a
+        JSON object with the fields of :class:`DeadLetter`; bytes are in Base64.
+header  ``engage``: the kind and the version of the format, such as ``event/1`` or ``letter/1``.
+header  ``meta``, of an event: a JSON object with what its body does not have, or has in another
+        form: ``origin``, ``receivedAt`` and ``timestamp`` (milliseconds since 1970 UTC), and
+        ``type``, ``messageId``, ``workspaceId``, ``userId``, ``anonymousId`` and ``name``, as text.
+======  ============================================================================================
+
+A reader ignores members of ``meta`` and of a letter that it does not know. A change that would
+mislead older readers increases the version.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, Final
+
+import orjson
+
+from engage.api.dead_letters import DeadLetter
+from engage.api.events import Event
+
+__all__ = [
+    "DamagedRecord",
+    "LogRecord",
+    "UnknownRecord",
+    "UnloggableEvent",
+    "record_of",
+    "unpack",
+]
+
+#: The header with the kind and the version, and the versions that this engage reads.
+KIND: Final = "engage"
+META: Final = "meta"
+EVENT: Final = b"event/1"
+LETTER: Final = b"letter/1"
+
+
+class UnloggableEvent(ValueError):
+    """The event cannot be a record: a text contains a lone surrogate, which is not a character."""
+
+
+class DamagedRecord(ValueError):
+    """A record has a known version, and cannot be read all the same."""
+
+
+class UnknownRecord(ValueError):
+    """A newer version of engage, or another program, wrote the record."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class LogRecord:
+    """What a log carries, as it is in the log."""
+
+    #: Records with the same key keep their order.
+    key: bytes
+    value: bytes
+    headers: Mapping[str, bytes]
+
+    @property
+    def size(self) -> int:
+        """Bytes of key, value and headers."""
+        return (
+            len(self.key)
+            + len(self.value)
+            + sum(len(name) + len(value) for name, value in self.headers.items())
+        )
+
+
+def record_of(item: Event | DeadLetter) -> LogRecord:
+    """Return an event or a dead letter as a record.
+
+    :raises UnloggableEvent: if it cannot be one.
+    """
+    try:
+        if isinstance(item, Event):
+            subject = item.user_id if item.user_id is not None else item.anonymous_id
+            meta = {
+                "origin": item.origin,
+                "receivedAt": item.received_at,
+                "timestamp": item.timestamp,
+                "type": item.type,
+                "messageId": item.message_id,
+                "workspaceId": item.workspace_id,
+                "userId": item.user_id,
+                "anonymousId": item.anonymous_id,
+                "name": item.name,
+            }
+            return LogRecord(
+                key=f"{item.workspace_id}:{subject}".encode(),
+                value=item.body,
+                headers={KIND: EVENT, META: orjson.dumps(meta)},
+            )
+        letter = {field: getattr(item, field) for field in _LETTER_FIELDS}
+        letter["item"] = base64.b64encode(item.item).decode()
+        if item.envelope is not None:
+            letter["envelope"] = base64.b64encode(item.envelope).decode()
+        return LogRecord(
+            key=f"{item.workspace_id}:{item.id}".encode(),
+            value=orjson.dumps(letter),
+            headers={KIND: LETTER},
+        )
+    except (UnicodeEncodeError, orjson.JSONEncodeError) as error:
+        raise UnloggableEvent("a text contains a lone surrogate, not a character") from error
+
+
+def unpack(record: LogRecord) -> Event | DeadLetter:
+    """Return the event or dead letter in a record.
+
+    :raises UnknownRecord: if its kind or its version is not known.
+    :raises DamagedRecord: if it cannot be read.
+    """
+    kind = record.headers.get(KIND)
+    try:
+        if kind == EVENT:
+            return _event(record.value, orjson.loads(record.headers[META]))
+        if kind == LETTER:
+            return _letter(orjson.loads(record.value))
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise DamagedRecord(f"{type(error).__name__}: {error}") from error
+    raise UnknownRecord(f"a record of the kind {kind!r}")
+
+
+_LETTER_FIELDS: Final = tuple(field.name for field in dataclasses.fields(DeadLetter))
+_TEXTS: Final = ("origin", "type", "messageId", "workspaceId")
+_OPTIONAL: Final = ("userId", "anonymousId", "name")
+_NUMBERS: Final = ("receivedAt", "timestamp")
+
+
+def _event(body: bytes, meta: Any) -> Event:
+    if not (
+        all(type(meta[name]) is str for name in _TEXTS)
+        and all(type(meta.get(name)) in (str, type(None)) for name in _OPTIONAL)
+        and all(type(meta[name]) is int for name in _NUMBERS)
+    ):
+        raise TypeError("a member of meta has the wrong type")
+    return Event(
+        workspace_id=meta["workspaceId"],
+        origin=meta["origin"],
+        message_id=meta["messageId"],
+        type=meta["type"],
+        user_id=meta.get("userId"),
+        anonymous_id=meta.get("anonymousId"),
+        name=meta.get("name"),
+        received_at=meta["receivedAt"],
+        timestamp=meta["timestamp"],
+        body=body,
+    )
+
+
+def _letter(values: Any) -> DeadLetter:
+    known = {name: values[name] for name in _LETTER_FIELDS if name in values}
+    try:
+        known["item"] = base64.b64decode(known["item"], validate=True)
+        if known.get("envelope") is not None:
+            known["envelope"] = base64.b64decode(known["envelope"], validate=True)
+    except binascii.Error as error:
+        raise DamagedRecord(str(error)) from error
+    known["headers"] = [(name, value) for name, value in known["headers"]]
+    return DeadLetter(**known)
