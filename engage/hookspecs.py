@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     import click
 
     from engage.api import (
+        LogFactory,
         ObserverFactory,
         ProviderFactory,
         Register,
@@ -35,6 +36,15 @@ def engage_register_storage(register: Register[StorageFactory]) -> None:
 
     :param register: ``register(name, factory, options_schema)``; the options are
         ``[storage.<name>]``, validated before ``factory`` is called.
+    """
+
+
+@hookspec
+def engage_register_log(register: Register[LogFactory]) -> None:
+    """Register a log in front of the storage, which ``[log] backend = "<name>"`` selects.
+
+    :param register: ``register(name, factory, options_schema)``; the options are ``[log.<name>]``,
+        validated before ``factory`` is called.
     """
 
 

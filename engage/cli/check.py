@@ -47,6 +47,7 @@ def check(ctx: click.Context, config_path: Path) -> None:
         _print("workspace", f"{workspace.id}: {', '.join(parts)}")
     registry = registry_of(ctx)
     registry.check(config)
+    registry.make_log(config)
     registry.make_webhooks(config)
     registry.make_transforms(config)
     registry.make_observers(config)

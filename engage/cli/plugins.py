@@ -46,6 +46,7 @@ def _rows(registry: Registry, config: Config | None) -> list[tuple[str, str, str
     if config is not None:
         used = {
             "storage": {config.storage.backend},
+            "log": set() if config.log is None else {config.log.backend},
             "webhook": {name for workspace in config.workspaces for name in workspace.webhooks},
             "transform": {selected.name for selected in config.transforms},
             "observer": {selected.name for selected in config.observers},

@@ -2,7 +2,7 @@
 """Read the config file into the dataclasses of :mod:`engage.config.sections`.
 
 :func:`load` reads the file once and reports errors by dotted key. ``schemas/config.json`` defines
-the keys and their values. The options of plugins (``[storage.<name>]``,
+the keys and their values. The options of plugins (``[storage.<name>]``, ``[log.<name>]``,
 ``[workspaces.webhooks.<name>]``, ``[observers.<name>]``, and ``options`` of ``[[transforms]]``)
 have schemas of the plugins: :mod:`engage.registry` checks them.
 """
@@ -29,6 +29,7 @@ from engage.config.sections import (
     ConsoleConfig,
     Cors,
     Limits,
+    LogConfig,
     Logging,
     Retention,
     Selected,
@@ -181,8 +182,6 @@ def _config(
     if "public_url" in server:
         server = {**server, "public_url": server["public_url"].rstrip("/")}
     server = {**server, "trusted_proxies": _tuple(server.get("trusted_proxies", []))}
-    storage = document.get("storage", {})
-    tables = {name: table for name, table in storage.items() if isinstance(table, Mapping)}
     cors = document.get("cors", {})
     if "origins" in cors:
         cors = {**cors, "origins": _tuple(cors["origins"])}
@@ -191,12 +190,7 @@ def _config(
         path=path,
         base_dir=base_dir,
         server=_section(ServerConfig, server),
-        storage=_section(
-            StorageConfig,
-            storage,
-            options=tables.get(storage.get("backend", StorageConfig().backend), {}),
-            tables=tables,
-        ),
+        storage=_chosen(StorageConfig, document.get("storage", {})),
         limits=_section(Limits, document.get("limits", {})),
         # In the file, 0 means "never".
         retention=Retention(
@@ -205,6 +199,7 @@ def _config(
         ),
         cors=_section(Cors, cors),
         logging=_section(Logging, document.get("logging", {})),
+        log=_chosen(LogConfig, document["log"]) if "log" in document else None,
         console=_console(document["console"]) if "console" in document else None,
         transforms=tuple(_section(Selected, item) for item in document.get("transforms", ())),
         observers=tuple(
@@ -214,6 +209,16 @@ def _config(
         workspaces=tuple(_workspace(table) for table in document["workspaces"]),
         written=written,
     )
+
+
+Chosen = TypeVar("Chosen", StorageConfig, LogConfig)
+
+
+def _chosen(cls: type[Chosen], table: Mapping[str, Any]) -> Chosen:
+    """Fill a section that chooses a plugin and has a table of options for each of its names."""
+    tables = {name: options for name, options in table.items() if isinstance(options, Mapping)}
+    made = _section(cls, table, tables=tables)
+    return dataclasses.replace(made, options=tables.get(made.backend, {}))
 
 
 def _console(table: Mapping[str, Any]) -> ConsoleConfig:

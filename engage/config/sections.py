@@ -20,6 +20,7 @@ __all__ = [
     "ConsoleConfig",
     "Cors",
     "Limits",
+    "LogConfig",
     "Logging",
     "Retention",
     "Selected",
@@ -94,6 +95,33 @@ class StorageConfig:
     tables: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict, repr=False)
     #: Seconds that a write may take, including the time it waits for its turn.
     write_timeout: float = 8.0
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class LogConfig:
+    """``[log]``: the chosen log in front of the storage, and ``engage load``, which reads it."""
+
+    backend: str = "kafka"
+    #: ``[log.<backend>]``, with references to the environment resolved.
+    options: Mapping[str, Any] = dataclasses.field(default_factory=dict, repr=False)
+    #: Every ``[log.<name>]`` of the file, including that of the chosen log.
+    tables: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict, repr=False)
+    #: The group of readers that the loaders are members of.
+    group: str = "engage"
+    #: Processes of ``engage load``.
+    loaders: int = 1
+    #: What a loader writes to the storage at once: records, and their bytes.
+    portion_records: int = 4000
+    portion_bytes: int = 16 * _MIB
+    #: ``engage serve`` accepts no events while the oldest record that is not loaded is older than
+    #: this part of the time for which the log keeps records.
+    lag_percent: int = 50
+    #: Seconds that a subscription change waits until the loaders have loaded its user.
+    subscription_wait: float = 2.0
+    #: The address at which ``engage load`` serves ``/readyz`` and ``/metrics``.
+    load_host: str = "127.0.0.1"
+    #: ``None``: it does not listen. 0: any free port.
+    load_port: int | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -242,6 +270,8 @@ class Config:
     retention: Retention = Retention()
     cors: Cors = Cors()
     logging: Logging = Logging()
+    #: ``None``: there is no log; events are written to the storage at once.
+    log: LogConfig | None = None
     #: ``None``: there is no console.
     console: ConsoleConfig | None = None
     #: The transforms, in the order in which they run.

@@ -32,11 +32,15 @@ __all__ = ["GROUP", "KINDS", "Discovered", "Plugin", "PluginError", "Registered"
 GROUP: Final = "engage"
 
 #: What plugins can register by name; the hook for it is ``engage_register_<kind>``.
-KINDS: Final = ("storage", "webhook", "transform", "observer")
+KINDS: Final = ("storage", "log", "webhook", "transform", "observer")
 
 _NAME: Final = re.compile(r"[a-z0-9][a-z0-9-]{0,63}", re.ASCII)
-#: Keys of ``[storage]``, which a table ``[storage.<name>]`` would collide with.
-_RESERVED: Final = {"storage": frozenset({"backend"})}
+#: Keys of ``[storage]`` and ``[log]``, which a table ``[storage.<name>]`` would collide with. A key
+#: with an underscore is not a name of a plugin.
+_RESERVED: Final = {
+    "storage": frozenset({"backend"}),
+    "log": frozenset({"backend", "group", "loaders"}),
+}
 #: The name of a provider is the origin of its events, and these origins are not of providers.
 _ORIGINS: Final = frozenset({API_ORIGIN, OPERATOR_ORIGIN})
 
@@ -67,7 +71,7 @@ class Plugin:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Registered(Generic[Factory]):
-    """A storage, webhook provider, transform or observer that a plugin registered."""
+    """A storage, log, webhook provider, transform or observer that a plugin registered."""
 
     name: str
     factory: Factory

@@ -2,19 +2,23 @@
 """Check the options that a config gives to plugins, and make what the config selects.
 
 :func:`load_plugins` finds the plugins; :mod:`engage.registry.discovery` has the rules. The
-:class:`Registry` checks their options and makes storages, providers, transforms and observers.
+:class:`Registry` checks their options and makes storages, logs, providers, transforms and
+observers.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from engage.api import (
     ConfigError,
     EngageError,
+    EventLog,
     EventStore,
+    LogContext,
+    LogFactory,
     Observer,
     ObserverFactory,
     ProfileLimits,
@@ -34,11 +38,14 @@ from engage.registry.discovery import Discovered, Plugin, PluginError, Registere
 if TYPE_CHECKING:
     import click
 
-    from engage.config import Config
+    from engage.config import Config, LogConfig
 
 __all__ = ["Plugin", "PluginError", "Registered", "Registry", "load_plugins", "shared_credentials"]
 
 Made = TypeVar("Made")
+
+#: What a dead letter has beside its item and its headers, at most: errors, ids, an envelope.
+_LETTER_EXTRA: Final = 128 * 1024
 
 
 def load_plugins(
@@ -71,11 +78,12 @@ class Registry:
 
     def __init__(self, discovered: Discovered) -> None:
         self.plugins: Sequence[Plugin] = discovered.plugins
-        #: Kind → name → what was registered. The four attributes below are these tables, typed.
+        #: Kind → name → what was registered. The five attributes below are these tables, typed.
         self.tables: Mapping[str, Mapping[str, Registered[Any]]] = discovered.tables
         self.commands: Mapping[str, click.Command] = discovered.commands
         self.command_plugins: Mapping[str, Plugin] = discovered.command_plugins
         self.storages: Mapping[str, Registered[StorageFactory]] = discovered.tables["storage"]
+        self.logs: Mapping[str, Registered[LogFactory]] = discovered.tables["log"]
         self.webhooks: Mapping[str, Registered[ProviderFactory]] = discovered.tables["webhook"]
         self.transforms: Mapping[str, Registered[TransformFactory]] = discovered.tables["transform"]
         self.observers: Mapping[str, Registered[ObserverFactory]] = discovered.tables["observer"]
@@ -138,6 +146,22 @@ class Registry:
         for missing in _missing_capabilities(config, store):
             raise ConfigError(f"{config.path}: the storage {use.name!r} {missing}")
         return store
+
+    def make_log(self, config: Config) -> EventLog | None:
+        """Make the chosen log, without opening it.
+
+        :return: ``None`` if the config has no ``[log]``.
+        :raises ConfigError: if the log is unknown, or if its options are wrong.
+        """
+        if config.log is None:
+            return None
+        context = LogContext(
+            base_dir=config.base_dir,
+            write_timeout=config.storage.write_timeout,
+            max_value_bytes=_largest_record(config),
+        )
+        log: EventLog = self._make(config, _log_use(config.log), context)
+        return log
 
     def make_webhooks(self, config: Config) -> Mapping[str, Mapping[str, Provider]]:
         """Make every enabled provider.
@@ -284,6 +308,11 @@ def _uses(config: Config) -> Iterator[_Use]:
     for name, options in config.storage.tables.items():
         if name != config.storage.backend:
             yield _Use("storage", name, options, ("storage", name), f"storage.{name}")
+    if config.log is not None:
+        yield _log_use(config.log)
+        for name, options in config.log.tables.items():
+            if name != config.log.backend:
+                yield _Use("log", name, options, ("log", name), f"log.{name}")
     yield from _transform_uses(config)
     yield from _observer_uses(config)
     for _, use in _webhook_uses(config):
@@ -295,6 +324,10 @@ def _storage_use(config: Config) -> _Use:
     return _Use(
         "storage", storage.backend, storage.options, ("storage", storage.backend), "storage.backend"
     )
+
+
+def _log_use(log: LogConfig) -> _Use:
+    return _Use("log", log.backend, log.options, ("log", log.backend), "log.backend")
 
 
 def _transform_uses(config: Config) -> Iterator[_Use]:
@@ -318,6 +351,19 @@ def _webhook_uses(config: Config) -> Iterator[tuple[str, _Use]]:
                 workspace.id,
                 _Use("webhook", name, options, at, f"workspaces[{index}].webhooks.{name}"),
             )
+
+
+def _largest_record(config: Config) -> int:
+    """Return the size in bytes that the value of a record can have.
+
+    The largest one is a dead letter, whose item is in Base64: a refused item, a conflict, or the
+    body of a delivery.
+    """
+    limits = config.limits
+    item = limits.event_bytes
+    if any(workspace.webhooks for workspace in config.workspaces):
+        item = max(item, limits.webhook_event_bytes, limits.webhook_body_bytes)
+    return 4 * -(-item // 3) + 2 * limits.header_bytes + _LETTER_EXTRA
 
 
 def _missing_capabilities(config: Config, store: EventStore) -> Iterator[str]:

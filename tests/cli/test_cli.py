@@ -27,6 +27,8 @@ from engage.api import Event
 from engage.cli import main
 from engage.cli.common import safe
 from engage.config import Config, load
+from engage.registry import Registered, Registry, load_plugins
+from engage.registry.discovery import Discovered
 from engage.testing.factories import event, identify, letter
 from support.distributions import distribution
 from support.sqlite import config_file, open_store
@@ -409,6 +411,31 @@ def test_plugins_lists_what_is_installed_and_used(stored: Path) -> None:
     version = f"engage-server {engage.__version__}"
     assert ["storage", "sqlite", "sqlite", version, "used"] in rows
     assert ["storage", "mongo", "mongo", version, "-"] in rows
+
+
+def test_plugins_lists_logs(stored: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = Registered(name="queue", factory=object, schema={}, plugin="q", distribution="queue 1.0")
+    registry = load_plugins()
+    registry = Registry(
+        Discovered(
+            plugins=tuple(registry.plugins),
+            tables={**registry.tables, "log": {"queue": log, "tape": log}},
+            commands={},
+            command_plugins={},
+        )
+    )
+    stored.write_text('[log]\nbackend = "queue"\n' + stored.read_text())
+    monkeypatch.setattr("engage.cli.common.load_plugins", lambda **_: registry)
+    rows = run("plugins", "--config", stored).stdout.splitlines()
+    assert "log\tqueue\tq\tqueue 1.0\tused" in rows
+    assert "log\ttape\tq\tqueue 1.0\t-" in rows
+
+
+def test_check_finds_a_log_that_is_not_installed(stored: Path) -> None:
+    stored.write_text('[log]\nbackend = "tape"\n' + stored.read_text())
+    result = run("check", "--config", stored)
+    assert result.exit_code == 1
+    assert f"{stored}: log.backend: no log 'tape' is installed" in result.stderr
 
 
 def test_plugins_needs_no_config(tmp_path: Path) -> None:

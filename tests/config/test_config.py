@@ -18,6 +18,7 @@ from engage.config import (
     ConsoleConfig,
     Cors,
     Limits,
+    LogConfig,
     Logging,
     Retention,
     Selected,
@@ -195,6 +196,57 @@ def test_every_key_is_loaded(write: Any) -> None:
         ),
         Workspace(id="other", name="other", subscription_secrets=("one",)),
     )
+
+
+def test_the_log_is_loaded(write: Any) -> None:
+    assert load(write(MINIMAL)).log is None
+    assert load(write("[log]\n" + MINIMAL)).log == LogConfig()
+    text = """
+        [log]
+        backend = "queue"
+        group = "eu.main"
+        loaders = 3
+        portion_records = 100
+        portion_bytes = 1000
+        lag_percent = 20
+        subscription_wait = 0.5
+        load_host = "0.0.0.0"
+        load_port = 9000
+        [log.queue]
+        servers = "a"
+        [log.kafka]
+        servers = "b"
+    """
+    assert load(write(text + MINIMAL)).log == LogConfig(
+        backend="queue",
+        options={"servers": "a"},
+        tables={"queue": {"servers": "a"}, "kafka": {"servers": "b"}},
+        group="eu.main",
+        loaders=3,
+        portion_records=100,
+        portion_bytes=1000,
+        lag_percent=20,
+        subscription_wait=0.5,
+        load_host="0.0.0.0",
+        load_port=9000,
+    )
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("loaders = 0", "log.loaders: must be at least 1 (it is 0)"),
+        ("lag_percent = 101", "log.lag_percent: must be at most 100 (it is 101)"),
+        (
+            "lag_percnt = 50",
+            "log.lag_percnt: is not the name of a plugin; did you mean log.lag_percent?",
+        ),
+        ('group = "a b"', "log.group: must consist of letters, digits, ., - and _"),
+    ],
+)
+def test_a_wrong_key_of_the_log_is_refused(write: Any, line: str, said: str) -> None:
+    (found,) = refused(write(f"[log]\n{line}\n{MINIMAL}"))
+    assert said in found
 
 
 def test_a_whole_float_is_an_integer(write: Any) -> None:
@@ -404,6 +456,7 @@ def test_no_secret_is_in_a_repr(write: Any) -> None:
         MINIMAL
         + 'subscription_secret = "SECRET"\n[[workspaces.write_keys]]\nid = "a"\nkey = "SECRET"\n'
         + '[workspaces.webhooks.x]\nkey = "SECRET"\n[storage.mongo]\nurl = "SECRET"\n'
+        + '[log.kafka]\npassword = "SECRET"\n'
         + '[observers.o]\nkey = "SECRET"\n[[transforms]]\nname = "t"\noptions = {k = "SECRET"}\n'
     )
     assert "SECRET" not in repr(load(path))
@@ -413,12 +466,13 @@ def test_no_secret_is_in_a_repr(write: Any) -> None:
 SECTIONS = {
     "server": ServerConfig,
     "storage": StorageConfig,
+    "log": LogConfig,
     "limits": Limits,
     "retention": Retention,
     "cors": Cors,
     "logging": Logging,
 }
-NOT_KEYS = {"storage": {"options", "tables"}}
+NOT_KEYS = {"storage": {"options", "tables"}, "log": {"options", "tables"}}
 
 
 @pytest.mark.parametrize("section", SECTIONS)

@@ -98,6 +98,10 @@ def test_every_hook_is_called(install: Install) -> None:
                     register("w", object, {})
 
                 @hookimpl
+                def engage_register_log(register):
+                    register("l", object, {})
+
+                @hookimpl
                 def engage_register_transform(register):
                     register("t", object, {})
 
@@ -116,6 +120,7 @@ def test_every_hook_is_called(install: Install) -> None:
     everything = found()
     assert {kind: list(table) for kind, table in everything.tables.items()} == {
         "storage": ["s"],
+        "log": ["l"],
         "webhook": ["w"],
         "transform": ["t"],
         "observer": ["o"],
@@ -247,6 +252,23 @@ def test_a_wrong_registration_is_an_error(install: Install, call: str, said: str
         },
     )
     assert broken("p", "bad 1.0").startswith(said)
+
+
+@pytest.mark.parametrize("name", ["backend", "group", "loaders"])
+def test_a_log_cannot_have_the_name_of_a_key(install: Install, name: str) -> None:
+    install(
+        "bad",
+        {
+            "p": f"""
+                from engage.api import hookimpl
+
+                @hookimpl
+                def engage_register_log(register):
+                    register('{name}', object, {{}})
+            """
+        },
+    )
+    assert broken("p", "bad 1.0").startswith(f"'{name}' is a key of the section [log]; use another")
 
 
 @pytest.mark.parametrize("name", ["api", "operator"])

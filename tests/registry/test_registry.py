@@ -10,11 +10,11 @@ from typing import Any
 import click
 import pytest
 
-from engage.api import ConfigError, StorageContext, StorageUnavailable
+from engage.api import ConfigError, LogContext, StorageContext, StorageUnavailable
 from engage.config import Config, load
 from engage.config.schema_check import SettingsError
 from engage.registry import PluginError, Registry
-from engage.registry.discovery import Discovered, Registered
+from engage.registry.discovery import KINDS, Discovered, Registered
 from support.memory_store import MemoryEvents, MemoryProfiles, MemorySubscriptions
 
 OPTIONS = {
@@ -49,7 +49,7 @@ def registry(**tables: Mapping[str, Any]) -> Registry:
             )
             for name, factory in tables.get(kind, {}).items()
         }
-        for kind in ("storage", "webhook", "transform", "observer")
+        for kind in KINDS
     }
     plugins: Any = ("p",) if tables else ()
     return Registry(Discovered(plugins=plugins, tables=kinds, commands={}, command_plugins={}))
@@ -103,6 +103,64 @@ def test_the_storage_is_made_from_the_config(config: Any, tmp_path: Path) -> Non
     assert [budget.webhook_count, budget.webhook_bytes] == [7, 8]
     assert context.write_timeout == 3
     assert (context.events_days, context.dead_letters_days) == (9, 10)
+
+
+def test_the_log_is_made_from_the_config(config: Any, tmp_path: Path) -> None:
+    made: list[tuple[Any, LogContext]] = []
+
+    def queue(options: Any, context: LogContext) -> Any:
+        made.append((options, context))
+        return "a log"
+
+    installed = registry(storage={"whole": Whole}, log={"queue": queue})
+    text = """
+        [storage]
+        backend = "whole"
+        write_timeout = 3
+        [limits]
+        event_bytes = 300_000
+        header_bytes = 2_000
+        [log]
+        backend = "queue"
+        [log.queue]
+        mode = "fast"
+    """
+    log: Any = installed.make_log(config(text))
+    assert log == "a log"
+    ((options, context),) = made
+    assert options == {"mode": "fast"}
+    assert (context.base_dir, context.write_timeout) == (tmp_path, 3)
+    # The letter of a refused event has the event in Base64. That of a delivery has its body.
+    assert context.max_value_bytes == 400_000 + 4_000 + 128 * 1024
+    installed.make_log(config(text, "[workspaces.webhooks.shop]\n"))
+    assert made[1][1].max_value_bytes > 5 * 1024 * 1024 * 4 / 3
+
+
+def test_there_is_no_log_without_its_section(config: Any) -> None:
+    assert registry(storage={"whole": Whole}).make_log(config()) is None
+
+
+@pytest.mark.parametrize(
+    ("lines", "said"),
+    [
+        ('backend = "kafak"', "log.backend: no log 'kafak' is installed; did you mean 'kafka'?"),
+        ("[log.kafka]\nmode = 1", 'log.kafka.mode: must be one of "fast", "safe" (it is 1)'),
+        ("[log.other]\nx = 1", "log.other: no log 'other' is installed; install its plugin"),
+    ],
+)
+def test_a_wrong_log_is_an_error(config: Any, lines: str, said: str) -> None:
+    installed = registry(storage={"mongo": Whole}, log={"kafka": object})
+    chosen = config(f"[log]\n{lines}\n")
+    with pytest.raises(SettingsError) as caught:
+        installed.check(chosen)
+    (problem,) = caught.value.problems
+    assert said in problem
+
+
+def test_secrets_of_a_log_are_known(config: Any) -> None:
+    chosen = config('[log]\nbackend = "kafka"\n[log.kafka]\nsecret = "hush"\n')
+    installed = registry(storage={"mongo": Whole}, log={"kafka": object})
+    assert list(installed.secrets(chosen)) == [("log", "hush")]
 
 
 class Shop:
@@ -318,7 +376,7 @@ def test_commands_are_kept() -> None:
     command = click.Command("x")
     found = Discovered(
         plugins=(),
-        tables={kind: {} for kind in ("storage", "webhook", "transform", "observer")},
+        tables={kind: {} for kind in KINDS},
         commands={"x": command},
         command_plugins={},
     )

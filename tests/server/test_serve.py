@@ -219,7 +219,7 @@ def test_the_log_masks_all_secrets_of_the_config() -> None:
                 name="some", factory=object, schema=schema, plugin="some", distribution="some 1.0"
             )
         }
-        for kind in ("storage", "webhook", "transform", "observer")
+        for kind in ("storage", "log", "webhook", "transform", "observer")
     }
     registry = Registry(Discovered(plugins=(), tables=tables, commands={}, command_plugins={}))
     workspace = Workspace(
