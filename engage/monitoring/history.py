@@ -140,6 +140,16 @@ class History(Metrics):
         self._inner.write(seconds, events)
         self._writes[bisect.bisect_left(WRITE_BUCKETS, seconds)] += 1
 
+    def append(self, seconds: float, events: int) -> None:
+        self._inner.append(seconds, events)
+        self._writes[bisect.bisect_left(WRITE_BUCKETS, seconds)] += 1
+
+    def log_error(self) -> None:
+        self._inner.log_error()
+
+    def log(self, gauges: Mapping[str, float]) -> None:
+        self._inner.log(gauges)
+
     def queue(self, events: int) -> None:
         self._inner.queue(events)
         if events > self._queue:

@@ -103,6 +103,22 @@ class Metrics:
     def storage_error(self) -> None:
         """Count a storage call that failed."""
 
+    def append(self, seconds: float, events: int) -> None:
+        """Count one successful call that appended events to the log.
+
+        :param seconds: how long it took.
+        :param events: how many events it had.
+        """
+
+    def log_error(self) -> None:
+        """Count a call of the log that failed."""
+
+    def log(self, gauges: Mapping[str, float]) -> None:
+        """Set gauges of the log: those that it reports, and how much of it is not stored yet.
+
+        :param gauges: as in :meth:`storage`.
+        """
+
     def dead_letter(self, reason: str, count: int = 1) -> None:
         """Count refused events that were kept as dead letters.
 
@@ -228,6 +244,11 @@ class PrometheusMetrics(Metrics):
         self._new_write_seconds = _Observations(self._write_seconds, WRITE_BUCKETS)
         self._new_write_events = _Observations(self._write_events, SIZE_BUCKETS)
         self._new_queue: int | None = None
+        # Made by the first call, so that a server without a log does not show them.
+        self._log: dict[str, Gauge] = {}
+        self._append_seconds: Histogram | None = None
+        self._append_events: Histogram | None = None
+        self._log_errors: Counter | None = None
 
     def request(self, route: str, status: int, seconds: float) -> None:
         key = route, status
@@ -274,6 +295,34 @@ class PrometheusMetrics(Metrics):
     def storage_error(self) -> None:
         self._storage_errors.inc()
 
+    def append(self, seconds: float, events: int) -> None:
+        if self._append_seconds is None or self._append_events is None:
+            from prometheus_client import Histogram
+
+            self._append_seconds = Histogram(
+                "engage_log_append_seconds",
+                "Duration of one call that appended events to the log",
+                buckets=WRITE_BUCKETS,
+                registry=self.registry,
+            )
+            self._append_events = Histogram(
+                "engage_log_append_events",
+                "Events of one call that appended to the log",
+                buckets=SIZE_BUCKETS,
+                registry=self.registry,
+            )
+        self._append_seconds.observe(seconds)
+        self._append_events.observe(events)
+
+    def log_error(self) -> None:
+        if self._log_errors is None:
+            from prometheus_client import Counter
+
+            self._log_errors = Counter(
+                "engage_log_errors", "Calls of the log that failed", registry=self.registry
+            )
+        self._log_errors.inc()
+
     def dead_letter(self, reason: str, count: int = 1) -> None:
         self._dead_letters.labels(reason).inc(count)
 
@@ -287,15 +336,23 @@ class PrometheusMetrics(Metrics):
         self._budgets.labels(budget).set(used)
 
     def storage(self, gauges: Mapping[str, float]) -> None:
+        self._set("engage_storage_", "A number of the storage's own", self._storage, gauges)
+
+    def log(self, gauges: Mapping[str, float]) -> None:
+        self._set("engage_log_", "A number of the log", self._log, gauges)
+
+    def _set(
+        self, prefix: str, text: str, known: dict[str, Gauge], gauges: Mapping[str, float]
+    ) -> None:
         for name, value in gauges.items():
-            gauge = self._storage.get(name)
+            gauge = known.get(name)
             if gauge is None:
                 from prometheus_client import Gauge
 
-                gauge = self._storage[name] = Gauge(
-                    f"engage_storage_{name}",
-                    "A number of the storage's own",
-                    # All processes read the same store, so the latest value is the right one.
+                gauge = known[name] = Gauge(
+                    prefix + name,
+                    text,
+                    # All processes read the same numbers, so the latest value is the right one.
                     multiprocess_mode="mostrecent",
                     registry=self.registry,
                 )

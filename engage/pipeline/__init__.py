@@ -14,6 +14,7 @@
 ``ids.py``            makes the message ids of items that have none
 ``transforms.py``     runs the transforms and checks what they return
 ``ingest.py``         writes events and dead letters to the storage
+``appending.py``      appends to a log instead, a call for each request
 ``group_commit.py``   combines the events of concurrent requests into one write
 ``write_queue.py``    what waits to be written, by write key
 ``observers.py``      passes stored events to the observers

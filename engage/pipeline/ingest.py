@@ -4,6 +4,9 @@
 A call returns only when the storage has acknowledged all its events: what is only in memory is
 never acknowledged. :mod:`engage.pipeline.group_commit` combines the requests; this module reopens a
 store that did not answer in time.
+
+With a log in front of the storage, everything is appended to the log instead
+(:mod:`engage.pipeline.appending`), and a call returns when it is durable there.
 """
 
 from __future__ import annotations
@@ -29,8 +32,10 @@ from engage.pipeline.group_commit import GroupCommit
 from engage.pipeline.write_queue import GROUP_WEIGHT
 
 if TYPE_CHECKING:
+    from engage.api import EventLog
     from engage.config import Limits
     from engage.monitoring.metrics import Metrics
+    from engage.pipeline.appending import Appending
 
 __all__ = ["Ingest"]
 
@@ -59,6 +64,8 @@ class Ingest:
         :mod:`engage.pipeline.observers`); ``None`` if there are no observers.
     :param alive: called after each write that newly stored an event.
     :param failed: called after each write of events that failed.
+    :param log: takes everything in place of the store. ``stored`` is not called then: what is
+        already stored is found behind the log.
     """
 
     def __init__(
@@ -71,6 +78,7 @@ class Ingest:
         stored: Callable[[Sequence[Event]], None] | None = None,
         alive: Callable[[], None] = lambda: None,
         failed: Callable[[], None] = lambda: None,
+        log: EventLog | None = None,
     ) -> None:
         self._store = store
         self._metrics = metrics
@@ -83,20 +91,7 @@ class Ingest:
         self.creates = True
         #: (workspace, budget) → when its last log line was written, and letters dropped since.
         self._full: dict[tuple[str, BudgetName], tuple[float, int]] = {}
-        self._events: GroupCommit[Event, Outcome] = GroupCommit(
-            store.write,
-            max_weight=limits.queue_events,
-            max_bytes=limits.queue_bytes,
-            share=limits.queue_percent_per_key / 100,
-            calls=store.concurrent_writes,
-            timeout=write_timeout,
-            done=self._written,
-            failed=self._write_failed,
-            recover=self._reopen,
-            freed=self._freed,
-        )
-        #: Asked before a request is decoded.
-        self.admission = Admission(self._events.has_room, wait=limits.queue_wait)
+        self._events: GroupCommit[Event, Outcome] | Appending[Event]
         self._letters: GroupCommit[DeadLetter, bool] = GroupCommit(
             self._keep,
             max_weight=limits.queue_events,
@@ -106,6 +101,44 @@ class Ingest:
             failed=metrics.storage_error,
             recover=self._reopen,
         )
+        #: The same to the log, if there is one.
+        self._logged_letters: Appending[DeadLetter] | None = None
+        if log is None:
+            self._events = GroupCommit(
+                store.write,
+                max_weight=limits.queue_events,
+                max_bytes=limits.queue_bytes,
+                share=limits.queue_percent_per_key / 100,
+                calls=store.concurrent_writes,
+                timeout=write_timeout,
+                done=self._written,
+                failed=self._write_failed,
+                recover=self._reopen,
+                freed=self._freed,
+            )
+        else:
+            from engage.pipeline.appending import Appending
+
+            self._events = Appending(
+                log,
+                max_weight=limits.queue_events,
+                max_bytes=limits.queue_bytes,
+                share=limits.queue_percent_per_key / 100,
+                timeout=write_timeout,
+                done=self._appended,
+                failed=self._append_failed,
+                freed=self._freed,
+            )
+            self._logged_letters = Appending(
+                log,
+                max_weight=limits.queue_events,
+                max_bytes=limits.queue_bytes,
+                timeout=write_timeout,
+                done=lambda _seconds, _letters, _outcomes: None,
+                failed=metrics.log_error,
+            )
+        #: Asked before a request is decoded.
+        self.admission = Admission(self._events.has_room, wait=limits.queue_wait)
 
     @property
     def waiting(self) -> int:
@@ -152,10 +185,10 @@ class Ingest:
             return ()
         kept: Sequence[bool]
         if isinstance(self._store, DeadLetterStore):
-            size = sum(
-                _OVERHEAD + len(letter.item) + len(letter.envelope or b"") for letter in letters
-            )
-            kept = await self._letters.submit(letters, size)
+            if self._logged_letters is None:
+                kept = await self._letters.submit(letters, _size(letters))
+            else:
+                kept = await self._keep_in_log(self._logged_letters, letters)
         else:
             kept = [False] * len(letters)
         for letter, stored in zip(letters, kept, strict=True):
@@ -174,11 +207,15 @@ class Ingest:
     async def drain(self) -> None:
         """Wait until all submitted events and letters are written or have failed."""
         await self._events.drain()
+        if self._logged_letters is not None:
+            await self._logged_letters.drain()
         await self._letters.drain()
 
     async def close(self) -> None:
         """Refuse new items and write the submitted ones. The store stays open."""
         await self._events.close()
+        if self._logged_letters is not None:
+            await self._logged_letters.close()
         await self._letters.close()
         if (reopening := self._reopening) is not None:
             reopening.cancel()
@@ -190,6 +227,34 @@ class Ingest:
 
     def _freed(self) -> None:
         self.admission.wake()
+
+    def _append_failed(self) -> None:
+        self._metrics.log_error()
+        self._failed()
+
+    def _appended(
+        self, seconds: float, events: Sequence[Event], _outcomes: Sequence[Outcome]
+    ) -> None:
+        self._metrics.append(seconds, len(events))
+        self._metrics.queue(self._events.items)
+
+    async def _keep_in_log(
+        self, queue: Appending[DeadLetter], letters: Sequence[DeadLetter]
+    ) -> Sequence[bool]:
+        """Append letters to the log; keep those that it can never take in the store.
+
+        A letter of a large delivery can be larger than a record of the log.
+        """
+        outcomes = await queue.submit(letters, _size(letters))
+        kept = [outcome.status is Status.STORED for outcome in outcomes]
+        refused = [index for index, durable in enumerate(kept) if not durable]
+        if refused:
+            left = [letters[index] for index in refused]
+            for index, durable in zip(
+                refused, await self._letters.submit(left, _size(left)), strict=True
+            ):
+                kept[index] = durable
+        return kept
 
     async def _keep(self, letters: Sequence[DeadLetter]) -> Sequence[bool]:
         assert isinstance(self._store, DeadLetterStore)
@@ -271,6 +336,11 @@ class Ingest:
         except Exception as error:
             return type(error).__name__
         return None
+
+
+def _size(letters: Sequence[DeadLetter]) -> int:
+    """Return the bytes that letters need in memory."""
+    return sum(_OVERHEAD + len(letter.item) + len(letter.envelope or b"") for letter in letters)
 
 
 def _parts(events: Sequence[Event]) -> list[list[Event]]:

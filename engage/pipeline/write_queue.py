@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What waits to be written: a queue for each write key, served in rotation and counted."""
+"""What waits to be written: counted by write key, and for the group commit in a queue for each key,
+served in rotation."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ import math
 from collections.abc import Sequence
 from typing import Final, Generic, TypeVar
 
-__all__ = ["GROUP_WEIGHT", "WriteQueue", "WriteRequest"]
+__all__ = ["GROUP_WEIGHT", "Room", "WriteQueue", "WriteRequest"]
 
 #: Maximum weight and bytes of the writes that run at the same time, except for a single request
 #: that is larger. Beyond this, throughput does not improve, while every request in a write waits
@@ -65,45 +66,24 @@ class _Usage:
         self.size = 0
 
 
-class WriteQueue(Generic[_Item, _Result]):
-    """The requests that wait or are being written.
+class Room(Generic[_Item, _Result]):
+    """Counts the requests that wait or are being written.
 
     :param max_weight: the weight at which there is no more room.
     :param max_bytes: the same in bytes.
     :param share: the part of both that one write key may have.
-    :param writes: how many writes may run at the same time; they share :data:`GROUP_WEIGHT` and
-        :data:`GROUP_BYTES`.
     """
 
-    def __init__(self, *, max_weight: int, max_bytes: int, share: float, writes: int = 1) -> None:
+    def __init__(self, *, max_weight: int, max_bytes: int, share: float) -> None:
         self._max_weight = max_weight
         self._max_bytes = max_bytes
         self._key_weight = max_weight * share
         self._key_bytes = max_bytes * share
-        self._writes = writes
-        #: By write key, in the order of rotation; never empty.
-        self._queues: dict[str, collections.deque[WriteRequest[_Item, _Result]]] = {}
         self._used: dict[str, _Usage] = {}
-        #: The weight of all requests, and of those that are being written.
         self._weight = 0
-        self._writing = 0
         self._bytes = 0
-        #: How many items wait or are being written, and how many of them wait.
+        #: How many items wait or are being written.
         self.items = 0
-        self.waiting = 0
-
-    @property
-    def is_due(self) -> bool:
-        """Whether a write should begin: requests wait, and no write runs, or what waits is as much
-        as each of the other writes may have.
-
-        With a smaller part, a write beside others would cost more than the wait that it saves: each
-        write has a fixed cost, however small it is.
-        """
-        if not self._queues:
-            return False
-        writing = self._writing
-        return not writing or (self._weight - writing) * (self._writes - 1) >= writing
 
     def has_room(self, key: str) -> bool:
         """Return whether a request of a write key may be added.
@@ -122,21 +102,70 @@ class WriteQueue(Generic[_Item, _Result]):
         )
 
     def add(self, request: WriteRequest[_Item, _Result]) -> None:
-        """Add a request; :meth:`free` stops counting it."""
-        key = request.key
-        queue = self._queues.get(key)
-        if queue is None:
-            queue = self._queues[key] = collections.deque()
-        queue.append(request)
-        used = self._used.get(key)
+        """Count a request; :meth:`free` stops counting it."""
+        used = self._used.get(request.key)
         if used is None:
-            used = self._used[key] = _Usage()
+            used = self._used[request.key] = _Usage()
         used.weight += request.weight
         used.size += request.size
         self.items += len(request.items)
-        self.waiting += len(request.items)
         self._weight += request.weight
         self._bytes += request.size
+
+    def free(self, requests: Sequence[WriteRequest[_Item, _Result]]) -> None:
+        """Stop counting requests that are neither waiting nor being written any more."""
+        for request in requests:
+            self.items -= len(request.items)
+            self._weight -= request.weight
+            self._bytes -= request.size
+            used = self._used[request.key]
+            used.weight -= request.weight
+            used.size -= request.size
+            if not used.weight and not used.size:
+                del self._used[request.key]
+
+
+class WriteQueue(Room[_Item, _Result]):
+    """The requests that wait for a group commit or are being written.
+
+    :param max_weight: the weight at which there is no more room.
+    :param max_bytes: the same in bytes.
+    :param share: the part of both that one write key may have.
+    :param writes: how many writes may run at the same time; they share :data:`GROUP_WEIGHT` and
+        :data:`GROUP_BYTES`.
+    """
+
+    def __init__(self, *, max_weight: int, max_bytes: int, share: float, writes: int = 1) -> None:
+        super().__init__(max_weight=max_weight, max_bytes=max_bytes, share=share)
+        self._writes = writes
+        #: By write key, in the order of rotation; never empty.
+        self._queues: dict[str, collections.deque[WriteRequest[_Item, _Result]]] = {}
+        #: The weight of the requests that are being written.
+        self._writing = 0
+        #: How many items wait.
+        self.waiting = 0
+
+    @property
+    def is_due(self) -> bool:
+        """Whether a write should begin: requests wait, and no write runs, or what waits is as much
+        as each of the other writes may have.
+
+        With a smaller part, a write beside others would cost more than the wait that it saves: each
+        write has a fixed cost, however small it is.
+        """
+        if not self._queues:
+            return False
+        writing = self._writing
+        return not writing or (self._weight - writing) * (self._writes - 1) >= writing
+
+    def add(self, request: WriteRequest[_Item, _Result]) -> None:
+        """Queue a request, and count it until :meth:`free`."""
+        queue = self._queues.get(request.key)
+        if queue is None:
+            queue = self._queues[request.key] = collections.deque()
+        queue.append(request)
+        self.waiting += len(request.items)
+        super().add(request)
 
     def earliest_deadline(self, default: float) -> float:
         """Return the earliest deadline of a waiting request."""
@@ -213,21 +242,10 @@ class WriteQueue(Generic[_Item, _Result]):
                 del self._queues[key]
         for request in dropped:
             self.waiting -= len(request.items)
-        self._forget(dropped)
+        super().free(dropped)
         return dropped
 
     def free(self, requests: Sequence[WriteRequest[_Item, _Result]]) -> None:
         """Stop counting requests that :meth:`next_group` returned: they are written, or failed."""
         self._writing -= sum(request.weight for request in requests)
-        self._forget(requests)
-
-    def _forget(self, requests: Sequence[WriteRequest[_Item, _Result]]) -> None:
-        for request in requests:
-            self.items -= len(request.items)
-            self._weight -= request.weight
-            self._bytes -= request.size
-            used = self._used[request.key]
-            used.weight -= request.weight
-            used.size -= request.size
-            if not used.weight and not used.size:
-                del self._used[request.key]
+        super().free(requests)
