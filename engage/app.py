@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from engage.api import StorageError
 from engage.deliveries.fetcher import Fetcher
@@ -31,6 +31,7 @@ from engage.pipeline.replay import Replays
 from engage.pipeline.transforms import Transforms
 from engage.pipeline.validate import Schemas
 from engage.storage.readiness import Readiness
+from engage.storage.saved_keys import saved_keys_path
 
 if TYPE_CHECKING:
     import socket
@@ -38,11 +39,15 @@ if TYPE_CHECKING:
     from engage.api import EventStore
     from engage.config import Config
     from engage.http1.shares import Shares
+    from engage.pipeline.log_front import LogFront
     from engage.registry import Registry
 
 __all__ = ["App", "build"]
 
 _log = logging.getLogger(__name__)
+
+#: Seconds that the start of a server with a log waits for the storage.
+STORE_SECONDS: Final = 2.0
 
 
 def build(
@@ -52,10 +57,13 @@ def build(
     *,
     had_store: bool = False,
     server_started: float | None = None,
+    direct: bool = False,
 ) -> App:
     """Compose the server without opening anything.
 
     :param metrics: counts what happens; nothing is counted by default.
+    :param direct: write to the storage although the config has a log, for a command or the console,
+        which need to know what became of an event.
     :param had_store: see :attr:`engage.api.StorageContext.had_store`.
     :param server_started: see :attr:`engage.api.StorageContext.server_started`.
     :raises ConfigError: if an option is wrong, or the storage lacks what the config requires.
@@ -64,15 +72,30 @@ def build(
     store = registry.make_storage(config, had_store=had_store, server_started=server_started)
     schemas = Schemas.load()
     timeout = config.storage.write_timeout
+    clock = Clock()
+    log = None if direct else registry.make_log(config)
+    front: LogFront | None = None
+    if log is not None and config.log is not None:
+        # Imported here, so that a server without a log does not have its parts.
+        from engage.pipeline.log_front import LogFront
+
+        front = LogFront(log, config.log, timeout=timeout, clock=clock, metrics=metrics)
     authenticator = Authenticator(config.workspaces)
-    keys = KeyTable(config.workspaces, authenticator, store, timeout=timeout)
+    keys = KeyTable(
+        config.workspaces,
+        authenticator,
+        store,
+        timeout=timeout,
+        file=None if front is None else saved_keys_path(config.path),
+    )
 
     async def check() -> None:
-        await store.check()
+        await (store if log is None else log).check()
         keys.check()
 
-    readiness = Readiness(check, timeout=timeout)
-    observers = Observers(dict(registry.make_observers(config)), metrics)
+    readiness = Readiness(check, timeout=timeout, what="storage" if log is None else "log")
+    # With a log, the loaders know what is stored, and call the observers.
+    observers = Observers(dict(registry.make_observers(config)) if log is None else {}, metrics)
 
     ingest = Ingest(
         store,
@@ -82,8 +105,11 @@ def build(
         stored=observers.publish if observers else None,
         alive=readiness.alive,
         failed=readiness.write_failed,
+        log=log,
+        overdue=None if front is None else lambda: front.lag.overdue,
     )
-    clock = Clock()
+    if front is not None:
+        front.watch(store, ingest.reopen)
     transforms = Transforms(
         registry.make_transforms(config), schemas, json_depth=config.limits.json_depth
     )
@@ -98,6 +124,7 @@ def build(
         metrics=metrics,
         timeout=config.storage.write_timeout,
         clock=clock,
+        catch_up=None if front is None else front.catch_up,
     )
     fetcher = Fetcher()
     deliveries = Deliveries(
@@ -141,9 +168,11 @@ def build(
         readiness=readiness,
         deliveries=deliveries,
         draining=lambda: app.draining,
+        log_state=None if front is None else front.state,
     )
     app = App(
         services,
+        front=front,
         store=store,
         ingest=ingest,
         observers=observers,
@@ -167,6 +196,7 @@ class App:
         self,
         services: Services,
         *,
+        front: LogFront | None,
         store: EventStore,
         ingest: Ingest,
         observers: Observers,
@@ -186,6 +216,8 @@ class App:
         #: Finds out what would become of an event, and replays dead letters.
         self.explainer = explainer
         self.replays = replays
+        #: The log in front of the storage, if there is one.
+        self.front = front
         self._ingest = ingest
         self._observers = observers
         #: Whether this process should get requests.
@@ -203,17 +235,23 @@ class App:
     async def open(self, *, create: bool = True, patient: bool = False) -> None:
         """Open the storage. See :meth:`engage.api.EventStore.open`.
 
+        With a log, the log is opened, and the storage in the background.
+
         :param patient: if the storage cannot be opened, retry in the background instead of raising;
             requests get a 503 until it is open.
         """
         self._ingest.creates = create
-        try:
-            await self.store.open(create=create)
-        except StorageError as error:
-            if not patient:
-                raise
-            _log.error("the storage cannot be opened; retrying: %s", error)
-            self._ingest.open_in_background()
+        if self.front is not None:
+            await self.front.open(create=create, patient=patient)
+            await self._ingest.open_soon(STORE_SECONDS)
+        else:
+            try:
+                await self.store.open(create=create)
+            except StorageError as error:
+                if not patient:
+                    raise
+                _log.error("the storage cannot be opened; retrying: %s", error)
+                self._ingest.open_in_background()
         await self.keys.start()
         # The first sign of life, so that /readyz can answer 200 right after the start.
         await self.readiness.ready()
@@ -266,4 +304,6 @@ class App:
         await self._ingest.close()
         await self._observers.close()
         await self._fetcher.close()
+        if self.front is not None:
+            await self.front.close()
         await self.store.close()

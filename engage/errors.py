@@ -30,6 +30,7 @@ __all__ = [
     "conflict_not_kept",
     "error_body",
     "event_too_large",
+    "far_behind",
     "from_exception",
     "from_problems",
     "internal_error",
@@ -242,6 +243,15 @@ def overloaded(
 ) -> ApiError:
     """Return the 503 for more work than the server can queue."""
     return ApiError("overloaded", message, retry_after=random.randint(1, 5))  # noqa: S311
+
+
+def far_behind() -> ApiError:
+    """Return the 503 for a storage that is too far behind the log in front of it."""
+    return ApiError(
+        "overloaded",
+        "the storage is too far behind the log; send the same request again later",
+        retry_after=random.randint(5, 30),  # noqa: S311
+    )
 
 
 def shutting_down() -> ApiError:

@@ -222,7 +222,7 @@ async def _app(
     """
     from engage.app import build
 
-    app = build(config, registry)
+    app = build(config, registry, direct=True)
     there = True
     try:
         try:

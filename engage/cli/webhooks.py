@@ -231,7 +231,7 @@ async def _retry(
     from engage.app import build
     from engage.deliveries.delivery import UNTRANSLATED
 
-    app = build(config, registry)
+    app = build(config, registry, direct=True)
     done = left = events = 0
     try:
         await app.open(create=False)

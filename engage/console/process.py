@@ -134,6 +134,7 @@ class ConsoleProcess:
                 self._registry,
                 had_store=self._server_running,
                 server_started=self._server_started,
+                direct=True,
             )
             async with contextlib.AsyncExitStack() as stack:
                 # Close the store in any case: a failed open may have acquired resources too.

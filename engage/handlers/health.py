@@ -5,6 +5,8 @@ from __future__ import annotations
 
 from typing import Final
 
+import orjson
+
 from engage.errors import shutting_down, storage_unavailable
 from engage.handlers.ingestion import IngestionHandler
 
@@ -29,7 +31,11 @@ class AliveHandler(IngestionHandler):
 
 
 class ReadyHandler(IngestionHandler):
-    """``/readyz``: this process can store events. See :mod:`engage.storage.readiness`."""
+    """``/readyz``: this process can store events. See :mod:`engage.storage.readiness`.
+
+    With a log, it is ready if an event can be appended to the log. The state of the storage, and
+    whether it is too far behind the log, are shown in the answer.
+    """
 
     async def get(self) -> None:
         """Answer 200, or 503 if it cannot."""
@@ -37,6 +43,7 @@ class ReadyHandler(IngestionHandler):
             raise shutting_down()
         if not await self.services.readiness.ready():
             raise storage_unavailable()
-        self.answer(_OK, headers=_UNCACHED)
+        state = self.services.log_state
+        self.answer(_OK if state is None else orjson.dumps(state()), headers=_UNCACHED)
 
     head = get

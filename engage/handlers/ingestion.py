@@ -44,6 +44,8 @@ class Services:
     deliveries: Deliveries
     #: Whether this process is about to stop.
     draining: Callable[[], bool]
+    #: With a log, returns the body of ``/readyz`` of a process that is ready.
+    log_state: Callable[[], Mapping[str, object]] | None = None
 
 
 class IngestionHandler(Handler):

@@ -22,6 +22,8 @@
 ``conflicts.py``      keeps events whose message id another event has
 ``explain.py``        what would become of an event, with nothing stored
 ``replay.py``         sends dead letters through the steps again
+``log_front.py``      the log in front of the storage, its lag and its state
+``catch_up.py``       waits until the loaders have stored what is in the log
 ``shared_search.py``  finds the user of a signed link, for many requests at once
 ``subscriptions.py``  changes a user's subscription choices
 ``removal.py``        removes traits of a user, for the operator

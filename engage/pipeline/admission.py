@@ -19,9 +19,16 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Final
 
-from engage.errors import overloaded
+from engage.errors import far_behind, overloaded
 
-__all__ = ["BRIEF_BODY", "LARGE_BODY", "Admission", "Admitted"]
+__all__ = [
+    "BRIEF_BODY",
+    "LARGE_BODY",
+    "SUBSCRIPTIONS_SHARE",
+    "Admission",
+    "Admitted",
+    "GuardedAdmission",
+]
 
 #: Bytes of a body beyond which decoding it waits for a turn. A smaller one takes less time than a
 #: turn of the event loop may take anyway.
@@ -35,6 +42,9 @@ PACE_REQUESTS: Final = 4
 #: Complete bodies of one write key that may wait in memory for their turn, before further large
 #: bodies of that key are left unread.
 BODIES_AHEAD: Final = 4
+
+#: The share of the queue of requests that write no events.
+SUBSCRIPTIONS_SHARE: Final = "subscriptions"
 
 _Waiting = collections.deque[asyncio.Future[None]]
 
@@ -203,6 +213,34 @@ class Admission:
                 waiting.remove(future)
             if not waiting:
                 del queues[key]
+
+
+class GuardedAdmission(Admission):
+    """Lets no events in while the storage is too far behind the log.
+
+    :param overdue: whether it is, see :attr:`engage.storage.log_lag.Lag.overdue`.
+    """
+
+    def __init__(
+        self, has_room: Callable[[str], bool], *, wait: float, overdue: Callable[[], bool]
+    ) -> None:
+        super().__init__(has_room, wait=wait)
+        self._overdue = overdue
+
+    async def enter(self, key: str, *, small: bool, brief: bool = False) -> Admitted:
+        self._check(key)
+        return await super().enter(key, small=small, brief=brief)
+
+    async def until_read(self, key: str) -> None:
+        self._check(key)
+        await super().until_read(key)
+
+    def reads(self, key: str) -> bool:
+        return not self._overdue() and super().reads(key)
+
+    def _check(self, key: str) -> None:
+        if key != SUBSCRIPTIONS_SHARE and self._overdue():
+            raise far_behind()
 
 
 class Admitted:

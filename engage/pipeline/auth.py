@@ -15,7 +15,7 @@ import base64
 import binascii
 import dataclasses
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Final
 
 from engage.errors import ApiError, Limit, storage_unavailable
@@ -64,26 +64,33 @@ class Authenticator:
         self._by_key: dict[str, Principal] | None = {}
         # By the usual form of the header, so that a lookup needs no parsing.
         self._by_header: dict[str, Principal] = {}
+        #: Finds a key that is known by its hash only.
+        self._find: Callable[[str], Principal | None] | None = None
         self.replace(
             Principal(workspace, write_key)
             for workspace in workspaces
             for write_key in workspace.write_keys
         )
 
-    def replace(self, principals: Iterable[Principal] | None) -> None:
+    def replace(
+        self,
+        principals: Iterable[Principal] | None,
+        find: Callable[[str], Principal | None] | None = None,
+    ) -> None:
         """Use these write keys from now on.
 
         :param principals: at most one for each key; ``None``: every request with a key gets a 503,
             because it is not known which keys there are.
+        :param find: called for a key that is not one of these, and returns its principal if there
+            is one after all: the keys of a file have only hashes.
         """
+        self._find = find
         by_key: dict[str, Principal] = {}
         by_header: dict[str, Principal] = {}
         for principal in principals or ():
-            key = principal.write_key.key
-            by_key[key] = principal
+            by_key[principal.write_key.key] = principal
             if not principal.write_key.disabled:
-                credential = base64.b64encode(f"{key}:".encode()).decode()
-                by_header[f"Basic {credential}"] = principal
+                by_header[_usual_header(principal)] = principal
         self._by_key = None if principals is None else by_key
         self._by_header = by_header
 
@@ -134,24 +141,30 @@ class Authenticator:
         if scheme.lower() != "basic":
             raise _invalid("the Authorization scheme must be Basic")
         credential = credential.strip()
-        by_key = self._known()
         possible = False
         for candidate in _candidates(credential):
-            if candidate in by_key:
+            if self._get(candidate) is not None:
                 return self._look_up(candidate)
             possible = possible or is_possible_key(candidate)
         if possible:
             raise UnknownKeyError
         raise _invalid("the write key is unknown")
 
-    def _known(self) -> dict[str, Principal]:
+    def _get(self, key: str) -> Principal | None:
         if self._by_key is None:
             # A 401 would make SDKs throw their events away.
             raise storage_unavailable()
-        return self._by_key
+        principal = self._by_key.get(key)
+        if principal is None and self._find is not None and is_possible_key(key):
+            principal = self._find(key)
+            if principal is not None:  # from now on without its hash
+                self._by_key[key] = principal
+                if not principal.write_key.disabled:
+                    self._by_header[_usual_header(principal)] = principal
+        return principal
 
     def _look_up(self, key: str) -> Principal:
-        principal = self._known().get(key)
+        principal = self._get(key)
         if principal is None:
             if is_possible_key(key):
                 raise UnknownKeyError(key)
@@ -159,6 +172,12 @@ class Authenticator:
         if principal.write_key.disabled:
             raise ApiError("write_key_disabled", "the write key is disabled")
         return principal
+
+
+def _usual_header(principal: Principal) -> str:
+    """Return the ``Authorization`` header that SDKs send."""
+    credential = base64.b64encode(f"{principal.write_key.key}:".encode()).decode()
+    return f"Basic {credential}"
 
 
 def _candidates(credential: str) -> Iterator[str]:

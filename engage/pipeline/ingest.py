@@ -27,7 +27,7 @@ from engage.api import (
     Outcome,
     Status,
 )
-from engage.pipeline.admission import Admission
+from engage.pipeline.admission import Admission, GuardedAdmission
 from engage.pipeline.group_commit import GroupCommit
 from engage.pipeline.write_queue import GROUP_WEIGHT
 
@@ -66,6 +66,7 @@ class Ingest:
     :param failed: called after each write of events that failed.
     :param log: takes everything in place of the store. ``stored`` is not called then: what is
         already stored is found behind the log.
+    :param overdue: with a log, whether the store is too far behind it to accept more events.
     """
 
     def __init__(
@@ -79,6 +80,7 @@ class Ingest:
         alive: Callable[[], None] = lambda: None,
         failed: Callable[[], None] = lambda: None,
         log: EventLog | None = None,
+        overdue: Callable[[], bool] | None = None,
     ) -> None:
         self._store = store
         self._metrics = metrics
@@ -138,7 +140,11 @@ class Ingest:
                 failed=metrics.log_error,
             )
         #: Asked before a request is decoded.
-        self.admission = Admission(self._events.has_room, wait=limits.queue_wait)
+        self.admission = (
+            Admission(self._events.has_room, wait=limits.queue_wait)
+            if overdue is None
+            else GuardedAdmission(self._events.has_room, wait=limits.queue_wait, overdue=overdue)
+        )
 
     @property
     def waiting(self) -> int:
@@ -203,6 +209,20 @@ class Ingest:
         tried = asyncio.Event()
         tried.set()
         self._reopening = asyncio.create_task(self._reopen_until_done(tried))
+
+    async def open_soon(self, seconds: float) -> None:
+        """Open the store in the background, however long that takes.
+
+        It returns when the store is open, or after some seconds.
+        """
+        self.reopen()
+        assert self._reopening is not None
+        await asyncio.wait([self._reopening], timeout=seconds)
+
+    def reopen(self) -> None:
+        """Open the store again in the background, unless that is being done."""
+        if self._reopening is None:
+            self._reopening = asyncio.create_task(self._reopen_until_done(asyncio.Event()))
 
     async def drain(self) -> None:
         """Wait until all submitted events and letters are written or have failed."""
@@ -320,11 +340,11 @@ class Ingest:
             await self._run(self._store.close())
             while (error := await self._run(self._store.open(create=self.creates))) is not None:
                 if not first.is_set():
-                    _log.error("reopening the storage failed, retrying: %s", error)
+                    _log.error("the storage cannot be opened; retrying: %s", error)
                 first.set()
                 await asyncio.sleep(_REOPEN_PAUSE)
             if first.is_set():
-                _log.warning("the storage is open again")
+                _log.warning("the storage is open")
         finally:
             self._reopening = None
 

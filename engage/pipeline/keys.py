@@ -17,15 +17,21 @@ this.
   keys of the config alone could include one that an operator has disabled.
 
 A storage without records has only the keys of the config, and nothing waits.
+
+With a log, the keys are also saved in a file after each change
+(:mod:`engage.storage.saved_keys`). A process that starts while the store does not answer uses these
+until it has read the records.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import logging
 import math
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Final
 
 from engage.api import EventStore, Record, RecordStore, StorageError, StorageUnavailable
@@ -41,6 +47,7 @@ from engage.storage.keys import (
     effective_keys,
     read_key_records,
 )
+from engage.storage.saved_keys import SavedKeys, save_if_changed
 from engage.storage.time_limit import within
 
 __all__ = ["KeyTable"]
@@ -69,6 +76,7 @@ class KeyTable:
     :param workspaces: the workspaces of the config, with its keys.
     :param store: where the other keys are; :meth:`start` it when it is open.
     :param timeout: seconds that a refresh may take.
+    :param file: where the keys are saved; ``None``: nowhere.
     """
 
     def __init__(
@@ -78,11 +86,16 @@ class KeyTable:
         store: EventStore,
         *,
         timeout: float,
+        file: Path | None = None,
     ) -> None:
         self._workspaces = workspaces
         self._authenticator = authenticator
         self._store = store if isinstance(store, RecordStore) else None
         self._timeout = timeout
+        self._file = file
+        #: Whether the keys are those of the file.
+        self._from_file = False
+        self._unsaved = False
         self._records: Sequence[Record] | None = None
         self._versions: tuple[int, ...] = ()
         #: When a refresh last began, and when the records were last read.
@@ -99,8 +112,8 @@ class KeyTable:
 
     @property
     def loaded(self) -> bool:
-        """Whether the keys are known: the records were read, or the storage has none."""
-        return self._store is None or self._records is not None
+        """Whether the keys are known: the records or the file were read, or there are none."""
+        return self._store is None or self._records is not None or self._from_file
 
     @property
     def keys(self) -> Sequence[Key]:
@@ -134,6 +147,8 @@ class KeyTable:
         self._next = first = asyncio.get_running_loop().create_future()
         self._task = asyncio.create_task(self._follow(self._store), name="write keys")
         await asyncio.wait([first], timeout=WAIT_SECONDS)
+        if not self.loaded and self._file is not None:
+            await self._use_file(self._file)
 
     async def close(self) -> None:
         """Stop following the keys. Idempotent."""
@@ -222,9 +237,58 @@ class KeyTable:
         if records != self._records:
             # In a thread: ten thousand keys take 90 ms.
             self._take(await asyncio.to_thread(effective_keys, self._workspaces, records))
+            self._unsaved = True
         self._records = records
         self._versions = versions
         self._listed = self._began
+        if self._unsaved and self._file is not None:
+            self._unsaved = False
+            try:
+                await asyncio.to_thread(save_if_changed, self._file, records)
+            except OSError as error:
+                _log.warning(
+                    "the write keys cannot be saved for a start without the storage: %s", error
+                )
+
+    async def _use_file(self, file: Path) -> None:
+        """Use the keys in a file until the records were read."""
+        try:
+            saved = await asyncio.to_thread(SavedKeys.read, file)
+        except (OSError, ValueError) as error:
+            if not isinstance(error, FileNotFoundError):
+                _log.error("the saved write keys in %s cannot be used: %s", file, error)
+            return
+        if self.loaded:  # the store has answered meanwhile
+            return
+        workspaces = {workspace.id: workspace for workspace in self._workspaces}
+        accepted = saved.accepted(self._workspaces)
+        overrides = set(saved.overrides)
+
+        def find(key: str) -> Principal | None:
+            found = accepted.get(saved.digest_of(key))
+            if found is None:
+                return None
+            logs.mask([key])
+            write_key = WriteKey(id=found.id, key=key, disabled=found.disabled)
+            return Principal(workspaces[found.workspace_id], write_key)
+
+        self._authenticator.replace(
+            (
+                Principal(
+                    workspace,
+                    dataclasses.replace(
+                        key, disabled=key.disabled or (workspace.id, key.id) in overrides
+                    ),
+                )
+                for workspace in self._workspaces
+                for key in workspace.write_keys
+            ),
+            find,
+        )
+        self._from_file = True
+        _log.warning(
+            "the storage does not answer; the write keys in %s are used until it does", file
+        )
 
     def _take(self, effective: EffectiveKeys) -> None:
         logs.mask(effective.secrets)

@@ -9,14 +9,14 @@ everything in it is durable, including dead letters.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import orjson
 
 from engage.api import EventStore, Status
 from engage.errors import ApiError, Limit, from_problems, overloaded
-from engage.pipeline.admission import BRIEF_BODY, LARGE_BODY, Admitted
+from engage.pipeline.admission import BRIEF_BODY, LARGE_BODY, SUBSCRIPTIONS_SHARE, Admitted
 from engage.pipeline.auth import KEYLESS_BODY, Authenticator, Principal
 from engage.pipeline.clock import Clock
 from engage.pipeline.conflicts import Conflicts
@@ -53,9 +53,8 @@ __all__ = ["Pipeline"]
 ENVELOPE_BYTES: Final = 32 * 1024
 #: Maximum number of events in one write of a webhook delivery.
 DELIVERY_EVENTS: Final = 500
-#: Shares of the queue that no write key has: of bodies that name their key, and of subscriptions.
+#: The share of the queue that bodies have which name their key.
 _KEYLESS_SHARE: Final = ""
-_SUBSCRIPTIONS_SHARE: Final = "subscriptions"
 
 
 class Pipeline:
@@ -64,6 +63,7 @@ class Pipeline:
     :param store: the store that ``ingest`` writes to; used here for conflicts and subscriptions.
     :param timeout: seconds that a call of the store may take (``storage.write_timeout``).
     :param clock: returns milliseconds since 1970 UTC.
+    :param catch_up: see :class:`engage.pipeline.subscriptions.Subscriptions`.
     """
 
     def __init__(
@@ -79,6 +79,7 @@ class Pipeline:
         metrics: Metrics,
         timeout: float = 8.0,
         clock: Callable[[], int] | None = None,
+        catch_up: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         self._limits = limits
         self._event_limit = Limit(limits.event_bytes, "limits.event_bytes")
@@ -97,7 +98,9 @@ class Pipeline:
         self._metrics = metrics
         self._clock = Clock() if clock is None else clock
         self._last_arrival: tuple[Principal | None, Arrival | None] = (None, None)
-        self._subscriptions = Subscriptions(workspaces, store, clock=self._clock, timeout=timeout)
+        self._subscriptions = Subscriptions(
+            workspaces, store, clock=self._clock, timeout=timeout, catch_up=catch_up
+        )
 
     # ------------------------------------------------------------------------------- operations
     async def event(
@@ -221,7 +224,7 @@ class Pipeline:
         :raises ApiError: if nothing was changed.
         :raises StorageUnavailable: if the change may not be durable.
         """
-        with await self._admit(raw, encoding, _SUBSCRIPTIONS_SHARE):
+        with await self._admit(raw, encoding, SUBSCRIPTIONS_SHARE):
             body = await self._decode(raw, encoding, None)
             if not self._schemas.is_valid("subscriptions", body):
                 raise from_problems(self._schemas.problems("subscriptions", body))

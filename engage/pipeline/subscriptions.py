@@ -13,7 +13,7 @@ import asyncio
 import hashlib
 import hmac
 import uuid
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 import orjson
@@ -67,6 +67,8 @@ class Subscriptions:
         (checked when the server starts), and a :class:`ProfileStore` to find users by their traits.
     :param clock: returns milliseconds since 1970 UTC.
     :param timeout: seconds that a call of the storage may take.
+    :param catch_up: with a log, waits until everything is stored that is in it now: see
+        :class:`engage.pipeline.catch_up.CatchUp`.
     """
 
     def __init__(
@@ -76,11 +78,13 @@ class Subscriptions:
         *,
         clock: Callable[[], int],
         timeout: float,
+        catch_up: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         self._workspaces = {workspace.id: workspace for workspace in workspaces}
         self._store = store
         self._clock = clock
         self._timeout = timeout
+        self._catch_up = catch_up
         #: Held for a turn of the event loop by each request that has read the first users.
         self._first = asyncio.Lock()
         #: Searches beyond the first users with an identifier.
@@ -93,13 +97,16 @@ class Subscriptions:
         :return: for every group of the workspace, whether the user is subscribed after the change.
         :raises ApiError: 401 ``invalid_user_hash`` if any of the credentials is wrong; 400
             ``unknown_subscription_group``; 503 ``overloaded`` if the hash could not be compared
-            with all users in time.
+            with all users in time, or if the user may still be in the log.
         :raises StorageUnavailable: if the change may not be durable.
         """
         if type(body.get("userId")) is float:  # JSON Schema accepts 1.0 as an integer
             raise from_problems([Problem("/userId", "must be a string or an integer")])
         workspace = self._workspaces.get(body["workspaceId"])
         user_id = await self._verify(workspace, body)
+        if user_id is None and self._catch_up is not None and _is_looked_up(workspace, body):
+            await self._catch_up()
+            user_id = await self._verify(workspace, body)
         if workspace is None or user_id is None or not isinstance(self._store, SubscriptionStore):
             raise ApiError("invalid_user_hash", "the hash belongs to no known user")
         changes: Mapping[str, bool] = body["changes"]
@@ -207,6 +214,19 @@ class Subscriptions:
         assert isinstance(self._store, ProfileStore)
         async with within(self._timeout):
             return await self._store.holders(workspace_id, trait, value, after=after, limit=limit)
+
+
+def _is_looked_up(workspace: Workspace | None, body: Mapping[str, Any]) -> bool:
+    """Return whether the user of a request is found by a trait, which the store must have."""
+    key = body["identifierKey"]
+    return (
+        workspace is not None
+        and bool(workspace.subscription_secrets)
+        and key != "id"
+        and key in workspace.subscription_identifiers
+        and body.get("userId") in (None, "")
+        and identifier_value(key, body["identifier"]) is not None
+    )
 
 
 def _hashes(user_id: str, body: Mapping[str, Any], secrets: Iterable[str]) -> list[bytes]:

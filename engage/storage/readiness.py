@@ -38,6 +38,7 @@ class Readiness:
     :param check: raises if it cannot; see :meth:`engage.api.EventStore.check`.
     :param timeout: seconds after which an unanswered check fails.
     :param clock: a monotonic clock in seconds.
+    :param what: what is checked, for the log.
     """
 
     def __init__(
@@ -46,10 +47,12 @@ class Readiness:
         *,
         timeout: float = PATIENCE,
         clock: Callable[[], float] = time.monotonic,
+        what: str = "storage",
     ) -> None:
         self._check = check
         self._timeout = timeout
         self._clock = clock
+        self._what = what
         self._success_at: float | None = None
         self._write_failed = False
         self._checking: asyncio.Task[None] | None = None
@@ -69,21 +72,30 @@ class Readiness:
         """Return whether the storage can probably store an event now."""
         if self._within(FRESH) and not self._write_failed:
             return True
-        running = self._checking is not None and not self._checking.done()
         # After a failed write, a success does not stand for a second; a failed check does.
         recent = self._write_failed and self._clock() - self._check_failed_at <= FRESH
-        if not running and not recent:
-            self._checking = asyncio.create_task(self._run_check())
+        if not recent:
+            self._begin_check()
         assert self._checking is not None
         # asyncio.wait does not cancel the check: concurrent requests wait for the same one.
         await asyncio.wait([self._checking], timeout=WAIT)
         return self._within(WRITE_PATIENCE if self._write_failed else PATIENCE)
+
+    def glance(self) -> bool:
+        """Return what the last check found, and begin another one if it is not fresh."""
+        if not self._within(FRESH):
+            self._begin_check()
+        return self._success_at is not None and not self._failing
 
     async def close(self) -> None:
         """Cancel a running check."""
         if self._checking is not None:
             self._checking.cancel()
             await asyncio.wait([self._checking])
+
+    def _begin_check(self) -> None:
+        if self._checking is None or self._checking.done():
+            self._checking = asyncio.create_task(self._run_check())
 
     def _within(self, seconds: float) -> bool:
         return self._success_at is not None and self._clock() - self._success_at <= seconds
@@ -95,11 +107,11 @@ class Readiness:
         except Exception as error:
             # Log the first failure only. Any error means that the storage cannot store.
             if not self._failing:
-                _log.warning("the storage does not answer: %s", error)
+                _log.warning("the %s does not answer: %s", self._what, error)
             self._failing = True
             self._check_failed_at = self._clock()
         else:
             if self._failing:
-                _log.warning("the storage answers again")
+                _log.warning("the %s answers again", self._what)
             self._failing = False
             self.alive()

@@ -196,8 +196,8 @@ async def test_opening_a_store_is_tried_until_it_succeeds(
     assert [
         record.message for record in caplog.records if record.name == "engage.pipeline.ingest"
     ] == [
-        "reopening the storage failed, retrying: StorageUnavailable",
-        "the storage is open again",
+        "the storage cannot be opened; retrying: StorageUnavailable",
+        "the storage is open",
     ]
 
 
