@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""PUBLIC: the conformance suites that every storage and every webhook provider must pass.
+"""PUBLIC: the conformance suites that every storage, log and webhook provider must pass.
 
 They need pytest and hypothesis (``pip install engage-server[testing]``), and no pytest plugin.
 
@@ -21,6 +21,9 @@ under the store fail (it stops the server, or puts a folder in the place of the 
 ``mend_store`` makes it work again; without these two, the tests of failures fail. The tests of an
 interface that the storage does not have (:class:`~engage.api.ProfileStore` …) are skipped.
 
+For a log in front of the storage see :class:`LogConformance`, which is used in the same way
+(:class:`LogSubject` has what a subclass defines).
+
 For a webhook provider see :class:`ProviderConformance` (:mod:`engage.testing.providers`).
 
 ====================  ==================================================================
@@ -37,6 +40,11 @@ For a webhook provider see :class:`ProviderConformance` (:mod:`engage.testing.pr
 ``counts.py``         the tests of counters
 ``failures.py``       the tests of a store that is broken
 ``processes.py``      the tests of several processes, and of a killed one
+``log_harness.py``    what a subclass defines (:class:`LogSubject`), and opening logs for it
+``log_appending.py``  the tests of appending to a log
+``log_reading.py``    the tests of one reader of a log: portions, places, what is left to read
+``log_groups.py``     the tests of several readers of a log, which come and go
+``log_failures.py``   the tests of a log that is broken, and of several processes
 ``providers.py``      the tests of webhook providers
 ``mutations.py``      changed deliveries, for the tests of providers
 ====================  ==================================================================
@@ -52,6 +60,11 @@ pytest.register_assert_rewrite(
     "engage.testing.failures",
     "engage.testing.dead_letters",
     "engage.testing.identifiers",
+    "engage.testing.log_appending",
+    "engage.testing.log_failures",
+    "engage.testing.log_groups",
+    "engage.testing.log_harness",
+    "engage.testing.log_reading",
     "engage.testing.mutations",
     "engage.testing.processes",
     "engage.testing.profiles",
@@ -69,6 +82,11 @@ from .factories import WORKSPACE, event, identify, letter  # noqa: E402
 from .failures import FailureTests  # noqa: E402
 from .harness import Bench, Subject, on_store  # noqa: E402
 from .identifiers import IdentifierTests  # noqa: E402
+from .log_appending import LogAppendTests  # noqa: E402
+from .log_failures import LogFailureTests, LogProcessTests  # noqa: E402
+from .log_groups import LogGroupTests  # noqa: E402
+from .log_harness import LogBench, LogSubject, on_log  # noqa: E402
+from .log_reading import LogReadTests  # noqa: E402
 from .processes import ProcessTests  # noqa: E402
 from .profiles import ProfileTests  # noqa: E402
 from .providers import ProviderConformance  # noqa: E402
@@ -80,12 +98,16 @@ from .users import UserTests  # noqa: E402
 __all__ = [
     "WORKSPACE",
     "Bench",
+    "LogBench",
+    "LogConformance",
+    "LogSubject",
     "ProviderConformance",
     "StorageConformance",
     "Subject",
     "event",
     "identify",
     "letter",
+    "on_log",
     "on_store",
 ]
 
@@ -105,3 +127,14 @@ class StorageConformance(
     Subject,
 ):
     """The tests of a storage. Subclass it: :class:`Subject` has what a subclass defines."""
+
+
+class LogConformance(
+    LogAppendTests,
+    LogReadTests,
+    LogGroupTests,
+    LogFailureTests,
+    LogProcessTests,
+    LogSubject,
+):
+    """The tests of a log. Subclass it: :class:`LogSubject` has what a subclass defines."""

@@ -9,7 +9,7 @@ import os
 import random
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import orjson
@@ -183,10 +183,9 @@ def _numbered_event(name: str, number: int) -> Event:
 
 
 # ------------------------------------------------------------------------------------- the parent
-@contextlib.asynccontextmanager
-async def _children(
+def _children(
     bench: Bench, *jobs: dict[str, Any]
-) -> AsyncIterator[list[asyncio.subprocess.Process]]:
+) -> contextlib.AbstractAsyncContextManager[list[asyncio.subprocess.Process]]:
     """Start a process for each job; at the end, all of them have ended."""
     common = {
         "plugin": bench.subject.plugin,
@@ -197,20 +196,31 @@ async def _children(
             "identifiers": {name: list(one) for name, one in bench.context.identifiers.items()},
         },
     }
+    return run_children(_CHILD, [{**common, **job} for job in jobs])
+
+
+@contextlib.asynccontextmanager
+async def run_children(
+    code: str, jobs: Sequence[dict[str, Any]]
+) -> AsyncIterator[list[asyncio.subprocess.Process]]:
+    """Start a process for each job; at the end, all of them have ended.
+
+    :param code: what a process runs; it reads its job, a line of JSON, from standard input.
+    """
     started: list[asyncio.subprocess.Process] = []
     try:
         for job in jobs:
             one = await asyncio.create_subprocess_exec(
                 sys.executable,
                 "-c",
-                _CHILD,
+                code,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
             )
             started.append(one)
             assert one.stdin is not None
-            one.stdin.write(orjson.dumps({**common, **job}) + b"\n")
+            one.stdin.write(orjson.dumps(job) + b"\n")
             await one.stdin.drain()
         yield started
     finally:

@@ -279,6 +279,11 @@ class MemoryLog(EventLog):
         self._readers: list[MemoryReader] = []
         self._appending: set[asyncio.Future[None]] = set()
 
+    @property
+    def reader_class(self) -> type[MemoryReader]:
+        """What :meth:`reader` makes."""
+        return MemoryReader
+
     async def open(self, *, create: bool) -> None:
         self.opened += 1
         if self.broker.weak is not None:
@@ -374,7 +379,7 @@ class MemoryLog(EventLog):
         )
 
     def reader(self, group: str, *, since: int | None = None) -> LogReader:
-        made = MemoryReader(self, group, since)
+        made = self.reader_class(self, group, since)
         self._readers.append(made)
         return made
 
@@ -387,55 +392,55 @@ class MemoryReader(LogReader):
 
     def __init__(self, log: MemoryLog, group: str, since: int | None) -> None:
         self.group = group
-        self._log = log
-        self._since = since
+        self.log = log
+        self.since = since
         self._open = False
         #: Where each partition of this member continues; ``None``: at its first record.
-        self._places: dict[int, int | None] = {}
+        self.places: dict[int, int | None] = {}
         self._paused: set[int] = set()
         self._turn = 0
 
     async def open(self) -> None:
-        await self._log.enter("reader.open")
+        await self.log.enter("reader.open")
         self._open = True
-        self._log.broker.join(self)
+        self.log.broker.join(self)
 
     async def close(self) -> None:
         self._open = False
-        self._log.broker.leave(self)
+        self.log.broker.leave(self)
 
     @property
     def partitions(self) -> list[int]:
         """The partitions that this member has now."""
-        return sorted(self._places)
+        return sorted(self.places)
 
     def assign(self, partitions: set[int]) -> None:
         """Take over the partitions that are new, and forget those that are lost."""
-        for lost in self._places.keys() - partitions:
-            del self._places[lost]
-        for new in partitions - self._places.keys():
-            self._places[new] = self._log.broker.start(self.group, new, self._since)
+        for lost in self.places.keys() - partitions:
+            del self.places[lost]
+        for new in partitions - self.places.keys():
+            self.places[new] = self.log.broker.start(self.group, new, self.since)
 
     async def _enter(self, name: str) -> None:
         if not self._open:
             raise StorageUnavailable("the reader is not open")
-        await self._log.enter(f"reader.{name}")
+        await self.log.enter(f"reader.{name}")
 
     async def read(self, *, max_records: int, max_bytes: int, wait: float) -> Portion:
         end = time.monotonic() + wait
         await self._enter("read")
         while True:
-            self._log.broker.join(self)  # again, if its session had timed out
+            self.log.broker.join(self)  # again, if its session had timed out
             portion = self._take(max_records, max_bytes)
             if portion.records or portion.gaps or (left := end - time.monotonic()) <= 0:
                 await asyncio.sleep(0)
                 return portion
             await asyncio.sleep(min(TICK, left))
-            if not self._open or self._log.broker.down:
+            if not self._open or self.log.broker.down:
                 raise StorageUnavailable("the reader was closed, or the broker is down")
 
     def _take(self, max_records: int, max_bytes: int) -> Portion:
-        broker = self._log.broker
+        broker = self.log.broker
         found: list[ReadRecord] = []
         gaps: dict[int, tuple[int, int]] = {}
         self._turn += 1
@@ -444,29 +449,29 @@ class MemoryReader(LogReader):
         for number in (*mine[turn:], *mine[:turn]):
             if number in self._paused or number in broker.leaderless:
                 continue
-            place, first = self._places[number], broker.first(number)
+            place, first = self.places[number], broker.first(number)
             if place is not None and place < first:
                 gaps[number] = (place, first)
-            self._places[number] = place = max(place or 0, first)
+            self.places[number] = place = max(place or 0, first)
             for one in broker.after(number, place, max_records):
                 max_bytes -= one.record.size
                 if len(found) == max_records or (max_bytes < 0 and found):
                     return Portion(records=found, gaps=gaps)
                 found.append(one)
-                self._places[number] = one.offset + 1
+                self.places[number] = one.offset + 1
         return Portion(records=found, gaps=gaps)
 
     async def commit(self, places: Mapping[int, int]) -> None:
         await self._enter("commit")
-        kept = {number: place for number, place in places.items() if number in self._places}
-        self._log.broker.commit(self.group, kept)
+        kept = {number: place for number, place in places.items() if number in self.places}
+        self.log.broker.commit(self.group, kept)
         if kept:
-            self._log.broker.commits.append((self.group, kept))
+            self.log.broker.commits.append((self.group, kept))
 
     async def rewind(self) -> None:
         await self._enter("rewind")
-        for number in self._places:
-            self._places[number] = self._log.broker.start(self.group, number, self._since)
+        for number in self.places:
+            self.places[number] = self.log.broker.start(self.group, number, self.since)
 
     def pause(self, partitions: Sequence[int]) -> None:
         self._paused.update(partitions)
