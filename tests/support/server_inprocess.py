@@ -12,13 +12,14 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from engage.api import DeadLetter, DeadLetterStore, Event, EventFilter, EventStore
+from engage.api import DeadLetter, DeadLetterStore, Event, EventFilter, EventLog, EventStore
 from engage.app import App, build
 from engage.config import Config, load
 from engage.monitoring.metrics import Metrics
 from engage.pipeline import keys
 from support.exports import registry
 from support.http_client import Answer, RawClient, listening
+from support.memory_log import MemoryBroker, MemoryLog
 from support.server_process import KEY, config_text
 
 #: The usual header.
@@ -91,10 +92,16 @@ class Serving:
 
 
 class Meddling:
-    """The installed plugins, with a storage whose methods a test can make fail or wait."""
+    """The installed plugins, with a storage whose methods a test can make fail or wait.
 
-    def __init__(self, meddle: Callable[[EventStore], None]) -> None:
+    :param broker: what the log of the config is connected to, if it has one.
+    """
+
+    def __init__(
+        self, meddle: Callable[[EventStore], None], broker: MemoryBroker | None = None
+    ) -> None:
         self._meddle = meddle
+        self._broker = broker
 
     def __getattr__(self, name: str) -> Any:
         return getattr(registry(), name)
@@ -106,6 +113,12 @@ class Meddling:
         store = registry().make_storage(config, had_store=had_store, server_started=server_started)
         self._meddle(store)
         return store
+
+    def make_log(self, config: Config) -> EventLog | None:
+        """See :meth:`engage.registry.Registry.make_log`."""
+        if config.log is None:
+            return None
+        return MemoryLog(self._broker, write_timeout=config.storage.write_timeout)
 
 
 class Valve:
@@ -143,17 +156,24 @@ async def serving(
     config_extra: str = "",
     metrics: Metrics | None = None,
     meddle: Callable[[EventStore], None] | None = None,
+    broker: MemoryBroker | None = None,
     refresh_gap: float = 0.02,
 ) -> AsyncIterator[Serving]:
     """Serve until the block ends. The texts are those of ``start_server``.
 
     :param meddle: called with the storage before it is used.
+    :param broker: put a log in front of the storage that is connected to this broker; its
+        ``[log]`` begins ``config_extra``.
     :param refresh_gap: seconds between two reads of the write keys in the store that unknown keys
         cause; few, so that a test with many wrong keys does not take long.
     """
     path = folder / "engage.toml"
+    if broker is not None:
+        config_extra = f'[log]\nbackend = "memory"\n{config_extra}'
     path.write_text(config_text(server=server, workspace=workspace, config_extra=config_extra))
-    plugins: Any = registry() if meddle is None else Meddling(meddle)
+    plugins: Any = registry()
+    if meddle is not None or broker is not None:
+        plugins = Meddling(meddle or (lambda store: None), broker)
     app = build(load(path), plugins, metrics)
     with mock.patch.object(keys, "GAP_SECONDS", refresh_gap):
         await app.open()
