@@ -52,7 +52,7 @@ test: $(VENV)/.test
 	$(PYTEST) --dist worksteal -m "sdk and not browser" $(ALLOW_NO_TESTS)
 
 test-fast: $(VENV)/.test
-	$(PYTEST) -m "not slow and not sdk and not browser and not mongo"
+	$(PYTEST) -m "not slow and not sdk and not browser and not mongo and not kafka"
 
 test-browser: $(VENV)/.test
 	@sh .ci/packages chromium

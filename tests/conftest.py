@@ -7,6 +7,7 @@ import asyncio
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import hypothesis
 import pytest
@@ -14,6 +15,9 @@ from tornado.ioloop import IOLoop
 
 from support import mongo
 from support.server_process import SQLITE, Server, start_server
+
+if TYPE_CHECKING:
+    from support.kafka import Cluster
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -58,6 +62,18 @@ def engage(tmp_path: Path) -> Iterator[Server]:
     storage = SQLITE.replace("[storage]", "[storage]\nwrite_timeout = 3")
     with start_server(tmp_path, storage=storage) as server:
         yield server
+
+
+@pytest.fixture
+def kafka_nodes() -> Iterator[Cluster]:
+    """Have the three Kafka nodes, without topics; the test may kill and stop them.
+
+    The test is marked ``kafka``, and ``timeout(…, func_only=True)``: it may wait for another one.
+    """
+    from support.kafka import cluster
+
+    with cluster() as nodes:
+        yield nodes
 
 
 def pytest_make_parametrize_id(val: object, argname: str) -> str | None:

@@ -18,6 +18,8 @@ A storage or a pipeline, without HTTP:
 - ``mongo``: servers that speak MongoDB's protocol; ``mongo_proxy`` makes one misbehave,
   ``mongo_conformance`` is the conformance suite on one, ``mongo_async`` a plugin with pymongo's
   asynchronous client
+- ``kafka``: three Kafka nodes that a test may kill, and brokers without Java; ``tcp_proxy`` cuts
+  and holds connections
 - ``distributions``: installed plugin packages
 - ``exports``: what a store has, as ``engage export`` would write it
 

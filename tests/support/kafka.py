@@ -54,7 +54,9 @@ from support.tcp_proxy import TcpProxy
 from support.waiting import wait_for
 
 SOURCES: Final = Path(__file__).resolve().parents[1] / "kafka_servers"
-HELP: Final = "the Kafka tests need a JRE 17 or newer and Maven (Debian: default-jdk-headless maven)"
+HELP: Final = (
+    "the Kafka tests need a JRE 17 or newer and Maven (Debian: default-jdk-headless maven)"
+)
 NODES: Final = (1, 2, 3)
 #: The user of the secure listener, for SCRAM-SHA-512 and PLAIN.
 USER: Final = "engage"
@@ -81,8 +83,9 @@ ssl.truststore.type=PEM
 ssl.truststore.location={folder}/ca.pem
 ssl.client.auth=requested
 sasl.enabled.mechanisms=PLAIN,SCRAM-SHA-512
-listener.name.secure.plain.sasl.jaas.config=org.apache.kafka.common.security.plain.PlainLoginModule \
-required user_{user}="{password}";
+listener.name.secure.plain.sasl.jaas.config=\
+org.apache.kafka.common.security.plain.PlainLoginModule required \
+user_{user}="{password}";
 listener.name.secure.scram-sha-512.sasl.jaas.config=\
 org.apache.kafka.common.security.scram.ScramLoginModule required;
 log.dirs={folder}/n{node}
@@ -501,7 +504,7 @@ def mock(nodes: int = 3) -> Iterator[str]:
     del owner
 
 
-# ------------------------------------------------------------------------------ an independent reader
+# -------------------------------------------------------------------------- an independent reader
 def read_all(servers: str, topic: str, **options: Any) -> list[Any]:
     """Return all records of a topic with librdkafka, in the order of each partition."""
     consumer = Consumer(
@@ -530,8 +533,11 @@ def read_all(servers: str, topic: str, **options: Any) -> list[Any]:
                 if message.error():
                     raise KafkaException(message.error())
                 found.append(message)
-                if message.offset() + 1 >= left.get(message.partition(), 0):
-                    left.pop(message.partition(), None)
+                number, offset = message.partition(), message.offset()
+                assert number is not None
+                assert offset is not None
+                if offset + 1 >= left.get(number, 0):
+                    left.pop(number, None)
             assert time.monotonic() < deadline, f"records are missing: {left}"
     finally:
         consumer.close()

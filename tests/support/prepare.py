@@ -16,7 +16,7 @@ from pathlib import Path
 TESTS = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(TESTS))
 
-from support import mongo  # noqa: E402
+from support import kafka, mongo  # noqa: E402
 from support.browser import bundles  # noqa: E402
 from support.node import node_project  # noqa: E402
 from support.venv import venv  # noqa: E402
@@ -28,6 +28,7 @@ def _steps() -> Iterator[tuple[str, Callable[[], object]]]:
         yield "FerretDB", mongo.ferretdb_binary
     if "java" in kinds:
         yield "mongo-java-server", mongo.java_classpath
+    yield "Kafka", kafka.server
     yield "client in Go", _go_client
     yield "SDKs for Node", lambda: node_project(TESTS / "sdks/node")
     for requirements in sorted((TESTS / "sdks/python").glob("*.txt")):

@@ -1,0 +1,357 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The queue of each partition, and the batches that are sent.
+
+A partition has one batch under way at a time. The calls that come meanwhile share the next one, so
+a call waits only for the partitions of its own records.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import contextlib
+import logging
+import time
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+from engage.api import LogRecord, Outcome, Status, StorageUnavailable
+
+from .client import Sender, SendFailed
+
+_log = logging.getLogger("engage.log.kafka")
+
+#: Bytes of a batch, unless one record is larger.
+_BATCH: Final = 1024 * 1024
+#: Bytes of an empty batch, and the most that the framing of a record and of a header takes.
+_BATCH_HEADER: Final = 61
+_RECORD_OVERHEAD: Final = 36
+_HEADER_OVERHEAD: Final = 10
+#: A sender is replaced after so many records.
+_MAX_SENT: Final = 2**30
+#: Seconds between two attempts.
+_PAUSE: Final = 0.2
+
+_STORED: Final = Outcome(Status.STORED)
+
+
+class _Call:
+    """A call of :meth:`Appender.append`, which waits for all of its partitions."""
+
+    __slots__ = ("done", "left")
+
+    def __init__(self) -> None:
+        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        #: Partitions that have not taken all of their records.
+        self.left = 0
+
+    def finished(self) -> None:
+        """Note that one partition has taken its records."""
+        self.left -= 1
+        if not self.left and not self.done.done():
+            self.done.set_result(None)
+
+    def failed(self, error: StorageUnavailable) -> None:
+        """Let the call fail."""
+        if not self.done.done():
+            self.done.set_exception(error)
+
+
+class _Share:
+    """The records of a call for one partition, and how many of them are in the log."""
+
+    __slots__ = ("call", "next", "records")
+
+    def __init__(self, call: _Call) -> None:
+        self.call = call
+        self.records: list[tuple[LogRecord, int]] = []
+        self.next = 0
+
+
+class _Lane:
+    """The queue of one partition."""
+
+    def __init__(self, topic: str, partition: int) -> None:
+        self.topic = topic
+        self.partition = partition
+        self.queue: collections.deque[_Share] = collections.deque()
+        self.filled = asyncio.Event()
+        #: When the batch that is under way was sent first; 0: there is none.
+        self.since = 0.0
+
+    def put(self, share: _Share) -> None:
+        """Add records to the queue."""
+        queue = self.queue
+        while queue and queue[0].call.done.done():
+            # Nobody waits for them any more. Otherwise they would pile up during an outage.
+            queue.popleft()
+        queue.append(share)
+        self.filled.set()
+
+    def take(self, batch: Any, room: int) -> tuple[list[_Share], list[tuple[_Share, int]]]:
+        """Move records from the queue to a batch.
+
+        :param room: bytes of the batch; its first record may exceed it.
+        :return: the shares whose last record it has, and the place in each share where it began.
+        """
+        now = int(time.time() * 1000)
+        room -= _BATCH_HEADER
+        complete: list[_Share] = []
+        begun: list[tuple[_Share, int]] = []
+        queue, append, empty = self.queue, batch.append, True
+        while queue:
+            share = queue[0]
+            if share.call.done.done():
+                # It has failed, or its caller does not wait any more.
+                queue.popleft()
+                continue
+            records, first = share.records, share.next
+            place = first
+            for record, size in records[first:] if first else records:
+                if size > room and not empty:
+                    break
+                added = append(
+                    timestamp=now,
+                    key=record.key,
+                    value=record.value,
+                    headers=list(record.headers.items()),
+                )
+                if added is None:
+                    raise RuntimeError("aiokafka did not add a record to a batch")
+                room -= size
+                empty = False
+                place += 1
+            if place > first:
+                begun.append((share, first))
+                share.next = place
+            if place < len(records):
+                break
+            queue.popleft()
+            complete.append(share)
+        return complete, begun
+
+
+class Appender:
+    """Sends records to the partitions.
+
+    :param make_sender: makes a sender that is not connected yet.
+    :param timeout: seconds of a call.
+    :param too_large: called when a broker refuses a batch for its size, which the settings allow.
+    """
+
+    def __init__(
+        self,
+        make_sender: Callable[[], Sender],
+        *,
+        timeout: float,
+        too_large: Callable[[], None],
+    ) -> None:
+        self._make_sender = make_sender
+        self._timeout = timeout
+        self._too_large = too_large
+        #: The largest batch that the topic takes, in bytes.
+        self.max_batch = _BATCH
+        self._lanes: dict[tuple[str, int], _Lane] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._sender: Sender | None = None
+        self._starting = asyncio.Lock()
+        #: Senders that were replaced.
+        self.replaced = 0
+        self._closing = False
+
+    # -------------------------------------------------------------------------------- calls
+    async def append(
+        self,
+        topic: str,
+        partitions: int,
+        records: Sequence[LogRecord],
+        *,
+        seconds: float | None = None,
+    ) -> Sequence[Outcome]:
+        """Append records to a topic, and return when all of them are durable.
+
+        The CRC-32 of the key, modulo the number of partitions, is the number of the partition.
+
+        :param seconds: how long it may take; by default as long as a call.
+        :raises StorageUnavailable: if at least one may not be durable.
+        """
+        if self._closing:
+            raise StorageUnavailable("the log is closing")
+        call = _Call()
+        limit = self.max_batch - _BATCH_HEADER
+        shares: dict[int, _Share] = {}
+        refused: list[int] = []
+        for index, record in enumerate(records):
+            size = _RECORD_OVERHEAD + len(record.key) + len(record.value)
+            for name, value in record.headers.items():
+                size += _HEADER_OVERHEAD + len(name) + len(value)
+            if size > limit:
+                refused.append(index)
+                continue
+            number = zlib.crc32(record.key) % partitions
+            share = shares.get(number)
+            if share is None:
+                share = shares[number] = _Share(call)
+            share.records.append((record, size))
+        if shares:
+            call.left = len(shares)
+            for number, share in shares.items():
+                self._lane(topic, number).put(share)
+            await self._wait(call, self._timeout if seconds is None else seconds)
+        outcomes = [_STORED] * len(records)
+        for index in refused:
+            outcomes[index] = Outcome(
+                Status.REFUSED, f"The event is larger than the log accepts ({limit} bytes)."
+            )
+        return outcomes
+
+    async def _wait(self, call: _Call, seconds: float) -> None:
+        expired = asyncio.get_running_loop().call_later(
+            seconds,
+            call.failed,
+            StorageUnavailable(f"Kafka did not acknowledge a record within {seconds:g} s"),
+        )
+        try:
+            await call.done
+        finally:
+            expired.cancel()
+
+    def _lane(self, topic: str, partition: int) -> _Lane:
+        lane = self._lanes.get((topic, partition))
+        if lane is None:
+            lane = self._lanes[topic, partition] = _Lane(topic, partition)
+            task = asyncio.create_task(self._serve(lane))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+        return lane
+
+    # -------------------------------------------------------------------------------- lanes
+    async def _serve(self, lane: _Lane) -> None:
+        """Send what comes into the queue of a partition, one batch after the other."""
+        while True:
+            if not lane.queue:
+                lane.filled.clear()
+                await lane.filled.wait()
+            sender = await self._current()
+            try:
+                await self._send(lane, sender)
+            except Exception:
+                # Without this, the partition would take nothing any more.
+                _log.exception("%s, partition %d: a batch was not sent", lane.topic, lane.partition)
+                self._retire(sender)
+                if lane.queue:
+                    error = StorageUnavailable("the records could not be sent")
+                    lane.queue.popleft().call.failed(error)
+
+    async def _send(self, lane: _Lane, sender: Sender) -> None:
+        """Send one batch."""
+        batch = sender.batch()
+        complete, begun = lane.take(batch, min(_BATCH, self.max_batch))
+        if not begun:
+            return
+        lane.since = time.monotonic()
+        try:
+            await sender.send(batch, lane.topic, lane.partition)
+        except SendFailed as error:
+            _log.warning("%s, partition %d: %s", lane.topic, lane.partition, error)
+            self._failed(lane, error, complete, begun)
+            self._retire(sender)
+            await asyncio.sleep(_PAUSE)
+        else:
+            for share in complete:
+                share.call.finished()
+        finally:
+            lane.since = 0.0
+
+    def _failed(
+        self,
+        lane: _Lane,
+        error: SendFailed,
+        complete: Sequence[_Share],
+        begun: Sequence[tuple[_Share, int]],
+    ) -> None:
+        """Put the records back into their places, to be sent again while their callers wait."""
+        if error.permanent:
+            self._too_large()
+            for share, _ in begun:
+                share.call.failed(StorageUnavailable(f"Kafka refuses the records: {error}"))
+            return
+        for share, first in begun:
+            share.next = first
+        lane.queue.extendleft(reversed(complete))
+
+    # ------------------------------------------------------------------------------ senders
+    async def _current(self) -> Sender:
+        """Return a connected sender; try until there is one."""
+        while True:
+            sender = self._sender
+            if sender is not None and sender.sent < _MAX_SENT:
+                return sender
+            async with self._starting:
+                if self._sender is not sender:
+                    continue
+                if sender is not None:
+                    self._retire(sender)
+                made = self._make_sender()
+                try:
+                    await made.start(self._timeout)
+                except StorageUnavailable as error:
+                    _log.warning("%s", error)
+                    await made.stop(self._timeout)
+                except BaseException:
+                    await made.stop(0)
+                    raise
+                else:
+                    self._sender = made
+                    continue
+            await asyncio.sleep(_PAUSE)
+
+    def _retire(self, sender: Sender) -> None:
+        """Use a sender for no new batch, and stop it when its last one has been answered."""
+        if self._sender is sender:
+            self._sender = None
+            self.replaced += 1
+            task = asyncio.create_task(self._stop(sender))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def _stop(self, sender: Sender) -> None:
+        try:
+            while sender.in_flight:  # noqa: ASYNC110
+                await asyncio.sleep(_PAUSE)
+        finally:
+            await sender.stop(self._timeout)
+
+    # --------------------------------------------------------------------------------- life
+    async def close(self) -> None:
+        """Send what is in the queues, then disconnect. Idempotent."""
+        self._closing = True
+        lanes = self._lanes.values()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._timeout):
+                while any(lane.queue or lane.since for lane in lanes):  # noqa: ASYNC110
+                    await asyncio.sleep(0.01)
+        for task in tuple(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for lane in lanes:
+            for share in lane.queue:
+                share.call.failed(StorageUnavailable("the log was closed"))
+        sender, self._sender = self._sender, None
+        if sender is not None:
+            await sender.stop(self._timeout)
+
+    def oldest(self, now: float) -> float:
+        """Return for how many seconds the oldest batch has been under way."""
+        return max((now - lane.since for lane in self._lanes.values() if lane.since), default=0.0)
+
+    def gauges(self) -> Mapping[str, float]:
+        """Return numbers for the metrics."""
+        lanes = self._lanes.values()
+        return {
+            "waiting_calls": sum(len(lane.queue) for lane in lanes),
+            "sending_batches": sum(1 for lane in lanes if lane.since),
+            "oldest_batch_seconds": self.oldest(time.monotonic()),
+            "replaced_senders": self.replaced,
+        }

@@ -1,0 +1,487 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The only module that imports aiokafka: connections, errors, time limits.
+
+Three kinds of clients: :class:`Cluster` asks and changes, :class:`Sender` appends,
+:class:`Member` reads as a member of a group.
+
+Length: one file shows all that engage needs of aiokafka, and what has to change when it does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final
+
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, ConsumerRebalanceListener, TopicPartition
+from aiokafka import errors as kafka_errors
+from aiokafka.admin import AIOKafkaAdminClient
+from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
+from aiokafka.admin.new_topic import NewTopic as _NewTopic
+
+from engage.api import StorageError, StorageUnavailable
+
+from .options import Address
+from .topics import NewTopic
+
+_log = logging.getLogger("engage.log.kafka")
+
+#: Milliseconds: after that, the brokers give the partitions of a silent member to others.
+_SESSION: Final = 6000
+_HEARTBEAT: Final = 1500
+#: As milliseconds, a member keeps its partitions however long the storage takes.
+_UNLIMITED: Final = 2**31 - 1
+#: Bytes that a member fetches of a partition at once, unless a record is larger.
+_FETCH: Final = 1024 * 1024
+#: Seconds between two equal messages of aiokafka, which logs each attempt of each partition.
+_QUIET: Final = 60.0
+_LOGGERS: Final = (
+    *("client", "cluster", "conn", "producer.producer", "producer.sender"),
+    *("consumer.consumer", "consumer.fetcher", "consumer.group_coordinator"),
+)
+
+
+class OutOfRange(Exception):
+    """The place of a partition is not in the log: it is before its first record, or after its end.
+
+    Its arguments are the partition and the place.
+    """
+
+
+class NoPlace(Exception):
+    """The group has no committed place in a partition, which is the argument."""
+
+
+class SendFailed(Exception):
+    """A batch may not be in the log, and this sender must not send to its partition any more.
+
+    ``permanent`` is true if another attempt would fail as well.
+    """
+
+    def __init__(self, message: str, *, permanent: bool) -> None:
+        super().__init__(message)
+        self.permanent = permanent
+
+
+class _Rarely(logging.Filter):
+    """Passes an equal message once a minute."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._passed: dict[str, float] = {}
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        now = time.monotonic()
+        key = f"{record.name} {record.msg}"
+        if record.levelno >= logging.WARNING and now - self._passed.get(key, -_QUIET) < _QUIET:
+            return False
+        self._passed[key] = now
+        return True
+
+
+_rarely: Final = _Rarely()
+
+
+@contextlib.contextmanager
+def translated(what: str) -> Iterator[None]:
+    """Raise :class:`StorageUnavailable` for every error inside.
+
+    Not only for aiokafka's own: some answers of brokers make it raise an ``AttributeError``.
+    """
+    try:
+        yield
+    except (StorageError, OutOfRange, NoPlace):
+        raise
+    except TimeoutError as error:
+        raise StorageUnavailable(f"{what}: Kafka did not answer in time") from error
+    except Exception as error:
+        raise StorageUnavailable(f"{what}: {type(error).__name__}: {error}") from error
+
+
+def _common(address: Address, timeout: float) -> dict[str, Any]:
+    """Return the arguments that all clients have."""
+    for name in _LOGGERS:
+        # Adding it again has no effect.
+        logging.getLogger(f"aiokafka.{name}").addFilter(_rarely)
+    protocol = ("SASL_" if address.sasl_mechanism else "") + ("SSL" if address.tls else "PLAINTEXT")
+    common: dict[str, Any] = {
+        "bootstrap_servers": address.servers,
+        "client_id": "engage",
+        "request_timeout_ms": int(timeout * 1000),
+        "metadata_max_age_ms": 5000,
+        "retry_backoff_ms": 100,
+        "security_protocol": protocol,
+        "ssl_context": address.tls,
+    }
+    if address.sasl_mechanism:
+        common |= {
+            "sasl_mechanism": address.sasl_mechanism,
+            "sasl_plain_username": address.sasl_username,
+            "sasl_plain_password": address.sasl_password,
+        }
+    return common
+
+
+class Cluster:
+    """Answers about topics, offsets and groups.
+
+    :param request_timeout: seconds after which a request is sent again, perhaps to another broker.
+    :param timeout: seconds of a call.
+    """
+
+    def __init__(self, address: Address, *, request_timeout: float, timeout: float) -> None:
+        self.timeout = timeout
+        self._common = _common(address, request_timeout)
+        self._admin: AIOKafkaAdminClient | None = None
+        self._offsets: AIOKafkaConsumer | None = None
+        self._lock = asyncio.Lock()
+
+    async def start(self) -> None:
+        """Connect. Idempotent.
+
+        :raises StorageUnavailable: if no broker can be reached.
+        """
+        async with self._lock:
+            if self._admin is not None:
+                return
+            admin = AIOKafkaAdminClient(**self._common)
+            offsets = AIOKafkaConsumer(
+                **self._common,
+                auto_offset_reset="earliest",
+                enable_auto_commit=False,
+                fetch_max_bytes=1 << 16,
+                max_partition_fetch_bytes=1 << 16,
+                isolation_level="read_committed",
+            )
+            try:
+                async with self._calling("Kafka cannot be reached"):
+                    await admin.start()
+                    await offsets.start()
+            except BaseException:
+                await self._close(admin, offsets)
+                raise
+            self._admin, self._offsets = admin, offsets
+
+    async def close(self) -> None:
+        """Disconnect. Idempotent."""
+        admin, self._admin = self._admin, None
+        offsets, self._offsets = self._offsets, None
+        if admin is not None and offsets is not None:
+            await self._close(admin, offsets)
+
+    async def _close(self, admin: AIOKafkaAdminClient, offsets: AIOKafkaConsumer) -> None:
+        for close in (offsets.stop, admin.close):
+            with contextlib.suppress(Exception):
+                async with asyncio.timeout(self.timeout):
+                    await close()
+
+    @contextlib.asynccontextmanager
+    async def _calling(self, what: str) -> Any:
+        with translated(what):
+            async with asyncio.timeout(self.timeout):
+                yield
+
+    @property
+    def _opened(self) -> AIOKafkaAdminClient:
+        if self._admin is None:
+            raise StorageUnavailable("the log is not open")
+        return self._admin
+
+    # ------------------------------------------------------------------------------ topics
+    async def partitions(self, topic: str) -> dict[int, tuple[int, int, int]] | None:
+        """Return partition → (leader or -1, number of replicas, number of those in sync).
+
+        :return: ``None`` if the topic does not exist.
+        """
+        async with self._calling(f"topic {topic}"):
+            found = (await self._opened.describe_topics([topic]))[0]
+            code = found["error_code"]
+            if code == kafka_errors.UnknownTopicOrPartitionError.errno:
+                return None
+            if code not in (0, kafka_errors.LeaderNotAvailableError.errno):
+                raise kafka_errors.for_code(code)(topic)
+            return {
+                one["partition"]: (one["leader"], len(one["replicas"]), len(one["isr"]))
+                for one in found["partitions"]
+            }
+
+    async def create(self, topic: NewTopic) -> None:
+        """Create a topic, unless there is one.
+
+        :raises StorageUnavailable: with the reason, if it cannot be created.
+        """
+        made = _NewTopic(
+            topic.name, topic.partitions, topic.replicas, topic_configs=dict(topic.settings)
+        )
+        async with self._calling(f"topic {topic.name} does not exist and cannot be created"):
+            answer = await self._opened.create_topics([made])
+            for _, code, *reason in answer.topic_errors:
+                if code not in (0, kafka_errors.TopicAlreadyExistsError.errno):
+                    raise kafka_errors.for_code(code)(*reason[:1])
+
+    async def settings(self, topic: str) -> dict[str, str]:
+        """Return all settings of a topic, including the defaults of the brokers."""
+        async with self._calling(f"the settings of topic {topic} cannot be read"):
+            resource = ConfigResource(ConfigResourceType.TOPIC, topic)
+            (answer,) = await self._opened.describe_configs([resource])
+            code, reason, _, _, entries = answer.resources[0]
+            if code:
+                raise kafka_errors.for_code(code)(reason)
+            return {entry[0]: str(entry[1]) for entry in entries}
+
+    # ----------------------------------------------------------------------------- offsets
+    async def firsts(self, topic: str, partitions: Iterable[int]) -> dict[int, int]:
+        """Return partition → the offset of the first record that is there."""
+        async with self._calling("offsets"):
+            places = [TopicPartition(topic, number) for number in partitions]
+            found = await self._reader.beginning_offsets(places)
+            return {place.partition: offset for place, offset in found.items()}
+
+    async def ends(self, topic: str, partitions: Iterable[int]) -> dict[int, int]:
+        """Return partition → the offset that the next record will have."""
+        async with self._calling("offsets"):
+            places = [TopicPartition(topic, number) for number in partitions]
+            found = await self._reader.end_offsets(places)
+            return {place.partition: offset for place, offset in found.items()}
+
+    async def since(self, topic: str, partition: int, at: int) -> int | None:
+        """Return the first offset at or after a time in milliseconds; ``None``: there is none."""
+        async with self._calling("offsets"):
+            place = TopicPartition(topic, partition)
+            found = (await self._reader.offsets_for_times({place: at}))[place]
+            return None if found is None else int(found.offset)
+
+    async def committed(self, topic: str, group: str) -> dict[int, int]:
+        """Return partition → the committed place of a group, without those that have none."""
+        async with self._calling(f"the places of group {group} cannot be read"):
+            while True:
+                try:
+                    found = await self._opened.list_consumer_group_offsets(group)
+                except (kafka_errors.KafkaError, AttributeError) as error:
+                    # Right after a start, or after a failure, the group has no coordinator.
+                    if getattr(error, "retriable", True):
+                        await asyncio.sleep(0.1)
+                        continue
+                    raise
+                return {
+                    place.partition: value.offset
+                    for place, value in found.items()
+                    if place.topic == topic and value.offset >= 0
+                }
+
+    async def appended_at(self, topic: str, places: Mapping[int, int]) -> dict[int, int]:
+        """Return partition → when its first record at or after an offset was appended.
+
+        The offsets must be there; a partition whose broker does not answer is missing.
+        """
+        found: dict[int, int] = {}
+        async with self._lock:
+            reader = self._reader
+            reader.assign([TopicPartition(topic, number) for number in places])
+            try:
+                with contextlib.suppress(StorageUnavailable):
+                    async with self._calling("records"):
+                        for number, offset in places.items():
+                            reader.seek(TopicPartition(topic, number), offset)
+                        while len(found) < len(places):
+                            left = [TopicPartition(topic, n) for n in places if n not in found]
+                            batch = await reader.getmany(*left, timeout_ms=200, max_records=1)
+                            for place, records in batch.items():
+                                found[place.partition] = records[0].timestamp
+                                reader.pause(place)
+            finally:
+                reader.unsubscribe()
+        return found
+
+    @property
+    def _reader(self) -> AIOKafkaConsumer:
+        if self._offsets is None:
+            raise StorageUnavailable("the log is not open")
+        return self._offsets
+
+
+class Sender:
+    """An idempotent producer: the brokers ignore what it sends a second time.
+
+    It sends one batch of a partition at a time; the caller waits for it. aiokafka gives up a second
+    one far too early (``MessageAccumulator.add_batch`` subtracts the same time again and again).
+    A batch that failed leaves a hole in the numbers of its partition, so a new sender is needed.
+    """
+
+    def __init__(self, address: Address, *, request_timeout: float) -> None:
+        self._producer = AIOKafkaProducer(
+            **_common(address, request_timeout),
+            acks="all",
+            enable_idempotence=True,
+            linger_ms=0,
+            # The caller measures: the setting of the topic may change.
+            max_batch_size=_UNLIMITED,
+        )
+        #: Records that were sent. aiokafka counts wrongly beyond 2³¹ in a partition.
+        self.sent = 0
+        #: Batches that were sent and are not answered.
+        self.in_flight = 0
+        self.batch = self._producer.create_batch
+
+    async def start(self, seconds: float) -> None:
+        """Connect, and obtain the number by which the brokers know this sender."""
+        with translated("Kafka cannot be reached"):
+            async with asyncio.timeout(seconds):
+                await self._producer.start()
+
+    async def send(self, batch: Any, topic: str, partition: int) -> None:
+        """Send a batch, and return when it is durable, however long that takes.
+
+        :raises SendFailed: if it may not be in the log.
+        """
+        self.in_flight += 1
+        self.sent += batch.record_count()
+        batch.close()
+        try:
+            await (await self._producer.send_batch(batch, topic, partition=partition))
+        except Exception as error:
+            permanent = isinstance(error, _PERMANENT)
+            raise SendFailed(f"{type(error).__name__}: {error}", permanent=permanent) from error
+        finally:
+            self.in_flight -= 1
+
+    async def stop(self, seconds: float) -> None:
+        """Disconnect. What was not answered until then fails."""
+        if self.in_flight:
+            # Otherwise aiokafka would wait for the answers without limit.
+            self._producer._message_accumulator.fail_all(kafka_errors.ProducerClosed())
+        with contextlib.suppress(Exception):
+            async with asyncio.timeout(seconds):
+                await self._producer.stop()
+
+
+_PERMANENT: Final = (
+    kafka_errors.MessageSizeTooLargeError,
+    kafka_errors.RecordListTooLargeError,
+    kafka_errors.TopicAuthorizationFailedError,
+    kafka_errors.ClusterAuthorizationFailedError,
+)
+
+
+class Member(ConsumerRebalanceListener):  # type: ignore[misc] # aiokafka has no types
+    """A member of a group of readers. It commits nothing by itself.
+
+    :param revoked: called when the member loses its partitions: they are divided again.
+    :param assigned: called when it has got some.
+    """
+
+    def __init__(
+        self,
+        address: Address,
+        *,
+        topic: str,
+        group: str,
+        request_timeout: float,
+        max_batch: int,
+        revoked: Callable[[], None],
+        assigned: Callable[[], None],
+    ) -> None:
+        self._topic = topic
+        self._revoked = revoked
+        self._assigned = assigned
+        self._consumer = AIOKafkaConsumer(
+            **_common(address, request_timeout),
+            group_id=group,
+            enable_auto_commit=False,
+            # It must not jump: neither to the end nor, if records were deleted, over these.
+            auto_offset_reset="none",
+            isolation_level="read_committed",
+            session_timeout_ms=_SESSION,
+            heartbeat_interval_ms=_HEARTBEAT,
+            rebalance_timeout_ms=_SESSION,
+            max_poll_interval_ms=_UNLIMITED,
+            max_partition_fetch_bytes=max(_FETCH, max_batch),
+        )
+
+    async def start(self, seconds: float) -> None:
+        """Join the group."""
+        with translated("the group cannot be joined"):
+            async with asyncio.timeout(seconds):
+                await self._consumer.start()
+                self._consumer.subscribe([self._topic], listener=self)
+
+    async def stop(self, seconds: float) -> None:
+        """Leave the group."""
+        with contextlib.suppress(Exception):
+            async with asyncio.timeout(seconds):
+                await self._consumer.stop()
+
+    def on_partitions_revoked(self, revoked: Collection[TopicPartition]) -> None:
+        """Called by aiokafka when the partitions are divided again."""
+        self._revoked()
+
+    def on_partitions_assigned(self, assigned: Collection[TopicPartition]) -> None:
+        """Called by aiokafka when the member has partitions."""
+        self._assigned()
+
+    @property
+    def assigned(self) -> set[int]:
+        """The partitions that this member has."""
+        return {place.partition for place in self._consumer.assignment()}
+
+    async def poll(
+        self, partitions: Collection[int], *, max_records: int, wait: float
+    ) -> Sequence[Any]:
+        """Return records of aiokafka.
+
+        :raises OutOfRange: if the place of one of the partitions is not in the log.
+        :raises NoPlace: if the group has no place in one of them.
+        """
+        places = [TopicPartition(self._topic, number) for number in partitions]
+        with translated("reading the log"):
+            try:
+                # aiokafka waits without limit while the partitions are divided again.
+                async with asyncio.timeout(wait + 1.0):
+                    found = await self._consumer.getmany(
+                        *places, timeout_ms=int(wait * 1000), max_records=max_records
+                    )
+            except TimeoutError:
+                return ()
+            except kafka_errors.OffsetOutOfRangeError as error:
+                ((place, offset),) = error.args[0].items()
+                raise OutOfRange(place.partition, offset) from None
+            except kafka_errors.NoOffsetForPartitionError as error:
+                raise NoPlace(error.args[0].partition) from None
+            return [record for records in found.values() for record in records]
+
+    def seek(self, partition: int, offset: int) -> None:
+        """Continue at an offset, if the member still has the partition."""
+        with contextlib.suppress(kafka_errors.IllegalStateError):
+            self._consumer.seek(TopicPartition(self._topic, partition), offset)
+
+    def pause(self, partition: int) -> None:
+        """Fetch nothing more of a partition, if the member has it."""
+        with contextlib.suppress(kafka_errors.IllegalStateError):
+            self._consumer.pause(TopicPartition(self._topic, partition))
+
+    async def committed(self, partition: int, seconds: float) -> int | None:
+        """Return the committed place of the group in a partition."""
+        with translated("the places of the group cannot be read"):
+            async with asyncio.timeout(seconds):
+                place = TopicPartition(self._topic, partition)
+                found: int | None = await self._consumer.committed(place)
+                return found
+
+    async def commit(self, places: Mapping[int, int], seconds: float) -> bool:
+        """Commit places.
+
+        :return: false if the partitions have been divided again: the places are not committed.
+        """
+        with translated("the places cannot be committed"):
+            try:
+                async with asyncio.timeout(seconds):
+                    await self._consumer.commit(
+                        {TopicPartition(self._topic, n): place for n, place in places.items()}
+                    )
+            except (kafka_errors.CommitFailedError, kafka_errors.IllegalStateError) as error:
+                _log.info("places not committed: %s", error)
+                return False
+            return True

@@ -1,0 +1,332 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the core calls: opening, readiness, backlog."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from engage.api import (
+    Backlog,
+    EventLog,
+    LogContext,
+    LogReader,
+    LogRecord,
+    Outcome,
+    Status,
+    StorageIncompatible,
+    StorageMissing,
+    StorageUnavailable,
+)
+
+from .appending import Appender
+from .client import Cluster, Member, Sender
+from .options import DEFAULT_TOPIC, Address, address
+from .reading import KafkaReader
+from .topics import DEFAULT_MESSAGE, retention, wanted, weaknesses
+
+_log = logging.getLogger("engage.log.kafka")
+
+#: Seconds between two looks at the settings, and between two attempts to connect.
+_LOOK: Final = 60.0
+_RETRY: Final = 1.0
+#: Seconds for which the answer of a check is used again, and which a check takes at most.
+_FRESH: Final = 1.0
+_CHECK: Final = 3.0
+#: This part of a call's time may pass before a request is sent again: a broker that was stopped
+#: keeps its connections and does not answer.
+_REQUEST: Final = 0.3
+
+
+class KafkaLog(EventLog):
+    """A topic of Apache Kafka."""
+
+    def __init__(
+        self, where: Address, *, topic: str, allow_weak: bool, context: LogContext
+    ) -> None:
+        self._where = where
+        self._topic = topic
+        self._allow_weak = allow_weak
+        self._context = context
+        self._timeout = context.write_timeout
+        self._request_timeout = max(1.0, context.write_timeout * _REQUEST)
+        self._cluster = Cluster(
+            where, request_timeout=self._request_timeout, timeout=context.write_timeout
+        )
+        self._appender: Appender | None = None
+        #: The process that opened the log. A fork has the same sender: the brokers would take its
+        #: records for repeated ones, and acknowledge them without keeping them.
+        self._pid = 0
+        self._partitions = 0
+        self._min_in_sync = 1
+        self._max_batch = DEFAULT_MESSAGE
+        self._retention: int | None = None
+        #: Why the log accepts nothing now.
+        self._refusal: str | None = "the log is not open"
+        self._create = False
+        self._watcher: asyncio.Task[None] | None = None
+        self._look = asyncio.Event()
+        self._checking = asyncio.Lock()
+        self._checked: tuple[float, str | None] = (0.0, None)
+        self._unavailable = 0
+        #: Partition → a place, and when its first record was appended.
+        self._oldest: dict[int, tuple[int, int]] = {}
+        self._warned: set[str] = set()
+
+    @classmethod
+    def from_options(cls, options: Mapping[str, Any], context: LogContext) -> KafkaLog:
+        """Make the log.
+
+        :param options: valid according to ``schemas/plugins/kafka.json``.
+        :raises ConfigError: if options do not fit together, or a file of TLS cannot be used.
+        """
+        return cls(
+            address(options, context.base_dir),
+            topic=options.get("topic", DEFAULT_TOPIC),
+            allow_weak=options.get("allow_weak_acknowledgement", False),
+            context=context,
+        )
+
+    # ------------------------------------------------------------------------------------ life
+    async def open(self, *, create: bool) -> None:
+        if self._watcher is not None:
+            return
+        self._pid = os.getpid()
+        self._create = create
+        self._appender = Appender(
+            self._make_sender, timeout=self._timeout, too_large=self._look.set
+        )
+        try:
+            await self._prepare()
+        except StorageUnavailable as error:
+            if not create:
+                await self.close()
+                raise
+            self._refusal = str(error)
+            _log.warning("%s; engage retries until it is available", error)
+        except BaseException:
+            await self.close()
+            raise
+        self._watcher = asyncio.create_task(self._watch())
+
+    async def close(self) -> None:
+        watcher, self._watcher = self._watcher, None
+        if watcher is not None:
+            watcher.cancel()
+            await asyncio.gather(watcher, return_exceptions=True)
+        appender, self._appender = self._appender, None
+        self._refusal = "the log is not open"
+        if appender is not None:
+            await appender.close()
+        await self._cluster.close()
+
+    async def _prepare(self) -> None:
+        """Connect, create the topics, and look at their settings.
+
+        :raises StorageIncompatible: if they allow acknowledged events to be lost.
+        """
+        await self._cluster.start()
+        for topic in wanted(self._topic, max_value=self._context.max_value_bytes):
+            found = await self._cluster.partitions(topic.name)
+            if not found:
+                if not self._create:
+                    raise StorageMissing(f"topic {topic.name} does not exist")
+                await self._cluster.create(topic)
+                found = await self._appeared(topic.name)
+            if topic.name == self._topic:
+                self._partitions = len(found)
+            if not topic.name.endswith(".ready"):
+                replicas = min(replicas for _, replicas, _ in found.values())
+                await self._inspect(topic.name, replicas)
+        assert self._appender is not None
+        self._appender.max_batch = self._max_batch
+        self._refusal = None
+
+    async def _appeared(self, topic: str) -> dict[int, tuple[int, int, int]]:
+        """Wait until the brokers know a topic that was created."""
+        deadline = time.monotonic() + self._timeout
+        while not (found := await self._cluster.partitions(topic)):
+            if time.monotonic() > deadline:
+                raise StorageUnavailable(f"topic {topic} was created and does not appear")
+            await asyncio.sleep(0.1)
+        return found
+
+    async def _inspect(self, topic: str, replicas: int) -> None:
+        try:
+            settings = await self._cluster.settings(topic)
+        except StorageUnavailable as error:
+            if not self._allow_weak:
+                raise
+            self._warn(str(error))
+            return
+        for weakness in weaknesses(topic, settings, replicas=replicas):
+            if not self._allow_weak:
+                raise StorageIncompatible(
+                    f"{weakness} (or set log.kafka.allow_weak_acknowledgement = true)"
+                )
+            self._warn(f"weak acknowledgement: {weakness}")
+        if topic == self._topic:
+            self._min_in_sync = int(settings.get("min.insync.replicas", 1))
+            self._max_batch = int(settings.get("max.message.bytes", DEFAULT_MESSAGE))
+            self._retention = retention(settings)
+            if self._max_batch < self._context.max_value_bytes:
+                self._warn(
+                    f"{topic} has max.message.bytes={self._max_batch}: larger events are refused; "
+                    f"the limits of engage allow {self._context.max_value_bytes}"
+                )
+
+    def _warn(self, message: str) -> None:
+        if message not in self._warned:
+            self._warned.add(message)
+            _log.warning("%s", message)
+
+    async def _watch(self) -> None:
+        """Connect if that has failed so far, and look at the settings every minute."""
+        while True:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_RETRY if self._partitions == 0 else _LOOK):
+                    await self._look.wait()
+                # Many batches may be refused at the same time.
+                await asyncio.sleep(_RETRY)
+            self._look.clear()
+            try:
+                await self._prepare()
+            except (StorageIncompatible, StorageMissing) as error:
+                if self._refusal != str(error):
+                    _log.error("%s", error)
+                self._refusal = str(error)
+            except StorageUnavailable as error:
+                # The settings are as they were: batches show whether Kafka can be reached.
+                _log.debug("%s", error)
+            except Exception:
+                _log.exception("the topic could not be looked at")
+
+    def _ready(self) -> Appender:
+        if self._appender is None or self._refusal is not None:
+            raise StorageUnavailable(self._refusal or "the log is not open")
+        if os.getpid() != self._pid:
+            raise StorageUnavailable("the log was opened before a fork; open it after the fork")
+        return self._appender
+
+    def _make_sender(self) -> Sender:
+        return Sender(self._where, request_timeout=self._request_timeout)
+
+    # ------------------------------------------------------------------------------- appending
+    async def append(self, records: Sequence[LogRecord]) -> Sequence[Outcome]:
+        return await self._ready().append(self._topic, self._partitions, records)
+
+    async def append_dead(self, records: Sequence[LogRecord]) -> None:
+        outcomes = await self._ready().append(f"{self._topic}.dead", 1, records)
+        for outcome in outcomes:
+            if outcome.status is Status.REFUSED:
+                raise StorageUnavailable(f"topic {self._topic}.dead: {outcome.reason}")
+
+    async def check(self) -> None:
+        appender = self._ready()
+        async with self._checking:
+            at, reason = self._checked
+            if time.monotonic() - at > _FRESH:
+                reason = await self._problem(appender)
+                self._checked = (time.monotonic(), reason)
+        if reason is not None:
+            raise StorageUnavailable(reason)
+
+    async def _problem(self, appender: Appender) -> str | None:
+        """Return why no record could be appended now, or ``None``."""
+        try:
+            async with asyncio.timeout(_CHECK):
+                found = await self._cluster.partitions(self._topic)
+        except (StorageUnavailable, TimeoutError) as error:
+            return str(error) or "Kafka did not answer in time"
+        if found is None:
+            return f"topic {self._topic} does not exist"
+        self._partitions = max(self._partitions, len(found))
+        without = [
+            str(number)
+            for number, (leader, _, in_sync) in sorted(found.items())
+            if leader < 0 or in_sync < self._min_in_sync
+        ]
+        self._unavailable = len(without)
+        if without:
+            return f"without a leader or enough replicas in sync: partition {', '.join(without)}"
+        # The brokers that are left repeat what they knew when they lost the majority.
+        try:
+            record = LogRecord(key=b"", value=b"", headers={})
+            await appender.append(f"{self._topic}.ready", 1, [record], seconds=_CHECK)
+        except StorageUnavailable as error:
+            return str(error)
+        return None
+
+    # ---------------------------------------------------------------------------------- places
+    async def ends(self) -> Mapping[int, int]:
+        return await self._cluster.ends(self._topic, await self._numbers())
+
+    async def committed(self, group: str) -> Mapping[int, int]:
+        self._opened()
+        return await self._cluster.committed(self._topic, group)
+
+    async def backlog(self, group: str) -> Backlog:
+        numbers = await self._numbers()
+        places, ends, firsts = await asyncio.gather(
+            self._cluster.committed(self._topic, group),
+            self._cluster.ends(self._topic, numbers),
+            self._cluster.firsts(self._topic, numbers),
+        )
+        late = {
+            number: max(places.get(number, 0), firsts[number])
+            for number in numbers
+            if ends[number] > max(places.get(number, 0), firsts[number])
+        }
+        known = {n: at for n, (place, at) in self._oldest.items() if late.get(n) == place}
+        unknown = {number: place for number, place in late.items() if number not in known}
+        if unknown:
+            known |= await self._cluster.appended_at(self._topic, unknown)
+        self._oldest = {number: (late[number], at) for number, at in known.items()}
+        if late and not known:
+            raise StorageUnavailable("the oldest record could not be read")
+        return Backlog(
+            records=sum(ends[number] - place for number, place in late.items()),
+            oldest_at=min(known.values(), default=None),
+            retention=self._retention,
+        )
+
+    async def _numbers(self) -> list[int]:
+        self._opened()
+        found = await self._cluster.partitions(self._topic)
+        if not found:
+            raise StorageUnavailable(f"topic {self._topic} does not exist")
+        return sorted(found)
+
+    def _opened(self) -> None:
+        if self._partitions == 0 or self._appender is None:
+            raise StorageUnavailable(self._refusal or "the log is not open")
+
+    def reader(self, group: str, *, since: int | None = None) -> LogReader:
+        return KafkaReader(
+            self._cluster,
+            lambda revoked, assigned: Member(
+                self._where,
+                topic=self._topic,
+                group=group,
+                request_timeout=self._request_timeout,
+                max_batch=self._max_batch,
+                revoked=revoked,
+                assigned=assigned,
+            ),
+            topic=self._topic,
+            since=since,
+            timeout=self._timeout,
+        )
+
+    def gauges(self) -> Mapping[str, float]:
+        numbers = {} if self._appender is None else dict(self._appender.gauges())
+        return {
+            **numbers,
+            "topic_partitions": self._partitions,
+            "unavailable_partitions": self._unavailable,
+        }

@@ -1,0 +1,210 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One member of a group of readers: places, gaps, rebalances."""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+from engage.api import LogReader, LogRecord, Portion, ReadRecord, StorageUnavailable
+
+from .client import Cluster, Member, NoPlace, OutOfRange
+
+_log = logging.getLogger("engage.log.kafka")
+
+#: Seconds after which a reader looks again for new partitions, and one call of the client takes.
+_LOOK: Final = 0.2
+_POLL: Final = 1.0
+
+
+class KafkaReader(LogReader):
+    """Reads a topic as a member of a group.
+
+    :param make_member: makes a member. Its first argument is called when it loses its partitions,
+        the second when it has got some.
+    :param since: where to begin in partitions without a committed place; ``None``: the beginning.
+    :param timeout: seconds of a call.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        make_member: Callable[[Callable[[], None], Callable[[], None]], Member],
+        *,
+        topic: str,
+        since: int | None,
+        timeout: float,
+    ) -> None:
+        self._cluster = cluster
+        self._make_member = make_member
+        self._topic = topic
+        self._since = since
+        self._timeout = timeout
+        self._member: Member | None = None
+        self._paused: set[int] = set()
+        #: Records that were fetched, and that the last portions had no room for.
+        self._held: collections.deque[ReadRecord] = collections.deque()
+        #: Partition → the first record that was returned since the member has it, and the place
+        #: after the last one. Only what is in between may be committed.
+        self._returned: dict[int, tuple[int, int]] = {}
+        self._gaps: dict[int, tuple[int, int]] = {}
+
+    async def open(self) -> None:
+        if self._member is not None:
+            return
+        await self._cluster.start()
+        member = self._make_member(self._revoked, self._assigned)
+        try:
+            await member.start(self._timeout)
+        except BaseException:
+            await member.stop(self._timeout)
+            raise
+        self._member = member
+
+    async def close(self) -> None:
+        member, self._member = self._member, None
+        self._revoked()
+        self._assigned()
+        if member is not None:
+            await member.stop(self._timeout)
+
+    def _revoked(self) -> None:
+        """Forget what was fetched: the next member of its partition reads it, perhaps this one."""
+        self._held.clear()
+
+    def _assigned(self) -> None:
+        """Forget what was returned before: another member may have committed more since.
+
+        It is kept until now because the group takes commits until the partitions are divided.
+        """
+        self._returned.clear()
+
+    # ------------------------------------------------------------------------------ reading
+    async def read(self, *, max_records: int, max_bytes: int, wait: float) -> Portion:
+        member = await self._joined()
+        deadline = time.monotonic() + wait
+        while not self._held and not self._gaps:
+            left = max(0.0, deadline - time.monotonic())
+            await self._fetch(member, max_records, left)
+            if not left:
+                break
+        return self._portion(max_records, max_bytes)
+
+    async def _joined(self) -> Member:
+        if self._member is None:
+            await self.open()
+        assert self._member is not None
+        return self._member
+
+    async def _fetch(self, member: Member, max_records: int, wait: float) -> None:
+        """Get records, or find the place in a partition that has none."""
+        mine = member.assigned
+        for partition in mine & self._paused:
+            member.pause(partition)
+        wanted = mine - self._paused
+        if mine and not wanted:
+            await asyncio.sleep(min(wait, _LOOK))
+            return
+        wait = min(wait, _POLL if wanted else _LOOK)
+        try:
+            found = await member.poll(wanted, max_records=max_records, wait=wait)
+        except NoPlace as error:
+            (partition,) = error.args
+            member.seek(partition, await self._start_of(partition))
+        except OutOfRange as error:
+            await self._jump(member, *error.args)
+        except StorageUnavailable:
+            # aiokafka's task for the group may have ended: the next call joins again.
+            await self.close()
+            raise
+        else:
+            self._held.extend(map(_record, found))
+
+    async def _start_of(self, partition: int) -> int:
+        """Return where to begin in a partition without a committed place."""
+        if self._since is not None:
+            found = await self._cluster.since(self._topic, partition, self._since)
+            if found is not None:
+                return found
+            return (await self._cluster.ends(self._topic, [partition]))[partition]
+        return (await self._cluster.firsts(self._topic, [partition]))[partition]
+
+    async def _jump(self, member: Member, partition: int, expected: int) -> None:
+        """Continue at the first record of a partition whose place is not in the log.
+
+        That is right even if the place is after the *end*: the log was replaced by another one, or
+        an unclean election cut it off, and nobody knows which of its records were read.
+        """
+        first = (await self._cluster.firsts(self._topic, [partition]))[partition]
+        if first == expected:
+            # A broker that lags behind; or the log has the place by now.
+            member.seek(partition, expected)
+            return
+        _log.error(
+            "%s, partition %d: the record at %d is not in the log any more; it begins at %d",
+            *(self._topic, partition, expected, first),
+        )
+        self._gaps[partition] = (expected, first)
+        member.seek(partition, first)
+
+    def _portion(self, max_records: int, max_bytes: int) -> Portion:
+        """Return what is held, as far as it fits."""
+        gaps, self._gaps = self._gaps, {}
+        records: list[ReadRecord] = []
+        while self._held and len(records) < max_records:
+            one = self._held[0]
+            if one.partition in self._paused:
+                self._held.popleft()
+                continue
+            max_bytes -= one.record.size
+            if max_bytes < 0 and records:
+                break
+            records.append(self._held.popleft())
+            first, _ = self._returned.get(one.partition, (one.offset, 0))
+            self._returned[one.partition] = (first, one.offset + 1)
+        return Portion(records=records, gaps=gaps)
+
+    # ------------------------------------------------------------------------------- places
+    async def commit(self, places: Mapping[int, int]) -> None:
+        member = self._member
+        if member is None:
+            # It has left the group, and with it all partitions.
+            return
+        mine = member.assigned & self._returned.keys()
+        known = {
+            partition: place
+            for partition, place in places.items()
+            if partition in mine
+            and self._returned[partition][0] <= place <= self._returned[partition][1]
+        }
+        if known:
+            # Without success, the partitions are divided again: the next member reads from the
+            # committed places.
+            await member.commit(known, self._timeout)
+
+    async def rewind(self) -> None:
+        member = await self._joined()
+        self._held.clear()
+        for partition in member.assigned:
+            place = await member.committed(partition, self._timeout)
+            if place is None:
+                place = await self._start_of(partition)
+            member.seek(partition, place)
+        # A fetch that ran meanwhile may have added records.
+        self._held.clear()
+
+    def pause(self, partitions: Sequence[int]) -> None:
+        self._paused.update(partitions)
+
+
+def _record(read: Any) -> ReadRecord:
+    # The first of several headers of one name counts.
+    headers = {name: value or b"" for name, value in reversed(read.headers)}
+    record = LogRecord(key=read.key or b"", value=read.value or b"", headers=headers)
+    return ReadRecord(
+        partition=read.partition, offset=read.offset, appended_at=read.timestamp, record=record
+    )
