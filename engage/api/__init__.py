@@ -94,6 +94,7 @@ from engage.api.log_records import (
     LogRecord,
     UnknownRecord,
     UnloggableEvent,
+    is_restated,
     record_of,
     unpack,
 )
@@ -222,6 +223,7 @@ __all__ = [
     "changes_of",
     "hookimpl",
     "identifier_value",
+    "is_restated",
     "record_of",
     "render_time",
     "unpack",

@@ -10,6 +10,7 @@ header  ``engage``: the kind and the version of the format, such as ``event/1`` 
 header  ``meta``, of an event: a JSON object with what its body does not have, or has in another
         form: ``origin``, ``receivedAt`` and ``timestamp`` (milliseconds since 1970 UTC), and
         ``type``, ``messageId``, ``workspaceId``, ``userId``, ``anonymousId`` and ``name``, as text.
+        ``restated`` is true, or absent: see :attr:`engage.api.TranslatedEvent.restated`.
 ======  ============================================================================================
 
 A reader ignores members of ``meta`` and of a letter that it does not know. A change that would
@@ -34,6 +35,7 @@ __all__ = [
     "LogRecord",
     "UnknownRecord",
     "UnloggableEvent",
+    "is_restated",
     "record_of",
     "unpack",
 ]
@@ -76,9 +78,11 @@ class LogRecord:
         )
 
 
-def record_of(item: Event | DeadLetter) -> LogRecord:
+def record_of(item: Event | DeadLetter, *, restated: bool = False) -> LogRecord:
     """Return an event or a dead letter as a record.
 
+    :param restated: whether the event is a duplicate, and not a conflict, although it differs from
+        what is stored with its message id.
     :raises UnloggableEvent: if it cannot be one.
     """
     try:
@@ -95,6 +99,8 @@ def record_of(item: Event | DeadLetter) -> LogRecord:
                 "anonymousId": item.anonymous_id,
                 "name": item.name,
             }
+            if restated:
+                meta["restated"] = True
             return LogRecord(
                 key=f"{item.workspace_id}:{subject}".encode(),
                 value=item.body,
@@ -128,6 +134,16 @@ def unpack(record: LogRecord) -> Event | DeadLetter:
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise DamagedRecord(f"{type(error).__name__}: {error}") from error
     raise UnknownRecord(f"a record of the kind {kind!r}")
+
+
+def is_restated(record: LogRecord) -> bool:
+    """Return whether the event in a record is never a conflict: see :func:`record_of`.
+
+    :param record: one that :func:`unpack` can read.
+    """
+    meta = record.headers.get(META)
+    # Few records have it, so most are not decoded a second time.
+    return meta is not None and b'"restated"' in meta and orjson.loads(meta).get("restated") is True
 
 
 _LETTER_FIELDS: Final = tuple(field.name for field in dataclasses.fields(DeadLetter))
