@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Final, Generic, TypeVar
 
 from engage.api import (
@@ -94,7 +94,13 @@ class Appending(Generic[_Item]):
         return self._room.has_room(key)
 
     def submit(
-        self, items: Sequence[_Item], size: int, *, weight: int | None = None, key: str = ""
+        self,
+        items: Sequence[_Item],
+        size: int,
+        *,
+        weight: int | None = None,
+        key: str = "",
+        restated: Collection[str] = (),
     ) -> asyncio.Future[Sequence[Outcome]]:
         """Begin to append items. Those of two calls with the same subject keep their order.
 
@@ -103,6 +109,7 @@ class Appending(Generic[_Item]):
         :param size: bytes of all items together.
         :param weight: what the items cost the storage; ``None`` for one each.
         :param key: the write key, or another name for who sends the items.
+        :param restated: the message ids of events that are never conflicts.
         :return: one outcome per item, in their order: ``STORED``, or ``REFUSED`` if the log can
             never take it. It raises :class:`StorageUnavailable` if not all items are durable.
         :raises ApiError: 503 ``shutting_down``; nothing was appended.
@@ -113,7 +120,7 @@ class Appending(Generic[_Item]):
         if loop is None:
             loop = self._loop = asyncio.get_running_loop()
         future: asyncio.Future[Sequence[Outcome]] = loop.create_future()
-        records, refused = _records(items)
+        records, refused = _records(items, restated)
         if not records:
             future.set_result([refused[index] for index in range(len(items))])
             return future
@@ -208,13 +215,16 @@ class Appending(Generic[_Item]):
         self._unlogged = 0
 
 
-def _records(items: Sequence[Event | DeadLetter]) -> tuple[list[LogRecord], dict[int, Outcome]]:
+def _records(
+    items: Sequence[Event | DeadLetter], restated: Collection[str]
+) -> tuple[list[LogRecord], dict[int, Outcome]]:
     """Return the records of items, and index → outcome of those that cannot be records."""
     records: list[LogRecord] = []
     refused: dict[int, Outcome] = {}
     for index, item in enumerate(items):
         try:
-            records.append(record_of(item))
+            again = bool(restated) and item.message_id in restated
+            records.append(record_of(item, restated=again))
         except UnloggableEvent as error:
             refused[index] = Outcome(Status.REFUSED, reason=str(error))
     return records, refused

@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 from engage.api import (
@@ -94,6 +94,9 @@ class Ingest:
         #: (workspace, budget) → when its last log line was written, and letters dropped since.
         self._full: dict[tuple[str, BudgetName], tuple[float, int]] = {}
         self._events: GroupCommit[Event, Outcome] | Appending[Event]
+        #: If there is a log: what takes the events, and the letters.
+        self._appending: Appending[Event] | None = None
+        self._logged_letters: Appending[DeadLetter] | None = None
         self._letters: GroupCommit[DeadLetter, bool] = GroupCommit(
             self._keep,
             max_weight=limits.queue_events,
@@ -103,8 +106,6 @@ class Ingest:
             failed=metrics.storage_error,
             recover=self._reopen,
         )
-        #: The same to the log, if there is one.
-        self._logged_letters: Appending[DeadLetter] | None = None
         if log is None:
             self._events = GroupCommit(
                 store.write,
@@ -121,7 +122,7 @@ class Ingest:
         else:
             from engage.pipeline.appending import Appending
 
-            self._events = Appending(
+            self._events = self._appending = Appending(
                 log,
                 max_weight=limits.queue_events,
                 max_bytes=limits.queue_bytes,
@@ -151,13 +152,17 @@ class Ingest:
         """The number of events that wait or are being written."""
         return self._events.items
 
-    def submit(self, events: Sequence[Event], key: str) -> Awaitable[Sequence[Outcome]]:
+    def submit(
+        self, events: Sequence[Event], key: str, *, restated: Collection[str] = ()
+    ) -> Awaitable[Sequence[Outcome]]:
         """Queue events; what is returned completes once all of them are durable.
 
-        Events that change very much are written in several writes, so that no write needs much more
-        memory than others.
+        Events that change very much are written to the store in several writes, so that no write
+        needs much more memory than others.
 
         :param key: the write key, or another name for who sends the events.
+        :param restated: the message ids of events that are never conflicts. Only a log is told:
+            conflicts are found behind it.
         :return: one outcome per event, in their order. It raises :class:`StorageUnavailable` if an
             event may not be durable; it is safe to write all events again.
         :raises ApiError: 503 ``shutting_down``; nothing was written.
@@ -167,6 +172,8 @@ class Ingest:
         for event in events:
             size += len(event.body)
             weight += event.weight
+        if self._appending is not None:
+            return self._appending.submit(events, size, weight=weight, key=key, restated=restated)
         if weight <= GROUP_WEIGHT or len(events) == 1:
             return self._events.submit(events, size, weight=weight, key=key)
         return _joined([self._submit_part(part, key) for part in _parts(events)])

@@ -263,9 +263,16 @@ class Pipeline:
             part = documents[start : start + DELIVERY_EVENTS]
             with await self._ingest.admission.enter(key, small=True) as admitted:
                 taken = await self._items.prepare_all(part, arrival, pause=admitted.pause)
-                written = self._ingest.submit(taken.events, key) if taken.events else None
-            if written is not None:
                 again = {index - start for index in restated}
+                ids = {
+                    event.message_id
+                    for event, index in zip(taken.events, taken.indexes, strict=True)
+                    if index in again
+                }
+                written = (
+                    self._ingest.submit(taken.events, key, restated=ids) if taken.events else None
+                )
+            if written is not None:
                 unsettled = await self._items.settle(taken, await written, restated=again)
                 await self._items.settle_rest(unsettled, part, arrival, taken)
             self._items.count(taken, arrival)

@@ -18,6 +18,7 @@ from engage.api import (
     Outcome,
     Status,
     StorageUnavailable,
+    is_restated,
     unpack,
 )
 from engage.config import DEFAULT_LIMITS
@@ -374,6 +375,16 @@ async def test_records_are_those_of_the_documented_format() -> None:
         assert read.record.key == b"acme:u"
         assert read.record.value == event.body
         assert unpack(read.record) == event
+
+
+async def test_an_event_that_is_never_a_conflict_says_so_in_its_record() -> None:
+    async with Fixture() as one:
+        events = [one.event("a"), one.event("b")]
+        await one.ingest.submit(events, "key", restated={"b"})
+        assert items_of(one.broker) == events
+        assert [is_restated(read.record) for read in one.broker.records] == [False, True]
+        await one.ingest.keep([letter("x", message_id="b")])
+        assert not is_restated(one.broker.records[-1].record)
 
 
 def test_the_appending_has_the_methods_of_the_group_commit() -> None:
