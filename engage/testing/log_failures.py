@@ -127,6 +127,7 @@ class LogFailureTests:
         sent: set[str] = set()
         done: set[str] = set()
         stop = False
+        stopped = 0.0
 
         async def append(name: str) -> None:
             turn = 0
@@ -142,14 +143,17 @@ class LogFailureTests:
 
         async def load() -> None:
             reader = await bench.reader(log)
-            end = time.monotonic() + 120
-            while (not stop or not acknowledged <= done) and time.monotonic() < end:
+            while not stop or (
+                not acknowledged <= done and time.monotonic() < stopped + bench.subject.patience
+            ):
                 try:
-                    found = await read(reader, wait=0.2)
+                    # Few at a time, so that there are more when the log breaks.
+                    found = await read(reader, wait=0.2, max_records=20)
                     done.update(names(found))
                     await reader.commit(places_after(found))
                 except StorageUnavailable:
-                    await asyncio.sleep(0.05)
+                    pass
+                await asyncio.sleep(0.01)
 
         async def acknowledge_more() -> None:
             target = len(acknowledged) + 50
@@ -165,7 +169,7 @@ class LogFailureTests:
                     await asyncio.sleep(0.05)
             await asyncio.wait_for(acknowledge_more(), 60)
         finally:
-            stop = True
+            stop, stopped = True, time.monotonic()
             await asyncio.gather(*working)
         assert acknowledged <= done <= sent
         assert acknowledged <= set(names(await bench.everything(log))) <= sent

@@ -87,7 +87,9 @@ class LogGroupTests:
     @on_log
     async def test_nothing_is_skipped_while_readers_come_and_go(self, bench: LogBench) -> None:
         log = await bench.open()
-        sent: set[str] = set()
+        # More than the readers read in one portion, so that each of them is interrupted.
+        await append_all(log, *numbered(1000, name="first"))
+        sent = {f"first{n}" for n in range(1000)}
         done: set[str] = set()
         stop = False
 
@@ -102,7 +104,7 @@ class LogGroupTests:
 
         async def load(reader: LogReader, turns: int) -> None:
             for turn in range(turns):
-                found = await read(reader, wait=0.2)
+                found = await read(reader, wait=0.2, max_records=10)
                 # Some of it fails, and is read again.
                 if turn % 5 == 4:
                     await reader.rewind()
@@ -117,8 +119,8 @@ class LogGroupTests:
             loads = []
             for n in range(4):
                 reader = await bench.reader(await bench.open())
-                loads.append(asyncio.ensure_future(load(reader, 12 + 7 * (n % 2))))
-                await asyncio.sleep(0.3)
+                loads.append(asyncio.ensure_future(load(reader, 40 + 20 * (n % 2))))
+                await asyncio.sleep(0.1)
             await asyncio.gather(*loads)
         finally:
             stop = True

@@ -266,9 +266,11 @@ def places_after(records: Iterable[ReadRecord]) -> dict[int, int]:
     return found
 
 
-async def read(reader: LogReader, *, wait: float) -> Sequence[ReadRecord]:
+async def read(
+    reader: LogReader, *, wait: float, max_records: int = MAX_RECORDS
+) -> Sequence[ReadRecord]:
     """Return the next records, and check that no gap is reported."""
-    portion = await reader.read(max_records=MAX_RECORDS, max_bytes=MAX_BYTES, wait=wait)
+    portion = await reader.read(max_records=max_records, max_bytes=MAX_BYTES, wait=wait)
     assert not portion.gaps
     return portion.records
 

@@ -31,7 +31,7 @@ class LogReadTests:
     @on_log
     async def test_a_portion_has_limits(self, bench: LogBench) -> None:
         log = await bench.open()
-        sizes = [10, 300, 5000, 20, 700] * 20
+        sizes = [10, 300, 5000, 20, 10, 10, 20, 0, 10, 10, 700] * 10
         await append_all(
             log, *(log_record(f"m{n}", f"u{n % 9}", bytes(size)) for n, size in enumerate(sizes))
         )

@@ -275,14 +275,11 @@ class MemoryLog(EventLog):
         #: How often the log was opened and closed.
         self.opened = 0
         self.closed = 0
+        #: What :meth:`reader` makes.
+        self.reader_class: type[MemoryReader] = MemoryReader
         self._create: bool | None = None
         self._readers: list[MemoryReader] = []
         self._appending: set[asyncio.Future[None]] = set()
-
-    @property
-    def reader_class(self) -> type[MemoryReader]:
-        """What :meth:`reader` makes."""
-        return MemoryReader
 
     async def open(self, *, create: bool) -> None:
         self.opened += 1
