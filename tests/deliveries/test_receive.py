@@ -356,9 +356,9 @@ async def test_many_events_are_written_in_several_writes(
         written = []
         submit = server.app._ingest.submit
 
-        def counted(events: Sequence[Event], key: str) -> Any:
+        def counted(events: Sequence[Event], key: str, **options: Any) -> Any:
             written.append(len(events))
-            return submit(events, key)
+            return submit(events, key, **options)
 
         monkeypatch.setattr(server.app._ingest, "submit", counted)
         items = [
@@ -384,10 +384,10 @@ async def test_a_delivery_is_503_when_a_later_write_fails_and_complete_when_repe
         submit = server.app._ingest.submit
         calls = iter(range(10))
 
-        async def failing(events: Sequence[Event], key: str) -> Sequence[Outcome]:
+        async def failing(events: Sequence[Event], key: str, **options: Any) -> Sequence[Outcome]:
             if next(calls) == 1:
                 raise StorageUnavailable("no")
-            return await submit(events, key)
+            return await submit(events, key, **options)
 
         monkeypatch.setattr(server.app._ingest, "submit", failing)
         assert (await deliver(server, batch(*items))).status == 503
