@@ -147,6 +147,14 @@ def is_restated(record: LogRecord) -> bool:
 
 
 _LETTER_FIELDS: Final = tuple(field.name for field in dataclasses.fields(DeadLetter))
+_LETTER_TEXTS: Final = ("id", "workspace_id", "origin", "reason", "message")
+_LETTER_OPTIONAL: Final = (
+    "write_key_id",
+    "user_id",
+    "anonymous_id",
+    "message_id",
+    "operation",
+)
 _TEXTS: Final = ("origin", "type", "messageId", "workspaceId")
 _OPTIONAL: Final = ("userId", "anonymousId", "name")
 _NUMBERS: Final = ("receivedAt", "timestamp")
@@ -159,6 +167,8 @@ def _event(body: bytes, meta: Any) -> Event:
         and all(type(meta[name]) is int for name in _NUMBERS)
     ):
         raise TypeError("a member of meta has the wrong type")
+    if type(orjson.loads(body)) is not dict:
+        raise TypeError("the body is not a JSON object")
     return Event(
         workspace_id=meta["workspaceId"],
         origin=meta["origin"],
@@ -182,4 +192,18 @@ def _letter(values: Any) -> DeadLetter:
     except binascii.Error as error:
         raise DamagedRecord(str(error)) from error
     known["headers"] = [(name, value) for name, value in known["headers"]]
-    return DeadLetter(**known)
+    letter = DeadLetter(**known)
+    if not (
+        all(type(getattr(letter, name)) is str for name in _LETTER_TEXTS)
+        and all(type(getattr(letter, name)) in (str, type(None)) for name in _LETTER_OPTIONAL)
+        and type(letter.truncated) is bool
+        and type(letter.received_at) is int
+        and all(type(name) is type(value) is str for name, value in letter.headers)
+        and type(letter.errors) is list
+        and all(
+            type(error) is dict and all(type(text) is str for text in error.values())
+            for error in letter.errors
+        )
+    ):
+        raise TypeError("a member of the letter has the wrong type")
+    return letter
