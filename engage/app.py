@@ -243,7 +243,8 @@ class App:
         self._ingest.creates = create
         if self.front is not None:
             await self.front.open(create=create, patient=patient)
-            await self._ingest.open_soon(STORE_SECONDS)
+            if await self._ingest.open_soon(STORE_SECONDS):
+                await self.front.look_at_store()
         else:
             try:
                 await self.store.open(create=create)

@@ -217,14 +217,16 @@ class Ingest:
         tried.set()
         self._reopening = asyncio.create_task(self._reopen_until_done(tried))
 
-    async def open_soon(self, seconds: float) -> None:
+    async def open_soon(self, seconds: float) -> bool:
         """Open the store in the background, however long that takes.
 
-        It returns when the store is open, or after some seconds.
+        :param seconds: after which this returns although the store is not open.
+        :return: whether it is.
         """
         self.reopen()
         assert self._reopening is not None
-        await asyncio.wait([self._reopening], timeout=seconds)
+        done, _ = await asyncio.wait([self._reopening], timeout=seconds)
+        return bool(done)
 
     def reopen(self) -> None:
         """Open the store again in the background, unless that is being done."""

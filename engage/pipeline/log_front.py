@@ -90,6 +90,11 @@ class LogFront:
             "overdue": self.lag.overdue,
         }
 
+    async def look_at_store(self) -> None:
+        """Find out whether the store answers, for a moment at most."""
+        if self._store is not None:
+            await self._store.ready()
+
     async def open(self, *, create: bool, patient: bool) -> None:
         """Open the log, and begin to read its backlog.
 

@@ -157,20 +157,23 @@ async def serving(
     metrics: Metrics | None = None,
     meddle: Callable[[EventStore], None] | None = None,
     broker: MemoryBroker | None = None,
+    log: str = "",
+    storage: str = "",
     refresh_gap: float = 0.02,
 ) -> AsyncIterator[Serving]:
     """Serve until the block ends. The texts are those of ``start_server``.
 
     :param meddle: called with the storage before it is used.
-    :param broker: put a log in front of the storage that is connected to this broker; its
-        ``[log]`` begins ``config_extra``.
+    :param broker: put a log in front of the storage that is connected to this broker.
+    :param log: further lines of ``[log]``, and ``storage`` of ``[storage]``.
     :param refresh_gap: seconds between two reads of the write keys in the store that unknown keys
         cause; few, so that a test with many wrong keys does not take long.
     """
     path = folder / "engage.toml"
     if broker is not None:
-        config_extra = f'[log]\nbackend = "memory"\n{config_extra}'
-    path.write_text(config_text(server=server, workspace=workspace, config_extra=config_extra))
+        config_extra = f'{config_extra}\n[log]\nbackend = "memory"\n{log}\n'
+    text = config_text(server=server, workspace=workspace, config_extra=config_extra)
+    path.write_text(text.replace("[storage]", f"[storage]\n{storage}"))
     plugins: Any = registry()
     if meddle is not None or broker is not None:
         plugins = Meddling(meddle or (lambda store: None), broker)

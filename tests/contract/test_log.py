@@ -1,0 +1,694 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A whole server with a log in front of its storage, over HTTP. The log is in memory."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import sys
+import time
+from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engage.api import (
+    DeadLetter,
+    Event,
+    ProfileStore,
+    StorageIncompatible,
+    StorageMissing,
+    StorageUnavailable,
+    is_restated,
+)
+from engage.app import build
+from engage.config import load
+from engage.http1.listener import Listener
+from engage.pipeline import ingest as ingest_module
+from engage.pipeline import keys as keys_module
+from engage.pipeline.subscriptions import subscription_hash
+from engage.storage import log_lag
+from engage.storage.audit import Actor
+from engage.storage.key_changes import create_key, disable_key
+from support.exports import registry
+from support.http_client import Answer
+from support.log_loading import items_of
+from support.log_loading import load as load_log
+from support.memory_log import MemoryBroker
+from support.server_inprocess import Meddling, Serving, Valve, serving
+from support.server_process import KEY, SECRET, config_text
+from support.waiting import eventually
+
+SUBSCRIPTIONS = "/api/public/subscription-management/user-subscriptions"
+GROUPS = """
+[[workspaces.subscription_groups]]
+id = "news"
+name = "News"
+channel = "email"
+type = "opt_in"
+"""
+WEBHOOK = """
+[workspaces.webhooks.postmark]
+header = "X-Secret"
+value = "a-secret-of-postmark"
+"""
+HOUR = 3_600_000
+#: Every method of a store that a server with a log calls.
+METHODS = (
+    "open",
+    "check",
+    "write",
+    "find",
+    "find_users",
+    "holders",
+    "apply",
+    "state",
+    "keep",
+    "records_version",
+    "list_records",
+    "put_record",
+    "get_record",
+    "put_counts",
+)
+
+
+def unavailable(answer: Answer, code: str = "storage_unavailable") -> bool:
+    """Return whether an answer is a 503 that a client repeats later."""
+    assert (answer.status, answer.json["code"]) == (503, code)
+    assert int(answer.headers["retry-after"]) >= 1
+    return True
+
+
+def user_of(broker: MemoryBroker, partition: int, prefix: str = "u") -> str:
+    """Return a user whose events are in a partition."""
+    users = (f"{prefix}{number}" for number in range(1000))
+    return next(u for u in users if broker.partition_of(f"acme:{u}".encode()) == partition)
+
+
+def events_of(broker: MemoryBroker) -> list[Event]:
+    return [item for item in items_of(broker) if isinstance(item, Event)]
+
+
+def letters_of(broker: MemoryBroker) -> list[DeadLetter]:
+    return [item for item in items_of(broker) if isinstance(item, DeadLetter)]
+
+
+def put(server: Serving, **changed: Any) -> Any:
+    """Change a subscription of a user with an e-mail address."""
+    values: dict[str, Any] = {
+        "workspaceId": "acme",
+        "identifier": "ann@example.com",
+        "identifierKey": "email",
+        "changes": {"news": True},
+        **changed,
+    }
+    values.setdefault(
+        "hash",
+        subscription_hash(
+            SECRET,
+            user_id=values.pop("user", "ann"),
+            workspace_id="acme",
+            identifier=values["identifier"],
+            identifier_key=values["identifierKey"],
+        ),
+    )
+    return server.send(SUBSCRIPTIONS, values, method="PUT", key=None)
+
+
+async def readyz(server: Serving) -> Answer:
+    return await server.send("/readyz", method="GET", key=None)
+
+
+async def identify(server: Serving, user: str = "ann", email: str = "ann@example.com") -> None:
+    answer = await server.send("/v1/identify", {"userId": user, "traits": {"email": email}})
+    assert answer.status == 200
+
+
+# ------------------------------------------------------------------------------------- events
+async def test_an_event_is_acknowledged_when_it_is_in_the_log(tmp_path: Path) -> None:
+    """It is in the store after the loader has run, once, however often it was sent."""
+    broker = MemoryBroker()
+    async with serving(tmp_path, broker=broker) as server:
+        for _ in range(2):
+            assert (await server.track(messageId="m")).json == {"success": True, "messageId": "m"}
+        batch = {"batch": [{"type": "track", "userId": "u", "event": "E", "messageId": "m"}] * 3}
+        answer = await server.send("/v1/batch", batch)
+        assert (answer.status, answer.json["accepted"], answer.json["duplicates"]) == (200, 3, 0)
+        assert len(events_of(broker)) == 5
+        assert await server.events() == []
+        await load_log(broker, server.app.store)
+        assert [event.message_id for event in await server.events()] == ["m"]
+
+
+async def test_the_order_of_a_user_is_that_of_the_answers(tmp_path: Path) -> None:
+    broker = MemoryBroker(4)
+    async with serving(tmp_path, broker=broker) as server:
+
+        async def send(user: str) -> None:
+            async with await server.connect() as client:
+                for number in range(20):
+                    answer = await server.track(client, userId=user, messageId=f"{user} {number}")
+                    assert answer.status == 200
+
+        users = [f"u{number}" for number in range(8)]
+        await asyncio.gather(*map(send, users))
+        ids = [event.message_id for event in events_of(broker)]
+        for user in users:
+            mine = [one for one in ids if one.startswith(f"{user} ")]
+            assert mine == [f"{user} {number}" for number in range(20)]
+
+
+async def test_a_partition_without_leader_costs_only_the_requests_that_touch_it(
+    tmp_path: Path,
+) -> None:
+    """They are 503 after their time, and later ones are 200 without anything being opened."""
+    broker = MemoryBroker(3)
+    async with serving(tmp_path, broker=broker, storage="write_timeout = 1.0") as server:
+        broker.late = False
+        broker.leaderless.add(1)
+        alive, dead = user_of(broker, 0), user_of(broker, 1)
+        waiting = [
+            asyncio.create_task(server.track(userId=dead, messageId=f"dead {number}"))
+            for number in range(5)
+        ]
+        items = [{"type": "track", "event": "E", "userId": user} for user in (alive, dead)]
+        waiting.append(asyncio.create_task(server.send("/v1/batch", {"batch": items})))
+        started = time.monotonic()
+        for number in range(20):
+            assert (await server.track(userId=alive, messageId=f"{number}")).status == 200
+        if time.monotonic() - started < 0.9:
+            assert not any(task.done() for task in waiting)
+        for task in waiting:
+            assert unavailable(await task)
+        assert time.monotonic() - started < 8
+        broker.leaderless.clear()
+        assert (await server.track(userId=dead, messageId="later")).status == 200
+        assert broker.calls["open"] == 1
+        assert server.app.store.gauges()  # open all the time
+        ids = [event.message_id for event in events_of(broker) if event.user_id == dead]
+        assert ids == ["later"]
+
+
+async def test_a_log_that_is_down_is_a_503(tmp_path: Path) -> None:
+    broker = MemoryBroker()
+    async with serving(tmp_path, broker=broker) as server:
+        assert (await readyz(server)).status == 200
+        broker.down = True
+        assert unavailable(await server.track())
+        broken = await server.send("/v1/track", {"userId": "u"})  # its letter is not durable
+        assert unavailable(broken)
+        broker.down = False
+        assert (await server.track()).status == 200
+
+
+async def test_an_acknowledgement_that_was_lost_is_a_503_and_a_retry_is_harmless(
+    tmp_path: Path,
+) -> None:
+    broker = MemoryBroker()
+    async with serving(tmp_path, broker=broker) as server:
+        broker.loses_answers = True
+        assert unavailable(await server.track(messageId="m"))
+        broker.loses_answers = False
+        assert (await server.track(messageId="m")).status == 200
+        assert len(events_of(broker)) == 2
+        await load_log(broker, server.app.store)
+        assert len(await server.events()) == 1
+
+
+async def test_a_full_queue_is_a_503_for_the_key_that_filled_it(tmp_path: Path) -> None:
+    broker = MemoryBroker(1)
+    other = "other-key-of-acme"
+    limits = "[limits]\nqueue_events = 100\nbatch_events = 100\nqueue_wait = 0.2\n"
+    extra = f'[[workspaces.write_keys]]\nid = "other"\nkey = "{other}"\n{limits}'
+    async with serving(tmp_path, broker=broker, config_extra=extra) as server:
+        broker.leaderless.add(0)
+        items = [{"type": "track", "userId": "u", "event": "E"}] * 49
+        waiting = [
+            asyncio.create_task(server.send("/v1/batch", {"batch": items})),
+            asyncio.create_task(server.track()),
+        ]
+        await eventually(lambda: server.app._ingest.waiting == 50)
+        assert unavailable(await server.track(), "overloaded")
+        basic = "Basic " + base64.b64encode(f"{other}:".encode()).decode()
+        event = {"userId": "u", "event": "E"}
+        waiting.append(asyncio.create_task(server.send("/v1/track", event, key=basic)))
+        await eventually(lambda: server.app._ingest.waiting == 51)
+        broker.leaderless.clear()
+        assert [(await task).status for task in waiting] == [200, 200, 200]
+        assert (await server.track()).status == 200
+
+
+# -------------------------------------------------------------------------------- the backlog
+async def test_events_are_refused_while_the_oldest_record_is_too_old(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On both sides of the bound. Subscription changes, health and reads go on."""
+    monkeypatch.setattr(log_lag, "POLL_SECONDS", 0.02)
+    broker = MemoryBroker(retention=48 * HOUR)
+    async with serving(
+        tmp_path, broker=broker, config_extra=GROUPS, log="lag_percent = 25"
+    ) as server:
+        assert server.app.front is not None
+        lag = server.app.front.lag
+        await identify(server)
+        [record] = broker.records
+        start = record.appended_at
+        await eventually(lambda: lag.backlog is not None and lag.backlog.records)
+        await load_log(broker, server.app.store, "somebody else")
+        lag._clock = lambda: start + 12 * HOUR
+        assert (await server.track()).status == 200
+        assert (await readyz(server)).json["overdue"] is False
+        lag._clock = lambda: start + 12 * HOUR + 1
+        large = [{"type": "track", "userId": "u", "event": "E" * 1000}] * 500
+        for answer in (
+            await server.track(),
+            await server.send("/v1/batch", {"batch": large}),
+            await server.send(
+                "/v1/track", {"userId": "u", "event": "E", "writeKey": KEY}, key=None
+            ),
+            await server.send("/v1/track", {"userId": "u"}),
+        ):
+            assert unavailable(answer, "overloaded")
+            assert "behind the log" in answer.json["message"]
+            assert int(answer.headers["retry-after"]) >= 5
+        answer = await readyz(server)
+        assert (answer.status, answer.json["overdue"]) == (200, True)
+        assert (await put(server)).status == 200
+        broker.commit("engage", broker.ends())
+        lag._clock = lambda: start + 13 * HOUR
+        await eventually(lambda: not lag.overdue)
+        assert (await server.track()).status == 200
+
+
+# -------------------------------------------------------------------------------- dead letters
+async def test_refused_events_become_letters_in_the_log(tmp_path: Path) -> None:
+    broker = MemoryBroker()
+    async with serving(tmp_path, broker=broker) as server:
+        answer = await server.send("/v1/track", {"userId": "u", "messageId": "x"})
+        assert (answer.status, answer.json["code"]) == (400, "invalid_payload")
+        items = [{"type": "track", "userId": "u", "event": "E", "messageId": "y"}, {"type": "?"}]
+        answer = await server.send("/v1/batch", {"batch": items})
+        assert (answer.status, answer.json["accepted"], len(answer.json["rejected"])) == (200, 1, 1)
+        assert len(letters_of(broker)) == 2
+        assert await server.dead_letters() == []
+        await load_log(broker, server.app.store)
+        assert len(await server.dead_letters()) == 2
+        # A letter that is not durable is not acknowledged, as without a log.
+        broker.failing.add("append")
+        assert unavailable(await server.send("/v1/track", {"userId": "u", "messageId": "z"}))
+        strict = {"X-Strict-Mode": "1"}
+        answer = await server.send("/v1/track", {"userId": "u"}, headers=strict)
+        assert answer.status == 400
+
+
+async def test_deliveries_are_appended(tmp_path: Path) -> None:
+    """With the user of their address as the store knows it; untranslated ones as letters."""
+    broker = MemoryBroker()
+    async with serving(tmp_path, broker=broker, workspace=WEBHOOK) as server:
+        await identify(server)
+        secret = {"X-Secret": "a-secret-of-postmark"}
+
+        async def deliver(**record: Any) -> Answer:
+            values = {"RecordType": "Bounce", "Type": "HardBounce", "Email": "ann@example.com"}
+            return await server.send(
+                "/api/public/webhooks/postmark", {**values, **record}, key=None, headers=secret
+            )
+
+        answer = await deliver(MessageID="1")
+        assert (answer.status, answer.json["accepted"]) == (200, 1)
+        await load_log(broker, server.app.store)
+        await deliver(MessageID="2")
+        assert (await deliver(RecordType=None)).status == 200
+        bounces = {one.message_id: one for one in events_of(broker) if one.origin == "postmark"}
+        # The first one came before its user was loaded: reads lag.
+        assert sorted(str(one.user_id) for one in bounces.values()) == ["None", "ann"]
+        # Two reports of a hard bounce are no conflict, and the loader must know.
+        records = [
+            one.record
+            for one in broker.records
+            if b"postmark" in one.record.headers.get("meta", b"")
+        ]
+        assert all(map(is_restated, records))
+        [letter] = letters_of(broker)
+        assert (letter.origin, letter.truncated) == ("postmark", False)
+
+
+# ------------------------------------------------------------------------- the store is away
+async def test_events_are_accepted_while_the_store_is_away(tmp_path: Path) -> None:
+    """It goes away later. What needs it is a 503; the server stays ready, and shows it."""
+    broker, valve = MemoryBroker(), Valve(*METHODS)
+    async with serving(
+        tmp_path, broker=broker, meddle=valve, workspace=WEBHOOK, config_extra=GROUPS
+    ) as server:
+        await identify(server)
+        await load_log(broker, server.app.store)
+        assert (await put(server)).status == 200
+        answer = await readyz(server)
+        assert (answer.status, answer.json) == (
+            200,
+            {"success": True, "storage": "available", "overdue": False},
+        )
+        valve.error = StorageUnavailable("away")
+        for number in range(3):
+            assert (await server.track(messageId=f"m{number}")).status == 200
+        batch = {"batch": [{"type": "track", "userId": "u", "event": "E"}, {}]}
+        assert (await server.send("/v1/batch", batch)).status == 200
+        assert unavailable(await put(server))
+        assert unavailable(await put(server, identifierKey="id", identifier="ann"))
+        secret = {"X-Secret": "a-secret-of-postmark"}
+        bounce = {"RecordType": "Open", "MessageID": "1", "Recipient": "ann@example.com"}
+        path = "/api/public/webhooks/postmark"
+        assert unavailable(await server.send(path, bounce, key=None, headers=secret))
+        named = {**bounce, "Metadata": {"userId": "ann"}}
+        assert (await server.send(path, named, key=None, headers=secret)).status == 200
+
+        async def shown() -> str:
+            answer = await readyz(server)
+            assert answer.status == 200
+            return str(answer.json["storage"])
+
+        await until(shown, "unavailable")
+        valve.error = None
+        await until(shown, "available")
+        assert (await put(server)).status == 200
+
+
+async def until(state: Any, wanted: str) -> None:
+    async with asyncio.timeout(20):
+        while await state() != wanted:  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
+
+
+async def test_a_server_is_ready_while_its_log_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broker = MemoryBroker()
+    async with serving(tmp_path, broker=broker) as server:
+        assert (await readyz(server)).status == 200
+        monkeypatch.setattr(server.app.readiness, "_clock", lambda: time.monotonic() + 60)
+        broker.leaderless.add(2)
+        assert unavailable(await readyz(server))
+        broker.leaderless.clear()
+        broker.weak = "min.insync.replicas"
+        assert unavailable(await readyz(server))
+        broker.weak = None
+        assert (await readyz(server)).status == 200
+
+
+async def create(server: Serving, key_id: str = "ios") -> str:
+    """Create a key in the store."""
+    config = server.app.config
+    actor = Actor(who="somebody", origin="a test")
+    key = await create_key(
+        server.app.store, config.workspaces, "acme", key_id, actor=actor, now=1_795_000_000_000
+    )
+    return key.key
+
+
+def basic(key: str) -> str:
+    return "Basic " + base64.b64encode(f"{key}:".encode()).decode()
+
+
+@contextlib.asynccontextmanager
+async def starting_without_store(
+    folder: Path, broker: MemoryBroker, **options: Any
+) -> AsyncIterator[tuple[Serving, Valve]]:
+    """Start a server whose store is away."""
+    valve = Valve(*METHODS)
+    valve.error = StorageUnavailable("away")
+    async with serving(folder, broker=broker, meddle=valve, **options) as server:
+        yield server, valve
+
+
+async def test_a_server_starts_while_its_store_is_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It accepts the keys that it accepted before: the file beside the config has them."""
+    monkeypatch.setattr(keys_module, "WAIT_SECONDS", 0.2)
+    monkeypatch.setattr(keys_module, "POLL_SECONDS", 0.05)
+    monkeypatch.setattr(ingest_module, "_REOPEN_PAUSE", 0.05)
+    broker = MemoryBroker()
+    file = tmp_path / "engage.toml.keys.json"
+    async with serving(tmp_path, broker=broker) as server:
+        assert file.exists()
+        key, off = await create(server), await create(server, "off")
+        config = server.app.config
+        actor = Actor(who="somebody", origin="a test")
+        for key_id in ("off", "website"):
+            await disable_key(
+                server.app.store, config.workspaces, "acme", key_id, actor=actor, now=1
+            )
+        assert (await server.send("/v1/track", {}, key=basic(off))).status == 403
+        await eventually(lambda: file.read_text().count("sha256") == 2)
+        await eventually(lambda: "website" in file.read_text())
+    assert key not in file.read_text()
+    async with starting_without_store(tmp_path, broker, config_extra=GROUPS) as (server, valve):
+        event = {"userId": "u", "event": "E"}
+
+        async def status(sent: str, body: Mapping[str, Any] = event) -> int:
+            return (await server.send("/v1/track", body, key=basic(sent))).status
+
+        assert [await status(sent) for sent in (key, off, KEY)] == [200, 403, 403]
+        assert (await server.send("/v1/track", {**event, "writeKey": key}, key=None)).status == 200
+        assert (await server.send(f"/v1/track?writeKey={key}", event, key=None)).status == 200
+        assert (await server.send("/v1/track", event, key=f"Basic {key}")).status == 200
+        assert await status(key) == 200
+        # It may be a key that was made since.
+        assert unavailable(await server.send("/v1/track", event, key=basic("unknown")))
+        answer = await readyz(server)
+        assert (answer.status, answer.json["storage"]) == (200, "unavailable")
+        assert unavailable(await put(server, identifierKey="id", identifier="ann"))
+        valve.error = None
+        await eventually(lambda: server.app.keys._records is not None)
+        assert [await status(sent) for sent in (key, off, KEY, "unknown")] == [200, 403, 403, 401]
+        await load_log(broker, server.app.store)
+        assert len(await server.events()) == 6
+
+
+@pytest.mark.parametrize("content", [None, b"", b'{"version": 1}'])
+async def test_without_the_file_a_start_waits_for_the_keys(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    content: bytes | None,
+) -> None:
+    """Or with one that is damaged. The key of the config may be disabled in the store."""
+    monkeypatch.setattr(keys_module, "WAIT_SECONDS", 0.2)
+    monkeypatch.setattr(ingest_module, "_REOPEN_PAUSE", 0.05)
+    file = tmp_path / "engage.toml.keys.json"
+    if content is not None:
+        file.write_bytes(content)
+    async with starting_without_store(tmp_path, MemoryBroker()) as (server, valve):
+        assert unavailable(await server.track())
+        assert unavailable(await readyz(server))
+        assert ("cannot be used" in caplog.text) == (content is not None)
+        valve.error = None
+        await eventually(lambda: server.app.keys.loaded)
+        assert (await server.track()).status == 200
+        await eventually(lambda: b'"salt"' in file.read_bytes())
+
+
+async def test_a_folder_that_cannot_be_written_is_only_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def read_only(*_: object, **__: object) -> Any:
+        raise OSError(30, "Read-only file system")
+
+    monkeypatch.setattr("engage.storage.saved_keys.tempfile.mkstemp", read_only)
+    async with serving(tmp_path, broker=MemoryBroker()) as server:
+        assert (await server.track()).status == 200
+    assert "cannot be saved" in caplog.text
+
+
+# ------------------------------------------------------------------------ subscription changes
+async def test_a_change_waits_until_its_user_is_loaded(tmp_path: Path) -> None:
+    broker = MemoryBroker()
+    async with serving(tmp_path, broker=broker, config_extra=GROUPS) as server:
+        await identify(server)
+        change = asyncio.create_task(put(server))
+        await eventually(lambda: broker.calls["committed"] > 1)
+        assert not change.done()
+        await load_log(broker, server.app.store)
+        answer = await change
+        assert (answer.status, answer.json["subscriptions"]) == (200, {"news": True})
+        # A user that is loaded is found without asking the log.
+        calls = broker.calls["ends"]
+        assert (await put(server)).status == 200
+        assert broker.calls["ends"] == calls
+
+
+async def test_a_change_is_a_503_if_the_loaders_are_behind_and_a_401_if_not(
+    tmp_path: Path,
+) -> None:
+    broker = MemoryBroker(3)
+    async with serving(
+        tmp_path, broker=broker, config_extra=GROUPS, log="subscription_wait = 0.3"
+    ) as server:
+        await identify(server)
+        started = time.monotonic()
+        assert unavailable(await put(server), "overloaded")
+        assert time.monotonic() - started >= 0.3
+        # All partitions count: this one has nothing of the user.
+        assert (await server.track(userId=user_of(broker, 0))).status == 200
+        assert (await server.track(userId=user_of(broker, 1))).status == 200
+        behind = broker.ends()
+        await load_log(broker, server.app.store)
+        broker.commit("engage", {0: behind[0] - 1})
+        assert unavailable(await put(server, user="nobody"), "overloaded")
+        broker.commit("engage", behind)
+        answer = await put(server, user="nobody")
+        assert (answer.status, answer.json["code"]) == (401, "invalid_user_hash")
+        assert (await put(server)).status == 200
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"identifierKey": "id", "identifier": "ann", "hash": "0" * 64},
+        {"userId": "ann", "hash": "0" * 64},
+        {"identifierKey": "plan", "hash": "0" * 64},
+        {"workspaceId": "other", "hash": "0" * 64},
+        {"identifier": " ", "hash": "0" * 64},
+    ],
+    ids=str,
+)
+async def test_a_change_that_looks_no_user_up_does_not_wait(
+    tmp_path: Path, changed: dict[str, Any]
+) -> None:
+    broker = MemoryBroker()
+    async with serving(tmp_path, broker=broker, config_extra=GROUPS) as server:
+        await identify(server)
+        calls = broker.calls["ends"]
+        answer = await put(server, **changed)
+        assert (answer.status, answer.json["code"]) == (401, "invalid_user_hash")
+        assert broker.calls["ends"] == calls
+
+
+async def test_a_user_whose_events_are_not_loaded_can_change_by_id(tmp_path: Path) -> None:
+    broker = MemoryBroker()
+    async with serving(tmp_path, broker=broker, config_extra=GROUPS) as server:
+        await identify(server)
+        assert (await put(server, identifierKey="id", identifier="ann")).status == 200
+        await load_log(broker, server.app.store)
+        store = server.app.store
+        assert isinstance(store, ProfileStore)
+        profile = await store.profile("acme", "ann")
+        assert profile is not None
+        assert profile.traits == {"email": "ann@example.com"}
+
+
+# ------------------------------------------------------------------------------ starting, composing
+async def test_a_log_that_could_lose_events_ends_the_start(tmp_path: Path) -> None:
+    broker = MemoryBroker()
+    broker.weak = "min.insync.replicas"
+    with pytest.raises(StorageIncompatible, match=r"min\.insync\.replicas"):
+        async with serving(tmp_path, broker=broker):
+            pass
+
+
+async def test_a_worker_that_replaces_another_waits_for_the_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("engage.pipeline.log_front._OPEN_PAUSE", 0.02)
+    broker = MemoryBroker()
+    broker.weak = "min.insync.replicas"
+    path = tmp_path / "engage.toml"
+    path.write_text(config_text(config_extra='[log]\nbackend = "memory"'))
+    plugins: Any = Meddling(lambda store: None, broker)
+    app = build(load(path), plugins)
+    await app.open(patient=True)
+    try:
+        assert not await app.readiness.ready()
+        broker.weak = None
+        await eventually(lambda: broker.calls["open"])
+        await asyncio.sleep(1.1)  # a check that failed stands for a second
+        assert await app.readiness.ready()
+    finally:
+        await app.close()
+        await app.close()
+
+
+async def test_a_start_without_creating_needs_the_log(tmp_path: Path) -> None:
+    path = tmp_path / "engage.toml"
+    path.write_text(config_text(config_extra='[log]\nbackend = "memory"'))
+    plugins: Any = Meddling(lambda store: None, MemoryBroker(exists=False))
+    app = build(load(path), plugins)
+    with pytest.raises(StorageMissing):
+        await app.open(create=False)
+    await app.close()
+
+
+async def test_observers_are_not_called_by_a_server_with_a_log(tmp_path: Path) -> None:
+    """The loaders call them: only they know what is stored."""
+
+    class Observing(Meddling):
+        def make_observers(self, config: Any) -> Any:
+            raise AssertionError("not by a server with a log")
+
+    path = tmp_path / "engage.toml"
+    path.write_text(config_text(config_extra='[log]\nbackend = "memory"'))
+    plugins: Any = Observing(lambda store: None, MemoryBroker())
+    await build(load(path), plugins).close()
+
+
+async def test_commands_write_to_the_store_although_there_is_a_log(tmp_path: Path) -> None:
+    """They show what became of an event, which only the store knows."""
+    broker = MemoryBroker()
+    async with serving(tmp_path, broker=broker) as server:
+        await server.send("/v1/track", {"userId": "u", "messageId": "x"})
+        await load_log(broker, server.app.store)
+        [letter] = await server.dead_letters()
+        plugins: Any = Meddling(lambda store: None, broker)
+        app = build(server.app.config, plugins, direct=True)
+        assert app.front is None
+        await app.open(create=False)
+        try:
+            fixed = b'{"userId": "u", "messageId": "x", "event": "E"}'
+            replayed = await app.replays.replay(letter, fixed)
+            assert replayed.outcome == "stored"
+            again = await app.replays.replay(letter, fixed)
+            assert again.outcome == "duplicate"
+        finally:
+            await app.close()
+        assert [event.message_id for event in await server.events()] == ["x"]
+        assert events_of(broker) == []
+        # The same event by way of the log is a duplicate for the loader.
+        await server.track(messageId="x", userId="u")
+        await load_log(broker, server.app.store)
+        assert len(await server.events()) == 1
+
+
+async def test_without_a_log_nothing_of_it_is_made(tmp_path: Path) -> None:
+    async with serving(tmp_path) as server:
+        app = server.app
+        assert app.front is None
+        assert type(app._ingest.admission).__name__ == "Admission"
+        assert type(app._ingest._events).__name__ == "GroupCommit"
+        assert app._ingest._appending is None
+        assert app._ingest._logged_letters is None
+        assert isinstance(app.listener, Listener)
+        assert (await readyz(server)).body == b'{"success":true}'
+        assert not (tmp_path / "engage.toml.keys.json").exists()
+
+
+def test_without_a_log_none_of_its_modules_is_imported(tmp_path: Path) -> None:
+    """In a new interpreter, as a worker starts."""
+    import subprocess
+
+    path = tmp_path / "engage.toml"
+    path.write_text(config_text())
+    code = f"""
+import sys
+from pathlib import Path
+from engage.app import build
+from engage.config import load
+from engage.registry import load_plugins
+build(load(Path({str(path)!r})), load_plugins())
+parts = ("appending", "catch_up", "log_front", "log_lag", "aiokafka")
+print([name for name in sys.modules if name.rpartition(".")[2] in parts])
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+    assert registry().make_log(load(path)) is None
