@@ -123,6 +123,7 @@ class LogFailureTests:
     async def test_acknowledged_records_survive_failures(self, bench: LogBench) -> None:
         """At any moment: what was acknowledged is read, and nothing that was not sent."""
         log = await bench.open(write_timeout=_TIMEOUT)
+        reader = await bench.reader(log)
         acknowledged: set[str] = set()
         sent: set[str] = set()
         done: set[str] = set()
@@ -142,7 +143,6 @@ class LogFailureTests:
                 await asyncio.sleep(0.005)
 
         async def load() -> None:
-            reader = await bench.reader(log)
             while not stop or (
                 not acknowledged <= done and time.monotonic() < stopped + bench.subject.patience
             ):

@@ -5,18 +5,14 @@ from __future__ import annotations
 
 import hmac
 import json
-import os
 import re
-import shutil
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import httpx
 import pytest
 
-from support.cache import cached
+from support.examples import check_conformance, engage, install
 from support.server_process import Server, config_text
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -27,37 +23,12 @@ SECRET = "secret-of-acme"
 @pytest.fixture(scope="module")
 def installed() -> Path:
     """Install the distribution, and return the folder to put on the path."""
-    ingredients = b"".join(path.read_bytes() for path in sorted(SOURCE.glob("*.*")))
-
-    def make(folder: Path) -> None:
-        source = folder / "source"  # a build leaves folders beside the sources
-        shutil.copytree(SOURCE, source, ignore=shutil.ignore_patterns("__pycache__", "build"))
-        pip = [sys.executable, "-m", "pip", "install", "-q", "--disable-pip-version-check"]
-        run(folder, *pip, "--no-deps", "--target", str(folder / "site"), str(source))
-
-    return cached("example-provider", ingredients, make) / "site"
-
-
-def run(folder: Path, *arguments: str, path: Path | None = None) -> str:
-    """Run a process that must succeed, and return what it writes."""
-    done = subprocess.run(
-        arguments,
-        cwd=folder,
-        env={**os.environ, **({} if path is None else {"PYTHONPATH": str(path)})},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+    return install("example_provider")
 
 
 @pytest.mark.slow
 def test_the_example_passes_the_conformance_suite(installed: Path, tmp_path: Path) -> None:
-    shutil.copy(SOURCE / "test_acme_mail.py", tmp_path)
-    pytest_ = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
-    assert " passed" in run(tmp_path, *pytest_, "test_acme_mail.py", path=installed)
+    check_conformance(tmp_path, "example_provider/test_acme_mail.py", installed)
 
 
 def test_the_server_accepts_deliveries_of_the_example(installed: Path, tmp_path: Path) -> None:
@@ -73,14 +44,13 @@ def test_the_server_accepts_deliveries_of_the_example(installed: Path, tmp_path:
         answer = httpx.post(url, content=body, headers=headers)
         assert answer.json() == {"success": True, "accepted": 1, "ignored": 0}
         assert httpx.post(url, content=body + b" ", headers=headers).status_code == 401
-    engage = [sys.executable, "-m", "engage"]
-    (line,) = run(tmp_path, *engage, "export", "events", path=installed).splitlines()
+    (line,) = engage(tmp_path, "export", "events", path=installed).splitlines()
     event = json.loads(line)
     assert event["event"] == "Email Bounced"
     assert event["anonymousId"] == "email:a@example.com"
     assert event["source"] == "webhook:acme-mail"
     assert event["properties"]["bounceType"] == "hard"
-    said = run(tmp_path, *engage, "webhook-url", "acme-mail", path=installed)
+    said = engage(tmp_path, "webhook-url", "acme-mail", path=installed)
     assert "/api/public/webhooks/acme-mail?workspaceId=acme" in said
     assert "Acme Mail > Settings" in said
 

@@ -20,7 +20,7 @@ A storage or a pipeline, without HTTP:
   asynchronous client
 - ``kafka``: three Kafka nodes that a test may kill, and brokers without Java; ``tcp_proxy`` cuts
   and holds connections
-- ``distributions``: installed plugin packages
+- ``distributions``: installed plugin packages; ``examples``: those that the pages of docs/ build
 - ``exports``: what a store has, as ``engage export`` would write it
 
 A server and clients:
