@@ -86,7 +86,7 @@ def build(
         authenticator,
         store,
         timeout=timeout,
-        file=None if front is None else saved_keys_path(config.path),
+        file=None if direct else saved_keys_path(config),
     )
 
     async def check() -> None:

@@ -118,6 +118,8 @@ class LogConfig:
     lag_percent: int = 50
     #: Seconds that a subscription change waits until the loaders have loaded its user.
     subscription_wait: float = 2.0
+    #: Where the write keys in the storage are saved; ``None``: beside the config file.
+    keys_file: str | None = None
     #: The address at which ``engage load`` serves ``/readyz`` and ``/metrics``.
     load_host: str = "127.0.0.1"
     #: ``None``: it does not listen. 0: any free port.

@@ -20,7 +20,7 @@ from typing import Any, Final
 import orjson
 
 from engage.api import Record
-from engage.config import Workspace
+from engage.config import Config, Workspace
 from engage.storage.keys import KEY, OVERRIDE, body_of, stored_key
 
 __all__ = ["SavedKey", "SavedKeys", "save_if_changed", "saved_keys_path"]
@@ -154,9 +154,12 @@ class SavedKeys:
         return _digest(self.salt, key)
 
 
-def saved_keys_path(config: Path) -> Path:
-    """Return the path of the file for a config."""
-    return config.with_name(f"{config.name}.keys.json")
+def saved_keys_path(config: Config) -> Path | None:
+    """Return the path of the file for a config; ``None`` if it has no log."""
+    if config.log is None:
+        return None
+    name = config.log.keys_file
+    return config.base_dir / (f"{config.path.name}.keys.json" if name is None else name)
 
 
 def save_if_changed(path: Path, records: Sequence[Record]) -> bool:

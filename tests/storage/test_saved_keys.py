@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import stat
 from pathlib import Path
@@ -12,6 +13,7 @@ import orjson
 import pytest
 
 from engage.api import Record
+from engage.config import Config, LogConfig
 from engage.storage.keys import KEY, OVERRIDE
 from engage.storage.saved_keys import SavedKeys, save_if_changed, saved_keys_path
 from support.pipeline import ACME, NOW, OTHER
@@ -38,8 +40,7 @@ RECORDS = [
 
 
 def test_what_is_written_is_read(tmp_path: Path) -> None:
-    path = saved_keys_path(tmp_path / "engage.toml")
-    assert path == tmp_path / "engage.toml.keys.json"
+    path = tmp_path / "engage.toml.keys.json"
     saved = SavedKeys.of(RECORDS)
     saved.write(path)
     assert SavedKeys.read(path) == saved
@@ -51,6 +52,18 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
     ]
     assert saved.overrides == [("acme", "website")]
     assert os.listdir(tmp_path) == [path.name]
+
+
+def test_the_file_is_beside_the_config_or_where_the_config_says(tmp_path: Path) -> None:
+    config = Config(path=tmp_path / "engage.toml", base_dir=tmp_path)
+    assert saved_keys_path(config) is None
+    for name, expected in (
+        (None, tmp_path / "engage.toml.keys.json"),
+        ("keys", tmp_path / "keys"),
+        ("/var/lib/keys", Path("/var/lib/keys")),
+    ):
+        log = LogConfig(keys_file=name)
+        assert saved_keys_path(dataclasses.replace(config, log=log)) == expected
 
 
 def test_the_file_has_no_key_and_only_its_owner_reads_it(tmp_path: Path) -> None:
