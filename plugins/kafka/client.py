@@ -32,6 +32,9 @@ _log = logging.getLogger("engage.log.kafka")
 #: Milliseconds: after that, the brokers give the partitions of a silent member to others.
 _SESSION: Final = 6000
 _HEARTBEAT: Final = 1500
+#: Seconds of a request of a member: the answer to that which joins the group waits until all other
+#: members have joined again or are given up, and in a new group three seconds more.
+_JOIN: Final = 10.0
 #: As milliseconds, a member keeps its partitions however long the storage takes.
 _UNLIMITED: Final = 2**31 - 1
 #: Bytes that a member fetches of a partition at once, unless a record is larger.
@@ -165,6 +168,11 @@ class Cluster:
                 raise
             self._admin, self._offsets = admin, offsets
 
+    @property
+    def is_open(self) -> bool:
+        """Whether it is connected."""
+        return self._admin is not None
+
     async def close(self) -> None:
         """Disconnect. Idempotent."""
         admin, self._admin = self._admin, None
@@ -191,22 +199,33 @@ class Cluster:
         return self._admin
 
     # ------------------------------------------------------------------------------ topics
-    async def partitions(self, topic: str) -> dict[int, tuple[int, int, int]] | None:
+    async def partitions(self, topic: str) -> dict[int, tuple[int, int, int]]:
         """Return partition → (leader or -1, number of replicas, number of those in sync).
 
-        :return: ``None`` if the topic does not exist.
+        :return: empty if the topic does not exist, or if a broker does not know it yet.
         """
         async with self._calling(f"topic {topic}"):
             found = (await self._opened.describe_topics([topic]))[0]
             code = found["error_code"]
             if code == kafka_errors.UnknownTopicOrPartitionError.errno:
-                return None
+                return {}
             if code not in (0, kafka_errors.LeaderNotAvailableError.errno):
                 raise kafka_errors.for_code(code)(topic)
             return {
                 one["partition"]: (one["leader"], len(one["replicas"]), len(one["isr"]))
                 for one in found["partitions"]
             }
+
+    async def known(self, topic: str) -> dict[int, tuple[int, int, int]]:
+        """Return the same as :meth:`partitions`, and wait until a topic that was created appears.
+
+        :raises StorageUnavailable: if it does not.
+        """
+        for _ in range(10):
+            if found := await self.partitions(topic):
+                return found
+            await asyncio.sleep(0.1)
+        raise StorageUnavailable(f"topic {topic} does not exist")
 
     async def create(self, topic: NewTopic) -> None:
         """Create a topic, unless there is one.
@@ -224,13 +243,17 @@ class Cluster:
 
     async def settings(self, topic: str) -> dict[str, str]:
         """Return all settings of a topic, including the defaults of the brokers."""
+        resource = ConfigResource(ConfigResourceType.TOPIC, topic)
         async with self._calling(f"the settings of topic {topic} cannot be read"):
-            resource = ConfigResource(ConfigResourceType.TOPIC, topic)
-            (answer,) = await self._opened.describe_configs([resource])
-            code, reason, _, _, entries = answer.resources[0]
-            if code:
-                raise kafka_errors.for_code(code)(reason)
-            return {entry[0]: str(entry[1]) for entry in entries}
+            while True:
+                (answer,) = await self._opened.describe_configs([resource])
+                code, reason, _, _, entries = answer.resources[0]
+                if not code:
+                    return {entry[0]: str(entry[1]) for entry in entries}
+                if code != kafka_errors.UnknownTopicOrPartitionError.errno:
+                    raise kafka_errors.for_code(code)(reason)
+                # A broker that does not know a new topic yet.
+                await asyncio.sleep(0.1)
 
     # ----------------------------------------------------------------------------- offsets
     async def firsts(self, topic: str, partitions: Iterable[int]) -> dict[int, int]:
@@ -254,12 +277,13 @@ class Cluster:
             found = (await self._reader.offsets_for_times({place: at}))[place]
             return None if found is None else int(found.offset)
 
-    async def committed(self, topic: str, group: str) -> dict[int, int]:
+    async def committed(self, topic: str, group: str, partitions: Iterable[int]) -> dict[int, int]:
         """Return partition → the committed place of a group, without those that have none."""
+        places = [TopicPartition(topic, number) for number in partitions]
         async with self._calling(f"the places of group {group} cannot be read"):
             while True:
                 try:
-                    found = await self._opened.list_consumer_group_offsets(group)
+                    found = await self._opened.list_consumer_group_offsets(group, partitions=places)
                 except (kafka_errors.KafkaError, AttributeError) as error:
                     # Right after a start, or after a failure, the group has no coordinator.
                     if getattr(error, "retriable", True):
@@ -269,7 +293,7 @@ class Cluster:
                 return {
                     place.partition: value.offset
                     for place, value in found.items()
-                    if place.topic == topic and value.offset >= 0
+                    if value.offset >= 0
                 }
 
     async def appended_at(self, topic: str, places: Mapping[int, int]) -> dict[int, int]:
@@ -379,7 +403,6 @@ class Member(ConsumerRebalanceListener):  # type: ignore[misc] # aiokafka has no
         *,
         topic: str,
         group: str,
-        request_timeout: float,
         max_batch: int,
         revoked: Callable[[], None],
         assigned: Callable[[], None],
@@ -388,7 +411,7 @@ class Member(ConsumerRebalanceListener):  # type: ignore[misc] # aiokafka has no
         self._revoked = revoked
         self._assigned = assigned
         self._consumer = AIOKafkaConsumer(
-            **_common(address, request_timeout),
+            **_common(address, _JOIN),
             group_id=group,
             enable_auto_commit=False,
             # It must not jump: neither to the end nor, if records were deleted, over these.

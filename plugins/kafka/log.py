@@ -7,7 +7,6 @@ import asyncio
 import contextlib
 import logging
 import os
-import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -35,8 +34,7 @@ _log = logging.getLogger("engage.log.kafka")
 #: Seconds between two looks at the settings, and between two attempts to connect.
 _LOOK: Final = 60.0
 _RETRY: Final = 1.0
-#: Seconds for which the answer of a check is used again, and which a check takes at most.
-_FRESH: Final = 1.0
+#: Seconds of each of the two questions of a check.
 _CHECK: Final = 3.0
 #: This part of a call's time may pass before a request is sent again: a broker that was stopped
 #: keeps its connections and does not answer.
@@ -71,8 +69,8 @@ class KafkaLog(EventLog):
         self._create = False
         self._watcher: asyncio.Task[None] | None = None
         self._look = asyncio.Event()
-        self._checking = asyncio.Lock()
-        self._checked: tuple[float, str | None] = (0.0, None)
+        #: The check that runs now. All that come meanwhile share it.
+        self._checking: asyncio.Task[str | None] | None = None
         self._unavailable = 0
         #: Partition → a place, and when its first record was appended.
         self._oldest: dict[int, tuple[int, int]] = {}
@@ -116,9 +114,11 @@ class KafkaLog(EventLog):
 
     async def close(self) -> None:
         watcher, self._watcher = self._watcher, None
-        if watcher is not None:
-            watcher.cancel()
-            await asyncio.gather(watcher, return_exceptions=True)
+        checking, self._checking = self._checking, None
+        tasks = [task for task in (watcher, checking) if task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
         appender, self._appender = self._appender, None
         self._refusal = "the log is not open"
         if appender is not None:
@@ -137,7 +137,7 @@ class KafkaLog(EventLog):
                 if not self._create:
                     raise StorageMissing(f"topic {topic.name} does not exist")
                 await self._cluster.create(topic)
-                found = await self._appeared(topic.name)
+                found = await self._cluster.known(topic.name)
             if topic.name == self._topic:
                 self._partitions = len(found)
             if not topic.name.endswith(".ready"):
@@ -146,15 +146,6 @@ class KafkaLog(EventLog):
         assert self._appender is not None
         self._appender.max_batch = self._max_batch
         self._refusal = None
-
-    async def _appeared(self, topic: str) -> dict[int, tuple[int, int, int]]:
-        """Wait until the brokers know a topic that was created."""
-        deadline = time.monotonic() + self._timeout
-        while not (found := await self._cluster.partitions(topic)):
-            if time.monotonic() > deadline:
-                raise StorageUnavailable(f"topic {topic} was created and does not appear")
-            await asyncio.sleep(0.1)
-        return found
 
     async def _inspect(self, topic: str, replicas: int) -> None:
         try:
@@ -228,11 +219,9 @@ class KafkaLog(EventLog):
 
     async def check(self) -> None:
         appender = self._ready()
-        async with self._checking:
-            at, reason = self._checked
-            if time.monotonic() - at > _FRESH:
-                reason = await self._problem(appender)
-                self._checked = (time.monotonic(), reason)
+        if self._checking is None or self._checking.done():
+            self._checking = asyncio.create_task(self._problem(appender))
+        reason = await asyncio.shield(self._checking)
         if reason is not None:
             raise StorageUnavailable(reason)
 
@@ -240,11 +229,9 @@ class KafkaLog(EventLog):
         """Return why no record could be appended now, or ``None``."""
         try:
             async with asyncio.timeout(_CHECK):
-                found = await self._cluster.partitions(self._topic)
+                found = await self._cluster.known(self._topic)
         except (StorageUnavailable, TimeoutError) as error:
             return str(error) or "Kafka did not answer in time"
-        if found is None:
-            return f"topic {self._topic} does not exist"
         self._partitions = max(self._partitions, len(found))
         without = [
             str(number)
@@ -267,13 +254,12 @@ class KafkaLog(EventLog):
         return await self._cluster.ends(self._topic, await self._numbers())
 
     async def committed(self, group: str) -> Mapping[int, int]:
-        self._opened()
-        return await self._cluster.committed(self._topic, group)
+        return await self._cluster.committed(self._topic, group, await self._numbers())
 
     async def backlog(self, group: str) -> Backlog:
         numbers = await self._numbers()
         places, ends, firsts = await asyncio.gather(
-            self._cluster.committed(self._topic, group),
+            self._cluster.committed(self._topic, group, numbers),
             self._cluster.ends(self._topic, numbers),
             self._cluster.firsts(self._topic, numbers),
         )
@@ -296,15 +282,10 @@ class KafkaLog(EventLog):
         )
 
     async def _numbers(self) -> list[int]:
-        self._opened()
-        found = await self._cluster.partitions(self._topic)
-        if not found:
-            raise StorageUnavailable(f"topic {self._topic} does not exist")
-        return sorted(found)
-
-    def _opened(self) -> None:
+        """Return the numbers of all partitions."""
         if self._partitions == 0 or self._appender is None:
             raise StorageUnavailable(self._refusal or "the log is not open")
+        return sorted(await self._cluster.known(self._topic))
 
     def reader(self, group: str, *, since: int | None = None) -> LogReader:
         return KafkaReader(
@@ -313,7 +294,6 @@ class KafkaLog(EventLog):
                 self._where,
                 topic=self._topic,
                 group=group,
-                request_timeout=self._request_timeout,
                 max_batch=self._max_batch,
                 revoked=revoked,
                 assigned=assigned,

@@ -44,33 +44,49 @@ class KafkaReader(LogReader):
         self._topic = topic
         self._since = since
         self._timeout = timeout
+        #: Whether the reader is open. It may have no member then, after a failure.
+        self._is_open = False
         self._member: Member | None = None
         self._paused: set[int] = set()
         #: Records that were fetched, and that the last portions had no room for.
         self._held: collections.deque[ReadRecord] = collections.deque()
-        #: Partition → the first record that was returned since the member has it, and the place
-        #: after the last one. Only what is in between may be committed.
-        self._returned: dict[int, tuple[int, int]] = {}
+        #: Partition → the place after the last record that was returned since the member has it.
+        #: Nothing beyond it may be committed.
+        self._returned: dict[int, int] = {}
         self._gaps: dict[int, tuple[int, int]] = {}
 
     async def open(self) -> None:
-        if self._member is not None:
-            return
         await self._cluster.start()
-        member = self._make_member(self._revoked, self._assigned)
-        try:
-            await member.start(self._timeout)
-        except BaseException:
-            await member.stop(self._timeout)
-            raise
-        self._member = member
+        self._is_open = True
+        await self._joined()
 
     async def close(self) -> None:
+        self._is_open = False
+        await self._leave()
+
+    async def _joined(self) -> Member:
+        """Return the member; join the group if there is none."""
+        self._check_open()
+        if self._member is None:
+            member = self._make_member(self._revoked, self._assigned)
+            try:
+                await member.start(self._timeout)
+            except BaseException:
+                await member.stop(self._timeout)
+                raise
+            self._member = member
+        return self._member
+
+    async def _leave(self) -> None:
         member, self._member = self._member, None
         self._revoked()
         self._assigned()
         if member is not None:
             await member.stop(self._timeout)
+
+    def _check_open(self) -> None:
+        if not self._is_open or not self._cluster.is_open:
+            raise StorageUnavailable("the reader is not open")
 
     def _revoked(self) -> None:
         """Forget what was fetched: the next member of its partition reads it, perhaps this one."""
@@ -94,12 +110,6 @@ class KafkaReader(LogReader):
                 break
         return self._portion(max_records, max_bytes)
 
-    async def _joined(self) -> Member:
-        if self._member is None:
-            await self.open()
-        assert self._member is not None
-        return self._member
-
     async def _fetch(self, member: Member, max_records: int, wait: float) -> None:
         """Get records, or find the place in a partition that has none."""
         mine = member.assigned
@@ -119,7 +129,7 @@ class KafkaReader(LogReader):
             await self._jump(member, *error.args)
         except StorageUnavailable:
             # aiokafka's task for the group may have ended: the next call joins again.
-            await self.close()
+            await self._leave()
             raise
         else:
             self._held.extend(map(_record, found))
@@ -164,12 +174,14 @@ class KafkaReader(LogReader):
             if max_bytes < 0 and records:
                 break
             records.append(self._held.popleft())
-            first, _ = self._returned.get(one.partition, (one.offset, 0))
-            self._returned[one.partition] = (first, one.offset + 1)
+            self._returned[one.partition] = max(
+                self._returned.get(one.partition, 0), one.offset + 1
+            )
         return Portion(records=records, gaps=gaps)
 
     # ------------------------------------------------------------------------------- places
     async def commit(self, places: Mapping[int, int]) -> None:
+        self._check_open()
         member = self._member
         if member is None:
             # It has left the group, and with it all partitions.
@@ -178,8 +190,7 @@ class KafkaReader(LogReader):
         known = {
             partition: place
             for partition, place in places.items()
-            if partition in mine
-            and self._returned[partition][0] <= place <= self._returned[partition][1]
+            if partition in mine and place <= self._returned[partition]
         }
         if known:
             # Without success, the partitions are divided again: the next member reads from the
