@@ -199,7 +199,6 @@ class Cluster:
         ports = json.loads((folder / "ports.json").read_text())
         self.ports: dict[int, dict[str, int]] = {int(node): ports[node] for node in ports}
         self._admin: AdminClient | None = None
-        self._started: dict[int, subprocess.Popen[bytes]] = {}
 
     def servers(self, listener: str = "plain") -> str:
         """Return the addresses of all nodes, separated by commas.
@@ -230,21 +229,13 @@ class Cluster:
     def start(self, node: int) -> None:
         """Start a node. :meth:`wait` waits until it works."""
         assert not self.running(node)
-        with (self.folder / f"n{node}.log").open("ab") as log:
-            process = subprocess.Popen(
-                [
-                    *_java(server()),
-                    *("-Xms160m", "-Xmx160m", "kafka.Kafka"),
-                    str(self.folder / f"n{node}.properties"),
-                ],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                # Ctrl-C is for pytest; the nodes end when pytest has ended.
-                start_new_session=True,
-            )
-        self._started[node] = process
-        (self.folder / f"n{node}.pid").write_text(str(process.pid))
+        command = [
+            *_java(server()),
+            *("-Xms160m", "-Xmx160m", "kafka.Kafka"),
+            str(self.folder / f"n{node}.properties"),
+        ]
+        pid = _spawn(command, self.folder / f"n{node}.log")
+        (self.folder / f"n{node}.pid").write_text(str(pid))
 
     def kill(self, *nodes: int) -> None:
         """Kill nodes (SIGKILL) at the same time, and wait for their end."""
@@ -252,8 +243,9 @@ class Cluster:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid(node), signal.SIGKILL)
         for node in nodes:
-            if (process := self._started.pop(node, None)) is not None:
-                process.wait()
+            with contextlib.suppress(ChildProcessError):
+                # Another process of the run may have started it.
+                os.waitpid(self.pid(node), 0)
             while self.running(node):
                 time.sleep(0.01)
 
@@ -412,8 +404,27 @@ def _shared_folder() -> Path:
     users = os.open(folder / "users", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
     fcntl.flock(users, fcntl.LOCK_SH)
     janitor = [sys.executable, "-c", _JANITOR, str(folder)]
-    subprocess.Popen(janitor, stdin=subprocess.DEVNULL, start_new_session=True)
+    _spawn(janitor, Path(os.devnull))
     return folder
+
+
+def _spawn(command: list[str], log: Path) -> int:
+    """Start a process that outlives this one, in a session of its own: Ctrl-C is for pytest.
+
+    :return: its id.
+    """
+    write = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+    return os.posix_spawn(
+        command[0],
+        command,
+        os.environ,
+        file_actions=[
+            (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+            (os.POSIX_SPAWN_OPEN, 1, log, write, 0o600),
+            (os.POSIX_SPAWN_DUP2, 1, 2),
+        ],
+        setsid=True,
+    )
 
 
 _JANITOR: Final = """
