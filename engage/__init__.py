@@ -27,13 +27,13 @@ what these parts use
 ------------------  --------------------------------------------------------------------------------
 PUBLIC, for plugins
 ----------------------------------------------------------------------------------------------------
-``api/``            all that a plugin imports: events, the interfaces of storages and providers
+``api/``            all that a plugin imports: events, the interfaces of storages, logs, providers
 ``hookspecs.py``    the hooks that a plugin implements
 ``webhooks/``       what webhook providers share: signatures, parsing, making events
-``testing/``        the conformance suites for storages and webhook providers
+``testing/``        the conformance suites for storages, logs and webhook providers
 ==================  ================================================================================
 
-The storages and the webhook providers are plugins, in the folder ``plugins/`` beside this one; the
+The storages, the logs and the webhook providers are plugins, in the folder ``plugins/`` beside this one; the
 JSON Schemas of the config, the payloads and the answers are in ``schemas/``.
 
 Where to add something:
@@ -45,6 +45,7 @@ Where to add something:
   ``console/application.py``
 - a method of storages: ``api/storage.py``, with its tests in ``testing/``, then each storage in
   ``plugins/``
+- a method of logs: ``api/log.py``, with its tests in ``testing/``, then ``plugins/kafka/``
 - a webhook provider: one file in ``plugins/``, with the help of ``webhooks/``
 - a key of the config: ``config/sections.py`` and ``schemas/config.json``
 - a command: one file in ``cli/``

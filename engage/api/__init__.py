@@ -2,17 +2,18 @@
 """PUBLIC: everything that a plugin imports.
 
 A plugin is a module named by an entry point of the group ``engage``. It implements hooks of
-:mod:`engage.hookspecs`, marked with :data:`hookimpl`, and registers a storage, a webhook provider,
-a transform, an observer or a command.
+:mod:`engage.hookspecs`, marked with :data:`hookimpl`, and registers a storage, a log, a webhook
+provider, a transform, an observer or a command.
 
 The errors of engage, with what raises each of them and what follows::
 
     EngageError
     ├── ConfigError             a plugin's factory: an option is wrong (start-up stops, exit 1)
     ├── StorageError
-    │   ├── StorageUnavailable  a storage: not now (503 with Retry-After, nothing acknowledged)
-    │   ├── StorageMissing      a storage: there is no store, and ``create`` is false
-    │   └── StorageIncompatible a storage: the store was made by a version that this one cannot read
+    │   ├── StorageUnavailable  a storage or a log: not now (503 with Retry-After, no acknowledgement)
+    │   ├── StorageMissing      a storage or a log: there is none, and ``create`` is false
+    │   └── StorageIncompatible a storage: the store was made by a version that this one cannot read;
+    │                           a log: its settings allow it to lose what it acknowledges
     └── WebhookError
         ├── SignatureMismatch   a provider's ``verify``: not sent by the provider (401)
         │   └── NothingSigned   a provider's ``verify``: nothing that could be signed (400)

@@ -12,10 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import click
+import orjson
 import pytest
 from click.testing import CliRunner
 
 from engage import hookspecs
+from engage.api import Event, LogRecord, record_of, render_time, unpack
 from engage.cli import main
 from engage.config import config_schema, load
 from engage.errors import STATUS, error_body, from_problems
@@ -30,6 +32,8 @@ ROOT = Path(__file__).resolve().parents[2]
 DOCS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 EXAMPLE = ROOT / "config.example.toml"
 STORAGE = ROOT / "tests/example_storage"
+LOG = ROOT / "tests/example_log"
+LOG_PAGE = (ROOT / "docs/write-a-log.md").read_text("utf-8")
 PLUGIN_PAGE = (ROOT / "docs/write-a-plugin.md").read_text("utf-8")
 
 
@@ -92,6 +96,28 @@ def test_the_page_shows_the_files_that_are_tested() -> None:
         ("test_ledger.py", "python"),
     ):
         assert (STORAGE / name).read_text("utf-8") in blocks(PLUGIN_PAGE, language), name
+
+
+def test_the_page_of_logs_shows_the_files_that_are_tested() -> None:
+    for name, language in (
+        ("pyproject.toml", "toml"),
+        ("engage_tape.py", "python"),
+        ("test_tape.py", "python"),
+    ):
+        assert (LOG / name).read_text("utf-8") in blocks(LOG_PAGE, language), name
+
+
+def test_the_record_on_the_page_of_logs_has_its_format() -> None:
+    body, meta = map(json.loads, blocks(LOG_PAGE, "json"))
+    headers = {"engage": b"event/1", "meta": orjson.dumps(meta)}
+    record = LogRecord(key=b"acme:ann", value=orjson.dumps(body), headers=headers)
+    event = unpack(record)
+    assert isinstance(event, Event)
+    assert record_of(event) == record
+    assert body["timestamp"] == render_time(event.timestamp)
+    assert body["receivedAt"] == render_time(event.received_at)
+    described = set(re.findall(r"`(\w+)`", "".join(re.findall(r"^\| (`.+?) \|", LOG_PAGE, re.M))))
+    assert described == {*meta, "restated"}
 
 
 def test_every_hook_has_a_heading_that_is_its_signature() -> None:
