@@ -33,8 +33,8 @@ PUBLIC, for plugins
 ``testing/``        the conformance suites for storages, logs and webhook providers
 ==================  ================================================================================
 
-The storages, the logs and the webhook providers are plugins, in the folder ``plugins/`` beside this one; the
-JSON Schemas of the config, the payloads and the answers are in ``schemas/``.
+The storages, the logs and the webhook providers are plugins, in the folder ``plugins/`` beside this
+one; the JSON Schemas of the config, the payloads and the answers are in ``schemas/``.
 
 Where to add something:
 

@@ -10,9 +10,9 @@ The errors of engage, with what raises each of them and what follows::
     EngageError
     ├── ConfigError             a plugin's factory: an option is wrong (start-up stops, exit 1)
     ├── StorageError
-    │   ├── StorageUnavailable  a storage or a log: not now (503 with Retry-After, no acknowledgement)
-    │   ├── StorageMissing      a storage or a log: there is none, and ``create`` is false
-    │   └── StorageIncompatible a storage: the store was made by a version that this one cannot read;
+    │   ├── StorageUnavailable  a storage, a log: not now (503, Retry-After, nothing acknowledged)
+    │   ├── StorageMissing      a storage, a log: there is none, and ``create`` is false
+    │   └── StorageIncompatible a storage: the store was made by a version that this one cannot read
     │                           a log: its settings allow it to lose what it acknowledges
     └── WebhookError
         ├── SignatureMismatch   a provider's ``verify``: not sent by the provider (401)
