@@ -153,6 +153,29 @@ class Metrics:
         """
 
 
+class _Appends:
+    """What is counted about the calls of a log."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        from prometheus_client import Counter, Histogram
+
+        self.seconds = Histogram(
+            "engage_log_append_seconds",
+            "Duration of one call that appended events to the log",
+            buckets=WRITE_BUCKETS,
+            registry=registry,
+        )
+        self.events = Histogram(
+            "engage_log_append_events",
+            "Events of one call that appended to the log",
+            buckets=SIZE_BUCKETS,
+            registry=registry,
+        )
+        self.errors = Counter(
+            "engage_log_errors", "Calls of the log that failed", registry=registry
+        )
+
+
 class PrometheusMetrics(Metrics):
     """Counts with ``prometheus_client``.
 
@@ -246,9 +269,7 @@ class PrometheusMetrics(Metrics):
         self._new_queue: int | None = None
         # Made by the first call, so that a server without a log does not show them.
         self._log: dict[str, Gauge] = {}
-        self._append_seconds: Histogram | None = None
-        self._append_events: Histogram | None = None
-        self._log_errors: Counter | None = None
+        self._appends: _Appends | None = None
 
     def request(self, route: str, status: int, seconds: float) -> None:
         key = route, status
@@ -296,32 +317,12 @@ class PrometheusMetrics(Metrics):
         self._storage_errors.inc()
 
     def append(self, seconds: float, events: int) -> None:
-        if self._append_seconds is None or self._append_events is None:
-            from prometheus_client import Histogram
-
-            self._append_seconds = Histogram(
-                "engage_log_append_seconds",
-                "Duration of one call that appended events to the log",
-                buckets=WRITE_BUCKETS,
-                registry=self.registry,
-            )
-            self._append_events = Histogram(
-                "engage_log_append_events",
-                "Events of one call that appended to the log",
-                buckets=SIZE_BUCKETS,
-                registry=self.registry,
-            )
-        self._append_seconds.observe(seconds)
-        self._append_events.observe(events)
+        counted = self._appends or self._with_log()
+        counted.seconds.observe(seconds)
+        counted.events.observe(events)
 
     def log_error(self) -> None:
-        if self._log_errors is None:
-            from prometheus_client import Counter
-
-            self._log_errors = Counter(
-                "engage_log_errors", "Calls of the log that failed", registry=self.registry
-            )
-        self._log_errors.inc()
+        (self._appends or self._with_log()).errors.inc()
 
     def dead_letter(self, reason: str, count: int = 1) -> None:
         self._dead_letters.labels(reason).inc(count)
@@ -339,7 +340,13 @@ class PrometheusMetrics(Metrics):
         self._set("engage_storage_", "A number of the storage's own", self._storage, gauges)
 
     def log(self, gauges: Mapping[str, float]) -> None:
+        # From the start, so that the first error is an increase.
+        _ = self._appends or self._with_log()
         self._set("engage_log_", "A number of the log", self._log, gauges)
+
+    def _with_log(self) -> _Appends:
+        self._appends = _Appends(self.registry)
+        return self._appends
 
     def _set(
         self, prefix: str, text: str, known: dict[str, Gauge], gauges: Mapping[str, float]

@@ -56,6 +56,29 @@ def test_every_metric_is_exposed() -> None:
         assert line in lines
 
 
+def test_the_metrics_of_a_log_are_exposed_if_there_is_one() -> None:
+    """From the first reading of its gauges on; a server without a log does not have them."""
+    metrics = PrometheusMetrics()
+    assert not any("engage_log" in line for line in _lines(metrics))
+    metrics.log({})
+    assert "engage_log_errors_total 0.0" in _lines(metrics)
+    metrics.append(0.004, 100)
+    metrics.append(0.002, 1)
+    metrics.log_error()
+    metrics.log({"backlog_records": 5, "backlog_seconds": 1.5})
+    metrics.log({"backlog_records": 6})
+    lines = _lines(metrics)
+    for line in (
+        'engage_log_append_seconds_bucket{le="0.005"} 2.0',
+        'engage_log_append_seconds_bucket{le="0.0025"} 1.0',
+        "engage_log_append_events_sum 101.0",
+        "engage_log_errors_total 1.0",
+        "engage_log_backlog_records 6.0",
+        "engage_log_backlog_seconds 1.5",
+    ):
+        assert line in lines
+
+
 def test_an_unknown_type_of_event_does_not_become_a_label() -> None:
     metrics = PrometheusMetrics()
     for number in range(100):

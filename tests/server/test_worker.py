@@ -9,17 +9,21 @@ import gc
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import orjson
 import pytest
 
-from engage.api import Event, EventFilter, EventStore
+from engage.api import Event, EventFilter, EventStore, StorageUnavailable
 from engage.config import load
 from engage.http1.sockets import listen
 from engage.registry import load_plugins
 from engage.server import worker
 from engage.storage.retention import expire_periodically
 from engage_plugins.sqlite.store import SqliteStorage
+from support.http_client import RawClient
+from support.memory_log import MemoryBroker
+from support.server_inprocess import BASIC, Meddling, Valve
 from support.server_process import config_text
 from support.waiting import eventually
 
@@ -102,6 +106,48 @@ async def test_a_worker_can_be_stopped_while_it_starts(tmp_path: Path) -> None:
     one = worker.Worker(load(path), load_plugins(), listen("127.0.0.1", 0), number=0)
     one.stop()
     assert await one.run() == 0
+
+
+@pytest.mark.parametrize("away", ["fails", "hangs"])
+async def test_a_worker_with_a_log_starts_answers_and_stops_without_its_store(
+    tmp_path: Path, away: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its work in the background waits for the store. The keys are those that were saved."""
+    broker = MemoryBroker()
+    path = tmp_path / "engage.toml"
+    path.write_text(
+        config_text(server="metrics_port = 0", config_extra='[log]\nbackend = "memory"\n')
+    )
+    (tmp_path / "engage.toml.keys.json").write_text(
+        '{"version": 1, "salt": "00", "keys": [], "disabled": []}'
+    )
+    names = ("open", "check", "records_version", "put_counts", "arrivals", "budget_use")
+    valve = Valve(*names)
+    if away == "fails":
+        valve.error = StorageUnavailable("away")
+    else:
+        valve.gate.clear()
+    plugins: Any = Meddling(valve, broker)
+    sock = listen("127.0.0.1", 0)
+    port = sock.getsockname()[1]
+    ready = asyncio.Event()
+    one = worker.Worker(load(path), plugins, sock, ready=ready.set, number=0)
+    running = asyncio.create_task(one.run())
+    async with asyncio.timeout(20):
+        await ready.wait()
+    async with await RawClient.connect(port) as client:
+        body = b'{"userId": "u", "event": "E"}'
+        head = f"POST /v1/track HTTP/1.1\r\nHost: a\r\nAuthorization: {BASIC}\r\n"
+        await client.send(head.encode() + b"Content-Length: %d\r\n\r\n" % len(body) + body)
+        assert (await client.answer()).status == 200
+        await client.send(b"GET /readyz HTTP/1.1\r\nHost: a\r\n\r\n")
+        answer = await client.answer()
+        assert (answer.status, answer.json["storage"]) == (200, "unavailable")
+    one.stop()
+    async with asyncio.timeout(20):
+        assert await running == 0
+    assert len(broker.records) == 1
+    assert not [record for record in caplog.records if record.exc_info]
 
 
 async def test_nothing_is_expired_while_the_store_closes(
