@@ -73,7 +73,8 @@ class LogReader(abc.ABC):
         """Return the next records of the partitions that this member has now.
 
         A record is returned once, unless its partition was given to another member and came back,
-        or :meth:`rewind` was called.
+        or :meth:`rewind` was called. A call that is cancelled has returned none: the next call
+        returns them.
 
         :param max_bytes: of keys, values and headers; one record that is larger is returned alone.
         :param wait: seconds to wait for the first record.

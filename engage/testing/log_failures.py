@@ -21,6 +21,7 @@ from .harness import eventually
 from .log_harness import (
     LogBench,
     append_all,
+    by_partition,
     find_log_factory,
     log_record,
     names,
@@ -100,6 +101,32 @@ class LogFailureTests:
         await eventually(log.check, StorageUnavailable)
         for call in (*writing, *reading):
             await eventually(call, StorageUnavailable)
+
+    @on_log
+    async def test_a_call_waits_only_for_its_own_partitions(self, bench: LogBench) -> None:
+        bench.require("partition")
+        log = await bench.open(write_timeout=_TIMEOUT)
+        records = numbered(50)
+        await append_all(log, *records)
+        parts = by_partition(await bench.everything(log))
+        broken = min(parts)
+        inside = parts[broken][0].record
+        outside = next(one for number in parts for one in parts[number] if number != broken).record
+        await asyncio.to_thread(bench.subject.break_partition, bench.options, broken)
+        try:
+            waiting = asyncio.ensure_future(log.append([outside, inside]))
+            for _ in range(5):
+                await asyncio.wait_for(append_all(log, outside), _TIMEOUT / 2)
+            with pytest.raises(StorageUnavailable):
+                await waiting
+            with pytest.raises(StorageUnavailable):
+                await log.check()
+            # A call whose time is over must not make others wait.
+            await asyncio.wait_for(append_all(log, outside), _TIMEOUT / 2)
+        finally:
+            await asyncio.to_thread(bench.subject.mend_log, bench.options)
+        await eventually(log.check, StorageUnavailable)
+        await eventually(lambda: append_all(log, inside, outside), StorageUnavailable)
 
     @on_log
     async def test_a_log_is_opened_while_it_is_broken(self, bench: LogBench) -> None:

@@ -57,9 +57,10 @@ class LogSubject:
         :param feature: ``durable`` (what was acknowledged survives the end of every process, and
             another process can read it), ``break`` (:meth:`break_log` works), ``expire``
             (:meth:`expire` works), ``missing`` (a log can be absent), ``times`` (the log finds
-            records by the time at which they were appended).
+            records by the time at which they were appended), ``partition``
+            (:meth:`break_partition` works; by default it does not).
         """
-        return True
+        return feature != "partition"
 
     def break_log(self, options: Mapping[str, Any]) -> None:
         """Make what is under the log fail: nothing can be appended until :meth:`mend_log`."""
@@ -67,6 +68,10 @@ class LogSubject:
 
     def mend_log(self, options: Mapping[str, Any]) -> None:
         """Undo :meth:`break_log`. What was appended before must be there again."""
+        raise NotImplementedError
+
+    def break_partition(self, options: Mapping[str, Any], partition: int) -> None:
+        """Make one partition fail, and no other, until :meth:`mend_log`."""
         raise NotImplementedError
 
     def expire(self, options: Mapping[str, Any], places: Mapping[int, int]) -> None:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Mapping
 
@@ -75,6 +76,26 @@ class LogReadTests:
         assert not reading.done()
         await append_all(log, log_record("second"))
         assert names(await asyncio.wait_for(reading, 20)) == ["second"]
+
+    @on_log
+    async def test_a_cancelled_read_loses_nothing(self, bench: LogBench) -> None:
+        """What it would have returned is returned by the next call."""
+        log = await bench.open()
+        await append_all(log, *numbered(200))
+        reader = await bench.reader(log)
+        found: list[ReadRecord] = []
+        for n in range(200):
+            reading = asyncio.ensure_future(read(reader, wait=5, max_records=2))
+            for _ in range(n % 5):
+                await asyncio.sleep(0)
+            if n % 2:
+                await asyncio.sleep(0.001 * (n % 7))
+            reading.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                found += await reading
+        found += await bench.take(reader, 200 - len(found))
+        assert set(names(found)) == {f"m{n}" for n in range(200)}
+        _check_order(found)
 
     @on_log
     async def test_a_reader_begins_at_the_first_record(self, bench: LogBench) -> None:

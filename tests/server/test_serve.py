@@ -18,7 +18,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from engage.config import Config, Selected, StorageConfig, Workspace, WriteKey
+from engage.config import Config, LogConfig, Selected, StorageConfig, Workspace, WriteKey
 from engage.registry import Registry
 from engage.registry.discovery import Discovered, Registered
 from engage.server.serve import secrets_of
@@ -237,12 +237,13 @@ def test_the_log_masks_all_secrets_of_the_config() -> None:
         base_dir=Path(),
         workspaces=(workspace,),
         storage=storage,
+        log=LogConfig(backend="some", options={"token": "log-1"}),
         transforms=(Selected(name="some", options={"token": "transform-1"}),),
         observers=(Selected(name="some", options={"url": "https://hooks.example.com/T/secret"}),),
     )
     assert set(secrets_of(config, registry)) == {
         *("subscription-1", "subscription-2", "the-write-key", "signing-key-1", "key-2"),
-        *("pass@word", "storage-1", "transform-1", "https://hooks.example.com/T/secret"),
+        *("pass@word", "storage-1", "log-1", "transform-1", "https://hooks.example.com/T/secret"),
     }
 
 

@@ -426,11 +426,11 @@ class MemoryReader(LogReader):
     async def read(self, *, max_records: int, max_bytes: int, wait: float) -> Portion:
         end = time.monotonic() + wait
         await self._enter("read")
+        await asyncio.sleep(0)  # before the records are taken: the call can be cancelled here
         while True:
             self.log.broker.join(self)  # again, if its session had timed out
             portion = self._take(max_records, max_bytes)
             if portion.records or portion.gaps or (left := end - time.monotonic()) <= 0:
-                await asyncio.sleep(0)
                 return portion
             await asyncio.sleep(min(TICK, left))
             if not self._open or self.log.broker.down:

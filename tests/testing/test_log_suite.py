@@ -43,8 +43,12 @@ class OnMemory(LogConformance):
     def break_log(self, options: Mapping[str, Any]) -> None:
         BROKERS[options["name"]].down = True
 
+    def break_partition(self, options: Mapping[str, Any], partition: int) -> None:
+        BROKERS[options["name"]].leaderless.add(partition)
+
     def mend_log(self, options: Mapping[str, Any]) -> None:
         BROKERS[options["name"]].down = False
+        BROKERS[options["name"]].leaderless.clear()
 
     def expire(self, options: Mapping[str, Any], places: Mapping[int, int]) -> None:
         for partition, place in places.items():
@@ -513,6 +517,27 @@ class TakesAnOutageForMissing(MemoryLog):
             raise StorageMissing("there is no log") from error
 
 
+class WritesOneCallAtATime(MemoryLog):
+    """Appends a call when the one before it has ended."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._turn = asyncio.Lock()
+
+    async def append(self, records: Sequence[LogRecord]) -> Sequence[Outcome]:
+        async with self._turn:
+            return await super().append(records)
+
+
+class LosesCancelledReads(MemoryReader):
+    """Takes records, and then waits."""
+
+    async def read(self, **options: Any) -> Portion:
+        portion = await super().read(**options)
+        await asyncio.sleep(0)
+        return portion
+
+
 class StaysBroken(MemoryLog):
     """Does not connect again."""
 
@@ -616,8 +641,17 @@ FLAWS = [
     (ReaderRaisesSomethingElse, "test_every_method_raises_unavailable"),
     (NeedsTheBrokerToOpen, "test_a_log_is_opened_while_it_is_broken"),
     (TakesAnOutageForMissing, "test_a_log_is_opened_while_it_is_broken"),
+    (WritesOneCallAtATime, "test_a_call_waits_only_for_its_own_partitions"),
+    (LosesCancelledReads, "test_a_cancelled_read_loses_nothing"),
     (SkipsAfterAnOutage, "test_acknowledged_records_survive_failures"),
 ]
+
+
+#: How a test of the suite fails.
+FOUND = (
+    *(AssertionError, RuntimeError, StorageUnavailable, StorageMissing, TimeoutError),
+    pytest.fail.Exception,
+)
 
 
 @pytest.mark.parametrize(("flawed", "name"), FLAWS)
@@ -628,9 +662,7 @@ def test_the_suite_finds_a_flaw(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     test = getattr(suite(flawed, monkeypatch), name)
-    with pytest.raises(
-        (AssertionError, RuntimeError, StorageUnavailable, StorageMissing, pytest.fail.Exception)
-    ):
+    with pytest.raises(FOUND):
         test(tmp_path)
 
 
