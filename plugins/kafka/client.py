@@ -42,8 +42,15 @@ _FETCH: Final = 1024 * 1024
 #: Seconds between two equal messages of aiokafka, which logs each attempt of each partition.
 _QUIET: Final = 60.0
 _LOGGERS: Final = (
-    *("client", "cluster", "conn", "producer.producer", "producer.sender"),
-    *("consumer.consumer", "consumer.fetcher", "consumer.group_coordinator"),
+    "aiokafka",
+    *(
+        "aiokafka.cluster",
+        "aiokafka.conn",
+        "aiokafka.producer.producer",
+        "aiokafka.producer.sender",
+    ),
+    *("aiokafka.consumer.consumer", "aiokafka.consumer.fetcher"),
+    "aiokafka.consumer.group_coordinator",
 )
 
 
@@ -108,7 +115,7 @@ def _common(address: Address, timeout: float) -> dict[str, Any]:
     """Return the arguments that all clients have."""
     for name in _LOGGERS:
         # Adding it again has no effect.
-        logging.getLogger(f"aiokafka.{name}").addFilter(_rarely)
+        logging.getLogger(name).addFilter(_rarely)
     protocol = ("SASL_" if address.sasl_mechanism else "") + ("SSL" if address.tls else "PLAINTEXT")
     common: dict[str, Any] = {
         "bootstrap_servers": address.servers,

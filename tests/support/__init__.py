@@ -19,7 +19,7 @@ A storage or a pipeline, without HTTP:
   ``mongo_conformance`` is the conformance suite on one, ``mongo_async`` a plugin with pymongo's
   asynchronous client
 - ``kafka``: three Kafka nodes that a test may kill, and brokers without Java; ``tcp_proxy`` cuts
-  and holds connections
+  and holds connections, ``kafka_log`` makes logs on them, and writers and readers
 - ``distributions``: installed plugin packages; ``examples``: those that the pages of docs/ build
 - ``exports``: what a store has, as ``engage export`` would write it
 

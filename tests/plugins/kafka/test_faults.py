@@ -1,0 +1,224 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Nodes that are killed or stopped, connections that are cut: no acknowledged record is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import time
+import zlib
+from pathlib import Path
+
+import pytest
+
+from engage.api import StorageUnavailable
+from support import kafka
+from support.kafka_log import opened, record, start_reader, topic_name, until, writing
+
+pytestmark = [pytest.mark.kafka, pytest.mark.slow, pytest.mark.timeout(120, func_only=True)]
+
+
+def test_the_leader_is_killed(kafka_nodes: kafka.Cluster) -> None:
+    """No call fails, because the nodes notice it within three seconds."""
+    topic = topic_name()
+
+    async def run() -> None:
+        async with opened(kafka_nodes.servers(), topic) as log, writing(log) as noted:
+            await noted.more(500)
+            await asyncio.to_thread(kafka_nodes.kill, kafka_nodes.leaders(topic)[0])
+            await noted.more(2000)
+            await until(log.check)
+        assert noted.failures == 0
+        assert noted.slowest < 8
+        print(f"pause after the leader was killed: {noted.slowest:.1f} s")
+        noted.judge(kafka_nodes, topic)
+
+    asyncio.run(run())
+
+
+def test_two_nodes_are_killed_and_started_again(kafka_nodes: kafka.Cluster) -> None:
+    """Meanwhile every call fails; afterwards the same log goes on."""
+    topic = topic_name()
+
+    async def run() -> None:
+        async with opened(kafka_nodes.servers(), topic, seconds=3) as log, writing(log) as noted:
+            await noted.more(500)
+            await asyncio.to_thread(kafka_nodes.kill, 1, 2)
+            await asyncio.sleep(1)
+            before = len(noted.acknowledged)
+            with pytest.raises(StorageUnavailable):
+                await log.append([record(name, name) for name in map(str, range(50))])
+            noted.sent.update(map(str, range(50)))
+            with pytest.raises(StorageUnavailable):
+                await log.check()
+            assert len(noted.acknowledged) == before
+            for node in (1, 2):
+                kafka_nodes.start(node)
+            await until(log.check)
+            await noted.more(500)
+        assert noted.failures
+        noted.judge(kafka_nodes, topic)
+
+    asyncio.run(run())
+
+
+def test_a_node_is_stopped(kafka_nodes: kafka.Cluster) -> None:
+    """It keeps its connections and does not answer. Other partitions do not wait for it."""
+    topic = topic_name()
+
+    async def run() -> None:
+        async with opened(kafka_nodes.servers(), topic) as log:
+            async with writing(log) as noted:
+                await noted.more(500)
+                leaders = kafka_nodes.leaders(topic)
+                stopped = leaders[0]
+                keys = {zlib.crc32(f"main:{key}".encode()) % 12: key for key in map(str, range(99))}
+                kafka_nodes.pause(stopped)
+                await asyncio.sleep(0.2)
+                # Replicas on the stopped node are in sync until the others notice: wait for that.
+                other = next(number for number in leaders if leaders[number] != stopped)
+                started = time.monotonic()
+                noted.sent.add("other")
+                await log.append([record("other", keys[other])])
+                assert time.monotonic() - started < 7
+                await noted.more(1000)
+                kafka_nodes.resume(stopped)
+                await noted.more(500)
+            assert noted.failures == 0
+            print(f"pause after a node was stopped: {noted.slowest:.1f} s")
+            await until(log.check)
+        noted.judge(kafka_nodes, topic)
+
+    asyncio.run(run())
+
+
+def test_connections_are_cut(kafka_nodes: kafka.Cluster) -> None:
+    """Answers are lost, too: what is sent again is in the log once."""
+    topic = topic_name()
+
+    async def run() -> None:
+        servers = kafka_nodes.servers("advertised")
+        with kafka_nodes.proxies() as proxies:
+            async with opened(servers, topic) as log, writing(log) as noted:
+                chance = random.Random(14)
+                for _ in range(15):
+                    await noted.more(100)
+                    proxies[chance.choice(kafka.NODES)].cut()
+                proxies[1].hold()
+                await asyncio.sleep(1)
+                proxies[1].flow()
+                proxies[2].down()
+                await asyncio.sleep(1)
+                proxies[2].up()
+                await noted.more(500)
+            assert noted.failures == 0
+            noted.judge(kafka_nodes, topic)
+
+    asyncio.run(run())
+
+
+def test_readers_are_killed(kafka_nodes: kafka.Cluster, tmp_path: Path) -> None:
+    """So is the node that coordinates their group. Every record is read, none is invented."""
+    topic = topic_name()
+    file = tmp_path / "read"
+    job = {"servers": kafka_nodes.servers(), "topic": topic, "group": "g", "file": str(file)}
+
+    async def run() -> None:
+        async with opened(kafka_nodes.servers(), topic) as log:
+            readers = [await start_reader(job) for _ in range(3)]
+            try:
+                async with writing(log, writers=4) as noted:
+                    for turn in range(4):
+                        await noted.more(800)
+                        await asyncio.sleep(1)
+                        readers[turn % 3].kill()
+                        await readers[turn % 3].wait()
+                        readers[turn % 3] = await start_reader(job)
+                        if turn == 1:
+                            await asyncio.to_thread(kafka_nodes.kill, 2)
+                            kafka_nodes.start(2)
+
+                async def nothing_is_left() -> None:
+                    if (await log.backlog("g")).records:
+                        raise StorageUnavailable("not yet")
+
+                await until(nothing_is_left, seconds=60)
+            finally:
+                for reader in readers:
+                    with contextlib.suppress(ProcessLookupError):
+                        reader.kill()
+                    await reader.wait()
+            found = set(file.read_text().split())
+            assert noted.acknowledged <= found <= noted.sent
+
+    asyncio.run(run())
+
+
+def test_a_reader_survives_its_coordinator(kafka_nodes: kafka.Cluster) -> None:
+    """Each node is killed once, so the coordinator of the group is among them."""
+    topic = topic_name()
+
+    async def run() -> None:
+        async with opened(kafka_nodes.servers(), topic) as log:
+            reader = log.reader("g")
+            await reader.open()
+            found: set[str] = set()
+            async with writing(log, writers=2) as noted:
+                for node in kafka.NODES:
+                    await noted.more(200)
+                    await asyncio.to_thread(kafka_nodes.kill, node)
+                    kafka_nodes.start(node)
+                    await asyncio.to_thread(kafka_nodes.wait)
+            end = time.monotonic() + 60
+            while not noted.acknowledged <= found:
+                assert time.monotonic() < end
+                try:
+                    portion = await reader.read(max_records=1000, max_bytes=1 << 20, wait=0.5)
+                    found |= {one.record.value.decode() for one in portion.records}
+                    await reader.commit({one.partition: one.offset + 1 for one in portion.records})
+                except StorageUnavailable:
+                    continue
+            await reader.close()
+            assert noted.failures == 0
+            assert found <= noted.sent
+            assert (await log.backlog("g")).records == 0
+
+    asyncio.run(run())
+
+
+def test_a_topic_that_was_made_again_is_read_from_its_beginning(kafka_nodes: kafka.Cluster) -> None:
+    """The place of the group is after the end then: that is reported, and nothing is skipped."""
+    topic = topic_name()
+
+    async def run() -> None:
+        async with opened(kafka_nodes.servers(), topic) as log:
+            await log.append([record(f"old{number}") for number in range(30)])
+            reader = log.reader("g")
+            await reader.open()
+            places: dict[int, int] = {}
+            while sum(places.values()) < 30:
+                portion = await reader.read(max_records=100, max_bytes=1 << 20, wait=1)
+                places |= {one.partition: one.offset + 1 for one in portion.records}
+            await reader.commit(places)
+            await reader.close()
+        kafka_nodes.admin.delete_topics([topic], operation_timeout=10)[topic].result()
+        await asyncio.sleep(1)
+        async with opened(kafka_nodes.servers(), topic) as log:
+            await until(log.check)
+            await log.append([record(f"new{number}") for number in range(5)])
+            reader = log.reader("g")
+            await reader.open()
+            found: list[str] = []
+            gaps: dict[int, tuple[int, int]] = {}
+            end = time.monotonic() + 20
+            while len(found) < 5 and time.monotonic() < end:
+                portion = await reader.read(max_records=100, max_bytes=1 << 20, wait=1)
+                found += [one.record.value.decode() for one in portion.records]
+                gaps |= portion.gaps
+            await reader.close()
+        assert found == [f"new{number}" for number in range(5)]
+        # Kafka forgets the places of a deleted topic, but not at once.
+        assert gaps in ({}, dict.fromkeys(places, (30, 0)))
+
+    asyncio.run(run())
