@@ -156,7 +156,8 @@ class Appender:
         self._tasks: set[asyncio.Task[None]] = set()
         self._sender: Sender | None = None
         self._starting = asyncio.Lock()
-        #: Senders that were replaced.
+        #: Batches that were acknowledged, and senders that were replaced.
+        self.sent = 0
         self.replaced = 0
         self._closing = False
 
@@ -259,6 +260,7 @@ class Appender:
             self._retire(sender)
             await asyncio.sleep(_PAUSE)
         else:
+            self.sent += 1
             for share in complete:
                 share.call.finished()
         finally:
@@ -351,6 +353,7 @@ class Appender:
         lanes = self._lanes.values()
         return {
             "waiting_calls": sum(len(lane.queue) for lane in lanes),
+            "sent_batches": self.sent,
             "sending_batches": sum(1 for lane in lanes if lane.since),
             "oldest_batch_seconds": self.oldest(time.monotonic()),
             "replaced_senders": self.replaced,

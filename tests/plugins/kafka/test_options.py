@@ -1,0 +1,152 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The options: addresses, TLS, SASL, on a listener that has both."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import orjson
+import pytest
+
+from engage.api import ConfigError, StorageUnavailable
+from engage_plugins.kafka import _make, engage_register_log
+from engage_plugins.kafka.options import address
+from support import kafka
+from support.kafka_log import make_log, opened, record, topic_name
+
+SCRAM = {
+    "sasl_mechanism": "SCRAM-SHA-512",
+    "sasl_username": kafka.USER,
+    "sasl_password": kafka.PASSWORD,
+}
+
+
+def test_the_examples_of_the_schema_are_valid() -> None:
+    found: dict[str, Any] = {}
+    engage_register_log(lambda name, factory, schema: found.update({name: schema}))
+    schema = found["kafka"]
+    assert schema["examples"]
+    for example in schema["examples"]:
+        jsonschema.validate(example, schema)
+    for servers in ("k1", "k1:9092,", "http://k1:9092", "k1:9092 k2:9092", ""):
+        with pytest.raises(jsonschema.ValidationError):
+            jsonschema.validate({"servers": servers}, schema)
+    for servers in ("k1:9092", "k1:1, k2:2", "[::1]:9092"):
+        jsonschema.validate({"servers": servers}, schema)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"sasl_mechanism": "SCRAM-SHA-512"}, "sasl_username: is required"),
+        ({"sasl_mechanism": "SCRAM-SHA-512", "sasl_username": "u"}, "sasl_password: is required"),
+        ({"sasl_password": "hidden"}, "sasl_password: needs sasl_mechanism"),
+        ({**SCRAM, "sasl_mechanism": "PLAIN"}, "sasl_mechanism: PLAIN sends the password"),
+        ({"tls_ca": "ca.pem"}, "tls_ca: needs tls = true"),
+        ({"tls": True, "tls_ca": "missing.pem"}, "tls_ca: cannot be read (No such file"),
+        ({"tls": True, "tls_ca": "text"}, "tls_ca: cannot be used"),
+        ({"tls": True, "tls_key": "text"}, "tls_key: needs tls_certificate"),
+        ({"tls": True, "tls_certificate": "missing.pem"}, "tls_certificate: cannot be read"),
+        ({"tls": True, "tls_certificate": "text"}, "tls_certificate: cannot be used"),
+    ],
+)
+def test_options_that_do_not_fit_together(
+    options: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    (tmp_path / "text").write_text("not PEM")
+    with pytest.raises(ConfigError) as raised:
+        address(options, tmp_path)
+    assert str(raised.value).startswith(message)
+    assert kafka.PASSWORD not in str(raised.value)
+
+
+def test_a_password_is_not_shown() -> None:
+    assert kafka.PASSWORD not in repr(address(SCRAM, Path()))
+
+
+def test_addresses_may_have_spaces() -> None:
+    assert address({"servers": " a:1 , b:2"}, Path()).servers == "a:1,b:2"
+
+
+def test_a_missing_client_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in sys.modules if name.startswith("engage_plugins.kafka.")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "aiokafka", None)
+    with pytest.raises(ConfigError, match=r"engage-server\[kafka\]"):
+        _make({}, None)
+
+
+@pytest.mark.kafka
+@pytest.mark.timeout(120, func_only=True)
+def test_tls_and_sasl(kafka_nodes: kafka.Cluster) -> None:
+    """Appending and reading, with each way to sign in."""
+    servers = kafka_nodes.servers("secure")
+    tls = {"tls": True, "tls_ca": str(kafka_nodes.ca)}
+    ways: list[dict[str, Any]] = [
+        {**tls, **SCRAM},
+        {**tls, **SCRAM, "sasl_mechanism": "PLAIN"},
+        {**tls, **SCRAM, "tls_certificate": str(kafka_nodes.client_certificate)},
+    ]
+    topic = topic_name()
+
+    async def run() -> None:
+        for number, options in enumerate(ways):
+            async with opened(servers, topic, **options) as log:
+                await log.check()
+                await log.append([record(f"{number}")])
+                reader = log.reader(f"g{number}")
+                await reader.open()
+                found: list[str] = []
+                while len(found) <= number:
+                    portion = await reader.read(max_records=10, max_bytes=1 << 20, wait=5)
+                    found += [one.record.value.decode() for one in portion.records]
+                await reader.close()
+                assert found == [f"{n}" for n in range(number + 1)]
+
+    asyncio.run(run())
+
+
+@pytest.mark.kafka
+@pytest.mark.timeout(120, func_only=True)
+def test_a_server_that_is_not_trusted_gets_nothing(
+    kafka_nodes: kafka.Cluster, tmp_path: Path
+) -> None:
+    kafka.certificates(tmp_path)
+    tls = {"tls": True, "tls_ca": str(kafka_nodes.ca)}
+    wrong: list[dict[str, Any]] = [
+        {**tls, **SCRAM, "sasl_password": "not the password"},
+        {**tls, **SCRAM, "tls_ca": str(tmp_path / "ca.pem")},
+        {**tls},
+        {},
+    ]
+
+    async def run(options: dict[str, Any]) -> None:
+        log = make_log(kafka_nodes.servers("secure"), topic_name(), timeout=3, **options)
+        with pytest.raises(StorageUnavailable) as raised:
+            await log.open(create=False)
+        assert "not the password" not in str(raised.value)
+        # A server that is started all the same is not ready.
+        await log.open(create=True)
+        for call in (log.check(), log.append([record("a")])):
+            with pytest.raises(StorageUnavailable):
+                await call
+        await log.close()
+
+    for options in wrong:
+        asyncio.run(run(options))
+
+
+def test_secrets_are_marked() -> None:
+    path = Path(__file__).parents[3] / "schemas/plugins/kafka.json"
+    schema = orjson.loads(path.read_bytes())
+    secret = {
+        name
+        for name, value in schema["properties"].items()
+        if value.get("$ref") == "#/$defs/secret"
+    }
+    assert secret == {"sasl_password", "tls_key_password"}
+    assert schema["$defs"]["secret"]["writeOnly"] is True
