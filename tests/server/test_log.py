@@ -1,0 +1,169 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``engage serve`` with Kafka in front of its storage: nodes die, and the storage is away."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import httpx
+import pytest
+from click.testing import CliRunner
+
+from engage.cli import main
+from support.server_process import KEY, SQLITE, Server, start_server
+from support.waiting import wait_for
+
+if TYPE_CHECKING:
+    from support.kafka import Cluster
+
+pytestmark = [pytest.mark.kafka, pytest.mark.timeout(180, func_only=True)]
+
+TOPIC = "engage.events"
+
+
+def log_section(nodes: Cluster) -> str:
+    """Return the config of a log on the nodes."""
+    return f'[log]\n[log.kafka]\nservers = "{nodes.servers()}"\ntopic = "{TOPIC}"\n'
+
+
+def ids_in(nodes: Cluster) -> list[str]:
+    """Return the message ids in the topic, read by another client."""
+    return [json.loads(record.value())["messageId"] for record in nodes.records(TOPIC)]
+
+
+class Clients:
+    """Threads that send one event after the other, each over one connection."""
+
+    def __init__(self, server: Server, count: int = 6) -> None:
+        self._url = server.url
+        self._stop = threading.Event()
+        self._threads = [
+            threading.Thread(target=self._send, args=(number,)) for number in range(count)
+        ]
+        #: Message ids that got a 200, and the other answers.
+        self.acknowledged: list[str] = []
+        self.refused: list[httpx.Response] = []
+        #: The longest time that an answer took, in seconds; a test sets it to 0.
+        self.longest = 0.0
+
+    def _send(self, number: int) -> None:
+        with httpx.Client(base_url=self._url, auth=(KEY, ""), timeout=60) as client:
+            sent = 0
+            while not self._stop.is_set():
+                sent += 1
+                message_id = f"{number} {sent}"
+                event = {"userId": f"u{sent % 50}", "event": "E", "messageId": message_id}
+                began = time.monotonic()
+                answer = client.post("/v1/track", json=event)
+                self.longest = max(self.longest, time.monotonic() - began)
+                if answer.status_code == 200:
+                    self.acknowledged.append(message_id)
+                else:
+                    self.refused.append(answer)
+                    time.sleep(0.05)
+
+    def more(self, count: int = 100) -> None:
+        """Wait until that many further events were acknowledged."""
+        wanted = len(self.acknowledged) + count
+        wait_for(lambda: len(self.acknowledged) >= wanted, what="acknowledged events")
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[None]:
+        """Send until the block ends."""
+        for thread in self._threads:
+            thread.start()
+        try:
+            yield
+        finally:
+            self._stop.set()
+            for thread in self._threads:
+                thread.join()
+
+
+def test_nodes_die_under_load(tmp_path: Path, kafka_nodes: Cluster) -> None:
+    """One that dies costs time and no error; with two, every answer is a 503; nothing is lost."""
+    nodes = kafka_nodes
+    with start_server(tmp_path, workers=2, config_extra=log_section(nodes)) as server:
+        assert server.get("/readyz").json()["storage"] == "available"
+        clients = Clients(server)
+        with clients.running():
+            clients.more()
+            (first, second) = list(dict.fromkeys(nodes.leaders(TOPIC).values()))[:2]
+            nodes.kill(first)
+            clients.more(1)
+            wait_for(lambda: first not in nodes.leaders(TOPIC).values(), what="other leaders")
+            clients.more(200)
+            assert [answer.text for answer in clients.refused] == []
+            nodes.kill(second)
+            wait_for(lambda: len(clients.refused) >= 6, what="a 503 for each client")
+            wait_for(lambda: server.get("/readyz").status_code == 503, what="/readyz to be 503")
+            assert server.get("/healthz").status_code == 200
+            nodes.start(first)
+            nodes.start(second)
+            nodes.wait()
+            clients.more(200)
+            wait_for(lambda: server.get("/readyz").status_code == 200, what="/readyz to be 200")
+        for answer in clients.refused:
+            assert (answer.status_code, answer.json()["code"]) == (503, "storage_unavailable")
+            assert int(answer.headers["retry-after"]) > 0
+        assert server.workers()
+        assert server.stop() == 0
+    found = ids_in(nodes)
+    assert not set(clients.acknowledged) - set(found)
+    assert len(set(found)) == len(found)
+
+
+def test_a_server_starts_and_works_while_its_store_is_away(
+    tmp_path: Path, kafka_nodes: Cluster
+) -> None:
+    """The store is on a disk that is not there. The keys are those that were accepted before."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    server = start_server(
+        tmp_path,
+        workers=2,
+        storage=SQLITE.replace("engage.db", "disk/engage.db"),
+        config_extra=log_section(kafka_nodes),
+    )
+    with server:
+        made = CliRunner().invoke(
+            main,
+            ["keys", "add", "--config", str(server.config), "--workspace", "acme", "--id", "ios"],
+        )
+        assert made.exit_code == 0, made.output
+        key = made.stdout.strip().split()[-1]
+        assert server.post("/v1/track", event("a"), key=key).status_code == 200
+        saved = tmp_path / "engage.toml.keys.json"
+        wait_for(lambda: '"ios"' in saved.read_text(), what="the key to be saved")
+        assert server.stop() == 0
+        disk.rename(tmp_path / "elsewhere")
+        server.start()
+        assert server.get("/readyz").json() == {
+            "success": True,
+            "storage": "unavailable",
+            "overdue": False,
+        }
+        for number, sent in enumerate((key, KEY) * 4):
+            assert server.post("/v1/track", event(f"b{number}"), key=sent).status_code == 200
+        answer = server.post("/v1/track", event("c"), key="a-key-that-nobody-has")
+        assert (answer.status_code, answer.json()["code"]) == (503, "storage_unavailable")
+        (tmp_path / "elsewhere").rename(disk)
+        wait_for(lambda: server.get("/readyz").json()["storage"] == "available", what="the store")
+        wait_for(
+            lambda: (
+                server.post("/v1/track", event("c"), key="a-key-that-nobody-has").status_code == 401
+            ),
+            what="a 401",
+        )
+        assert server.stop() == 0
+    assert sorted(ids_in(kafka_nodes)) == ["a", *(f"b{number}" for number in range(8))]
+
+
+def event(message_id: str) -> dict[str, Any]:
+    return {"userId": "u", "event": "E", "messageId": message_id}
