@@ -35,6 +35,15 @@ _PAUSE: Final = 0.2
 
 _STORED: Final = Outcome(Status.STORED)
 
+#: What :meth:`Appender.gauges` returns before there is an appender.
+NO_GAUGES: Final = dict.fromkeys(
+    (
+        *("waiting_calls", "sent_batches", "sending_batches"),
+        *("oldest_batch_seconds", "replaced_senders"),
+    ),
+    0.0,
+)
+
 
 class _Call:
     """A call of :meth:`Appender.append`, which waits for all of its partitions."""
@@ -79,6 +88,13 @@ class _Lane:
         self.filled = asyncio.Event()
         #: When the batch that is under way was sent first; 0: there is none.
         self.since = 0.0
+        #: What has records in that batch.
+        self.sending: list[_Share] = []
+
+    @property
+    def awaited(self) -> bool:
+        """Whether a call waits for something that is in the queue or under way."""
+        return any(not one.call.done.done() for one in (*self.queue, *self.sending))
 
     def put(self, share: _Share) -> None:
         """Add records to the queue."""
@@ -252,6 +268,7 @@ class Appender:
         if not begun:
             return
         lane.since = time.monotonic()
+        lane.sending = [share for share, _ in begun]
         try:
             await sender.send(batch, lane.topic, lane.partition)
         except SendFailed as error:
@@ -265,6 +282,7 @@ class Appender:
                 share.call.finished()
         finally:
             lane.since = 0.0
+            lane.sending = []
 
     def _failed(
         self,
@@ -332,7 +350,7 @@ class Appender:
         lanes = self._lanes.values()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._timeout):
-                while any(lane.queue or lane.since for lane in lanes):  # noqa: ASYNC110
+                while any(lane.awaited for lane in lanes):  # noqa: ASYNC110
                     await asyncio.sleep(0.01)
         for task in tuple(self._tasks):
             task.cancel()
@@ -344,17 +362,15 @@ class Appender:
         if sender is not None:
             await sender.stop(self._timeout)
 
-    def oldest(self, now: float) -> float:
-        """Return for how many seconds the oldest batch has been under way."""
-        return max((now - lane.since for lane in self._lanes.values() if lane.since), default=0.0)
-
     def gauges(self) -> Mapping[str, float]:
         """Return numbers for the metrics."""
         lanes = self._lanes.values()
+        now = time.monotonic()
+        since = [lane.since for lane in lanes if lane.since]
         return {
             "waiting_calls": sum(len(lane.queue) for lane in lanes),
             "sent_batches": self.sent,
-            "sending_batches": sum(1 for lane in lanes if lane.since),
-            "oldest_batch_seconds": self.oldest(time.monotonic()),
+            "sending_batches": len(since),
+            "oldest_batch_seconds": now - min(since, default=now),
             "replaced_senders": self.replaced,
         }

@@ -440,9 +440,16 @@ class Member(ConsumerRebalanceListener):  # type: ignore[misc] # aiokafka has no
 
     async def stop(self, seconds: float) -> None:
         """Leave the group."""
-        with contextlib.suppress(Exception):
+        consumer = self._consumer
+        try:
             async with asyncio.timeout(seconds):
-                await self._consumer.stop()
+                await consumer.stop()
+        except Exception:
+            # Its coordinator cannot be told. Without this, its connections would stay open.
+            for part in (consumer._fetcher, consumer._client):
+                with contextlib.suppress(Exception):
+                    async with asyncio.timeout(1.0):
+                        await part.close()
 
     def on_partitions_revoked(self, revoked: Collection[TopicPartition]) -> None:
         """Called by aiokafka when the partitions are divided again."""

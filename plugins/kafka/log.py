@@ -23,7 +23,7 @@ from engage.api import (
     StorageUnavailable,
 )
 
-from .appending import Appender
+from .appending import NO_GAUGES, Appender
 from .client import Cluster, Member, Sender
 from .options import DEFAULT_TOPIC, Address, address
 from .reading import KafkaReader
@@ -304,7 +304,7 @@ class KafkaLog(EventLog):
         )
 
     def gauges(self) -> Mapping[str, float]:
-        numbers = {} if self._appender is None else dict(self._appender.gauges())
+        numbers = NO_GAUGES if self._appender is None else self._appender.gauges()
         return {
             **numbers,
             "topic_partitions": self._partitions,

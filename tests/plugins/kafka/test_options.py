@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -140,9 +141,31 @@ def test_a_server_that_is_not_trusted_gets_nothing(
         asyncio.run(run(options))
 
 
+@pytest.mark.checkout
+def test_the_page_names_every_option_setting_and_metric() -> None:
+    root = Path(__file__).parents[3]
+    text = (root / "docs/log-kafka.md").read_text("utf-8")
+    schema = orjson.loads((root / "schemas/plugins/kafka.json").read_bytes())
+    rows = dict(re.findall(r"^\| `([a-z_]+)` \| (.+?) \|", text, re.MULTILINE))
+    assert schema["properties"].keys() == {name for name in rows if not name.startswith("engage_")}
+    for name, option in schema["properties"].items():
+        if "default" in option:
+            assert rows[name].strip("`") == orjson.dumps(option["default"]).decode().strip('"')
+    gauges = {f"engage_log_{name}" for name in make_log("a:1", "t").gauges()}
+    assert {name for name in rows if name.startswith("engage_")} == gauges
+    refused = text[
+        text.index("## Settings that are refused") : text.index("## Settings of the brokers")
+    ]
+    for named in ("min.insync.replicas", "unclean.leader.election.enable", "cleanup.policy"):
+        assert f"| `{named}` |" in refused
+    for named in ("retention.bytes", "retention.ms", "message.timestamp.type"):
+        assert f"| `{named}` |" in refused
+
+
 def test_secrets_are_marked() -> None:
-    path = Path(__file__).parents[3] / "schemas/plugins/kafka.json"
-    schema = orjson.loads(path.read_bytes())
+    found: dict[str, Any] = {}
+    engage_register_log(lambda name, factory, schema: found.update({name: schema}))
+    schema = found["kafka"]
     secret = {
         name
         for name, value in schema["properties"].items()
