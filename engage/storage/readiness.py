@@ -83,7 +83,7 @@ class Readiness:
 
     def glance(self) -> bool:
         """Return what the last check found, and begin another one if it is not fresh."""
-        if not self._within(FRESH):
+        if not self._within(FRESH) and self._clock() - self._check_failed_at > FRESH:
             self._begin_check()
         return self._success_at is not None and not self._failing
 

@@ -381,6 +381,40 @@ async def until(state: Any, wanted: str) -> None:
             await asyncio.sleep(0.05)
 
 
+async def test_a_store_that_hangs_is_opened_again(tmp_path: Path) -> None:
+    """No write finds out that its connection is dead."""
+    valve, opened = Valve("check"), 0
+
+    def meddle(store: Any) -> None:
+        valve(store)
+        open_store = store.open
+
+        async def counted(*, create: bool) -> None:
+            nonlocal opened
+            opened += 1
+            await open_store(create=create)
+
+        store.open = counted
+
+    async with serving(
+        tmp_path, broker=MemoryBroker(), meddle=meddle, storage="write_timeout = 1.0"
+    ) as server:
+        assert (await readyz(server)).json["storage"] == "available"
+        assert opened == 1
+        valve.gate.clear()
+
+        async def shown() -> str:
+            answer = await readyz(server)
+            assert answer.status == 200
+            return str(answer.json["storage"])
+
+        await until(shown, "unavailable")
+        await eventually(lambda: opened > 1)
+        assert (await server.track()).status == 200
+        valve.gate.set()
+        await until(shown, "available")
+
+
 async def test_a_server_is_ready_while_its_log_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
