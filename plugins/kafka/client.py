@@ -41,16 +41,12 @@ _UNLIMITED: Final = 2**31 - 1
 _FETCH: Final = 1024 * 1024
 #: Seconds between two equal messages of aiokafka, which logs each attempt of each partition.
 _QUIET: Final = 60.0
+_GROUP: Final = "aiokafka.consumer.group_coordinator"
 _LOGGERS: Final = (
-    "aiokafka",
-    *(
-        "aiokafka.cluster",
-        "aiokafka.conn",
-        "aiokafka.producer.producer",
-        "aiokafka.producer.sender",
-    ),
+    *("aiokafka", "aiokafka.cluster", "aiokafka.conn"),
+    *("aiokafka.producer.producer", "aiokafka.producer.sender"),
     *("aiokafka.consumer.consumer", "aiokafka.consumer.fetcher"),
-    "aiokafka.consumer.group_coordinator",
+    *("aiokafka.consumer.subscription_state", _GROUP),
 )
 
 
@@ -65,6 +61,10 @@ class NoPlace(Exception):
     """The group has no committed place in a partition, which is the argument."""
 
 
+class TooFewBrokers(Exception):
+    """There are fewer brokers than a new topic is to have replicas. The argument says how many."""
+
+
 class SendFailed(Exception):
     """A batch may not be in the log, and this sender must not send to its partition any more.
 
@@ -77,16 +77,18 @@ class SendFailed(Exception):
 
 
 class _Rarely(logging.Filter):
-    """Passes an equal message once a minute."""
+    """Passes an equal warning once a minute, and no news except those of the group."""
 
     def __init__(self) -> None:
         super().__init__()
         self._passed: dict[str, float] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:
+        if record.levelno < logging.WARNING:
+            return record.levelno < logging.INFO or record.name == _GROUP
         now = time.monotonic()
         key = f"{record.name} {record.msg}"
-        if record.levelno >= logging.WARNING and now - self._passed.get(key, -_QUIET) < _QUIET:
+        if now - self._passed.get(key, -_QUIET) < _QUIET:
             return False
         self._passed[key] = now
         return True
@@ -103,12 +105,13 @@ def translated(what: str) -> Iterator[None]:
     """
     try:
         yield
-    except (StorageError, OutOfRange, NoPlace):
+    except (StorageError, OutOfRange, NoPlace, TooFewBrokers):
         raise
     except TimeoutError as error:
         raise StorageUnavailable(f"{what}: Kafka did not answer in time") from error
     except Exception as error:
-        raise StorageUnavailable(f"{what}: {type(error).__name__}: {error}") from error
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        raise StorageUnavailable(f"{what}: {reason}") from error
 
 
 def _common(address: Address, timeout: float) -> dict[str, Any]:
@@ -237,6 +240,7 @@ class Cluster:
     async def create(self, topic: NewTopic) -> None:
         """Create a topic, unless there is one.
 
+        :raises TooFewBrokers: if there are fewer brokers than replicas.
         :raises StorageUnavailable: with the reason, if it cannot be created.
         """
         made = _NewTopic(
@@ -245,6 +249,9 @@ class Cluster:
         async with self._calling(f"topic {topic.name} does not exist and cannot be created"):
             answer = await self._opened.create_topics([made])
             for _, code, *reason in answer.topic_errors:
+                if code == kafka_errors.InvalidReplicationFactorError.errno:
+                    cluster = await self._opened.describe_cluster()
+                    raise TooFewBrokers(len(cluster["brokers"]))
                 if code not in (0, kafka_errors.TopicAlreadyExistsError.errno):
                     raise kafka_errors.for_code(code)(*reason[:1])
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import logging
 import os
 from collections.abc import Mapping, Sequence
@@ -24,10 +25,10 @@ from engage.api import (
 )
 
 from .appending import NO_GAUGES, Appender
-from .client import Cluster, Member, Sender
+from .client import Cluster, Member, Sender, TooFewBrokers
 from .options import DEFAULT_TOPIC, Address, address
 from .reading import KafkaReader
-from .topics import DEFAULT_MESSAGE, retention, wanted, weaknesses
+from .topics import DEFAULT_MESSAGE, NewTopic, retention, wanted, weaknesses
 
 _log = logging.getLogger("engage.log.kafka")
 
@@ -136,7 +137,7 @@ class KafkaLog(EventLog):
             if not found:
                 if not self._create:
                     raise StorageMissing(f"topic {topic.name} does not exist")
-                await self._cluster.create(topic)
+                await self._make(topic)
                 found = await self._cluster.known(topic.name)
             if topic.name == self._topic:
                 self._partitions = len(found)
@@ -146,6 +147,21 @@ class KafkaLog(EventLog):
         assert self._appender is not None
         self._appender.max_batch = self._max_batch
         self._refusal = None
+
+    async def _make(self, topic: NewTopic) -> None:
+        try:
+            await self._cluster.create(topic)
+        except TooFewBrokers as error:
+            (brokers,) = error.args
+            if not self._allow_weak:
+                raise StorageUnavailable(
+                    f"topic {topic.name} cannot be created with {topic.replicas} replicas: "
+                    f"there are {brokers} brokers now"
+                ) from None
+            settings = {**topic.settings, "min.insync.replicas": "1"}
+            await self._cluster.create(
+                dataclasses.replace(topic, replicas=brokers, settings=settings)
+            )
 
     async def _inspect(self, topic: str, replicas: int) -> None:
         try:

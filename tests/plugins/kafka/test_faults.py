@@ -93,6 +93,47 @@ def test_a_node_is_stopped(kafka_nodes: kafka.Cluster) -> None:
     asyncio.run(run())
 
 
+def test_a_partition_without_a_leader_costs_only_its_own_requests(
+    kafka_nodes: kafka.Cluster,
+) -> None:
+    """The only replica of one partition is away for ten seconds."""
+    topic = kafka_nodes.make_topic(
+        topic_name(), partitions=3, replicas=1, config={"min.insync.replicas": "1"}
+    )
+    keys = {zlib.crc32(f"main:{key}".encode()) % 3: key for key in map(str, range(50))}
+
+    async def run() -> None:
+        servers = kafka_nodes.servers()
+        async with opened(servers, topic, seconds=3, allow_weak_acknowledgement=True) as log:
+            for key in keys.values():
+                await log.append([record(f"before {key}", key)])
+            leaders = kafka_nodes.leaders(topic)
+            lost = [number for number, leader in leaders.items() if leader == leaders[0]]
+            assert len(lost) < 3
+            await asyncio.to_thread(kafka_nodes.kill, leaders[0])
+            end = time.monotonic() + 10
+            good, bad = 0, 0
+            while time.monotonic() < end:
+                calls = [
+                    log.append([record(f"{number} {good}", key)]) for number, key in keys.items()
+                ]
+                done = await asyncio.gather(*calls, return_exceptions=True)
+                for number, one in zip(keys, done, strict=True):
+                    assert isinstance(one, StorageUnavailable) == (number in lost), (number, one)
+                good += 1
+                bad += len(lost)
+            assert bad
+            # By now the other nodes have noticed it.
+            with pytest.raises(StorageUnavailable, match="partition"):
+                await log.check()
+            kafka_nodes.start(leaders[0])
+            await until(log.check)
+            for key in keys.values():
+                await log.append([record(f"after {key}", key)])
+
+    asyncio.run(run())
+
+
 def test_connections_are_cut(kafka_nodes: kafka.Cluster) -> None:
     """Answers are lost, too: what is sent again is in the log once."""
     topic = topic_name()
@@ -155,8 +196,8 @@ def test_readers_are_killed(kafka_nodes: kafka.Cluster, tmp_path: Path) -> None:
     asyncio.run(run())
 
 
-def test_a_reader_survives_its_coordinator(kafka_nodes: kafka.Cluster) -> None:
-    """Each node is killed once, so the coordinator of the group is among them."""
+def test_the_coordinator_of_a_group_is_killed(kafka_nodes: kafka.Cluster) -> None:
+    """A reader that reads meanwhile goes on with another one."""
     topic = topic_name()
 
     async def run() -> None:
@@ -164,21 +205,27 @@ def test_a_reader_survives_its_coordinator(kafka_nodes: kafka.Cluster) -> None:
             reader = log.reader("g")
             await reader.open()
             found: set[str] = set()
-            async with writing(log, writers=2) as noted:
-                for node in kafka.NODES:
-                    await noted.more(200)
-                    await asyncio.to_thread(kafka_nodes.kill, node)
-                    kafka_nodes.start(node)
-                    await asyncio.to_thread(kafka_nodes.wait)
-            end = time.monotonic() + 60
-            while not noted.acknowledged <= found:
-                assert time.monotonic() < end
-                try:
+
+            async def read() -> None:
+                with contextlib.suppress(StorageUnavailable):
                     portion = await reader.read(max_records=1000, max_bytes=1 << 20, wait=0.5)
-                    found |= {one.record.value.decode() for one in portion.records}
+                    found.update(one.record.value.decode() for one in portion.records)
                     await reader.commit({one.partition: one.offset + 1 for one in portion.records})
-                except StorageUnavailable:
-                    continue
+
+            end = time.monotonic() + 60
+            async with writing(log, writers=2) as noted:
+                while len(found) < 500:
+                    await read()
+                groups = kafka_nodes.admin.describe_consumer_groups(["g"])
+                coordinator = groups["g"].result().coordinator.id
+                await asyncio.to_thread(kafka_nodes.kill, coordinator)
+                await noted.more(1000)
+                while len(found) < 2000:
+                    await read()
+                    assert time.monotonic() < end
+            while not noted.acknowledged <= found:
+                await read()
+                assert time.monotonic() < end
             await reader.close()
             assert noted.failures == 0
             assert found <= noted.sent

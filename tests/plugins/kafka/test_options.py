@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import re
 import sys
 from pathlib import Path
@@ -173,3 +174,19 @@ def test_secrets_are_marked() -> None:
     }
     assert secret == {"sasl_password", "tls_key_password"}
     assert schema["$defs"]["secret"]["writeOnly"] is True
+
+
+def test_warnings_of_the_client_are_logged_once_a_minute(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """It logs each attempt for each partition."""
+    make_log("127.0.0.1:1", "t")
+    client, group = logging.getLogger("aiokafka"), "aiokafka.consumer.group_coordinator"
+    caplog.set_level("INFO")
+    for number in range(5):
+        client.error("Unable to connect to %s", number)
+        client.info("nothing new")
+        logging.getLogger(group).info("joined")
+    assert caplog.messages.count("joined") == 5
+    assert "nothing new" not in caplog.messages
+    assert len([one for one in caplog.messages if one.startswith("Unable to connect")]) == 1

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from engage.api import Status, StorageIncompatible, StorageMissing, StorageUnavailable
-from engage_plugins.kafka.topics import retention, wanted, weaknesses
+from engage_plugins.kafka.client import Cluster, TooFewBrokers
+from engage_plugins.kafka.topics import NewTopic, retention, wanted, weaknesses
 from support import kafka
 from support.kafka_log import make_log, opened, record, topic_name, until
 
@@ -90,6 +91,36 @@ def test_missing_topics_are_created(kafka_nodes: kafka.Cluster) -> None:
         **safe(),
         "max.message.bytes": str(4 << 20),
     }
+
+
+@nodes
+@long
+def test_a_single_broker_is_enough_where_weak_settings_are_allowed(
+    kafka_nodes: kafka.Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create = Cluster.create
+
+    async def only_one(self: Cluster, new: NewTopic) -> None:
+        if new.replicas > 1:
+            raise TooFewBrokers(1)
+        await create(self, new)
+
+    monkeypatch.setattr(Cluster, "create", only_one)
+    topic = topic_name()
+
+    async def run() -> None:
+        # More brokers may come.
+        log = make_log(kafka_nodes.servers(), topic)
+        await log.open(create=True)
+        with pytest.raises(StorageUnavailable, match="3 replicas: there are 1 brokers"):
+            await log.append([record("a")])
+        await log.close()
+        async with opened(kafka_nodes.servers(), topic, allow_weak_acknowledgement=True) as log:
+            await log.check()
+            await log.append([record("a")])
+
+    asyncio.run(run())
+    assert kafka_nodes.settings(topic)["min.insync.replicas"] == "1"
 
 
 @nodes
