@@ -72,7 +72,7 @@ class LogReader(abc.ABC):
     async def read(self, *, max_records: int, max_bytes: int, wait: float) -> Portion:
         """Return the next records of the partitions that this member has now.
 
-        A record is returned once, unless its partition was given to another member and came back,
+        A record is returned once, unless the partitions were divided again before it was committed,
         or :meth:`rewind` was called. A call that is cancelled has returned none: the next call
         returns them.
 

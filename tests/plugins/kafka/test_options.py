@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -80,6 +81,14 @@ def test_a_missing_client_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "aiokafka", None)
     with pytest.raises(ConfigError, match=r"engage-server\[kafka\]"):
         _make({}, None)
+
+
+def test_the_client_is_imported_for_a_log_only() -> None:
+    code = (
+        "import sys; from engage.registry import load_plugins; "
+        "assert 'kafka' in load_plugins().logs; assert 'aiokafka' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
 @pytest.mark.kafka
