@@ -55,6 +55,9 @@ class Backlog:
     oldest_at: int | None
     #: How long the log keeps a record, in milliseconds; ``None``: without limit.
     retention: int | None
+    #: Partitions whose committed place is not in the log any more, as in :attr:`Portion.gaps`:
+    #: acknowledged events may be lost. A reader that commits again ends the gap.
+    gaps: Mapping[int, tuple[int, int]] = dataclasses.field(default_factory=dict)
 
 
 class LogReader(abc.ABC):

@@ -262,6 +262,8 @@ class LogReadTests:
         await reader.close()
         first = records[12].offset
         await asyncio.to_thread(bench.subject.expire, bench.options, {number: first})
+        assert (await log.backlog("g")).gaps == {number: (records[5].offset, first)}
+        assert (await log.backlog("new")).gaps == {}
         again = await bench.reader(log)
         found: list[ReadRecord] = []
         gaps: list[Mapping[int, tuple[int, int]]] = []
@@ -276,6 +278,8 @@ class LogReadTests:
         # A group that has no place yet has lost nothing.
         assert names(await bench.take(await bench.reader(log, "new"), 8)) == names(found)
         assert (await log.backlog("g")).records == 8
+        await again.commit({number: first})
+        assert (await log.backlog("g")).gaps == {}
 
     @on_log
     async def test_a_closed_reader_raises(self, bench: LogBench) -> None:

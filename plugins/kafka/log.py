@@ -274,8 +274,9 @@ class KafkaLog(EventLog):
 
     async def backlog(self, group: str) -> Backlog:
         numbers = await self._numbers()
-        places, ends, firsts = await asyncio.gather(
-            self._cluster.committed(self._topic, group, numbers),
+        # The places first: what is committed meanwhile may be after an end that was read before.
+        places = await self._cluster.committed(self._topic, group, numbers)
+        ends, firsts = await asyncio.gather(
             self._cluster.ends(self._topic, numbers),
             self._cluster.firsts(self._topic, numbers),
         )
@@ -295,6 +296,11 @@ class KafkaLog(EventLog):
             records=sum(ends[number] - place for number, place in late.items()),
             oldest_at=min(known.values(), default=None),
             retention=self._retention,
+            gaps={
+                number: (place, firsts[number])
+                for number, place in places.items()
+                if number in firsts and not firsts[number] <= place <= ends[number]
+            },
         )
 
     async def _numbers(self) -> list[int]:

@@ -204,13 +204,17 @@ def committed_places(db, group):
 
 
 def count_backlog(db, group):
-    committed, count, times = committed_places(db, group), 0, []
+    committed, count, times, gaps = committed_places(db, group), 0, [], {}
     for number, end in next_places(db).items():
-        place = max(committed.get(number, 0), first_place(db, number, 0))
+        first = first_place(db, number, 0)
+        place = committed.get(number, first)
+        if place < first:
+            gaps[number], place = (place, first), first
         count += end - place
         query = "SELECT appended_at FROM records WHERE partition = ? AND place >= ? LIMIT 1"
         times += [at for (at,) in db.execute(query, (number, place))]
-    return api.Backlog(records=count, oldest_at=min(times, default=None), retention=None)
+    oldest = min(times, default=None)
+    return api.Backlog(records=count, oldest_at=oldest, retention=None, gaps=gaps)
 
 
 def packed(headers):

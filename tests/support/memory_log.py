@@ -366,13 +366,18 @@ class MemoryLog(EventLog):
     async def backlog(self, group: str) -> Backlog:
         await self.enter("backlog")
         committed = self.broker.committed(group)
-        records, oldest = 0, []
+        records, oldest, gaps = 0, [], {}
         for number, end in self.broker.ends().items():
             place = max(committed.get(number, 0), self.broker.first(number))
+            if number in committed and committed[number] < place:
+                gaps[number] = (committed[number], place)
             records += end - place
             oldest += [one.appended_at for one in self.broker.after(number, place, 1)]
         return Backlog(
-            records=records, oldest_at=min(oldest, default=None), retention=self.broker.retention
+            records=records,
+            oldest_at=min(oldest, default=None),
+            retention=self.broker.retention,
+            gaps=gaps,
         )
 
     def reader(self, group: str, *, since: int | None = None) -> LogReader:
