@@ -5,18 +5,27 @@ from __future__ import annotations
 
 import asyncio
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
 import click
 
-from engage.api import BudgetName, BudgetUse, DeadLetterStore
+from engage.api import (
+    BudgetName,
+    BudgetUse,
+    DeadLetterStore,
+    EngageError,
+    StorageMissing,
+    StorageUnavailable,
+)
 from engage.cli.common import config_option, opened, registry_of, safe
 from engage.config import Config, load
 from engage.registry import Registry
 from engage.storage.budgets import use_ratio
 from engage.storage.keys import EffectiveKeys, list_keys
+from engage.storage.log_progress import Progress, read_progress
 
 #: The budgets of dead letters are shown from this ratio on.
 SHOWN_RATIO: Final = 0.8
@@ -32,7 +41,7 @@ LETTERS: Final[Mapping[BudgetName, str]] = {
 @config_option
 @click.pass_context
 def check(ctx: click.Context, config_path: Path) -> None:
-    """Check the config, the plugins and the storage."""
+    """Check the config, the plugins, the storage, and the log if there is one."""
     config = load(config_path)
     _print("config", f"{config_path}, {_count(len(config.workspaces), 'workspace')}")
     for workspace in config.workspaces:
@@ -52,6 +61,9 @@ def check(ctx: click.Context, config_path: Path) -> None:
     registry.make_transforms(config)
     registry.make_observers(config)
     _print("plugins", f"{_count(len(registry.plugins), 'plugin')} installed")
+    progress = asyncio.run(_log(registry, config))
+    if progress is not None:
+        _show_progress(config, progress)
     uses, write_keys = asyncio.run(_storage(registry, config))
     _print("storage", f"{config.storage.backend}: open, accepts events")
     _show_keys(config, write_keys)
@@ -66,8 +78,43 @@ def check(ctx: click.Context, config_path: Path) -> None:
                 f" {use.size >> 20} of {size >> 20} MiB"
                 + ("; no more are kept" if use.count >= count else ""),
             )
+    if progress is not None and (progress.error is not None or progress.gaps):
+        raise EngageError(progress.alarms[0])
     if sys.stdout.isatty():
         click.secho("Everything is fine.", fg="green")
+
+
+def _show_progress(config: Config, progress: Progress) -> None:
+    """Print how far the loaders are, and what needs attention."""
+    assert config.log is not None
+    if progress.error is None:
+        loaded = "everything is loaded"
+        if progress.records:
+            oldest = f", the oldest {progress.seconds:.0f} s ago" if progress.seconds else ""
+            loaded = f"{_count(progress.records, 'record')} not loaded yet{oldest}"
+        _print("log", f"{config.log.backend}: open, accepts events; {loaded}")
+    for alarm in progress.alarms:
+        _print("warning", alarm)
+
+
+async def _log(registry: Registry, config: Config) -> Progress | None:
+    """Return how far the loaders are; ``None`` if there is no log.
+
+    :raises StorageIncompatible: if a server would not start on this log.
+    """
+    log = registry.make_log(config)
+    if log is None or config.log is None:
+        return None
+    seconds = config.storage.write_timeout
+    try:
+        await log.open(create=False)
+        await log.check()
+        now = time.time_ns() // 1_000_000
+        return await read_progress(log, config.log, now=now, seconds=seconds)
+    except (StorageMissing, StorageUnavailable) as error:
+        return Progress(backlog=None, error=str(error))
+    finally:
+        await log.close()
 
 
 def _show_keys(config: Config, found: EffectiveKeys) -> None:

@@ -78,6 +78,14 @@ def percent(part: float, whole: float) -> str:
     return f"{share:.1g}\u202f%" if 0 < share < 1 else f"{share:.0f}\u202f%"
 
 
+def span(seconds: float) -> str:
+    """Return a duration in one unit: ``3 s``, ``12 min``, ``5 h``, ``3 days``."""
+    for limit, unit in ((2 * 86_400, "days"), (2 * 3600, "h"), (120, "min")):
+        if seconds >= limit:
+            return f"{seconds // (limit // 2):.0f}\u202f{unit}"
+    return f"{seconds:.0f}\u202fs"
+
+
 def compact(value: float) -> str:
     """Return a number in few characters: ``41 k``."""
     for limit, unit in ((1_000_000, "M"), (1000, "k")):

@@ -28,6 +28,7 @@ from engage.console.reader import Reader
 from engage.console.services import Console
 from engage.console.sessions import Sessions
 from engage.http1.sockets import listen
+from engage.storage.log_progress import LogProgress
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -64,6 +65,11 @@ def make_console(
     proxies = tuple(ipaddress.ip_network(one) for one in config.server.trusted_proxies)
     reader = Reader(config.storage.write_timeout, clock=clock)
     records = app.store if isinstance(app.store, RecordStore) else None
+    log = registry.make_log(config)
+    loading: LogProgress | None = None
+    if log is not None and config.log is not None:
+        timeout = config.storage.write_timeout
+        loading = LogProgress(log, config.log, clock=lambda: round(clock() * 1000), timeout=timeout)
     return Console(
         config=config,
         settings=settings,
@@ -77,6 +83,7 @@ def make_console(
         throttle=Throttle(),
         sessions=Sessions(records, reader, password=settings.password, clock=clock),
         jobs=Jobs(app.store, app.replays, clock=app.clock),
+        loading=loading,
         clock=clock,
     )
 

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from engage.console.sessions import Sessions
     from engage.pipeline.keys import KeyTable
     from engage.registry import Registry
+    from engage.storage.log_progress import LogProgress
 
 __all__ = ["Console", "Requests"]
 
@@ -90,6 +91,8 @@ class Console:
     throttle: Throttle
     #: The requests that are being answered.
     requests: Requests = dataclasses.field(default_factory=Requests)
+    #: How far the loaders are; ``None``: there is no log.
+    loading: LogProgress | None = None
     #: Deletes old records.
     housekeeping: asyncio.Task[None] | None = None
     #: The time in seconds since 1970.
@@ -113,6 +116,8 @@ class Console:
         if self.housekeeping is not None:
             self.housekeeping.cancel()
             await asyncio.wait([self.housekeeping])
+        if self.loading is not None:
+            await self.loading.close()
         await self.live.close()
         await self.jobs.close()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from engage.console.formats import percent, plural
+from engage.console.formats import percent, plural, span
 
 
 @pytest.mark.parametrize(
@@ -20,3 +20,11 @@ def test_a_count_has_the_right_noun() -> None:
     assert plural(1, "event") == "1 event"
     assert plural(0, "event") == "0 events"
     assert plural(2000, "reply", "replies") == "2\u202f000 replies"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "shown"),
+    [(0, "0 s"), (119.4, "119 s"), (120, "2 min"), (7200, "2 h"), (604_800, "7 days")],
+)
+def test_a_duration_has_one_unit(seconds: float, shown: str) -> None:
+    assert span(seconds) == shown.replace(" ", "\u202f")

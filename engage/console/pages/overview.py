@@ -9,12 +9,13 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 from engage.api import DeadLetterStore, StorageUnavailable
 from engage.console.base import ConsoleHandler
-from engage.console.formats import number, percent, plural, size, visible
+from engage.console.formats import number, percent, plural, size, span, visible
 from engage.console.history import OUTCOMES, RANGES, Overview, overview
 from engage.console.live import Wanted
 from engage.console.snippets import server_url, snippets
 from engage.console.sparks import spark_area, spark_line
 from engage.storage.letter_groups import group_letters
+from engage.storage.log_progress import Progress
 
 __all__ = ["OverviewHandler", "OverviewJsonHandler"]
 
@@ -26,6 +27,8 @@ GROUPS: Final = 3
 #: Points of a sparkline, and letters that are read for the strip.
 POINTS: Final = 60
 LETTERS: Final = 400
+#: Seconds that the loaders are behind the log from which on that is in the strip.
+LATE: Final = 60
 #: Below this, the disk is in the strip.
 LOW_DISK: Final = 2 * 1024**3
 
@@ -137,6 +140,13 @@ def figures(
     return found, keys[:12]
 
 
+def _not_loaded(progress: Progress, href: str) -> Figure:
+    """Return what the log has and the storage has not."""
+    value = "–" if progress.backlog is None else number(progress.records)
+    sub = f"the oldest {span(progress.seconds)} ago" if progress.records else "in the log"
+    return Figure("Not loaded", value, sub, "", "", "", href)
+
+
 def _sum(values: Sequence[float | None]) -> float | None:
     known = [value for value in values if value is not None]
     return sum(known) if known else None
@@ -197,16 +207,20 @@ class OverviewHandler(_Reads):
         data = await self.history()
         arrived = live.rows(Wanted(workspace_id=workspace))
         rows = arrived[:NEWEST]
+        progress = None if self.console.loading is None else await self.console.loading.read()
         # Someone whose first events were all rejected still needs the lines that send a valid one.
         has_any = (
             any(row.status != "rejected" for row in arrived)
             or len(arrived) > FIRST
             or (data is not None and any(data.outcomes["stored"]))
+            or (progress is not None and bool(progress.records or progress.alarms))
         )
         found: list[Figure] = []
         keys: list[dict[str, Any]] = []
         if data is not None:
             found, keys = figures(self, data, workspace)
+            if progress is not None:
+                found.append(_not_loaded(progress, self.link("system", workspace=workspace)))
         enabled = [key for key in self.console.keys.of(self.workspace.id) if not key.disabled]
         url = server_url(self.console.config)
         self.page(
@@ -226,12 +240,12 @@ class OverviewHandler(_Reads):
             rows=rows,
             last=live.last,
             refused=live.refused(workspace),
-            notices=await self._notices(data) if has_any else [],
+            notices=await self._notices(data, progress) if has_any else [],
             table=[] if data is None else table_of(data),
             milliseconds=milliseconds,
         )
 
-    async def _notices(self, data: Overview | None) -> list[Notice]:
+    async def _notices(self, data: Overview | None, progress: Progress | None) -> list[Notice]:
         workspace = self.workspace.id
         store = self.console.store
         found: list[Notice] = []
@@ -258,6 +272,12 @@ class OverviewHandler(_Reads):
             href = self.link("live", workspace=workspace)
             text = f"{count} had an unknown or disabled write key"
             found.append(Notice("refused", text, href, "Live"))
+        if progress is not None:
+            href = self.link("system", workspace=workspace)
+            found += [Notice("bad", visible(one)[:300], href, "System") for one in progress.alarms]
+            if progress.seconds >= LATE:
+                text = f"The loaders are {span(progress.seconds)} behind: is engage load running?"
+                found.append(Notice("warn", text, href, "System"))
         free = store.gauges().get("free_bytes")
         if free is not None and free < LOW_DISK:
             href = self.link("system", workspace=workspace)

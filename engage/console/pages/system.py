@@ -3,13 +3,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Final
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from engage.api import CountStore, DeadLetterStore
 from engage.console.base import ConsoleHandler
 from engage.console.budgets import Budget, budgets_of
-from engage.console.formats import number, size
+from engage.console.formats import number, plural, size, span
 from engage.monitoring.history import MINUTE, UP
 
 if TYPE_CHECKING:
@@ -26,6 +26,14 @@ BUDGETS: Final[Mapping[str, str]] = {
     "webhook": "Webhook deliveries",
     "conflict": "Conflicting message ids",
 }
+
+
+class LogCard(NamedTuple):
+    """What the page shows of the log."""
+
+    answers: bool
+    facts: Mapping[str, str]
+    alarms: Sequence[str]
 
 
 class SystemHandler(ConsoleHandler):
@@ -50,7 +58,23 @@ class SystemHandler(ConsoleHandler):
             budget_names=BUDGETS,
             warnings=list(_warnings(console.config)) + list(console.app.keys.problems),
             settings=_settings(console.config),
+            log=await self._log_card(),
         )
+
+    async def _log_card(self) -> LogCard | None:
+        """Return the card of the log; ``None``: there is none."""
+        config, loading = self.console.config.log, self.console.loading
+        if config is None or loading is None:
+            return None
+        progress = await loading.read()
+        facts = {"Plugin": config.backend, "Group of the loaders": config.group}
+        if progress.backlog is not None:
+            kept = progress.backlog.retention
+            facts["Not loaded"] = plural(progress.records, "record")
+            if progress.records:
+                facts["Oldest of them"] = f"{span(progress.seconds)} old"
+            facts["Records are kept"] = "indefinitely" if kept is None else span(kept / 1000)
+        return LogCard(progress.error is None, facts, progress.alarms)
 
     async def _processes(self) -> Mapping[str, int] | None:
         """Return version → processes that wrote to the history lately; ``None``: unknown."""
