@@ -25,7 +25,7 @@ from engage.config import Config, load
 from engage.registry import Registry
 from engage.storage.budgets import use_ratio
 from engage.storage.keys import EffectiveKeys, list_keys
-from engage.storage.log_progress import Progress, read_progress
+from engage.storage.log_progress import Progress, past_gaps, read_progress
 
 #: The budgets of dead letters are shown from this ratio on.
 SHOWN_RATIO: Final = 0.8
@@ -64,8 +64,10 @@ def check(ctx: click.Context, config_path: Path) -> None:
     progress = asyncio.run(_log(registry, config))
     if progress is not None:
         _show_progress(config, progress)
-    uses, write_keys = asyncio.run(_storage(registry, config))
+    uses, write_keys, gaps = asyncio.run(_storage(registry, config))
     _print("storage", f"{config.storage.backend}: open, accepts events")
+    for gap in gaps:
+        _print("warning", gap)
     _show_keys(config, write_keys)
     budget = config.limits.dead_letter_budget
     for use in uses:
@@ -109,8 +111,7 @@ async def _log(registry: Registry, config: Config) -> Progress | None:
     try:
         await log.open(create=False)
         await log.check()
-        now = time.time_ns() // 1_000_000
-        return await read_progress(log, config.log, now=now, seconds=seconds)
+        return await read_progress(log, config.log, now=_now(), seconds=seconds)
     except (StorageMissing, StorageUnavailable) as error:
         return Progress(backlog=None, error=str(error))
     finally:
@@ -137,11 +138,21 @@ def _show_keys(config: Config, found: EffectiveKeys) -> None:
         _print("warning", problem)
 
 
-async def _storage(registry: Registry, config: Config) -> tuple[Sequence[BudgetUse], EffectiveKeys]:
+async def _storage(
+    registry: Registry, config: Config
+) -> tuple[Sequence[BudgetUse], EffectiveKeys, Sequence[str]]:
     async with opened(registry, config) as store:
         await store.check()
         uses = await store.budget_use() if isinstance(store, DeadLetterStore) else ()
-        return uses, await list_keys(store, config.workspaces)
+        keys = await list_keys(store, config.workspaces)
+        gaps: Sequence[str] = ()
+        if config.log is not None:
+            gaps = await past_gaps(store, now=_now())
+        return uses, keys, gaps
+
+
+def _now() -> int:
+    return time.time_ns() // 1_000_000
 
 
 def _count(number: int, noun: str) -> str:

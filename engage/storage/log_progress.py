@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import datetime
 from typing import TYPE_CHECKING, Final
 
-from engage.api import Backlog, EventLog, StorageError
+import orjson
+
+from engage.api import Backlog, EventLog, EventStore, RecordStore, StorageError
 from engage.storage.time_limit import within
 
 if TYPE_CHECKING:
@@ -18,8 +21,12 @@ if TYPE_CHECKING:
 
     from engage.config import LogConfig
 
-__all__ = ["LogProgress", "Progress", "read_progress"]
+__all__ = ["GAP_DAYS", "GAP_RECORD", "LogProgress", "Progress", "past_gaps", "read_progress"]
 
+#: The kind of the records in which the loaders keep the gaps that they met.
+GAP_RECORD: Final = "log_gap"
+#: Days for which a gap is shown after the loaders have gone on.
+GAP_DAYS: Final = 14
 #: Seconds for which pages show the same reading, and the same failure.
 _FRESH: Final = 2.0
 _FAILED: Final = 10.0
@@ -96,6 +103,31 @@ async def read_progress(log: EventLog, config: LogConfig, *, now: int, seconds: 
     age = max(0, now - backlog.oldest_at)
     limit = None if backlog.retention is None else backlog.retention * config.lag_percent / 100
     return Progress(backlog=backlog, seconds=age / 1000, overdue=limit is not None and age > limit)
+
+
+async def past_gaps(store: EventStore, *, now: int) -> Sequence[str]:
+    """Return the gaps that the loaders met in the last days, newest first, each in one line.
+
+    :param now: milliseconds since 1970 UTC.
+    :raises StorageUnavailable: if the store does not answer.
+    """
+    if not isinstance(store, RecordStore):
+        return []
+    page = await store.list_records(GAP_RECORD, limit=1000)
+    recent = [one for one in page.items if one.at >= now - GAP_DAYS * 86_400_000]
+    lines = []
+    for record in sorted(recent, key=lambda one: one.at, reverse=True)[:_NAMED]:
+        body = orjson.loads(record.body)
+        partition, expected, first = body["partition"], body["expected"], body["first"]
+        when = datetime.datetime.fromtimestamp(record.at / 1000, datetime.UTC)
+        lines.append(
+            f"acknowledged events may be lost: {max(first - expected, 0)} records of partition"
+            f" {partition}, from {expected} on, were not in the log any more when a loader came to"
+            f" them ({when:%Y-%m-%d %H:%M} UTC)"
+        )
+    if len(recent) > _NAMED:
+        lines.append(f"{len(recent) - _NAMED} more gaps in the log")
+    return lines
 
 
 class LogProgress:

@@ -6,13 +6,15 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+import orjson
 import pytest
 from click.testing import CliRunner, Result
 
-from engage.api import LogRecord
+from engage.api import EventStore, LogRecord, Record, RecordStore
 from engage.cli import main
 from engage.config import Config, load
 from engage.registry import Registry
+from support.console import on_store
 from support.exports import registry
 from support.memory_log import MemoryBroker, MemoryLog
 from support.server_process import config_text
@@ -87,6 +89,31 @@ def test_a_gap_makes_check_fail(config: Path, broker: MemoryBroker) -> None:
     assert "\nstorage\tsqlite: open" in result.stdout
     broker.commit("engage", {1: 3})
     assert check(config).exit_code == 0
+
+
+def test_a_gap_is_shown_after_the_loaders_have_gone_on(config: Path, broker: MemoryBroker) -> None:
+    now = broker.clock()
+    for partition in range(8):
+        keep_gap(config, partition, now - partition * 60_000)
+    keep_gap(config, 9, now - 15 * 86_400_000)
+    result = check(config)
+    assert result.exit_code == 0
+    lines = [line for line in result.stdout.splitlines() if line.startswith("warning\t")]
+    assert len(lines) == 6
+    assert "acknowledged events may be lost: 3 records of partition 0, from 5 on" in lines[0]
+    assert lines[5] == "warning\t3 more gaps in the log"
+
+
+def keep_gap(config: Path, partition: int, at: int) -> None:
+    """Keep a gap as a loader does."""
+    body = orjson.dumps({"partition": partition, "expected": 5, "first": 8})
+    record = Record(kind="log_gap", workspace_id="", id=f"{partition}-5", body=body, at=at)
+
+    async def put(store: EventStore) -> None:
+        assert isinstance(store, RecordStore)
+        await store.put_record(record)
+
+    on_store(config, put)
 
 
 @pytest.mark.parametrize("what", ["down", "leaderless", "missing"])

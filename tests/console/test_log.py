@@ -12,7 +12,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from engage.api import LogRecord
+from engage.api import LogRecord, Record
 from engage.config import Config
 from engage.console.services import Console
 from engage.registry import Registry
@@ -77,6 +77,7 @@ async def test_the_loaders_are_shown(tmp_path: Path, broker: MemoryBroker) -> No
 
 async def test_an_alarm_is_on_both_pages(tmp_path: Path, broker: MemoryBroker) -> None:
     async with signed_in(tmp_path) as here:
+        console = here[0]
         for _ in range(3):
             append(broker)
         broker.commit("engage", {1: 1})
@@ -85,6 +86,16 @@ async def test_an_alarm_is_on_both_pages(tmp_path: Path, broker: MemoryBroker) -
             shown = await text(*here, page)
             assert "acknowledged events may be lost" in shown
             assert "partition 1 (expected 1, begins at 2)" in shown
+        broker.commit("engage", {1: 2})
+        records = console.records
+        assert records is not None
+        body = b'{"partition": 1, "expected": 1, "first": 2}'
+        await records.put_record(
+            Record(kind="log_gap", workspace_id="", id="1-1", body=body, at=broker.clock())
+        )
+        for page in ("", "system"):
+            shown = await text(*here, page)
+            assert "acknowledged events may be lost: 1 records of partition 1, from 1" in shown
         broker.down = True
         for page in ("", "system"):
             assert "the log is not available: the broker is down" in await text(*here, page)

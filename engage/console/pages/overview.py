@@ -15,7 +15,7 @@ from engage.console.live import Wanted
 from engage.console.snippets import server_url, snippets
 from engage.console.sparks import spark_area, spark_line
 from engage.storage.letter_groups import group_letters
-from engage.storage.log_progress import Progress
+from engage.storage.log_progress import Progress, past_gaps
 
 __all__ = ["OverviewHandler", "OverviewJsonHandler"]
 
@@ -274,7 +274,9 @@ class OverviewHandler(_Reads):
             found.append(Notice("refused", text, href, "Live"))
         if progress is not None:
             href = self.link("system", workspace=workspace)
-            found += [Notice("bad", visible(one)[:300], href, "System") for one in progress.alarms]
+            now = round(self.console.clock() * 1000)
+            alarms = [*progress.alarms, *(await self.read(past_gaps(store, now=now)) or ())]
+            found += [Notice("bad", visible(one)[:300], href, "System") for one in alarms]
             if progress.seconds >= LATE:
                 text = f"The loaders are {span(progress.seconds)} behind: is engage load running?"
                 found.append(Notice("warn", text, href, "System"))

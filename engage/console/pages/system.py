@@ -11,6 +11,7 @@ from engage.console.base import ConsoleHandler
 from engage.console.budgets import Budget, budgets_of
 from engage.console.formats import number, plural, size, span
 from engage.monitoring.history import MINUTE, UP
+from engage.storage.log_progress import past_gaps
 
 if TYPE_CHECKING:
     from engage.config import Config
@@ -74,7 +75,9 @@ class SystemHandler(ConsoleHandler):
             if progress.records:
                 facts["Oldest of them"] = f"{span(progress.seconds)} old"
             facts["Records are kept"] = "indefinitely" if kept is None else span(kept / 1000)
-        return LogCard(progress.error is None, facts, progress.alarms)
+        now = round(self.console.clock() * 1000)
+        gaps = await self.read(past_gaps(self.console.store, now=now))
+        return LogCard(progress.error is None, facts, [*progress.alarms, *(gaps or ())])
 
     async def _processes(self) -> Mapping[str, int] | None:
         """Return version → processes that wrote to the history lately; ``None``: unknown."""
