@@ -28,7 +28,7 @@ _BATCH: Final = 1024 * 1024
 _BATCH_HEADER: Final = 61
 _RECORD_OVERHEAD: Final = 36
 _HEADER_OVERHEAD: Final = 10
-#: A sender is replaced after so many records.
+#: The number of records after which a sender is replaced.
 _MAX_SENT: Final = 2**30
 #: Seconds between two attempts.
 _PAUSE: Final = 0.2
@@ -100,7 +100,7 @@ class _Lane:
         """Add records to the queue."""
         queue = self.queue
         while queue and queue[0].call.done.done():
-            # Nobody waits for them any more. Otherwise they would pile up during an outage.
+            # Their call has ended. Otherwise, records would pile up during an outage.
             queue.popleft()
         queue.append(share)
         self.filled.set()
@@ -119,7 +119,7 @@ class _Lane:
         while queue:
             share = queue[0]
             if share.call.done.done():
-                # It has failed, or its caller does not wait any more.
+                # The call has failed, or was cancelled.
                 queue.popleft()
                 continue
             records, first = share.records, share.next

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The only module that imports aiokafka: connections, errors, time limits.
 
-Three kinds of clients: :class:`Cluster` asks and changes, :class:`Sender` appends,
+Three kinds of clients: :class:`Cluster` looks up and administers, :class:`Sender` appends,
 :class:`Member` reads as a member of a group.
 
 Length: one file shows all that engage needs of aiokafka, and what has to change when it does.
@@ -33,7 +33,7 @@ _log = logging.getLogger("engage.log.kafka")
 _SESSION: Final = 6000
 _HEARTBEAT: Final = 1500
 #: Seconds of a request of a member: the answer to that which joins the group waits until all other
-#: members have joined again or are given up, and in a new group three seconds more.
+#: members have joined again or have lost their place, and in a new group three seconds more.
 _JOIN: Final = 10.0
 #: As milliseconds, a member keeps its partitions however long the storage takes.
 _UNLIMITED: Final = 2**31 - 1
@@ -62,7 +62,7 @@ class NoPlace(Exception):
 
 
 class TooFewBrokers(Exception):
-    """There are fewer brokers than a new topic is to have replicas. The argument says how many."""
+    """There are fewer brokers, the argument, than a new topic is to have replicas."""
 
 
 class SendFailed(Exception):
@@ -344,7 +344,7 @@ class Cluster:
 class Sender:
     """An idempotent producer: the brokers ignore what it sends a second time.
 
-    It sends one batch of a partition at a time; the caller waits for it. aiokafka gives up a second
+    It sends one batch of a partition at a time; the caller waits for it. aiokafka drops a second
     one far too early (``MessageAccumulator.add_batch`` subtracts the same time again and again).
     A batch that failed leaves a hole in the numbers of its partition, so a new sender is needed.
     """
@@ -436,6 +436,7 @@ class Member(ConsumerRebalanceListener):  # type: ignore[misc] # aiokafka has no
             rebalance_timeout_ms=_SESSION,
             max_poll_interval_ms=_UNLIMITED,
             max_partition_fetch_bytes=max(_FETCH, max_batch),
+            fetch_max_bytes=max(8 * _FETCH, max_batch),
         )
 
     async def start(self, seconds: float) -> None:
@@ -452,7 +453,7 @@ class Member(ConsumerRebalanceListener):  # type: ignore[misc] # aiokafka has no
             async with asyncio.timeout(seconds):
                 await consumer.stop()
         except Exception:
-            # Its coordinator cannot be told. Without this, its connections would stay open.
+            # Its coordinator cannot be reached. Without this, its connections would stay open.
             for part in (consumer._fetcher, consumer._client):
                 with contextlib.suppress(Exception):
                     async with asyncio.timeout(1.0):

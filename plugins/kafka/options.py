@@ -75,7 +75,7 @@ def _tls(options: Mapping[str, Any], base_dir: Path) -> ssl.SSLContext | None:
         if key is not None:
             raise ConfigError("tls_key: needs tls_certificate")
         return context
-    # A function, because OpenSSL would otherwise ask for a missing password at the terminal.
+    # Without a password, OpenSSL would read one from the terminal.
     password = options.get("tls_key_password", "")
     try:
         context.load_cert_chain(certificate, key, lambda: password)

@@ -147,7 +147,7 @@ class KafkaReader(LogReader):
         """Continue at the first record of a partition whose place is not in the log.
 
         That is right even if the place is after the *end*: the log was replaced by another one, or
-        an unclean election cut it off, and nobody knows which of its records were read.
+        an unclean election cut it off, and it is unknown which of its records were read.
         """
         first = (await self._cluster.firsts(self._topic, [partition]))[partition]
         if first == expected:

@@ -64,7 +64,7 @@ class Noted:
     slowest: float = 0.0
 
     async def more(self, count: int, *, seconds: float = 60) -> None:
-        """Wait until so many more records are acknowledged."""
+        """Wait until this number of further records is acknowledged."""
         target = len(self.acknowledged) + count
         async with asyncio.timeout(seconds):
             while len(self.acknowledged) < target:  # noqa: ASYNC110

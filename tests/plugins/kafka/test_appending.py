@@ -56,7 +56,7 @@ async def test_a_process_that_was_forked_must_open_the_log_itself(
 
 
 async def test_a_call_that_is_not_acknowledged_in_time_fails() -> None:
-    """Its records are sent by nobody later, so a broker that is away for long costs no memory."""
+    """Its records are not sent later, so a broker that is away for long costs no memory."""
     with kafka.mock(1) as servers:
         log = make_log(servers, "events", timeout=1, **WEAK)
         await log.open(create=True)

@@ -165,7 +165,7 @@ async def test_a_call_waits_only_for_its_own_partitions() -> None:
         await asyncio.gather(stuck, return_exceptions=True)
 
 
-async def test_what_nobody_waits_for_is_not_sent() -> None:
+async def test_the_records_of_a_call_that_ended_are_not_sent() -> None:
     broker = Broker()
     async with appender(broker, seconds=0.05) as log:
         broker.open.clear()
