@@ -147,6 +147,15 @@ class History(Metrics):
     def log_error(self) -> None:
         self._inner.log_error()
 
+    def loaded(self, outcome: str, count: int = 1) -> None:
+        self._inner.loaded(outcome, count)
+
+    def gap(self, records: int) -> None:
+        self._inner.gap(records)
+
+    def paused(self, partitions: int) -> None:
+        self._inner.paused(partitions)
+
     def log(self, gauges: Mapping[str, float]) -> None:
         self._inner.log(gauges)
 

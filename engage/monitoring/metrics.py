@@ -52,6 +52,11 @@ SIZE_BUCKETS = (1, 2, 5, 10, 25, 50, 100, 250, 500, 1000, 2500, 5000, 10000)
 #: Seconds until what was counted is passed on to ``prometheus_client``.
 FLUSH_SECONDS: Final = 0.1
 
+#: What becomes of a record that a loader reads.
+LOAD_OUTCOMES = (
+    *("stored", "duplicate", "conflict", "refused"),
+    *("damaged", "letter", "skipped"),
+)
 #: Values of the label ``type``; any other type is counted as ``other``.
 TYPES = frozenset({*EVENT_TYPES, "subscription"})
 
@@ -119,6 +124,19 @@ class Metrics:
         :param gauges: as in :meth:`storage`.
         """
 
+    def loaded(self, outcome: str, count: int = 1) -> None:
+        """Count records that a loader has read from the log.
+
+        :param outcome: ``stored``, ``duplicate``, ``conflict``, ``refused``, ``damaged``,
+            ``letter`` (a dead letter of a server) or ``skipped``.
+        """
+
+    def gap(self, records: int) -> None:
+        """Count records that the log deleted before a loader had read them."""
+
+    def paused(self, partitions: int) -> None:
+        """Set the number of partitions that this loader cannot read on."""
+
     def dead_letter(self, reason: str, count: int = 1) -> None:
         """Count refused events that were kept as dead letters.
 
@@ -173,6 +191,33 @@ class _Appends:
         )
         self.errors = Counter(
             "engage_log_errors", "Calls of the log that failed", registry=registry
+        )
+
+
+class _Loads:
+    """What is counted about the records that a loader reads."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        from prometheus_client import Counter, Gauge
+
+        self.records = Counter(
+            "engage_loaded_records",
+            "Records of the log by what became of them",
+            ["outcome"],
+            registry=registry,
+        )
+        for outcome in LOAD_OUTCOMES:
+            self.records.labels(outcome)
+        self.gaps = Counter(
+            "engage_log_gap_records",
+            "Records that the log deleted before they were loaded",
+            registry=registry,
+        )
+        self.paused = Gauge(
+            "engage_log_paused_partitions",
+            "Partitions that are not loaded because of a record of an unknown version",
+            multiprocess_mode="livesum",
+            registry=registry,
         )
 
 
@@ -270,6 +315,8 @@ class PrometheusMetrics(Metrics):
         # Made by the first call, so that a server without a log does not show them.
         self._log: dict[str, Gauge] = {}
         self._appends: _Appends | None = None
+        # Made by a loader only.
+        self._loads: _Loads | None = None
 
     def request(self, route: str, status: int, seconds: float) -> None:
         key = route, status
@@ -324,6 +371,15 @@ class PrometheusMetrics(Metrics):
     def log_error(self) -> None:
         (self._appends or self._with_log()).errors.inc()
 
+    def loaded(self, outcome: str, count: int = 1) -> None:
+        (self._loads or self._with_loads()).records.labels(outcome).inc(count)
+
+    def gap(self, records: int) -> None:
+        (self._loads or self._with_loads()).gaps.inc(records)
+
+    def paused(self, partitions: int) -> None:
+        (self._loads or self._with_loads()).paused.set(partitions)
+
     def dead_letter(self, reason: str, count: int = 1) -> None:
         self._dead_letters.labels(reason).inc(count)
 
@@ -347,6 +403,10 @@ class PrometheusMetrics(Metrics):
     def _with_log(self) -> _Appends:
         self._appends = _Appends(self.registry)
         return self._appends
+
+    def _with_loads(self) -> _Loads:
+        self._loads = _Loads(self.registry)
+        return self._loads
 
     def _set(
         self, prefix: str, text: str, known: dict[str, Gauge], gauges: Mapping[str, float]

@@ -208,7 +208,7 @@ class Ingest:
             if stored:
                 self._metrics.dead_letter(letter.reason)
             else:
-                self._dropped(letter)
+                self.dropped(letter)
         return kept
 
     def open_in_background(self) -> None:
@@ -289,7 +289,7 @@ class Ingest:
         assert isinstance(self._store, DeadLetterStore)
         return await self._store.keep(letters)
 
-    def _dropped(self, letter: DeadLetter) -> None:
+    def dropped(self, letter: DeadLetter) -> None:
         """Count a letter that is not kept, and log it unless a line was logged a moment ago."""
         conflict = letter.reason == CONFLICT
         self._metrics.dropped("conflict" if conflict else "dead_letter")

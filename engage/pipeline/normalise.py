@@ -29,6 +29,7 @@ __all__ = [
     "apply_transformed",
     "normalise",
     "parse_time",
+    "weight_of",
     "without_write_keys",
 ]
 
@@ -179,7 +180,7 @@ def normalise(item: Mapping[str, Any], kind: str, arrival: Arrival, index: int =
         received_at=arrival.received_at,
         timestamp=timestamp,
         body=body,
-        weight=_weight(kind, document) if kind == "identify" or kind == "group" else 1,
+        weight=weight_of(kind, document) if kind == "identify" or kind == "group" else 1,
     )
 
 
@@ -230,7 +231,7 @@ def apply_transformed(event: Event, document: dict[str, Any], limit: Limit) -> E
         name=name if kind in ("track", "page", "screen") else None,
         timestamp=timestamp,
         body=body,
-        weight=_weight(kind, document),
+        weight=weight_of(kind, document),
     )
 
 
@@ -259,7 +260,7 @@ def _id(document: dict[str, Any], field: str) -> str | None:
     raise from_problems([Problem(f"/{field}", f"must be a string or an integer, not {value!r}")])
 
 
-def _weight(kind: str, document: Mapping[str, Any]) -> int:
+def weight_of(kind: str, document: Mapping[str, Any]) -> int:
     """Return what a write of an event costs: see :attr:`engage.api.Event.weight`."""
     if kind == "identify" or kind == "group":
         return 1 + len(document.get("traits", _EMPTY))

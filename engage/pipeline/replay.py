@@ -92,7 +92,8 @@ def is_delivery(letter: DeadLetter) -> bool:
 
     It is translated again by its provider, and can be neither edited nor checked.
     """
-    return letter.origin != API_ORIGIN and letter.reason != CONFLICT
+    # A single event of a delivery, which the storage refused behind a log, has an operation.
+    return letter.origin != API_ORIGIN and letter.reason != CONFLICT and letter.operation is None
 
 
 def obstacle_of(letter: DeadLetter, operation: str | None = None) -> str | None:

@@ -14,6 +14,7 @@ from engage.registry.registry import (
     PluginError,
     Registered,
     Registry,
+    largest_record,
     load_plugins,
     shared_credentials,
 )
@@ -23,6 +24,7 @@ __all__ = [
     "PluginError",
     "Registered",
     "Registry",
+    "largest_record",
     "load_plugins",
     "shared_credentials",
 ]

@@ -40,7 +40,15 @@ if TYPE_CHECKING:
 
     from engage.config import Config, LogConfig
 
-__all__ = ["Plugin", "PluginError", "Registered", "Registry", "load_plugins", "shared_credentials"]
+__all__ = [
+    "Plugin",
+    "PluginError",
+    "Registered",
+    "Registry",
+    "largest_record",
+    "load_plugins",
+    "shared_credentials",
+]
 
 Made = TypeVar("Made")
 
@@ -158,7 +166,7 @@ class Registry:
         context = LogContext(
             base_dir=config.base_dir,
             write_timeout=config.storage.write_timeout,
-            max_value_bytes=_largest_record(config),
+            max_value_bytes=largest_record(config),
         )
         log: EventLog = self._make(config, _log_use(config.log), context)
         return log
@@ -353,7 +361,7 @@ def _webhook_uses(config: Config) -> Iterator[tuple[str, _Use]]:
             )
 
 
-def _largest_record(config: Config) -> int:
+def largest_record(config: Config) -> int:
     """Return the size in bytes that the value of a record can have.
 
     The largest one is a dead letter, whose item is in Base64: a refused item, a conflict, or the

@@ -36,6 +36,7 @@ class Lag:
         keeps records.
     :param timeout: seconds that a reading may take.
     :param clock: returns milliseconds since 1970 UTC.
+    :param refuses: whether this process refuses events when it is overdue, and logs that.
     """
 
     def __init__(
@@ -47,7 +48,9 @@ class Lag:
         timeout: float,
         clock: Callable[[], int],
         metrics: Metrics | None = None,
+        refuses: bool = True,
     ) -> None:
+        self._refuses = refuses
         self._from = log
         self._group = group
         self._percent = percent
@@ -130,6 +133,8 @@ class Lag:
             if self.backlog.retention is not None:
                 gauges["retention_seconds"] = self.backlog.retention / 1000
         self._metrics.log(gauges)
+        if not self._refuses:
+            return
         overdue = self.overdue
         if overdue and not self._was_overdue:
             _log.error(

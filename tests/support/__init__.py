@@ -9,7 +9,7 @@ A storage or a pipeline, without HTTP:
 
 - ``memory_store``: a storage in memory that refuses, fails or waits as a test wants
 - ``memory_log``: a log in memory, whose partitions lose their leader, are slow or delete records;
-  ``log_loading`` loads what is in it into a store
+  ``loaders`` runs loaders on it, ``log_loading`` loads what is in it into a store
 - ``pipeline``: the pipeline on that storage
 - ``group_commits``: a group commit whose calls a test records, holds and fails
 - ``replay``: the pipeline on a real store, and what checks and replays dead letters

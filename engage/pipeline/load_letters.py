@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Makes the dead letters of what a loader cannot store. Pure functions.
+
+These events are acknowledged, so their letters are whole, and no budget drops them: they are
+appended to the log of dead letters. Their ids do not depend on when the event was received, so a
+second attempt makes the same letter.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Final
+
+from engage.api import API_ORIGIN, DeadLetter, Event, LogRecord, ReadRecord, record_of
+from engage.errors import ApiError, Limit
+from engage.pipeline.dead_letters import Conflict, letter_id, letter_of_conflict
+from engage.pipeline.normalise import Arrival
+
+__all__ = ["DAMAGED", "fitted_record", "letter_of_damage", "letter_of_event"]
+
+#: The reason of a letter whose record cannot be read.
+DAMAGED: Final = "damaged_record"
+#: Maximum number of characters that are kept of a header of such a record.
+_HEADER: Final = 4096
+#: Not used: the letters of a loader are not limited.
+_LIMIT: Final = Limit(0, "")
+
+
+def letter_of_event(event: Event, problem: Conflict | ApiError) -> DeadLetter:
+    """Return the letter of an event that the storage refuses, or that is a conflict.
+
+    Like that of a conflict in a server without a log, it has the event as it would be stored,
+    without the times that differ in a retry.
+    """
+    document = event.document()
+    arrival = Arrival(
+        workspace_id=event.workspace_id,
+        write_key_id=document.get("writeKeyId"),
+        received_at=event.received_at,
+        event_limit=_LIMIT,
+        origin=event.origin,
+    )
+    # The time as the client sent it is in the event.
+    received = {"originalTimestamp": document.get("originalTimestamp")}
+    conflict = problem if isinstance(problem, Conflict) else Conflict(())
+    letter = letter_of_conflict(received, event, conflict, arrival)
+    if isinstance(problem, Conflict):
+        return letter
+    return dataclasses.replace(
+        letter,
+        id=letter_id(event.workspace_id, event.origin, b"refused", letter.id.encode()),
+        reason=problem.code,
+        message=problem.message,
+        errors=[error.as_dict() for error in problem.errors],
+    )
+
+
+def letter_of_damage(read: ReadRecord, error: Exception) -> DeadLetter:
+    """Return the letter of a record that cannot be read: its value, with its headers."""
+    record = read.record
+    workspace_id = record.key.partition(b":")[0].decode(errors="replace")
+    headers = [
+        (name, value.decode(errors="replace")[:_HEADER]) for name, value in record.headers.items()
+    ]
+    parts = (part for header in sorted(record.headers.items()) for part in header)
+    return DeadLetter(
+        id=letter_id(
+            workspace_id,
+            API_ORIGIN,
+            b"damaged",
+            record.key,
+            record.value,
+            *(part.encode() if isinstance(part, str) else part for part in parts),
+        ),
+        workspace_id=workspace_id,
+        origin=API_ORIGIN,
+        write_key_id=None,
+        user_id=None,
+        anonymous_id=None,
+        message_id=None,
+        reason=DAMAGED,
+        message=f"the record in the log cannot be read: {str(error)[:500]}",
+        errors=(),
+        item=record.value,
+        truncated=False,
+        headers=headers,
+        received_at=read.appended_at,
+    )
+
+
+def fitted_record(letter: DeadLetter, limit: int) -> LogRecord:
+    """Return the record of a letter; what does not fit is cut off.
+
+    :param limit: the largest value of a record, in bytes.
+    """
+    record = record_of(letter)
+    if len(record.value) <= limit:
+        return record
+    # The item is in Base64, 4 bytes for 3.
+    kept = len(letter.item) - (len(record.value) - limit + 3) // 4 * 3 - 3
+    letter = dataclasses.replace(letter, item=letter.item[: max(kept, 0)], truncated=True)
+    record = record_of(letter)
+    if len(record.value) > limit:
+        letter = dataclasses.replace(letter, errors=(), headers=(), envelope=None)
+        record = record_of(letter)
+    return record

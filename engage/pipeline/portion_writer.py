@@ -1,0 +1,348 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Writes a portion of the log to the storage, and keeps what the storage refuses.
+
+All of it is acknowledged. When :meth:`PortionWriter.write` returns, each event is in the storage or
+in the log of dead letters. While the storage is away, it waits. An exception that does not mean
+"away" must not stop a partition: the events are divided until the one that causes it is alone, and
+that one becomes a dead letter.
+"""
+
+from __future__ import annotations
+
+import collections
+import logging
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Final
+
+from engage.api import (
+    DeadLetter,
+    DeadLetterStore,
+    Event,
+    EventLog,
+    EventStore,
+    LogRecord,
+    Outcome,
+    ReadRecord,
+    Status,
+    StorageError,
+    StorageUnavailable,
+    is_restated,
+)
+from engage.errors import ApiError
+from engage.pipeline.dead_letters import Conflict, find_conflict
+from engage.pipeline.load_letters import fitted_record, letter_of_damage, letter_of_event
+from engage.pipeline.normalise import weight_of
+from engage.pipeline.retries import Retries, Stopped, TooSlow
+from engage.pipeline.write_queue import GROUP_WEIGHT
+
+if TYPE_CHECKING:
+    from engage.monitoring.metrics import Metrics
+    from engage.pipeline.ingest import Ingest
+
+__all__ = ["PortionWriter"]
+
+_log = logging.getLogger(__name__)
+
+#: The smallest weight of a write to a storage that is too slow for larger ones.
+_MIN_WEIGHT: Final = 50
+#: Letters, and their bytes, that are appended to the log of dead letters in one call.
+_LETTERS: Final = 500
+_LETTER_BYTES: Final = 4 * 1024 * 1024
+#: Seconds between two log lines about events that the storage fails with.
+_LINE_PAUSE: Final = 60.0
+
+_Read = tuple[ReadRecord, Event]
+_ReadLetter = tuple[ReadRecord, DeadLetter]
+
+
+class PortionWriter:
+    """Writes what was read from a log to a storage.
+
+    :param store: the store. It need not be open: then the calls wait.
+    :param ingest: of the same store, without the log: counts the letters that are dropped.
+    :param max_value_bytes: of a record in the log of dead letters.
+    :param stored: called with the events that were newly stored.
+    """
+
+    def __init__(
+        self,
+        log: EventLog,
+        store: EventStore,
+        ingest: Ingest,
+        *,
+        log_calls: Retries,
+        store_calls: Retries,
+        max_value_bytes: int,
+        metrics: Metrics,
+        stored: Callable[[Sequence[Event]], None],
+    ) -> None:
+        self._log = log
+        self._store = store
+        self._ingest = ingest
+        self._log_calls = log_calls
+        self._calls = store_calls
+        self._max_value_bytes = max_value_bytes
+        self._metrics = metrics
+        self._stored = stored
+        #: The weight of the next write. It follows what the storage can do within the time limit.
+        self._weight = GROUP_WEIGHT
+        self._logged_at: float | None = None
+
+    async def write(
+        self,
+        events: Sequence[_Read],
+        letters: Sequence[_ReadLetter],
+        damaged: Sequence[DeadLetter],
+    ) -> None:
+        """Write the contents of a portion.
+
+        :param events: in the order of the log.
+        :param letters: of the servers, which are in the log as events are.
+        :param damaged: the letters of records that cannot be read.
+        :raises Stopped: if the process drains and something could not be written.
+        """
+        own = list(damaged)
+        self._count("damaged", len(damaged))
+        for part in self._parts(events):
+            own += await self._write_part(part)
+        await self._keep_own(own)
+        if letters:
+            await self._keep([letter for _, letter in letters], [read for read, _ in letters])
+            self._count("letter", len(letters))
+
+    # ----------------------------------------------------------------------------------- events
+    def _parts(self, events: Sequence[_Read]) -> Iterator[list[_Read]]:
+        """Divide events into writes that are not larger than those of a server."""
+        part: list[_Read] = []
+        weight = 0
+        for read, event in events:
+            # The weight is not in the record; few types weigh more than 1.
+            one = _weight(event) if event.type in ("identify", "group") else 1
+            if part and weight + one > self._weight:
+                yield part
+                part, weight = [], 0
+            part.append((read, event))
+            weight += one
+        if part:
+            yield part
+
+    async def _write_part(self, part: Sequence[_Read]) -> list[DeadLetter]:
+        """Write events.
+
+        :return: the letters of those that are not stored.
+        """
+        outcomes = await self._write([event for _, event in part])
+        letters = []
+        found: collections.Counter[str] = collections.Counter()
+        for (read, event), outcome in zip(part, outcomes, strict=True):
+            if outcome.status is Status.STORED:
+                found["stored"] += 1
+                continue
+            what, problem = await self._settle(read, event, outcome)
+            found[what] += 1
+            if problem is not None:
+                letters.append(_letter(read, event, problem))
+        for what, count in found.items():
+            self._count(what, count)
+        return letters
+
+    async def _settle(
+        self, read: ReadRecord, event: Event, outcome: Outcome
+    ) -> tuple[str, Conflict | ApiError | None]:
+        """Find out why an event was not stored.
+
+        :return: what became of it; for a letter, the reason.
+        """
+        while outcome.status is not Status.STORED:
+            if outcome.status is Status.REFUSED:
+                reason = outcome.reason or "the storage cannot store this event"
+                return "refused", ApiError("event_refused", reason)
+            try:
+                conflict = find_conflict(event, await self._stored_body(event, outcome))
+            except StorageError:
+                # Perhaps it has just expired: then the next attempt stores this one.
+                await self._calls.pause()
+                (outcome,) = await self._write([event])
+            except Stopped:
+                raise
+            except Exception as error:
+                outcome = self._failure(error)
+            else:
+                if conflict is None or is_restated(read.record):
+                    return "duplicate", None
+                return "conflict", conflict
+        return "stored", None
+
+    async def _stored_body(self, event: Event, outcome: Outcome) -> bytes:
+        if outcome.stored is not None:
+            return outcome.stored
+        found = await self._calls.once(lambda: self._store.find(*event.identity))
+        if found is None:
+            raise StorageUnavailable("the event with this message id has just expired")
+        return found.body
+
+    async def _write(self, events: Sequence[Event]) -> Sequence[Outcome]:
+        """Write events, in several writes if necessary.
+
+        :return: one outcome for each. An event that the storage fails with is refused.
+        """
+        several = len(events) > 1
+        try:
+            return await self._attempt(events, once_if_slow=several)
+        except TooSlow:
+            self._weight = max(self._weight // 2, _MIN_WEIGHT)
+        except Stopped:
+            raise
+        except Exception as error:
+            if not several:
+                return [await self._alone(events[0], error)]
+        middle = len(events) // 2
+        return [*await self._write(events[:middle]), *await self._write(events[middle:])]
+
+    async def _attempt(self, events: Sequence[Event], *, once_if_slow: bool) -> Sequence[Outcome]:
+        started = time.monotonic()
+
+        async def write() -> Sequence[Outcome]:
+            nonlocal started
+            started = time.monotonic()
+            return await self._store.write(events)
+
+        outcomes = await self._calls.call(write, once_if_slow=once_if_slow)
+        if len(outcomes) != len(events):
+            raise TypeError(f"{len(outcomes)} outcomes for {len(events)} events")
+        self._metrics.write(time.monotonic() - started, len(events))
+        if self._weight < GROUP_WEIGHT and len(events) > 1:
+            self._weight = min(2 * self._weight, GROUP_WEIGHT)
+        stored = [
+            event
+            for event, outcome in zip(events, outcomes, strict=True)
+            if outcome.status is Status.STORED
+        ]
+        if stored:
+            self._stored(stored)
+        return outcomes
+
+    async def _alone(self, event: Event, error: Exception) -> Outcome:
+        """Write an event that the storage has failed with, after the storage has been checked."""
+        await self._until_it_works()
+        try:
+            (outcome,) = await self._attempt([event], once_if_slow=False)
+        except Stopped:
+            raise
+        except Exception as again:
+            return self._failure(again)
+        return outcome
+
+    async def _until_it_works(self) -> None:
+        """Wait until the storage could write. Otherwise a fault of the storage would turn all
+        events into letters."""
+        while True:
+            try:
+                await self._calls.call(self._store.check)
+            except Stopped:
+                raise
+            except Exception:
+                _log.exception("the check of the storage failed unexpectedly")
+                await self._calls.pause()
+            else:
+                return
+
+    def _failure(self, error: Exception) -> Outcome:
+        """Return the outcome of an event that the storage fails with."""
+        now = time.monotonic()
+        if self._logged_at is None or now > self._logged_at + _LINE_PAUSE:
+            self._logged_at = now
+            _log.error(
+                "the storage fails with an event, which becomes a dead letter", exc_info=error
+            )
+        return Outcome(
+            Status.REFUSED, reason=f"the storage failed with this event ({type(error).__name__})"
+        )
+
+    # ---------------------------------------------------------------------------------- letters
+    async def _keep_own(self, letters: Sequence[DeadLetter]) -> None:
+        """Keep letters of acknowledged events in the log of dead letters, and in the storage if
+        there is room."""
+        if not letters:
+            return
+        await self._append_dead([fitted_record(one, self._max_value_bytes) for one in letters])
+        kept = await self._keep(letters, None)
+        for letter, there in zip(letters, kept, strict=True):
+            if there:
+                self._metrics.dead_letter(letter.reason)
+
+    async def _append_dead(self, records: Sequence[LogRecord]) -> None:
+        part: list[LogRecord] = []
+        size = 0
+        for record in records:
+            if part and (len(part) == _LETTERS or size + record.size > _LETTER_BYTES):
+                await self._append_part(part)
+                part, size = [], 0
+            part.append(record)
+            size += record.size
+        if part:
+            await self._append_part(part)
+
+    async def _append_part(self, records: Sequence[LogRecord]) -> None:
+        await self._log_calls.call(lambda: self._log.append_dead(records))
+
+    async def _keep(
+        self, letters: Sequence[DeadLetter], reads: Sequence[ReadRecord] | None
+    ) -> Sequence[bool]:
+        """Keep letters in the storage.
+
+        :param reads: the records of the letters that are nowhere else.
+        :return: whether each is kept; the others are counted, and dropped from the storage.
+        """
+        if not isinstance(self._store, DeadLetterStore):
+            kept: Sequence[bool] = [False] * len(letters)
+        else:
+            kept = await self._keep_in(self._store, letters, reads)
+        for letter, there in zip(letters, kept, strict=True):
+            if not there:
+                self._ingest.dropped(letter)
+        return kept
+
+    async def _keep_in(
+        self,
+        store: DeadLetterStore,
+        letters: Sequence[DeadLetter],
+        reads: Sequence[ReadRecord] | None,
+    ) -> Sequence[bool]:
+        try:
+            kept = await self._calls.call(lambda: store.keep(letters))
+            if len(kept) != len(letters):
+                raise TypeError(f"{len(kept)} results for {len(letters)} letters")
+        except Stopped:
+            raise
+        except Exception as error:
+            if len(letters) == 1:
+                self._failure(error)
+                if reads is not None:
+                    await self._append_dead([reads[0].record])
+                return [False]
+            middle = len(letters) // 2
+            return [
+                *await self._keep_in(store, letters[:middle], reads and reads[:middle]),
+                *await self._keep_in(store, letters[middle:], reads and reads[middle:]),
+            ]
+        return kept
+
+    def _count(self, outcome: str, count: int) -> None:
+        if count:
+            self._metrics.loaded(outcome, count)
+
+
+def _weight(event: Event) -> int:
+    try:
+        return weight_of(event.type, event.document())
+    except (TypeError, ValueError):  # another program may have written it
+        return 1
+
+
+def _letter(read: ReadRecord, event: Event, problem: Conflict | ApiError) -> DeadLetter:
+    try:
+        return letter_of_event(event, problem)
+    except Exception as error:  # as above: a field that every event of a server has is not there
+        return letter_of_damage(read, error)

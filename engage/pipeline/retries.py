@@ -1,0 +1,188 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Calls the storage or the log again until it answers, for a loader.
+
+A loader has nobody to answer: what it has read is acknowledged, so it never skips a record because
+of an outage.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Awaitable, Callable
+from typing import Any, Final, TypeVar
+
+from engage.api import StorageError, StorageUnavailable
+
+__all__ = ["Retries", "Stopped", "TooSlow"]
+
+_log = logging.getLogger(__name__)
+
+#: Seconds before the first repetition. Each failure doubles the pause, up to the maximum.
+FIRST_PAUSE: Final = 0.1
+LONGEST_PAUSE: Final = 10.0
+#: Seconds between two log lines about the same outage.
+LINE_PAUSE: Final = 60.0
+
+_Result = TypeVar("_Result")
+
+
+class Stopped(Exception):
+    """The process drains, so the call is not repeated."""
+
+
+class TooSlow(StorageUnavailable):
+    """A call took longer than it may."""
+
+
+class Retries:
+    """Calls one service, with a time limit, until it answers.
+
+    :param what: its name in the log.
+    :param timeout: seconds of a call.
+    :param stopping: set when the process drains: then a call that fails is not repeated.
+    :param failed: called after each failure.
+    :param recover: called after a call that did not return in time: its connection may be dead.
+    :param any_error: whether every exception means that the service is away.
+    """
+
+    def __init__(
+        self,
+        what: str,
+        *,
+        timeout: float,
+        stopping: asyncio.Event,
+        failed: Callable[[], None] = lambda: None,
+        recover: Callable[[], None] = lambda: None,
+        any_error: bool = False,
+    ) -> None:
+        self._what = what
+        self._timeout = timeout
+        self._stopping = stopping
+        self._failed = failed
+        self._recover = recover
+        self._any_error = any_error
+        #: Whether the last call failed.
+        self.failing = False
+        self._logged_at: float | None = None
+        self._pause = FIRST_PAUSE
+
+    async def call(
+        self,
+        work: Callable[[], Awaitable[_Result]],
+        *,
+        once_if_slow: bool = False,
+        interruptible: bool = False,
+        longer: float = 0.0,
+    ) -> _Result:
+        """Call ``work`` until it succeeds.
+
+        :param once_if_slow: raise :class:`TooSlow`, after a pause, if a call took too long.
+        :param interruptible: whether a drain cancels the call.
+        :param longer: seconds that a call may take in addition.
+        :raises Stopped: if the process drains.
+        :raises Exception: what the call raises, unless it means that the service is away.
+        """
+        while True:
+            try:
+                return await self.once(work, interruptible=interruptible, longer=longer)
+            except TooSlow:
+                await self.pause()
+                if once_if_slow:
+                    raise
+            except StorageError:
+                await self.pause()
+            except Stopped:
+                raise
+            except Exception:
+                if not self._any_error:
+                    raise
+                await self.pause()
+
+    async def once(
+        self,
+        work: Callable[[], Awaitable[_Result]],
+        *,
+        interruptible: bool = False,
+        longer: float = 0.0,
+    ) -> _Result:
+        """Call ``work`` once.
+
+        :raises StorageError: if the service is away.
+        :raises Stopped: if the call was interruptible, and the process drains.
+        """
+        call = asyncio.ensure_future(work())
+        waiting: set[asyncio.Future[Any]] = {call}
+        stop = asyncio.ensure_future(self._stopping.wait()) if interruptible else None
+        if stop is not None:
+            waiting.add(stop)
+        try:
+            await asyncio.wait(
+                waiting, timeout=self._timeout + longer, return_when=asyncio.FIRST_COMPLETED
+            )
+            late = not call.done()
+        finally:
+            if stop is not None:
+                stop.cancel()
+            if not call.done():
+                # Not awaited: a call that overruns its time may ignore the cancellation as well.
+                call.cancel()
+                call.add_done_callback(_retrieve_exception)
+        try:
+            if late:
+                if interruptible and self._stopping.is_set():
+                    raise Stopped
+                self._recover()
+                raise TooSlow(f"no answer within {self._timeout + longer:g} s")
+            if call.cancelled():
+                raise StorageUnavailable(f"the {self._what} cancelled the call")
+            result = call.result()
+        except Stopped:
+            raise
+        except Exception as error:
+            self._note(error)
+            raise
+        if self.failing:
+            self.failing = False
+            _log.warning("the %s answers again", self._what)
+        self._pause = FIRST_PAUSE
+        self._logged_at = None
+        return result
+
+    async def pause(self) -> None:
+        """Wait before a repetition.
+
+        :raises Stopped: if the process drains.
+        """
+        # Not all loaders at the same moment.
+        seconds = self._pause * random.uniform(0.5, 1.0)  # noqa: S311
+        self._pause = min(2 * self._pause, LONGEST_PAUSE)
+        try:
+            async with asyncio.timeout(seconds):
+                await self._stopping.wait()
+        except TimeoutError:
+            return
+        raise Stopped
+
+    def _note(self, error: Exception) -> None:
+        self._failed()
+        expected = isinstance(error, StorageError)
+        if not expected and not self._any_error:
+            return  # the caller decides what it means
+        self.failing = True
+        now = asyncio.get_running_loop().time()
+        if self._logged_at is None or now >= self._logged_at + LINE_PAUSE:
+            self._logged_at = now
+            _log.error(
+                "the %s is unavailable; retrying: %s",
+                self._what,
+                error if expected else type(error).__name__,
+                exc_info=None if expected else error,
+            )
+
+
+def _retrieve_exception(task: asyncio.Future[Any]) -> None:
+    """Retrieve the exception of an abandoned call, so that asyncio does not log it."""
+    if not task.cancelled():
+        task.exception()

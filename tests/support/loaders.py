@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Loaders in the event loop of a test, on a log in memory and any store."""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import contextlib
+import dataclasses
+import time
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+from engage.api import DeadLetter, Event, EventLog, EventStore, record_of
+from engage.config import DEFAULT_LIMITS, LogConfig
+from engage.pipeline.ingest import Ingest
+from engage.pipeline.loading import Loader, Span
+from support.memory_log import MemoryBroker, MemoryLog
+from support.pipeline import CountingMetrics
+from support.waiting import eventually
+
+#: Seconds of a call.
+TIMEOUT = 5.0
+
+
+class LoadMetrics(CountingMetrics):
+    """Metrics that keep what was counted, also of loaders."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.outcomes: collections.Counter[str] = collections.Counter()
+        self.log_errors = 0
+        self.gap_records = 0
+        self.paused_partitions = 0
+
+    def loaded(self, outcome: str, count: int = 1) -> None:
+        self.outcomes[outcome] += count
+
+    def log_error(self) -> None:
+        self.log_errors += 1
+
+    def gap(self, records: int) -> None:
+        self.gap_records += records
+
+    def paused(self, partitions: int) -> None:
+        self.paused_partitions = partitions
+
+
+@dataclasses.dataclass
+class Loading:
+    """A loader that runs in a task."""
+
+    loader: Loader
+    metrics: LoadMetrics
+    ingest: Ingest
+    #: What the observers get.
+    observed: list[str]
+    task: asyncio.Task[None]
+
+    async def stop(self) -> None:
+        """Drain it."""
+        self.loader.stop()
+        await asyncio.wait_for(self.task, 30)
+
+    async def kill(self) -> None:
+        """End it wherever it is."""
+        self.task.cancel()
+        await asyncio.wait([self.task])
+
+
+def start_loader(
+    log: EventLog,
+    store: EventStore,
+    *,
+    timeout: float = TIMEOUT,
+    max_value_bytes: int = 1024 * 1024,
+    span: Span | None = None,
+    **config: Any,
+) -> Loading:
+    """Start a loader; :class:`LogConfig` takes the other arguments.
+
+    :param log: open.
+    """
+    metrics = LoadMetrics()
+    ingest = Ingest(store, limits=DEFAULT_LIMITS, write_timeout=timeout, metrics=metrics)
+    observed: list[str] = []
+
+    def stored(events: Sequence[Event]) -> None:
+        observed.extend(event.message_id for event in events)
+
+    loader = Loader(
+        log,
+        store,
+        ingest,
+        config=LogConfig(**config),
+        timeout=timeout,
+        max_value_bytes=max_value_bytes,
+        clock=lambda: time.time_ns() // 1_000_000,
+        metrics=metrics,
+        stored=stored,
+        span=span,
+    )
+    return Loading(loader, metrics, ingest, observed, asyncio.create_task(loader.run()))
+
+
+@contextlib.asynccontextmanager
+async def loading(
+    broker: MemoryBroker, store: EventStore, **options: Any
+) -> AsyncIterator[Loading]:
+    """Run a loader on a broker, and drain it at the end."""
+    log = MemoryLog(broker)
+    await log.open(create=True)
+    running = start_loader(log, store, **options)
+    try:
+        yield running
+        await running.stop()
+        running.task.result()
+    finally:
+        await running.kill()
+        await running.ingest.close()
+        await log.close()
+
+
+async def caught_up(broker: MemoryBroker, group: str = "engage") -> None:
+    """Wait until a group has committed everything."""
+    await eventually(
+        lambda: {**dict.fromkeys(broker.ends(), 0), **broker.committed(group)} == broker.ends()
+    )
+
+
+def put(broker: MemoryBroker, *items: Event | DeadLetter, restated: bool = False) -> None:
+    """Append events and letters to the log."""
+    for item in items:
+        broker.inject(record_of(item, restated=restated))
