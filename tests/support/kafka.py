@@ -180,11 +180,14 @@ def _java(folder: Path) -> list[str]:
     return [_program("java"), *_JAVA, "-cp", f"{folder / 'lib'}/*", log]
 
 
-def _properties(folder: Path, node: int, ports: Mapping[int, Mapping[str, int]]) -> str:
+def _properties(
+    folder: Path, node: int, ports: Mapping[int, Mapping[str, int]], host: str = "127.0.0.1"
+) -> str:
     voters = ",".join(f"{n}@127.0.0.1:{ports[n]['controller']}" for n in NODES)
-    return _PROPERTIES.format(
+    made = _PROPERTIES.format(
         node=node, voters=voters, folder=folder, user=USER, password=PASSWORD, **ports[node]
     )
+    return made.replace("127.0.0.1", host)
 
 
 # ------------------------------------------------------------------------------------------- nodes
@@ -192,10 +195,12 @@ class Cluster:
     """The three nodes, for the test that has them now; see :func:`cluster`.
 
     :param folder: where they keep their data and their logs.
+    :param host: the address on which they listen.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, host: str = "127.0.0.1") -> None:
         self.folder = folder
+        self.host = host
         ports = json.loads((folder / "ports.json").read_text())
         self.ports: dict[int, dict[str, int]] = {int(node): ports[node] for node in ports}
         self._admin: AdminClient | None = None
@@ -205,7 +210,7 @@ class Cluster:
 
         :param listener: ``plain``, ``secure``, or ``advertised`` for those of the proxies.
         """
-        return ",".join(f"127.0.0.1:{self.ports[node][listener]}" for node in NODES)
+        return ",".join(f"{self.host}:{self.ports[node][listener]}" for node in NODES)
 
     @property
     def ca(self) -> Path:
@@ -263,7 +268,7 @@ class Cluster:
         for node in NODES:
             # Another node's answer may be from before this one was killed. A node answers when the
             # controller has accepted it again.
-            address = f"127.0.0.1:{self.ports[node]['plain']}"
+            address = f"{self.host}:{self.ports[node]['plain']}"
             while not self._works(AdminClient({"bootstrap.servers": address, "log_level": 0})):
                 if not self.running(node):
                     log = (self.folder / f"n{node}.log").read_text()
@@ -393,6 +398,19 @@ def cluster() -> Iterator[Cluster]:
             found.heal()
 
 
+@contextlib.contextmanager
+def own(host: str) -> Iterator[Cluster]:
+    """Start three other nodes for one test, on another address of this machine."""
+    folder = _shared_folder() / f"own-{os.getpid()}"
+    _start_all(folder, host)
+    made = Cluster(folder, host)
+    try:
+        yield made
+    finally:
+        made.kill(*filter(made.running, NODES))
+        shutil.rmtree(folder, ignore_errors=True)
+
+
 @functools.cache
 def _shared_folder() -> Path:
     """Return the folder of the run, and keep the nodes running until this process ends."""
@@ -432,18 +450,19 @@ import fcntl, os, pathlib, shutil, signal, sys
 folder = pathlib.Path(sys.argv[1])
 with open(folder / "users") as users:
     fcntl.flock(users, fcntl.LOCK_EX)
-    for path in (folder / "nodes").glob("n?.pid"):
+    for path in folder.glob("*/n?.pid"):
         pid = int(path.read_text())
         try:
             if b"kafka.Kafka" in pathlib.Path(f"/proc/{pid}/cmdline").read_bytes():
                 os.kill(pid, signal.SIGKILL)
         except (FileNotFoundError, ProcessLookupError):
             pass
-    shutil.rmtree(folder / "nodes", ignore_errors=True)
+    for nodes in folder.glob("*/"):
+        shutil.rmtree(nodes, ignore_errors=True)
 """
 
 
-def _start_all(folder: Path) -> None:
+def _start_all(folder: Path, host: str = "127.0.0.1") -> None:
     made = server()
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
@@ -452,8 +471,8 @@ def _start_all(folder: Path) -> None:
     certificates(folder)
     for node in NODES:
         shutil.copytree(made / f"n{node}", folder / f"n{node}")
-        (folder / f"n{node}.properties").write_text(_properties(folder, node, ports))
-    found = Cluster(folder)
+        (folder / f"n{node}.properties").write_text(_properties(folder, node, ports, host))
+    found = Cluster(folder, host)
     for node in NODES:
         found.start(node)
     try:
