@@ -6,6 +6,7 @@
 # make lint           check style and types
 # make bench          measure the speed
 # make bench-large    measure the speed with millions of events in the store (takes an hour)
+# make bench-log      measure the speed with Kafka as a log in front of the storage
 # make clean          delete the virtual environment and what the tests built
 # Needs make and Python 3.11 or newer with venv; downloads everything else.
 
@@ -22,7 +23,7 @@ ALLOW_NO_TESTS = || [ $$? -eq 5 ]
 # Additional arguments for the first benchmark of `make bench`, and for `make bench-large`.
 BENCH_ARGS ?=
 
-.PHONY: help run install test test-fast test-browser lint bench bench-large clean
+.PHONY: help run install test test-fast test-browser lint bench bench-large bench-log clean
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
@@ -72,6 +73,10 @@ bench: $(VENV)/.test
 
 bench-large: $(VENV)/.test
 	$(BIN)/python benchmarks/large.py $(BENCH_ARGS)
+
+bench-log: $(VENV)/.test
+	@sh .ci/packages
+	$(BIN)/python benchmarks/log.py
 
 clean:
 	rm -rf "$(VENV)" .cache build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -22,6 +22,7 @@ import hashlib
 import ipaddress
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -29,7 +30,7 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -183,10 +184,16 @@ def _java(folder: Path) -> list[str]:
 def _properties(
     folder: Path, node: int, ports: Mapping[int, Mapping[str, int]], host: str = "127.0.0.1"
 ) -> str:
-    voters = ",".join(f"{n}@127.0.0.1:{ports[n]['controller']}" for n in NODES)
+    voters = ",".join(f"{n}@127.0.0.1:{ports[n]['controller']}" for n in ports)
     made = _PROPERTIES.format(
         node=node, voters=voters, folder=folder, user=USER, password=PASSWORD, **ports[node]
     )
+    if len(ports) == 1:
+        made = re.sub(
+            r"(?m)^(.*(?:replication\.factor|min\.isr|insync\.replicas))=.$", r"\1=1", made
+        )
+        topic = "share.coordinator.state.topic"
+        made += f"{topic}.replication.factor=1\n{topic}.min.isr=1\n"
     return made.replace("127.0.0.1", host)
 
 
@@ -203,6 +210,8 @@ class Cluster:
         self.host = host
         ports = json.loads((folder / "ports.json").read_text())
         self.ports: dict[int, dict[str, int]] = {int(node): ports[node] for node in ports}
+        #: Their numbers.
+        self.nodes = tuple(self.ports)
         self._admin: AdminClient | None = None
 
     def servers(self, listener: str = "plain") -> str:
@@ -210,7 +219,7 @@ class Cluster:
 
         :param listener: ``plain``, ``secure``, or ``advertised`` for those of the proxies.
         """
-        return ",".join(f"{self.host}:{self.ports[node][listener]}" for node in NODES)
+        return ",".join(f"{self.host}:{self.ports[node][listener]}" for node in self.nodes)
 
     @property
     def ca(self) -> Path:
@@ -265,7 +274,7 @@ class Cluster:
     def wait(self, *, seconds: float = 60) -> None:
         """Wait until all nodes work, and all replicas of all topics are in sync."""
         deadline = time.monotonic() + seconds
-        for node in NODES:
+        for node in self.nodes:
             # Another node's answer may be from before this one was killed. A node answers when the
             # controller has accepted it again.
             address = f"{self.host}:{self.ports[node]['plain']}"
@@ -277,20 +286,19 @@ class Cluster:
                     raise NoKafkaError(f"node {node} does not work after {seconds:.0f} s")
                 time.sleep(0.05)
 
-    @staticmethod
-    def _works(admin: AdminClient) -> bool:
+    def _works(self, admin: AdminClient) -> bool:
         try:
             found = admin.list_topics(timeout=2)
         except KafkaException:
             return False
         partitions = [p for topic in found.topics.values() for p in topic.partitions.values()]
-        return len(found.brokers) == len(NODES) and all(
+        return len(found.brokers) == len(self.nodes) and all(
             p.leader > 0 and len(p.isrs) == len(p.replicas) for p in partitions
         )
 
     def heal(self) -> None:
         """Start and continue every node, and delete all topics."""
-        for node in NODES:
+        for node in self.nodes:
             if self.running(node):
                 self.resume(node)
             else:
@@ -373,7 +381,7 @@ class Cluster:
                         port=self.ports[node]["advertised"],
                     )
                 )
-                for node in NODES
+                for node in self.nodes
             }
 
 
@@ -399,15 +407,19 @@ def cluster() -> Iterator[Cluster]:
 
 
 @contextlib.contextmanager
-def own(host: str) -> Iterator[Cluster]:
-    """Start three other nodes for one test, on another address of this machine."""
+def own(host: str = "127.0.0.1", nodes: Sequence[int] = NODES) -> Iterator[Cluster]:
+    """Start other nodes, for one test or a benchmark.
+
+    :param host: an address of this machine.
+    :param nodes: three of them, or one.
+    """
     folder = _shared_folder() / f"own-{os.getpid()}"
-    _start_all(folder, host)
+    _start_all(folder, host, nodes)
     made = Cluster(folder, host)
     try:
         yield made
     finally:
-        made.kill(*filter(made.running, NODES))
+        made.kill(*filter(made.running, made.nodes))
         shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -462,23 +474,23 @@ with open(folder / "users") as users:
 """
 
 
-def _start_all(folder: Path, host: str = "127.0.0.1") -> None:
+def _start_all(folder: Path, host: str = "127.0.0.1", nodes: Sequence[int] = NODES) -> None:
     made = server()
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
-    ports = {node: {name: free_port() for name in _LISTENERS} for node in NODES}
+    ports = {node: {name: free_port() for name in _LISTENERS} for node in nodes}
     (folder / "ports.json").write_text(json.dumps(ports))
     certificates(folder)
-    for node in NODES:
+    for node in nodes:
         shutil.copytree(made / f"n{node}", folder / f"n{node}")
         (folder / f"n{node}.properties").write_text(_properties(folder, node, ports, host))
     found = Cluster(folder, host)
-    for node in NODES:
+    for node in nodes:
         found.start(node)
     try:
         found.wait()
     except BaseException:
-        found.kill(*NODES)
+        found.kill(*nodes)
         raise
     (folder / "ready").touch()
 
