@@ -3,6 +3,7 @@
 
 ===================  ==============================================================================
 ``serve.py``         ``engage serve``
+``load.py``          ``engage load``
 ``init.py``          ``engage init``
 ``check.py``         ``engage check``
 ``plugins.py``       ``engage plugins``
@@ -38,6 +39,7 @@ from engage.cli.dead_letters import dead_letters
 from engage.cli.export import export
 from engage.cli.init import init
 from engage.cli.keys import keys
+from engage.cli.load import load_command
 from engage.cli.plugins import plugins
 from engage.cli.serve import serve
 from engage.cli.users import users
@@ -99,7 +101,7 @@ def _discard_output() -> None:
 def main(ctx: click.Context) -> None:
     """A self-hosted event-ingestion server."""
     ctx.obj = None
-    if sys.stdout is None and ctx.invoked_subcommand != serve.name:
+    if sys.stdout is None and ctx.invoked_subcommand not in (serve.name, load_command.name):
         raise EngageError("standard output is closed")
 
 
@@ -114,6 +116,7 @@ _COMMANDS = (
     export,
     init,
     keys,
+    load_command,
     plugins,
     serve,
     users,

@@ -35,18 +35,17 @@ from engage.api import (
 from engage.pipeline.load_letters import letter_of_damage
 from engage.pipeline.portion_writer import PortionWriter
 from engage.pipeline.retries import Retries, Stopped
+from engage.storage.log_progress import GAP_RECORD
 
 if TYPE_CHECKING:
     from engage.config import LogConfig
     from engage.monitoring.metrics import Metrics
     from engage.pipeline.ingest import Ingest
 
-__all__ = ["GAP_RECORD", "Loader", "Span"]
+__all__ = ["Loader", "Span"]
 
 _log = logging.getLogger(__name__)
 
-#: The kind of the records with the gaps: what the log deleted before it was loaded.
-GAP_RECORD: Final = "log_gap"
 #: Seconds that a reader waits for the first record.
 READ_WAIT: Final = 1.0
 #: Seconds between two log lines about partitions that are paused.
@@ -190,6 +189,9 @@ class Loader:
         for partition, (expected, first) in portion.gaps.items():
             await self._note_gap(partition, expected, first)
         places = await self._write(portion, reader)
+        if self._span is None:
+            # What is committed ends a gap, also if nothing was appended after it.
+            places = {partition: first for partition, (_, first) in portion.gaps.items()} | places
         if places:
             await self.log_calls.call(lambda: reader.commit(places))
             self.reached.update(places)

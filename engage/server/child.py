@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """``python -m engage.server.child``: a process that :mod:`engage.server.children` starts.
 
-It is a worker, or the console. It runs in a new interpreter. A fork would share the parent's event
-loop, threads and locks.
+It is a worker, a loader, or the console. It runs in a new interpreter. A fork would share the
+parent's event loop, threads and locks.
 
 The child and its parent are connected by a socket pair, the channel. The parent sends the
 :class:`Setup`, and the line ``drain`` when the child is to stop. The child sends the line ``ready``
-(the console adds its URL), or ``failed`` and the reason. If the parent dies, the channel closes and
-the child exits at once. That loses nothing, because only durable events are acknowledged; an orphan
-would block the port and the database file for the next server.
+(the console adds its URL), or ``failed`` and the reason; a loader sends ``state`` each second. If
+the parent dies, the channel closes and the child exits at once. That loses nothing, because only
+durable events are acknowledged; an orphan would block the port and the database file for the next
+server.
 """
 
 from __future__ import annotations
@@ -24,15 +25,18 @@ import signal
 import socket
 import struct
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from engage.api import EngageError
 from engage.monitoring import logs
 from engage.server.worker import new_event_loop
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from engage.config import Config
     from engage.console.process import ConsoleProcess
+    from engage.server.loader import LoaderProcess
     from engage.server.worker import Worker
 
 __all__ = ["BLOCKED", "ConsoleSetup", "Setup", "main", "receive_setup", "send_setup"]
@@ -73,8 +77,10 @@ class Setup:
     serves_metrics: bool = False
     #: File descriptor of the connections of all workers; ``None`` if there is only one worker.
     shares: int | None = None
-    #: ``None``: the child is a worker.
+    #: ``None``: the child is a worker or a loader.
     console: ConsoleSetup | None = None
+    #: Whether the child is a loader.
+    loads: bool = False
 
 
 def send_setup(channel: socket.socket, setup: Setup) -> None:
@@ -108,7 +114,7 @@ def receive_setup(channel: socket.socket) -> Setup:
 
 
 def main(channel_fd: int, listening_fd: int | None = None) -> int:
-    """Run a worker or the console.
+    """Run a worker, a loader or the console.
 
     :param channel_fd: the inherited end of the channel to the parent.
     :param listening_fd: the inherited listening socket of a worker.
@@ -128,8 +134,11 @@ def main(channel_fd: int, listening_fd: int | None = None) -> int:
     logging_ = setup.config.logging
     logs.configure(logging_.level, logging_.format, secrets=setup.secrets)
     try:
-        if listening_fd is None:
+        if setup.console is not None:
             return asyncio.run(_run_console(setup, channel))
+        if listening_fd is None:
+            with asyncio.Runner(loop_factory=new_event_loop) as runner:
+                return runner.run(_run_loader(setup, channel))
         with asyncio.Runner(loop_factory=new_event_loop) as runner:
             return runner.run(_run_worker(setup, socket.socket(fileno=listening_fd), channel))
     except (EngageError, OSError) as error:
@@ -160,6 +169,26 @@ async def _run_worker(setup: Setup, sock: socket.socket, channel: socket.socket)
     return await _run(worker, reader, writer)
 
 
+async def _run_loader(setup: Setup, channel: socket.socket) -> int:
+    from engage.registry import load_plugins
+    from engage.server.loader import LoaderProcess
+
+    reader, writer = await asyncio.open_connection(sock=channel.dup())
+
+    def report(state: Mapping[str, Any]) -> None:
+        writer.write(b"state " + json.dumps(state).encode() + b"\n")
+
+    loader = LoaderProcess(
+        setup.config,
+        load_plugins(),
+        number=setup.number,
+        server_running=setup.server_running,
+        ready=lambda: writer.write(b"ready\n"),
+        report=report,
+    )
+    return await _run(loader, reader, writer)
+
+
 async def _run_console(setup: Setup, channel: socket.socket) -> int:
     from engage.console.process import ConsoleProcess
     from engage.registry import load_plugins
@@ -178,9 +207,11 @@ async def _run_console(setup: Setup, channel: socket.socket) -> int:
 
 
 async def _run(
-    process: Worker | ConsoleProcess, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    process: Worker | LoaderProcess | ConsoleProcess,
+    reader: asyncio.StreamReader,
+    writer: asyncio.StreamWriter,
 ) -> int:
-    """Run a worker or the console until SIGTERM, or until the parent sends ``drain``."""
+    """Run a child until SIGTERM, or until the parent sends ``drain``."""
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, process.stop)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, BLOCKED)
 

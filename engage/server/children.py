@@ -11,13 +11,14 @@ import os
 import signal
 import socket
 import sys
-from typing import TYPE_CHECKING
+import time
+from typing import TYPE_CHECKING, Any
 
 from engage.server.child import BLOCKED, Setup, send_setup
 from engage.server.metrics_endpoint import SHARED_FOLDER_VARIABLE
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
 __all__ = ["Child", "start_child"]
 
@@ -34,6 +35,8 @@ class Child:
     started: asyncio.Future[bool | str]
     #: Where it answers, if it reported that.
     url: str | None = None
+    #: What a loader reported last, and when, by the monotonic clock in seconds.
+    state: tuple[float, Mapping[str, Any]] | None = None
     #: Reads what the child reports.
     reading: asyncio.Task[None] | None = None
 
@@ -95,9 +98,11 @@ async def _read_reports(child: Child, reader: asyncio.StreamReader) -> None:
     """Read what a child reports until it has exited."""
     with contextlib.suppress(OSError):
         while line := await reader.readline():
+            report, _, value = line.rstrip(b"\n").partition(b" ")
+            if report == b"state":
+                child.state = time.monotonic(), json.loads(value)
             if child.started.done():
                 continue
-            report, _, value = line.rstrip(b"\n").partition(b" ")
             if report == b"ready":
                 child.url = json.loads(value) if value else None
                 child.started.set_result(True)

@@ -23,7 +23,13 @@ if TYPE_CHECKING:
 
     from engage.config import Config
 
-__all__ = ["SHARED_FOLDER_VARIABLE", "forget_process", "serve_metrics", "serve_shared_metrics"]
+__all__ = [
+    "SHARED_FOLDER_VARIABLE",
+    "MetricsHandler",
+    "forget_process",
+    "serve_metrics",
+    "serve_shared_metrics",
+]
 
 _log = logging.getLogger(__name__)
 
@@ -31,7 +37,9 @@ _log = logging.getLogger(__name__)
 SHARED_FOLDER_VARIABLE: Final = "PROMETHEUS_MULTIPROC_DIR"
 
 
-class _Metrics(RequestHandler):
+class MetricsHandler(RequestHandler):
+    """Answers with the metrics of a registry."""
+
     def initialize(self, registry: CollectorRegistry) -> None:
         self._registry = registry
 
@@ -53,7 +61,7 @@ def serve_metrics(config: Config, registry: CollectorRegistry) -> Callable[[], N
     host, port = config.server.metrics_host, config.server.metrics_port
     assert port is not None
     sock = listen(host, port, keys="server.metrics_host, server.metrics_port")
-    server = HTTPServer(Application([("/metrics", _Metrics, {"registry": registry})]))
+    server = HTTPServer(Application([("/metrics", MetricsHandler, {"registry": registry})]))
     server.add_socket(sock)
     _log.info("metrics", extra={"url": f"{url_of(sock)}/metrics"})
     return server.stop

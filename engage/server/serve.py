@@ -111,7 +111,7 @@ def _supervise(config: Config, sock: socket.socket, secrets: tuple[str, ...]) ->
         os.environ[SHARED_FOLDER_VARIABLE] = folder
     try:
         with asyncio.Runner() as runner:
-            return runner.run(Supervisor(config, sock, secrets).run())
+            return runner.run(Supervisor(config, sock, secrets, count=config.server.workers).run())
     finally:
         if folder is not None:
             shutil.rmtree(folder, ignore_errors=True)

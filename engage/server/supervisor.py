@@ -17,7 +17,7 @@ import logging
 import os
 import socket
 import time
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from engage.api import EngageError
 from engage.http1.shares import Shares, make_shares
@@ -50,16 +50,23 @@ CONSOLE_SECONDS: Final = 3.0
 
 
 class Supervisor:
-    """Keeps ``config.server.workers`` workers running on one socket.
+    """Keeps workers running on one socket.
 
     :param sock: a listening socket. The supervisor closes it when the drain begins; the workers
-        decide how long they accept connections.
+        decide how long they accept connections. ``None`` for loaders, which have none.
     :param secrets: strings that the workers mask in the log.
+    :param count: the number of workers.
     """
 
-    def __init__(self, config: Config, sock: socket.socket, secrets: tuple[str, ...]) -> None:
+    #: What a process is called in the log.
+    what: ClassVar[str] = "worker"
+
+    def __init__(
+        self, config: Config, sock: socket.socket | None, secrets: tuple[str, ...], *, count: int
+    ) -> None:
         self._config = config
         self._sock = sock
+        self._count = count
         self._secrets = secrets
         self._children: set[Child] = set()
         self._deaths: collections.deque[float] = collections.deque(maxlen=MAX_DEATHS)
@@ -67,12 +74,12 @@ class Supervisor:
         self._failed = False
         self._server_running = False
         self._started = time.monotonic()
-        self._shares_file = make_shares(config.server.workers)
+        self._shares_file = make_shares(count)
         # Only to note which workers have died.
         self._shares = Shares(self._shares_file.fileno(), 0)
-        self._console = (
-            None if config.console is None else ConsoleKeeper(config, secrets, self._started)
-        )
+        self._console: ConsoleKeeper | None = None
+        if sock is not None and config.console is not None:
+            self._console = ConsoleKeeper(config, secrets, self._started)
 
     async def run(self) -> int:
         """Run the workers until a signal arrives, or until too many of them have died.
@@ -82,16 +89,14 @@ class Supervisor:
         """
         handle_signals(self._on_signal)
         with contextlib.ExitStack() as stack:
-            # A single worker serves its metrics itself.
-            if self._config.server.metrics_port is not None and self._config.server.workers > 1:
-                stack.callback(serve_shared_metrics(self._config))
+            self._open_services(stack)
             try:
                 first = await self._start_worker(0)
                 await self._wait_for_first(first)
                 keepers = [asyncio.create_task(self._keep_running(0, first))]
                 keepers += [
                     asyncio.create_task(self._keep_running(number))
-                    for number in range(1, self._config.server.workers)
+                    for number in range(1, self._count)
                 ]
                 console = self._console
                 running = asyncio.create_task(console.run()) if console is not None else None
@@ -113,28 +118,38 @@ class Supervisor:
             raise EngageError(result)
         if not result:
             status = await child.process.wait()
-            raise EngageError(f"the first worker exited with status {status} before it was ready")
+            raise EngageError(
+                f"the first {self.what} exited with status {status} before it was ready"
+            )
         self._server_running = True
-        _log.info(
-            "listening",
-            extra={
-                "url": url_of(self._sock),
-                "pid": os.getpid(),
-                "workers": self._config.server.workers,
-            },
-        )
+        self._announce()
 
-    async def _start_worker(self, number: int) -> Child:
-        setup = Setup(
+    def _open_services(self, stack: contextlib.ExitStack) -> None:
+        """Start what this process serves itself; it ends with the stack."""
+        # A single worker serves its metrics itself.
+        if self._config.server.metrics_port is not None and self._count > 1:
+            stack.callback(serve_shared_metrics(self._config))
+
+    def _announce(self) -> None:
+        """Log that the first process is ready."""
+        assert self._sock is not None
+        extra = {"url": url_of(self._sock), "pid": os.getpid(), "workers": self._count}
+        _log.info("listening", extra=extra)
+
+    def _setup(self, number: int) -> Setup:
+        """Return what a process is to do."""
+        return Setup(
             self._config,
             number,
             self._server_running,
             self._started,
             self._secrets,
-            serves_metrics=self._config.server.workers == 1,
-            shares=self._shares_file.fileno() if self._config.server.workers > 1 else None,
+            serves_metrics=self._count == 1,
+            shares=self._shares_file.fileno() if self._count > 1 else None,
         )
-        child = await start_child(setup, [self._sock])
+
+    async def _start_worker(self, number: int) -> Child:
+        child = await start_child(self._setup(number), [] if self._sock is None else [self._sock])
         self._children.add(child)
         if self._stopping.is_set():  # Draining began before this child was registered.
             child.drain()
@@ -151,12 +166,13 @@ class Supervisor:
                 if not await self._wait_for_death(child):
                     return
             except OSError as error:  # Out of processes, memory or file descriptors.
-                _log.error("worker %d could not be started: %s", number, error)
+                _log.error("%s %d could not be started: %s", self.what, number, error)
             now = time.monotonic()
             self._deaths.append(now)
             if len(self._deaths) == MAX_DEATHS and now - self._deaths[0] < DEATHS_SECONDS:
                 _log.error(
-                    "%d workers died within %d seconds; giving up", MAX_DEATHS, DEATHS_SECONDS
+                    "%d %ss died within %d seconds; giving up",
+                    *(MAX_DEATHS, self.what, DEATHS_SECONDS),
                 )
                 self._failed = True
                 self._stopping.set()
@@ -183,7 +199,8 @@ class Supervisor:
             self._failed |= status != 0
             return False
         _log.error(
-            "worker %d died with status %d%s",
+            "%s %d died with status %d%s",
+            self.what,
             child.setup.number,
             status,
             f": {child.reason}" if child.reason is not None else "",
@@ -209,7 +226,8 @@ class Supervisor:
     ) -> int:
         _log.info("draining")
         # Otherwise connections would pile up here after the last worker has stopped accepting.
-        self._sock.close()
+        if self._sock is not None:
+            self._sock.close()
         for child in self._children:
             child.drain()
         if self._console is not None:
@@ -217,7 +235,7 @@ class Supervisor:
         grace = self._config.server.shutdown_grace + KILL_DELAY
         _, late = await asyncio.wait(keepers, timeout=grace)
         if late:
-            _log.error("%d workers did not stop in time and were killed", len(late))
+            _log.error("%d %ss did not stop in time and were killed", len(late), self.what)
             self._failed = True
             for child in self._children:
                 child.kill()

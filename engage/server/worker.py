@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from engage.http1.shares import Shares
     from engage.registry import Registry
 
-__all__ = ["Worker", "new_event_loop"]
+__all__ = ["Worker", "handle_signals", "new_event_loop", "sample", "start_task"]
 
 _log = logging.getLogger(__name__)
 
@@ -147,16 +147,16 @@ class Worker:
             # Only the first worker expires records.
             if not self._number:
                 expiring = expire_periodically(app.store, config.retention, app.clock)
-                _start_task(background, "retention", expiring)
-                _start_task(background, "old history", expire_history(app.store, app.clock))
+                start_task(background, "retention", expiring)
+                start_task(background, "old history", expire_history(app.store, app.clock))
             recording = record_periodically(app.store, history, refusals, app.clock)
-            _start_task(background, "history", recording)
+            start_task(background, "history", recording)
             reporting = report_dropped_changes(app.store, metrics)
-            _start_task(background, "dropped changes", reporting)
+            start_task(background, "dropped changes", reporting)
             if isinstance(metrics, PrometheusMetrics):
-                _start_task(background, "sampling", _sample(app.store, metrics))
+                start_task(background, "sampling", sample(app.store, metrics))
                 measuring = _measure_budgets(app.store, config.limits.dead_letter_budget, metrics)
-                _start_task(background, "budgets", measuring)
+                start_task(background, "budgets", measuring)
             await app.serve(self._sock, self._shares)
             # The objects of the application live as long as the process: the garbage collector
             # need not check them again.
@@ -213,7 +213,7 @@ def handle_signals(handler: Callable[[], None]) -> None:
             signal.signal(number, lambda *_: loop.call_soon_threadsafe(handler))
 
 
-def _start_task(
+def start_task(
     stack: contextlib.AsyncExitStack, name: str, work: Coroutine[None, None, None]
 ) -> None:
     """Run ``work`` in the background until the stack unwinds. A failure is only logged."""
@@ -233,7 +233,8 @@ def _start_task(
     stack.push_async_callback(end)
 
 
-async def _sample(store: EventStore, metrics: Metrics) -> None:
+async def sample(store: EventStore, metrics: Metrics) -> None:
+    """Read the gauges of a storage every few seconds, until cancelled."""
     while True:
         metrics.storage(store.gauges())
         await asyncio.sleep(SAMPLE_SECONDS)

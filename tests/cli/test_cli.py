@@ -41,6 +41,7 @@ COMMANDS = [
         "dead-letters replay",
         "export",
         "init",
+        "load",
         "plugins",
         "serve",
         "users remove-trait",

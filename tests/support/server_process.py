@@ -38,6 +38,8 @@ path = "engage.db"
 class Server:
     """A server process. At the end of a ``with`` block it is killed."""
 
+    #: The command of ``engage``.
+    command = "serve"
     #: Write key of the workspace ``acme``.
     key = KEY
     secret = SECRET
@@ -72,7 +74,8 @@ class Server:
             self._log_start = log.tell()
             self.process = subprocess.Popen(
                 [
-                    *(sys.executable, "-m", "engage", "serve", "--config", str(self.config)),
+                    *(sys.executable, "-m", "engage", self.command),
+                    *("--config", str(self.config)),
                     *self.arguments,
                     *arguments,
                 ],

@@ -1,0 +1,204 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``engage load`` as processes, with a server, SQLite and the log of docs/write-a-log.md."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sqlite3
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from support.examples import install
+from support.loader_process import Loaders, judge, load_again, stored_ids, wait_until_stored
+from support.server_process import SQLITE, Server, config_text
+from support.waiting import wait_for
+
+LOG = '[log]\nbackend = "tape"\nload_port = 0\n[log.tape]\npath = "events.tape"\n'
+
+
+def make_server(folder: Path, log: str = LOG) -> Server:
+    (folder / "disk").mkdir()
+    config = config_text(
+        storage=SQLITE.replace("engage.db", "disk/engage.db"),
+        server="shutdown_grace = 8",
+        config_extra=log,
+    )
+    return Server(folder, config, environment={"PYTHONPATH": str(install("example_log"))})
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Server]:
+    """Start a server with a log and no loaders."""
+    with make_server(tmp_path).start() as server:
+        yield server
+
+
+def send(server: Server, *names: str) -> None:
+    for name in names:
+        answer = server.track(name, userId=f"u{name}")
+        assert answer.status_code == 200, answer.text
+
+
+def test_the_loaders_store_what_the_server_accepts(server: Server) -> None:
+    send(server, "a", "b", "b")
+    with Loaders(server).start("--workers", "2") as loaders:
+        wait_until_stored(server, lambda: ["a", "b"])
+        send(server, "c")
+        wait_until_stored(server, lambda: ["a", "b", "c"])
+        assert len(loaders.processes()) == 2
+        answer = loaders.readyz()
+        assert answer.json() == {
+            "success": True,
+            "storage": "available",
+            "log": "available",
+            "loaders": 2,
+            "paused": [],
+        }
+        assert answer.headers["cache-control"] == "no-store"
+        lines = loaders.metrics().splitlines()
+        assert 'engage_loaded_records_total{outcome="stored"} 3.0' in lines
+        assert 'engage_loaded_records_total{outcome="duplicate"} 1.0' in lines
+        assert 'engage_loaded_records_total{outcome="refused"} 0.0' in lines
+        assert "engage_log_paused_partitions 0.0" in lines
+        assert "engage_log_gap_records_total 0.0" in lines
+        assert "engage_log_errors_total 0.0" in lines
+        assert any(line.startswith("engage_write_events_sum 4") for line in lines)
+        assert any(line.startswith("engage_log_backlog_records") for line in lines)
+        assert any(line.startswith("engage_log_backlog_seconds") for line in lines)
+        [line] = [line for line in loaders.lines() if line["message"] == "loading"]
+        assert (line["group"], line["loaders"]) == ("engage", 2)
+        assert loaders.stop() == 0
+        messages = [line["message"] for line in loaders.lines()]
+        assert messages[-1] == "stopped"
+        assert "draining" in messages
+    judge(server, ["a", "b", "c"], ["a", "b", "c"])
+
+
+def test_a_loader_that_dies_is_replaced(server: Server) -> None:
+    with Loaders(server).start() as loaders:
+        send(server, "a")
+        wait_until_stored(server, lambda: ["a"])
+        [pid] = loaders.processes()
+        os.kill(pid, signal.SIGKILL)
+        send(server, "b")
+        wait_for(lambda: loaders.processes() - {pid}, what="another loader")
+        wait_until_stored(server, lambda: ["a", "b"])
+        wait_for(lambda: loaders.readyz().status_code == 200, what="/readyz to be 200")
+        assert "loader 0 died with status -9" in loaders.log()
+
+
+def test_the_loaders_wait_while_the_store_is_away(server: Server, tmp_path: Path) -> None:
+    """It is on a disk that goes away; the server goes on, and so do starts."""
+    with Loaders(server).start() as loaders:
+        send(server, "a")
+        wait_until_stored(server, lambda: ["a"])
+        assert loaders.stop() == 0
+    (tmp_path / "disk").rename(tmp_path / "elsewhere")
+    send(server, "b")
+    with Loaders(server).start(ready=False) as loaders:
+        wait_for(lambda: loaders.readyz().json()["log"] == "available", what="the log")
+        answer = loaders.readyz()
+        assert answer.status_code == 503
+        assert answer.json()["success"] is False
+        assert answer.json()["storage"] == "unavailable"
+        send(server, "c")
+        (tmp_path / "elsewhere").rename(tmp_path / "disk")
+        wait_until_stored(server, lambda: ["a", "b", "c"])
+        wait_for(lambda: loaders.readyz().status_code == 200, what="/readyz to be 200")
+        assert loaders.stop() == 0
+
+
+def test_a_drain_does_not_wait_for_a_store_that_is_away(server: Server, tmp_path: Path) -> None:
+    (tmp_path / "disk").rename(tmp_path / "elsewhere")
+    send(server, "a")
+    with Loaders(server).start(ready=False) as loaders:
+        wait_for(lambda: "unavailable; retrying" in loaders.log(), what="a failed write")
+        began = time.monotonic()
+        assert loaders.stop() == 0
+        assert time.monotonic() - began < 6
+
+
+def test_an_unknown_record_shows_in_readyz(server: Server, tmp_path: Path) -> None:
+    send(server, "a")
+    tape = contextlib.closing(sqlite3.connect(tmp_path / "events.tape"))
+    with tape as db, db:
+        db.execute("UPDATE records SET headers = replace(headers, 'event/1', 'event/2')")
+    with Loaders(server).start(ready=False) as loaders:
+        wait_for(lambda: loaders.readyz().json()["paused"], what="a paused partition")
+        answer = loaders.readyz()
+        assert answer.status_code == 503
+        assert answer.json()["storage"] == answer.json()["log"] == "available"
+        wait_for(lambda: "partitions of the log are not loaded" in loaders.log(), what="the error")
+        done = load_again(server, "2020-01-01")
+        assert done.returncode == 1
+        assert "was not read further: a record of the kind b'event/2'" in done.stderr
+
+
+def test_a_part_of_the_log_is_loaded_again(server: Server, tmp_path: Path) -> None:
+    """The store was restored from a backup that is older than some events."""
+    send(server, "old")
+    with Loaders(server).start() as loaders:
+        wait_until_stored(server, lambda: ["old"])
+        time.sleep(0.01)
+        since = time.time()
+        send(server, "a", "b", "c")
+        wait_until_stored(server, lambda: ["old", "a", "b", "c"])
+        assert loaders.stop() == 0
+        assert server.stop() == 0
+        for file in (tmp_path / "disk").iterdir():
+            file.unlink()
+        server.start()
+        tape = contextlib.closing(sqlite3.connect(tmp_path / "events.tape"))
+        with tape as db:
+            places = db.execute("SELECT * FROM places ORDER BY partition").fetchall()
+            assert {team for team, _, _ in places} == {"engage"}
+            at = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(since))
+            done = load_again(server, f"{at}.{int(since % 1 * 1000):03}Z")
+            assert (done.returncode, done.stdout) == (0, "stored=3\n"), done.stderr
+            assert sorted(stored_ids(server)) == ["a", "b", "c"]
+            everything = load_again(server, "2020-01-01")
+            assert everything.stdout == "duplicate=3\tstored=1\n"
+            now = db.execute("SELECT * FROM places WHERE team = 'engage' ORDER BY partition")
+            assert now.fetchall() == places
+    judge(server, ["old", "a", "b", "c"], ["old", "a", "b", "c"])
+
+
+def test_what_is_past_the_retention_is_not_loaded_again(tmp_path: Path) -> None:
+    log = LOG + "[retention]\nevents_days = 1\n"
+    with make_server(tmp_path, log).start() as server:
+        send(server, "a", "b")
+        tape = contextlib.closing(sqlite3.connect(tmp_path / "events.tape"))
+        with tape as db, db:
+            old = int(time.time() * 1000) - 2 * 86_400_000
+            [headers] = db.execute("SELECT headers FROM records LIMIT 1").fetchone()
+            received = headers.partition("receivedAt")[2].partition(":")[2].partition(",")[0]
+            db.execute(
+                "UPDATE records SET headers = replace(headers, ?, ?) WHERE headers LIKE ?",
+                (received, str(old), f"%{received}%"),
+            )
+        done = load_again(server, "2020-01-01")
+        assert done.returncode == 0, done.stderr
+        assert "skipped=" in done.stdout
+        assert len(stored_ids(server)) == 2 - int(done.stdout.partition("skipped=")[2][0])
+
+
+def test_what_cannot_be_started_is_reported(tmp_path: Path) -> None:
+    server = make_server(tmp_path, "")
+    with Loaders(server) as loaders:
+        process = loaders.launch()
+        assert process.wait(30) == 1
+        assert "there is no [log] section, so there is nothing to load" in loaders.log()
+    bad = load_again(make_server_again(server), "yesterday")
+    assert bad.returncode == 2
+    assert "must be a time in RFC 3339" in bad.stderr
+
+
+def make_server_again(server: Server) -> Server:
+    """Return the server with a log."""
+    server.config.write_text(server.config.read_text() + LOG)
+    return server

@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``engage load`` as a process beside a server, and how a store is judged after all went wrong."""
+
+from __future__ import annotations
+
+import collections
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, Self
+
+import httpx
+
+from support.processes import children
+from support.server_process import Server
+from support.traffic import expected_groups, expected_users
+from support.waiting import DEADLINE, wait_for
+
+
+class Loaders(Server):
+    """The processes of ``engage load`` on the config of a server; killed at the end of a ``with``.
+
+    :param server: the server, running or not. Its config must have ``[log]``.
+    :param name: of the log file.
+    """
+
+    command = "load"
+
+    def __init__(
+        self, server: Server, *, name: str = "load", arguments: Iterable[str] = ()
+    ) -> None:
+        config = server.config.read_text()
+        super().__init__(
+            server.folder, config, environment=server.environment, arguments=tuple(arguments)
+        )
+        self.log_path = server.folder / f"{name}.log"
+
+    def start(self, *arguments: str, ready: bool = True) -> Self:
+        """Start the processes, and wait until they load.
+
+        :param ready: also wait until ``/readyz`` answers 200, if the config has ``load_port``.
+        """
+        process = self.launch(*arguments)
+        try:
+            wait_for(self._loads, what="the loaders to start")
+            self.url = next(
+                (
+                    line["url"].removesuffix("/metrics")
+                    for line in self.lines()
+                    if line["message"] == "metrics"
+                ),
+                "",
+            )
+            if ready and self.url:
+                wait_for(lambda: self.readyz().status_code == 200, what="/readyz to answer 200")
+        except BaseException as error:
+            status = process.poll()
+            self.kill()
+            raise AssertionError(f"{error}; status {status}\n{self.log()[-4000:]}") from error
+        return self
+
+    def _loads(self) -> bool:
+        assert self.process is not None
+        assert self.process.poll() is None, "it ended before it loaded"
+        return any(line["message"] == "loading" for line in self.lines())
+
+    def readyz(self) -> httpx.Response:
+        """Return the answer of ``/readyz``."""
+        return httpx.get(f"{self.url}/readyz", timeout=DEADLINE)
+
+    def metrics(self) -> str:
+        return httpx.get(f"{self.url}/metrics", timeout=DEADLINE).text
+
+    def processes(self) -> set[int]:
+        """Return the ids of the loaders."""
+        assert self.process is not None
+        return {pid for pid in children(self.process.pid) if _is_loader(pid)}
+
+
+def _is_loader(pid: int) -> bool:
+    try:
+        return b"engage.server.child" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def load_again(server: Server, since: str) -> subprocess.CompletedProcess[str]:
+    """Run ``engage load --from``."""
+    return subprocess.run(
+        [
+            *(sys.executable, "-m", "engage", "load", "--config", str(server.config)),
+            *("--from", since),
+        ],
+        env={**os.environ, **server.environment},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+def stored_ids(server: Server) -> list[str]:
+    """Return the message ids in the store of a server, in order of arrival."""
+    return [one["messageId"] for one in server.export()]
+
+
+def wait_until_stored(
+    server: Server, acknowledged: Callable[[], Iterable[str]], *, deadline: float = 90
+) -> None:
+    """Wait until the store has every acknowledged event."""
+    wait_for(
+        lambda: set(acknowledged()) <= set(stored_ids(server)),
+        what="the acknowledged events to be in the store",
+        deadline=deadline,
+    )
+
+
+def judge(server: Server, acknowledged: Iterable[str], sent: Iterable[str]) -> None:
+    """Check that the store has each acknowledged event exactly once, nothing that was never sent,
+    and that the profiles are the merge of the stored events."""
+    events: list[dict[str, Any]] = server.export()
+    counted = collections.Counter(one["messageId"] for one in events)
+    assert not set(acknowledged) - counted.keys(), "acknowledged, and not stored"
+    assert not counted.keys() - set(sent), "stored, and never sent"
+    assert not [name for name, count in counted.items() if count > 1], "stored twice"
+    users = sorted(server.export("users"), key=lambda one: str(one["userId"]))
+    assert users == expected_users(events)
+    groups = sorted(server.export("groups"), key=lambda one: str(one["groupId"]))
+    assert groups == expected_groups(events)
