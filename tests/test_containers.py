@@ -88,7 +88,7 @@ def test_the_commands_are_commands_of_engage() -> None:
     loading = [services[name]["command"] for name in LOADERS]
     for command in loading:
         assert command[:2] == ["engage", "load"]
-    for command in serving:
+    for command in serving + loading:
         result = CliRunner().invoke(main, [*command[1:], "--config", "/nowhere/engage.toml"])
         # Wrong usage would be 2: only the config is missing.
         assert result.exit_code == 1

@@ -133,10 +133,15 @@ def free_port() -> int:
 
 
 class MongoServer:
-    """A server process, whose port stays the same when it is restarted."""
+    """A server process, whose port stays the same when it is restarted.
 
-    def __init__(self, kind: str, folder: Path) -> None:
+    :param host: the address on which it listens; only FerretDB can have another one.
+    """
+
+    def __init__(self, kind: str, folder: Path, host: str = "127.0.0.1") -> None:
+        assert kind == "ferretdb" or host == "127.0.0.1"
         self.kind = kind
+        self.host = host
         self.folder = folder
         self.port = free_port()
         self._process: subprocess.Popen[bytes] | None = None
@@ -155,12 +160,12 @@ class MongoServer:
             return f"{scheme}//{host}/{database}?{joined}"
         if self.kind == "mongod":
             options = "&".join(part for part in ("replicaSet=engage", options) if part)
-        return f"mongodb://127.0.0.1:{self.port}/{database}" + (f"?{options}" if options else "")
+        return f"mongodb://{self.host}:{self.port}/{database}" + (f"?{options}" if options else "")
 
     @property
     def address(self) -> tuple[str, int]:
         """Host and port, for a proxy."""
-        return ("127.0.0.1", self.port)
+        return (self.host, self.port)
 
     @property
     def pids(self) -> list[int]:
@@ -169,7 +174,7 @@ class MongoServer:
 
     def _command(self) -> list[str]:
         if self.kind == "ferretdb":
-            return [str(ferretdb_binary()), f"127.0.0.1:{self.port}", str(self.folder)]
+            return [str(ferretdb_binary()), f"{self.host}:{self.port}", str(self.folder)]
         if self.kind == "java":
             java = shutil.which("java")
             if java is None:
@@ -195,7 +200,7 @@ class MongoServer:
     def _wait(self) -> None:
         assert self._process is not None
         deadline = time.monotonic() + 60
-        url = f"mongodb://127.0.0.1:{self.port}/?directConnection=true"
+        url = f"mongodb://{self.host}:{self.port}/?directConnection=true"
         client: pymongo.MongoClient[dict[str, object]] = pymongo.MongoClient(
             url, serverSelectionTimeoutMS=300, connectTimeoutMS=2000
         )
@@ -277,12 +282,13 @@ def shared(kind: str) -> MongoServer:
 
 
 @contextlib.contextmanager
-def own(folder: Path, kind: str | None = None) -> Iterator[MongoServer]:
+def own(folder: Path, kind: str | None = None, host: str = "127.0.0.1") -> Iterator[MongoServer]:
     """Start a server for one test, which may kill it.
 
     :param kind: default: :func:`durable_kind`.
+    :param host: the address on which it listens.
     """
-    made = MongoServer(kind or durable_kind(), folder / "mongo")
+    made = MongoServer(kind or durable_kind(), folder / "mongo", host)
     made.start()
     try:
         yield made

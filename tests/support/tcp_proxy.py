@@ -10,15 +10,13 @@ from typing import Self
 
 
 class TcpProxy:
-    """A proxy on a port of this machine, in separate threads. Use it as a context manager.
+    """A proxy on a port of 127.0.0.1, in separate threads. Use it as a context manager.
 
     :param target: host and port of the server.
     :param port: where it listens.
-    :param host: the address on which it listens.
     """
 
-    def __init__(self, target: tuple[str, int], *, port: int, host: str = "127.0.0.1") -> None:
-        self.host = host
+    def __init__(self, target: tuple[str, int], *, port: int) -> None:
         self.target = target
         self.port = port
         self._flows = threading.Event()
@@ -41,7 +39,7 @@ class TcpProxy:
             return
         listener = socket.socket()
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((self.host, self.port))
+        listener.bind(("127.0.0.1", self.port))
         listener.listen(64)
         self._listener = listener
         threading.Thread(target=self._accept, args=(listener,), daemon=True).start()

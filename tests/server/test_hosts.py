@@ -1,0 +1,225 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Two servers and two loaders, each on a host of its own, of which one after the other is cut off.
+
+Nothing that was answered 2xx is lost or stored twice, and nothing else is stored.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pymongo
+import pytest
+
+from support import hosts, kafka, mongo
+from support.exports import exported
+from support.hosts import Host
+from support.server_process import KEY, Server, config_text
+from support.waiting import wait_for
+
+pytestmark = [
+    pytest.mark.kafka,
+    pytest.mark.mongo,
+    pytest.mark.slow,
+    pytest.mark.timeout(300, func_only=True),
+]
+
+#: Seconds for which a host is cut off. Kafka gives a loader's partitions away after 6.
+CUT = 10.0
+
+
+class Loader:
+    """``engage load`` on a host. Use it as a context manager."""
+
+    def __init__(self, folder: Path, config: str, host: Host, url: str) -> None:
+        folder.mkdir()
+        self.config = folder / "engage.toml"
+        self.config.write_text(config)
+        self.log = folder / "engage.log"
+        self.host = host
+        self.url = url
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> Loader:
+        with self.log.open("wb") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "engage", "load", "--config", str(self.config)],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                preexec_fn=self.host.enter,
+                start_new_session=True,
+            )
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        assert self._process is not None
+        self._process.kill()
+        self._process.wait()
+
+    def ready(self) -> bool:
+        """Return whether ``/readyz`` answers 200."""
+        assert self._process is not None
+        assert self._process.poll() is None, self.log.read_text()[-4000:]
+        try:
+            return httpx.get(f"{self.url}/readyz", timeout=2).status_code == 200
+        except httpx.TransportError:
+            return False
+
+    def stop(self) -> int:
+        """End it (SIGTERM), and return its exit status."""
+        assert self._process is not None
+        self._process.terminate()
+        return self._process.wait(60)
+
+
+class Clients:
+    """Threads that send events, each until a server has answered 2xx, to one server in turn."""
+
+    def __init__(self, urls: Sequence[str], count: int = 6) -> None:
+        self._urls = urls
+        self._stop = threading.Event()
+        self._threads = [threading.Thread(target=self._send, args=(n,)) for n in range(count)]
+        self.sent: set[str] = set()
+        self.acknowledged: set[str] = set()
+        #: What became of requests that were not answered 2xx.
+        self.failed: Counter[str] = Counter()
+
+    def _send(self, number: int) -> None:
+        servers = itertools.cycle([*self._urls[number % 2 :], *self._urls[: number % 2]])
+        with contextlib.ExitStack() as stack:
+            clients = {
+                url: stack.enter_context(httpx.Client(base_url=url, auth=(KEY, ""), timeout=3))
+                for url in self._urls
+            }
+            for turn in itertools.count():
+                ids = [f"{number}-{turn}-{place}" for place in range(5)]
+                self.sent.update(ids)
+                batch = [
+                    {"type": "track", "userId": f"u{turn % 40}", "event": "E", "messageId": one}
+                    for one in ids
+                ]
+                while not self._post(clients[next(servers)], batch):
+                    if self._stop.is_set():
+                        return
+                    time.sleep(0.05)
+                self.acknowledged.update(ids)
+                # Not as fast as possible: all hosts share two cores.
+                if self._stop.wait(0.05):
+                    return
+
+    def _post(self, client: httpx.Client, batch: Sequence[object]) -> bool:
+        try:
+            answer = client.post("/v1/batch", json={"batch": batch})
+        except httpx.TransportError as error:
+            self.failed[type(error).__name__] += 1
+            return False
+        if answer.status_code != 200:
+            self.failed[str(answer.status_code)] += 1
+        return answer.status_code == 200
+
+    def more(self, count: int = 200) -> None:
+        """Wait until that many further events were acknowledged."""
+        wanted = len(self.acknowledged) + count
+        wait_for(lambda: len(self.acknowledged) >= wanted, what="acknowledged events")
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[None]:
+        """Send until the block ends."""
+        for thread in self._threads:
+            thread.start()
+        try:
+            yield
+        finally:
+            self._stop.set()
+            for thread in self._threads:
+                thread.join()
+
+
+def is_ready(server: Server) -> bool:
+    return server.get("/readyz").status_code == 200
+
+
+def test_a_host_is_cut_off(tmp_path: Path) -> None:
+    reason = hosts.why_not()
+    if reason is not None:
+        pytest.skip(reason)
+    with contextlib.ExitStack() as stack:
+        network = stack.enter_context(hosts.network(4))
+        here = network.address
+        nodes = stack.enter_context(kafka.own(here))
+        store = stack.enter_context(mongo.own(tmp_path, "ferretdb", here))
+        storage = f'[storage]\n[storage.mongo]\nurl = "{store.url("engage")}"\n'
+        port = mongo.free_port()
+        servers, loaders = [], []
+        for number, host in enumerate(network.hosts):
+            config = config_text(
+                storage=storage,
+                config_extra=f'[log]\nload_host = "{host.address}"\nload_port = {port}\n'
+                f'[log.kafka]\nservers = "{nodes.servers()}"\n',
+            ).replace('host = "127.0.0.1"\n', f'host = "{host.address}"\n', 1)
+            folder = tmp_path / f"host-{number}"
+            if number < 2:
+                folder.mkdir()
+                server = Server(folder, config, preexec=host.enter)
+                servers.append(stack.enter_context(server.start()))
+            else:
+                url = f"http://{host.address}:{port}"
+                loaders.append(stack.enter_context(Loader(folder, config, host, url)))
+        for loader in loaders:
+            wait_for(loader.ready, what="a loader to be ready")
+
+        client: pymongo.MongoClient[dict[str, Any]] = pymongo.MongoClient(store.url("engage"))
+        events = stack.enter_context(client).engage.events
+
+        def is_stored(ids: set[str]) -> bool:
+            time.sleep(0.5)
+            found = events.find({}, {"_id": 0, "messageId": 1})
+            return ids <= {event["messageId"] for event in found}
+
+        clients = Clients([server.url for server in servers])
+        with clients.running():
+            clients.more()
+            wait_for(lambda: events.find_one(), what="stored events")
+            for host, loading in ((network.hosts[0], False), (network.hosts[2], True)):
+                before = Counter(clients.failed)
+                host.cut()
+                began = time.monotonic()
+                clients.more()
+                time.sleep(max(0.0, CUT - (time.monotonic() - began)))
+                # Clients notice the loss of a server, and not that of a loader.
+                assert (clients.failed != before) is not loading
+                if loading:
+                    # The other loader has taken over.
+                    seen = set(clients.acknowledged)
+                    wait_for(functools.partial(is_stored, seen), what="the other loader")
+                host.connect()
+                clients.more()
+            for server in servers:
+                wait_for(functools.partial(is_ready, server), what="/readyz")
+            for loader in loaders:
+                wait_for(loader.ready, what="a loader to be ready")
+            clients.more()
+        everything = functools.partial(is_stored, clients.acknowledged)
+        wait_for(everything, what="all events in the store")
+        for server in servers:
+            assert server.stop() == 0
+        for loader in loaders:
+            assert loader.stop() == 0, loader.log.read_text()[-4000:]
+        found = [event["messageId"] for event in exported(servers[0].config, "events")]
+    assert not clients.acknowledged - set(found)
+    assert [one for one, count in Counter(found).items() if count > 1] == []
+    assert set(found) <= clients.sent
+    broken = {"ConnectError", "ConnectTimeout", "ReadError", "ReadTimeout", "RemoteProtocolError"}
+    assert set(clients.failed) <= {"503", *broken}
