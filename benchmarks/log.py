@@ -23,6 +23,7 @@ import argparse
 import asyncio
 import contextlib
 import dataclasses
+import functools
 import importlib.util
 import os
 import subprocess
@@ -40,7 +41,7 @@ sys.path[:0] = [str(HERE.parent / "tests"), str(HERE)]
 
 import httpx  # noqa: E402
 import load  # noqa: E402
-import run  # noqa: E402
+import report  # noqa: E402
 
 from engage.api import Event, EventLog, LogRecord, Status, record_of  # noqa: E402
 from support import kafka, mongo  # noqa: E402
@@ -242,7 +243,7 @@ def measure_append(arguments: argparse.Namespace, goals: Goals) -> None:
 
     for count in (3, 1):
         with kafka.own(nodes=kafka.NODES[:count]) as nodes:
-            _run_loop(lambda at=nodes: measure(at))
+            _run_loop(functools.partial(measure, nodes))
 
 
 def _run_loop(work: Callable[[], object]) -> None:
@@ -410,7 +411,7 @@ def main() -> int:
         if arguments.cases
         else CASES
     )
-    print(f"load: {arguments.tool}, {arguments.seconds:g} s each; {run._machine()}")
+    print(f"load: {arguments.tool}, {arguments.seconds:g} s each; {report.machine()}")
     print(f"busy before: load average {os.getloadavg()[0]:.1f}; record: ", end="")
     print(f"{record_of(event(0)).size} bytes, of which the event has {len(event(0).body)}")
     goals = Goals()

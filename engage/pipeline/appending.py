@@ -89,6 +89,11 @@ class Appending(Generic[_Item]):
         """The number of items that are being appended."""
         return self._room.items
 
+    @property
+    def waiting(self) -> int:
+        """The number of items that wait for another call: none."""
+        return 0
+
     def has_room(self, key: str) -> bool:
         """Return whether there is room for a request of a write key."""
         return self._room.has_room(key)

@@ -66,4 +66,11 @@ class LoadSupervisor(Supervisor):
         _log.info("loading", extra=extra)
 
     def _setup(self, number: int) -> Setup:
-        return Setup(self._config, number, self._server_running, self._secrets, loads=True)
+        return Setup(
+            self._config,
+            number,
+            self._server_running,
+            self._started,
+            self._secrets,
+            loads=True,
+        )

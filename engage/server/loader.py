@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from engage.api import StorageError, StorageIncompatible, StorageMissing
 from engage.monitoring import logs
-from engage.monitoring.metrics import Metrics, PrometheusMetrics
+from engage.monitoring.metrics import Metrics
+from engage.monitoring.prometheus import PrometheusMetrics
 from engage.pipeline.clock import Clock
 from engage.pipeline.ingest import Ingest
 from engage.pipeline.loading import Loader, Span
@@ -182,9 +183,12 @@ class LoaderProcess:
         if self._number is None:
             handle_signals(self._on_signal)
         shown = self._settings.load_port is not None
-        metrics = PrometheusMetrics() if shown else Metrics()
+        later = asyncio.get_running_loop().call_later
+        metrics = PrometheusMetrics(later=later) if shown else Metrics()
         load = Load(self._config, self._registry, metrics, had_store=self._server_running)
         async with contextlib.AsyncExitStack() as stack:
+            if isinstance(metrics, PrometheusMetrics):
+                stack.callback(metrics.flush)
             stack.push_async_callback(load.close)
             await load.open()
             background = await stack.enter_async_context(contextlib.AsyncExitStack())

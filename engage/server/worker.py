@@ -21,7 +21,8 @@ from engage.api import DeadLetterBudget, DeadLetterStore, EventStore, StorageErr
 from engage.http1.sockets import url_of
 from engage.monitoring import logs
 from engage.monitoring.history import History
-from engage.monitoring.metrics import Metrics, PrometheusMetrics
+from engage.monitoring.metrics import Metrics
+from engage.monitoring.prometheus import PrometheusMetrics
 from engage.monitoring.recorder import expire_history, record_periodically
 from engage.monitoring.refusals import Refusals
 from engage.server.metrics_endpoint import serve_metrics

@@ -9,7 +9,8 @@ from collections.abc import Callable
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
-from engage.monitoring.metrics import Metrics, PrometheusMetrics
+from engage.monitoring.metrics import Metrics
+from engage.monitoring.prometheus import PrometheusMetrics
 from engage.monitoring.refusals import Refusal
 
 

@@ -20,6 +20,7 @@ A storage or a pipeline, without HTTP:
   asynchronous client
 - ``kafka``: three Kafka nodes that a test may kill, and brokers without Java; ``tcp_proxy`` cuts
   and holds connections, ``kafka_log`` makes logs on them, and writers and readers
+- ``hosts``: hosts of their own on this machine, which a test cuts off
 - ``distributions``: installed plugin packages; ``examples``: those that the pages of docs/ build
 - ``exports``: what a store has, as ``engage export`` would write it
 
