@@ -44,8 +44,12 @@ __all__ = ["PortionWriter"]
 
 _log = logging.getLogger(__name__)
 
-#: The smallest weight of a write to a storage that is too slow for larger ones.
+#: The weight of the first write, and the smallest to a storage that is too slow for larger ones.
+_FIRST_WEIGHT: Final = 500
 _MIN_WEIGHT: Final = 50
+#: Parts of the time limit: writes that take less become larger, those that take more smaller.
+_FAST: Final = 1 / 8
+_SLOW: Final = 1 / 2
 #: Letters, and their bytes, that are appended to the log of dead letters in one call.
 _LETTERS: Final = 500
 _LETTER_BYTES: Final = 4 * 1024 * 1024
@@ -86,7 +90,7 @@ class PortionWriter:
         self._metrics = metrics
         self._stored = stored
         #: The weight of the next write. It follows what the storage can do within the time limit.
-        self._weight = GROUP_WEIGHT
+        self._weight = _FIRST_WEIGHT
         self._logged_at: float | None = None
 
     async def write(
@@ -211,8 +215,11 @@ class PortionWriter:
         outcomes = await self._calls.call(write, once_if_slow=once_if_slow)
         if len(outcomes) != len(events):
             raise TypeError(f"{len(outcomes)} outcomes for {len(events)} events")
-        self._metrics.write(time.monotonic() - started, len(events))
-        if self._weight < GROUP_WEIGHT and len(events) > 1:
+        seconds = time.monotonic() - started
+        self._metrics.write(seconds, len(events))
+        if seconds > self._calls.timeout * _SLOW:
+            self._weight = max(self._weight // 2, _MIN_WEIGHT)
+        elif seconds < self._calls.timeout * _FAST and len(events) > 1:
             self._weight = min(2 * self._weight, GROUP_WEIGHT)
         stored = [
             event

@@ -58,7 +58,8 @@ class Retries:
         any_error: bool = False,
     ) -> None:
         self._what = what
-        self._timeout = timeout
+        #: Seconds of a call.
+        self.timeout = timeout
         self._stopping = stopping
         self._failed = failed
         self._recover = recover
@@ -119,7 +120,7 @@ class Retries:
             waiting.add(stop)
         try:
             await asyncio.wait(
-                waiting, timeout=self._timeout + longer, return_when=asyncio.FIRST_COMPLETED
+                waiting, timeout=self.timeout + longer, return_when=asyncio.FIRST_COMPLETED
             )
             late = not call.done()
         finally:
@@ -134,7 +135,7 @@ class Retries:
                 if interruptible and self._stopping.is_set():
                     raise Stopped
                 self._recover()
-                raise TooSlow(f"no answer within {self._timeout + longer:g} s")
+                raise TooSlow(f"no answer within {self.timeout + longer:g} s")
             if call.cancelled():
                 raise StorageUnavailable(f"the {self._what} cancelled the call")
             result = call.result()

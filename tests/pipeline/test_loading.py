@@ -396,10 +396,10 @@ async def test_a_write_is_not_larger_than_one_of_a_server() -> None:
     """The weight of an event is not in its record."""
     broker, store = MemoryBroker(1), MemoryStore()
     traits = {f"t{number}": number for number in range(99)}
-    put(broker, *(event(str(n), type="identify", user_id="u", traits=traits) for n in range(100)))
+    put(broker, *(event(str(n), type="identify", user_id="u", traits=traits) for n in range(155)))
     async with loading(broker, store):
         await caught_up(broker)
-    assert [len(written) for written in store.writes] == [40, 40, 20]
+    assert [len(written) for written in store.writes] == [5, 10, 20, 40, 40, 40]
 
 
 async def test_an_event_that_expires_between_two_looks_is_stored(
