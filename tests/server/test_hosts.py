@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Two servers and two loaders, each on a host of its own, of which one after the other is cut off.
+"""Two servers and two loaders, each on a separate host, two of which are cut off in turn.
 
 Nothing that was answered 2xx is lost or stored twice, and nothing else is stored.
 """

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hosts of their own on this machine: network namespaces, connected by a bridge.
+"""Separate hosts on this machine: network namespaces, connected by a bridge.
 
 A process in such a host reaches this machine at :attr:`Network.address`, and is reached at
 :attr:`Host.address`. A host that is cut off is like one whose cable was pulled: what is sent to it
-or by it disappears, and connections stay open until somebody's time is over.
+or by it disappears, and connections stay open until one side gives up waiting.
 
 Needs root on Linux, as in CI.
 """
