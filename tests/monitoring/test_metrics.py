@@ -80,6 +80,24 @@ def test_the_metrics_of_a_log_are_exposed_if_there_is_one() -> None:
         assert line in lines
 
 
+def test_the_metrics_of_a_loader_are_exposed_in_a_loader_only() -> None:
+    metrics = PrometheusMetrics()
+    assert not any("engage_loaded" in line for line in _lines(metrics))
+    metrics.paused(0)
+    assert 'engage_loaded_records_total{outcome="damaged"} 0.0' in _lines(metrics)
+    metrics.loaded("stored", 3)
+    metrics.loaded("stored")
+    metrics.gap(7)
+    metrics.paused(2)
+    lines = _lines(metrics)
+    for line in (
+        'engage_loaded_records_total{outcome="stored"} 4.0',
+        "engage_log_gap_records_total 7.0",
+        "engage_log_paused_partitions 2.0",
+    ):
+        assert line in lines
+
+
 def test_an_unknown_type_of_event_does_not_become_a_label() -> None:
     metrics = PrometheusMetrics()
     for number in range(100):
