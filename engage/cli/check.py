@@ -41,7 +41,7 @@ LETTERS: Final[Mapping[BudgetName, str]] = {
 @config_option
 @click.pass_context
 def check(ctx: click.Context, config_path: Path) -> None:
-    """Check the config, the plugins, the storage, and the log if there is one."""
+    """Check the config, the plugins, the storage and the log."""
     config = load(config_path)
     _print("config", f"{config_path}, {_count(len(config.workspaces), 'workspace')}")
     for workspace in config.workspaces:

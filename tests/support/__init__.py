@@ -56,6 +56,7 @@ Programs and files:
 - ``times``: clocks that a test sets; ``system_clock``: that of the machine
 - ``waiting``: waits until a condition is true
 - ``processes``: the processes that another one started
+- ``hosts``: hosts of their own, in network namespaces
 - ``png``: small picture files
 - ``cache``: keeps what was installed or built once; ``prepare`` fills it before the tests run
 - ``venv``, ``node``, ``go``, ``browser``: virtual environments, Node, Go, Chromium
