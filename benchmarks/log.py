@@ -317,6 +317,9 @@ def measure_load(arguments: argparse.Namespace, goals: Goals) -> None:
                     process = subprocess.Popen(command, stdout=output, stderr=output)
                 try:
                     rate = asyncio.run(watch(nodes, arguments.events, process))
+                except AssertionError:
+                    print((path.parent / "load.log").read_text()[-4000:], file=sys.stderr)
+                    raise
                 finally:
                     process.terminate()
                     process.wait()

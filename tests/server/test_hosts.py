@@ -32,7 +32,7 @@ pytestmark = [
     pytest.mark.kafka,
     pytest.mark.mongo,
     pytest.mark.slow,
-    pytest.mark.timeout(300, func_only=True),
+    pytest.mark.timeout(400, func_only=True),
 ]
 
 #: Seconds for which a host is cut off. Kafka gives a loader's partitions away after 6.
