@@ -55,6 +55,8 @@ CASES: Final = ((1, 1), (32, 1), (256, 1), (8, 100), (32, 100))
 TOPIC: Final = "engage.events"
 #: Users whose events are sent; the key of a record is its user.
 USERS: Final = 5000
+#: Seconds without progress of a loader after which something is wrong.
+STUCK: Final = 120
 #: The storages that ``engage load`` writes to.
 STORES: Final = ("sqlite", "ferretdb")
 
@@ -278,11 +280,15 @@ async def fill(nodes: Cluster, events: int) -> None:
 async def watch(nodes: Cluster, events: int, process: subprocess.Popen[bytes]) -> float:
     """Return how many events/s are committed, from the first ones to the last."""
     began: tuple[float, int] | None = None
+    last, last_at = 0, time.perf_counter()
     async with opened(nodes) as log:
         while True:
             assert process.poll() is None, "the loader has ended"
             done = events - (await log.backlog("engage")).records
             now = time.perf_counter()
+            if done != last:
+                last, last_at = done, now
+            assert now - last_at < STUCK, f"nothing was loaded for {STUCK} s, after {done} events"
             if began is None and done:
                 began = (now, done)
             if done == events:
@@ -297,7 +303,7 @@ def measure_load(arguments: argparse.Namespace, goals: Goals) -> None:
     print(f"\n## engage load, {arguments.events:,} events in the log, 3 brokers\n")
     print("| store | processes | events/s | goal |")
     print("|---|---|---|---|")
-    for kind in STORES:
+    for kind in arguments.stores.split(","):
         for loaders in (1, 2):
             with (
                 tempfile.TemporaryDirectory(prefix="engage-bench-") as name,
@@ -400,6 +406,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=1, help="the best round of serve is shown")
     parser.add_argument("--workers", type=int, default=1, help="processes of engage serve")
     parser.add_argument("--events", type=int, default=100_000, help="events for engage load")
+    parser.add_argument("--stores", default=",".join(STORES), help="the stores for engage load")
     parser.add_argument("--only", default=",".join(PARTS), help="the parts, such as append,load")
     parser.add_argument("--cases", help="connections x events for serve, such as 32x1,8x100")
     parser.add_argument(

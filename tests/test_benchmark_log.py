@@ -51,3 +51,14 @@ def test_appending_and_serving_are_measured() -> None:
     append = [row for row in found if len(row) == 7][1:]
     assert [row[0] for row in append] == ["3"] * 5 + ["1"] * 5
     assert all(positive(row[3]) for row in append)
+
+
+def test_loading_and_a_dead_leader_are_measured() -> None:
+    found = rows(
+        *("--only", "load,failover", "--stores", "sqlite", "--events", "12000"),
+        *("--seconds", "1"),
+    )
+    load = [row for row in found if len(row) == 4][1:]
+    assert [row[:2] for row in load] == [["sqlite", "1"], ["sqlite", "2"]]
+    (failover,) = [row for row in found if len(row) == 6][1:]
+    assert positive(failover[1])
