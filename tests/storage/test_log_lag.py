@@ -33,7 +33,9 @@ class Gauges(Metrics):
 class Fixture:
     """A lag on a log in memory, whose time a test sets."""
 
-    def __init__(self, *, percent: int = 50, retention: int | None = 2 * DAY) -> None:
+    def __init__(
+        self, *, percent: int = 50, retention: int | None = 2 * DAY, refuses: bool = True
+    ) -> None:
         self.now = START
         self.broker = MemoryBroker(2, retention=retention, clock=lambda: self.now)
         self.log = MemoryLog(self.broker)
@@ -45,6 +47,7 @@ class Fixture:
             timeout=5,
             clock=lambda: self.now,
             metrics=self.gauges,
+            refuses=refuses,
         )
 
     async def __aenter__(self) -> Fixture:
@@ -157,3 +160,17 @@ async def test_the_gauges_are_set(monkeypatch: pytest.MonkeyPatch) -> None:
         calls = one.broker.calls["backlog"]
         await asyncio.sleep(0.03)
         assert one.broker.calls["backlog"] == calls
+
+
+async def test_a_loader_does_not_log_that_events_are_refused(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Servers do that, and refuse them. A loader has the gauges only."""
+    monkeypatch.setattr(log_lag, "POLL_SECONDS", 0.01)
+    async with Fixture(refuses=False) as one:
+        one.append("a")
+        one.now += DAY + 1
+        await one.lag.start()
+        await eventually(lambda: one.gauges.values.get("backlog_seconds", 0) > 0)
+        assert one.lag.overdue
+        assert "503" not in caplog.text
