@@ -112,8 +112,7 @@ class PortionWriter:
             own += await self._write_part(part)
         await self._keep_own(own)
         if letters:
-            await self._keep([letter for _, letter in letters], [read for read, _ in letters])
-            self._count("letter", len(letters))
+            await self._keep_of_servers(letters)
 
     # ----------------------------------------------------------------------------------- events
     def _parts(self, events: Sequence[_Read]) -> Iterator[list[_Read]]:
@@ -278,6 +277,21 @@ class PortionWriter:
         for letter, there in zip(letters, kept, strict=True):
             if there:
                 self._metrics.dead_letter(letter.reason)
+
+    async def _keep_of_servers(self, letters: Sequence[_ReadLetter]) -> None:
+        """Keep letters that servers appended to the log.
+
+        A delivery was acknowledged, so its letter goes to the log of dead letters if its budget is
+        full. A refused item was not.
+        """
+        kept = await self._keep([letter for _, letter in letters], [read for read, _ in letters])
+        acknowledged = [
+            read.record
+            for (read, letter), there in zip(letters, kept, strict=True)
+            if not there and letter.budget != "api"
+        ]
+        await self._append_dead(acknowledged)
+        self._count("letter", len(letters))
 
     async def _append_dead(self, records: Sequence[LogRecord]) -> None:
         part: list[LogRecord] = []

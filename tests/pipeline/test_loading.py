@@ -169,6 +169,17 @@ async def test_no_budget_drops_the_letter_of_an_acknowledged_event(keeps_letters
     assert running.metrics.lost == {"dead_letter": 2, "conflict": 1}
 
 
+async def test_no_budget_drops_the_letter_of_a_delivery() -> None:
+    """The provider got a 200 when a server had appended the letter."""
+    broker, store = MemoryBroker(), MemoryStore()
+    store.full = {"api", "webhook"}
+    put(broker, letter("refused"), letter("delivery", origin="stripe"))
+    async with loading(broker, store) as running:
+        await caught_up(broker)
+    assert [one.origin for one in dead(broker)] == ["stripe"]
+    assert running.metrics.outcomes == {"letter": 2}
+
+
 async def test_the_letters_are_durable_before_the_places_move() -> None:
     broker, store = MemoryBroker(1), MemoryStore()
     store.refuse["a"] = "no"
