@@ -3,11 +3,14 @@
 
 from __future__ import annotations
 
+import logging
 import subprocess
 import sys
 import threading
 
 from .lock import WriterLock, read_note
+
+_log = logging.getLogger("engage.storage.sqlite")
 
 
 class StartedProcess:
@@ -27,8 +30,11 @@ class StartedProcess:
         with self._process.stderr as stream:
             # It is closed when the process listens.
             errors = stream.read().decode(errors="replace").strip()
-        # A process that was killed by a signal is simply started again.
-        if (status := self._process.wait()) > 0:
+        status = self._process.wait()
+        if status < 0:
+            # Another one is started. If it happens often, the system may be out of memory.
+            _log.warning("SQLite: the writer process was killed by signal %d", -status)
+        elif status > 0:
             note = read_note(self._store)
             reason = note.failure if note is not None and note.pid == self._process.pid else ""
             lines = errors.splitlines() or [reason or f"it ended with status {status}"]

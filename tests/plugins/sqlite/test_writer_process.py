@@ -91,7 +91,9 @@ async def test_reading_starts_no_process(tmp_path: Path) -> None:
     await reader.close()
 
 
-async def test_killing_the_process_loses_nothing(tmp_path: Path) -> None:
+async def test_killing_the_process_loses_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """The next request starts another one, and waits for it."""
     async with opened(make(tmp_path)) as store:
         killed = []
@@ -106,6 +108,7 @@ async def test_killing_the_process_loses_nothing(tmp_path: Path) -> None:
         assert len({*killed, pid_of(store)}) == 4
         # None stays as a zombie.
         await until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in killed))
+        await until(lambda: caplog.text.count("the writer process was killed by signal 9") == 3)
 
 
 async def test_killing_the_process_fails_no_waiting_request(tmp_path: Path) -> None:
