@@ -215,7 +215,9 @@ class Schema:
         task = asyncio.create_task(self._indexes())
         self._building.add(task)
         task.add_done_callback(self._building.discard)
-        done, _ = await asyncio.wait({task}, timeout=self._connection.timeout)
+        # Half of a call's time: after a fault, the core opens the store again and waits only as
+        # long as for one call.
+        done, _ = await asyncio.wait({task}, timeout=self._connection.timeout / 2)
         if done:
             task.result()
         else:

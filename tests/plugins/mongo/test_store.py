@@ -30,7 +30,7 @@ from engage_plugins.mongo import connection, schema, store
 from engage_plugins.mongo.store import MongoStorage
 from engage_plugins.mongo.subscriptions import MAX_IDLE
 from support import mongo
-from support.mongo_proxy import CLOSE, Proxy
+from support.mongo_proxy import CLOSE, SILENCE, Proxy
 from support.waiting import eventually
 
 pytestmark = pytest.mark.mongo
@@ -255,6 +255,36 @@ async def test_a_write_is_as_few_commands_as_possible(tmp_path: Path) -> None:
             assert await commands(linked[0]) == ["find", "find", "insert", "update"]
             # The link is known to be durable and needs no command.
             assert await commands(*linked[1:]) == ["insert"]
+
+
+async def test_a_store_with_slow_indexes_is_opened_in_the_time_of_a_call(tmp_path: Path) -> None:
+    """An overloaded server answers about indexes only when it has made all earlier writes."""
+    with Proxy(mongo.shared(PROXIED).address) as proxy:
+        url = proxy.url(f"engage_test_{os.urandom(6).hex()}")
+        async with opened(tmp_path, url) as made:
+            await made.write([event("a")])
+        proxy.rule = lambda name, _: SILENCE if name == "listIndexes" else None
+        made = new(tmp_path, url, write_timeout=2.0)
+        async with asyncio.timeout(2.0):
+            await made.open(create=True)
+        await made.write([event("b")])
+        assert await message_ids(made) == ["a", "b"]
+        await made.close()
+
+
+async def test_an_attempt_to_open_that_is_cancelled_leaves_no_task(tmp_path: Path) -> None:
+    with Proxy(mongo.shared(PROXIED).address) as proxy:
+        url = proxy.url(f"engage_test_{os.urandom(6).hex()}")
+        async with opened(tmp_path, url):
+            pass
+        proxy.rule = lambda name, _: SILENCE if name == "listIndexes" else None
+        before = asyncio.all_tasks()
+        made = new(tmp_path, url)
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.5):
+                await made.open(create=True)
+        assert asyncio.all_tasks() == before
+        await made.close()
 
 
 # ------------------------------------------------------------------- marks and unfinished changes
