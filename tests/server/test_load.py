@@ -60,6 +60,8 @@ def test_the_loaders_store_what_the_server_accepts(server: Server) -> None:
             "paused": [],
         }
         assert answer.headers["cache-control"] == "no-store"
+        # What is written is counted a moment later.
+        wait_for(lambda: "engage_write_events_sum 4" in loaders.metrics(), what="the writes")
         lines = loaders.metrics().splitlines()
         assert 'engage_loaded_records_total{outcome="stored"} 3.0' in lines
         assert 'engage_loaded_records_total{outcome="duplicate"} 1.0' in lines
@@ -67,7 +69,6 @@ def test_the_loaders_store_what_the_server_accepts(server: Server) -> None:
         assert "engage_log_paused_partitions 0.0" in lines
         assert "engage_log_gap_records_total 0.0" in lines
         assert "engage_log_errors_total 0.0" in lines
-        assert any(line.startswith("engage_write_events_sum 4") for line in lines)
         assert any(line.startswith("engage_log_backlog_records") for line in lines)
         assert any(line.startswith("engage_log_backlog_seconds") for line in lines)
         [line] = [line for line in loaders.lines() if line["message"] == "loading"]
