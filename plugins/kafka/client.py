@@ -13,7 +13,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, ConsumerRebalanceListener, TopicPartition
@@ -39,6 +39,8 @@ _JOIN: Final = 10.0
 _UNLIMITED: Final = 2**31 - 1
 #: Bytes that a member fetches of a partition at once, unless a record is larger.
 _FETCH: Final = 1024 * 1024
+#: How often closing a part of aiokafka is tried. Each attempt ends at least one of its tasks.
+_CLOSE_ATTEMPTS: Final = 5
 #: Seconds between two equal messages of aiokafka, which logs each attempt of each partition.
 _QUIET: Final = 60.0
 _GROUP: Final = "aiokafka.consumer.group_coordinator"
@@ -136,6 +138,24 @@ def _common(address: Address, timeout: float) -> dict[str, Any]:
             "sasl_plain_password": address.sasl_password,
         }
     return common
+
+
+async def _closed(close: Callable[[], Awaitable[Any]], seconds: float) -> bool:
+    """Close a part of aiokafka, and return whether that succeeded.
+
+    aiokafka waits for tasks that it has cancelled, and lets their ``CancelledError`` escape.
+    """
+    try:
+        async with asyncio.timeout(seconds):
+            await close()
+    except asyncio.CancelledError:
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():
+            raise
+        return False
+    except Exception:
+        return False
+    return True
 
 
 class Cluster:
@@ -449,15 +469,14 @@ class Member(ConsumerRebalanceListener):  # type: ignore[misc] # aiokafka has no
     async def stop(self, seconds: float) -> None:
         """Leave the group."""
         consumer = self._consumer
-        try:
-            async with asyncio.timeout(seconds):
-                await consumer.stop()
-        except Exception:
-            # Its coordinator cannot be reached. Without this, its connections would stay open.
-            for part in (consumer._fetcher, consumer._client):
-                with contextlib.suppress(Exception):
-                    async with asyncio.timeout(1.0):
-                        await part.close()
+        if await _closed(consumer.stop, seconds):
+            return
+        # Its coordinator cannot be reached, or one of its tasks was waiting. Without this, its
+        # connections would stay open.
+        for close in (consumer._fetcher.close, consumer._client.close):
+            for _ in range(_CLOSE_ATTEMPTS):
+                if await _closed(close, 1.0):
+                    break
 
     def on_partitions_revoked(self, revoked: Collection[TopicPartition]) -> None:
         """Called by aiokafka when the partitions are divided again."""

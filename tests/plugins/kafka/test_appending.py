@@ -8,6 +8,7 @@ import os
 import time
 import zlib
 from collections.abc import Iterator
+from typing import Any
 
 import orjson
 import pytest
@@ -153,3 +154,24 @@ def test_what_another_client_writes_is_read(kafka_nodes: kafka.Cluster) -> None:
             unpack(found[0])
 
     asyncio.run(run())
+
+
+async def test_a_reader_is_closed_while_a_request_of_it_waits(
+    servers: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """aiokafka cancels the request, waits for it, and lets its ``CancelledError`` escape."""
+    async with opened(servers, "events", **WEAK) as log:
+        reader = log.reader("g")
+        await reader.open()
+        consumer: Any = reader._member._consumer  # type: ignore[attr-defined]
+
+        async def close() -> None:
+            monkeypatch.undo()
+            request = asyncio.create_task(asyncio.sleep(60))
+            await asyncio.sleep(0)
+            request.cancel()
+            await request
+
+        monkeypatch.setattr(consumer._fetcher, "close", close)
+        await reader.close()
+        assert not any(one.connected() for one in consumer._client._conns.values())
