@@ -217,7 +217,12 @@ class Schema:
         task.add_done_callback(self._building.discard)
         # Half of a call's time: after a fault, the core opens the store again and waits only as
         # long as for one call.
-        done, _ = await asyncio.wait({task}, timeout=self._connection.timeout / 2)
+        try:
+            done, _ = await asyncio.wait({task}, timeout=self._connection.timeout / 2)
+        except asyncio.CancelledError:
+            # Otherwise each attempt to open the store would leave a task behind.
+            await self.close()
+            raise
         if done:
             task.result()
         else:

@@ -117,8 +117,6 @@ class MongoStorage(
                 raise
             _log.warning("%s; engage retries until it is available", error)
         except BaseException:
-            # Otherwise each attempt to open the store would leave a task behind.
-            await self._schema.close()
             await self._connection.close()
             raise
         self._housekeeping = asyncio.create_task(self._keep_house())
