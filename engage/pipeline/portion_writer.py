@@ -273,7 +273,7 @@ class PortionWriter:
         if not letters:
             return
         await self._append_dead([fitted_record(one, self._max_value_bytes) for one in letters])
-        kept = await self._keep(letters, None)
+        kept = await self._keep(letters)
         for letter, there in zip(letters, kept, strict=True):
             if there:
                 self._metrics.dead_letter(letter.reason)
@@ -281,16 +281,16 @@ class PortionWriter:
     async def _keep_of_servers(self, letters: Sequence[_ReadLetter]) -> None:
         """Keep letters that servers appended to the log.
 
-        A delivery was acknowledged, so its letter goes to the log of dead letters if its budget is
-        full. A refused item was not.
+        One with which the storage fails goes to the log of dead letters. So does that of a delivery
+        whose budget is full, because the delivery was acknowledged; a refused item was not.
         """
-        kept = await self._keep([letter for _, letter in letters], [read for read, _ in letters])
-        acknowledged = [
+        kept = await self._keep([letter for _, letter in letters])
+        elsewhere = [
             read.record
             for (read, letter), there in zip(letters, kept, strict=True)
-            if not there and letter.budget != "api"
+            if there is None or (not there and letter.budget != "api")
         ]
-        await self._append_dead(acknowledged)
+        await self._append_dead(elsewhere)
         self._count("letter", len(letters))
 
     async def _append_dead(self, records: Sequence[LogRecord]) -> None:
@@ -308,29 +308,23 @@ class PortionWriter:
     async def _append_part(self, records: Sequence[LogRecord]) -> None:
         await self._log_calls.call(lambda: self._log.append_dead(records))
 
-    async def _keep(
-        self, letters: Sequence[DeadLetter], reads: Sequence[ReadRecord] | None
-    ) -> Sequence[bool]:
+    async def _keep(self, letters: Sequence[DeadLetter]) -> Sequence[bool | None]:
         """Keep letters in the storage.
 
-        :param reads: the records of the letters that are nowhere else.
-        :return: whether each is kept; the others are counted, and dropped from the storage.
+        :return: whether each is kept, or ``None`` if the storage fails with it. Those that are not
+            kept are counted, and dropped from the storage.
         """
-        if not isinstance(self._store, DeadLetterStore):
-            kept: Sequence[bool] = [False] * len(letters)
-        else:
-            kept = await self._keep_in(self._store, letters, reads)
+        kept: Sequence[bool | None] = [False] * len(letters)
+        if isinstance(self._store, DeadLetterStore):
+            kept = await self._keep_in(self._store, letters)
         for letter, there in zip(letters, kept, strict=True):
             if not there:
                 self._ingest.dropped(letter)
         return kept
 
     async def _keep_in(
-        self,
-        store: DeadLetterStore,
-        letters: Sequence[DeadLetter],
-        reads: Sequence[ReadRecord] | None,
-    ) -> Sequence[bool]:
+        self, store: DeadLetterStore, letters: Sequence[DeadLetter]
+    ) -> Sequence[bool | None]:
         try:
             kept = await self._calls.call(lambda: store.keep(letters))
             if len(kept) != len(letters):
@@ -340,13 +334,11 @@ class PortionWriter:
         except Exception as error:
             if len(letters) == 1:
                 self._failure(error)
-                if reads is not None:
-                    await self._append_dead([reads[0].record])
-                return [False]
+                return [None]
             middle = len(letters) // 2
             return [
-                *await self._keep_in(store, letters[:middle], reads and reads[:middle]),
-                *await self._keep_in(store, letters[middle:], reads and reads[middle:]),
+                *await self._keep_in(store, letters[:middle]),
+                *await self._keep_in(store, letters[middle:]),
             ]
         return kept
 

@@ -323,11 +323,13 @@ async def test_a_broken_store_does_not_turn_events_into_letters(
     assert not broker.dead
 
 
+@pytest.mark.parametrize("origin", ["api", "stripe"])
 async def test_a_letter_that_the_store_fails_with_is_in_the_log_of_dead_letters(
+    origin: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     broker, store = MemoryBroker(1), MemoryStore()
-    bad, good = letter("bad"), letter("good")
+    bad, good = letter("bad", origin=origin), letter("good")
     keep = store.keep
 
     async def failing(letters: Sequence[DeadLetter]) -> Sequence[bool]:
