@@ -29,7 +29,6 @@ import os
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
@@ -47,6 +46,7 @@ from engage.api import Event, EventLog, LogRecord, Status, record_of  # noqa: E4
 from support import kafka, mongo  # noqa: E402
 from support.kafka import Cluster  # noqa: E402
 from support.kafka_log import make_log  # noqa: E402
+from support.senders import Senders  # noqa: E402
 from support.server_process import KEY, SQLITE, Server, config_text, start_server  # noqa: E402
 
 PARTS: Final = ("serve", "append", "load", "failover")
@@ -334,13 +334,12 @@ def measure_load(arguments: argparse.Namespace, goals: Goals) -> None:
 
 
 # ---------------------------------------------------------------------------------------- failover
-class Clients:
+class Clients(Senders):
     """Threads that send one event after the other."""
 
     def __init__(self, url: str, count: int = 6) -> None:
+        super().__init__(count)
         self._url = url
-        self._stop = threading.Event()
-        self._threads = [threading.Thread(target=self._send, args=(n,)) for n in range(count)]
         self.answered = 0
         self.failed = 0
         #: The longest time that an answer took, in seconds.
@@ -357,18 +356,6 @@ class Clients:
                 self.longest = max(self.longest, time.monotonic() - began)
                 self.answered += 1
                 self.failed += status != 200
-
-    @contextlib.contextmanager
-    def running(self) -> Iterator[None]:
-        """Send until the block ends."""
-        for thread in self._threads:
-            thread.start()
-        try:
-            yield
-        finally:
-            self._stop.set()
-            for thread in self._threads:
-                thread.join()
 
 
 def measure_failover(arguments: argparse.Namespace, goals: Goals) -> None:

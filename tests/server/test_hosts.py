@@ -11,10 +11,9 @@ import functools
 import itertools
 import subprocess
 import sys
-import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +24,7 @@ import pytest
 from support import hosts, kafka, mongo
 from support.exports import exported
 from support.hosts import Host
+from support.senders import Senders
 from support.server_process import KEY, Server, config_text
 from support.waiting import wait_for
 
@@ -84,13 +84,12 @@ class Loader:
         return self._process.wait(60)
 
 
-class Clients:
+class Clients(Senders):
     """Threads that send events, each until a server has answered 2xx, to one server in turn."""
 
     def __init__(self, urls: Sequence[str], count: int = 6) -> None:
+        super().__init__(count)
         self._urls = urls
-        self._stop = threading.Event()
-        self._threads = [threading.Thread(target=self._send, args=(n,)) for n in range(count)]
         self.sent: set[str] = set()
         self.acknowledged: set[str] = set()
         #: What became of requests that were not answered 2xx.
@@ -133,18 +132,6 @@ class Clients:
         """Wait until that many further events were acknowledged."""
         wanted = len(self.acknowledged) + count
         wait_for(lambda: len(self.acknowledged) >= wanted, what="acknowledged events")
-
-    @contextlib.contextmanager
-    def running(self) -> Iterator[None]:
-        """Send until the block ends."""
-        for thread in self._threads:
-            thread.start()
-        try:
-            yield
-        finally:
-            self._stop.set()
-            for thread in self._threads:
-                thread.join()
 
 
 def is_ready(server: Server) -> bool:

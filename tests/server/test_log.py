@@ -3,11 +3,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +18,7 @@ from support.waiting import wait_for
 
 if TYPE_CHECKING:
     from support.kafka import Cluster
+from support.senders import Senders
 
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(180, func_only=True)]
 
@@ -37,15 +35,12 @@ def ids_in(nodes: Cluster) -> list[str]:
     return [json.loads(record.value())["messageId"] for record in nodes.records(TOPIC)]
 
 
-class Clients:
+class Clients(Senders):
     """Threads that send one event after the other, each over one connection."""
 
     def __init__(self, server: Server, count: int = 6) -> None:
+        super().__init__(count)
         self._url = server.url
-        self._stop = threading.Event()
-        self._threads = [
-            threading.Thread(target=self._send, args=(number,)) for number in range(count)
-        ]
         #: Message ids that got a 200, and the other answers.
         self.acknowledged: list[str] = []
         self.refused: list[httpx.Response] = []
@@ -72,18 +67,6 @@ class Clients:
         """Wait until that many further events were acknowledged."""
         wanted = len(self.acknowledged) + count
         wait_for(lambda: len(self.acknowledged) >= wanted, what="acknowledged events")
-
-    @contextlib.contextmanager
-    def running(self) -> Iterator[None]:
-        """Send until the block ends."""
-        for thread in self._threads:
-            thread.start()
-        try:
-            yield
-        finally:
-            self._stop.set()
-            for thread in self._threads:
-                thread.join()
 
 
 def test_nodes_die_under_load(tmp_path: Path, kafka_nodes: Cluster) -> None:

@@ -27,6 +27,7 @@ A storage or a pipeline, without HTTP:
 A server and clients:
 
 - ``server_process``: ``engage serve`` as a process; start here to test a whole server
+- ``senders``: threads that send events to it while a test breaks what is behind it
 - ``loader_process``: ``engage load`` as a process beside it, and how the store is judged afterwards
 - ``console``: the console of such a server, and a client that is signed in to it
 - ``connections``: connections of which it is known which worker has them

@@ -11,11 +11,12 @@ import contextlib
 import itertools
 import socket
 import struct
-import threading
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
 import bson
+
+from support.tcp_proxy import TcpProxy
 
 #: What to do with a command: the name and the command → ``None`` (pass it on), :data:`CUT`,
 #: :data:`SILENCE`, :data:`CLOSE` or the reply to give instead.
@@ -38,31 +39,21 @@ _OP_MSG: Final = 2013
 _numbers = itertools.count(1)
 
 
-class Proxy:
-    """A proxy on a free port of 127.0.0.1. Use it as a context manager.
+class Proxy(TcpProxy):
+    """A proxy on a free port of 127.0.0.1, which listens at once. Use it as a context manager.
 
     :param target: host and port of the server.
     """
 
     def __init__(self, target: tuple[str, int]) -> None:
-        self.target = target
+        super().__init__(target)
         #: Called for each command; set it to make the proxy misbehave.
         self.rule: Rule | None = None
         #: The names of all commands, in order.
         self.seen: list[str] = []
         #: Changes to what the server announces: ``{"maxBsonObjectSize": …}``.
         self.announced: Mapping[str, Any] = {}
-        self._listener: socket.socket | None = None
-        self._connections: set[socket.socket] = set()
-        self._lock = threading.Lock()
-        self.port = 0
         self.up()
-
-    def __enter__(self) -> Proxy:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.down()
 
     def url(self, database: str, options: str = "") -> str:
         """Return a connection string for the proxy."""
@@ -73,45 +64,7 @@ class Proxy:
         )
         return f"mongodb://127.0.0.1:{self.port}/{database}?{joined}"
 
-    def up(self) -> None:
-        """Accept connections (again, on the same port)."""
-        if self._listener is not None:
-            return
-        listener = socket.socket()
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(("127.0.0.1", self.port))
-        listener.listen(64)
-        self.port = listener.getsockname()[1]
-        self._listener = listener
-        threading.Thread(target=self._accept, args=(listener,), daemon=True).start()
-
-    def down(self) -> None:
-        """Refuse new connections, and close the open ones."""
-        listener, self._listener = self._listener, None
-        if listener is not None:
-            # Closing does not wake the thread that accepts connections.
-            with contextlib.suppress(OSError):
-                listener.shutdown(socket.SHUT_RDWR)
-            listener.close()
-        self.cut()
-
-    def cut(self) -> None:
-        """Close all connections; new ones are still accepted."""
-        with self._lock:
-            connections = list(self._connections)
-        for connection in connections:
-            with contextlib.suppress(OSError):
-                connection.shutdown(socket.SHUT_RDWR)
-
     # ------------------------------------------------------------------------------ threads
-    def _accept(self, listener: socket.socket) -> None:
-        while True:
-            try:
-                client, _ = listener.accept()
-            except OSError:
-                return
-            threading.Thread(target=self._serve, args=(client,), daemon=True).start()
-
     def _serve(self, client: socket.socket) -> None:
         with contextlib.suppress(OSError), client, socket.create_connection(self.target) as server:
             for connection in (client, server):

@@ -13,10 +13,10 @@ class TcpProxy:
     """A proxy on a port of 127.0.0.1, in separate threads. Use it as a context manager.
 
     :param target: host and port of the server.
-    :param port: where it listens.
+    :param port: where it listens; 0: on a free port, which :meth:`up` finds.
     """
 
-    def __init__(self, target: tuple[str, int], *, port: int) -> None:
+    def __init__(self, target: tuple[str, int], *, port: int = 0) -> None:
         self.target = target
         self.port = port
         self._flows = threading.Event()
@@ -34,13 +34,14 @@ class TcpProxy:
         self.down()
 
     def up(self) -> None:
-        """Accept connections (again)."""
+        """Accept connections (again, on the same port)."""
         if self._listener is not None:
             return
         listener = socket.socket()
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(("127.0.0.1", self.port))
         listener.listen(64)
+        self.port = listener.getsockname()[1]
         self._listener = listener
         threading.Thread(target=self._accept, args=(listener,), daemon=True).start()
 
@@ -75,16 +76,20 @@ class TcpProxy:
                 client, _ = listener.accept()
             except OSError:
                 return
-            try:
-                server = socket.create_connection(self.target)
-            except OSError:
-                client.close()
-                continue
-            for one, other in ((client, server), (server, client)):
-                one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                with self._lock:
-                    self._connections.add(one)
-                threading.Thread(target=self._pump, args=(one, other), daemon=True).start()
+            threading.Thread(target=self._serve, args=(client,), daemon=True).start()
+
+    def _serve(self, client: socket.socket) -> None:
+        """Serve one connection, in a thread."""
+        try:
+            server = socket.create_connection(self.target)
+        except OSError:
+            client.close()
+            return
+        for one, other in ((client, server), (server, client)):
+            one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            with self._lock:
+                self._connections.add(one)
+            threading.Thread(target=self._pump, args=(one, other), daemon=True).start()
 
     def _pump(self, source: socket.socket, sink: socket.socket) -> None:
         with contextlib.suppress(OSError):
