@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import msgspec
 
-from .operations import OPEN, OPERATIONS, Operation
+from .operations import OPEN, OPERATIONS, WRITE, Operation
 from .protocol import (
     MAX_HELLO,
     MAX_MESSAGE,
@@ -34,6 +34,8 @@ MAX_WAITING_BYTES: Final = 32 * 1024 * 1024
 MAX_UNREAD_BYTES: Final = 1024 * 1024
 #: Seconds after which a client that does not read its answers is disconnected.
 MAX_UNREAD_SECONDS: Final = 10.0
+#: Seconds from an answer to the next write of a client that has more to write already.
+PROMPT_SECONDS: Final = 0.001
 
 
 class WaitingRequest:
@@ -63,6 +65,8 @@ class WaitingRequest:
         """Answer with a result."""
         value = self.operation.encode_result(result)
         self.connection.send(encode_answer(self.number, Kind.DONE, value))
+        if self.operation is WRITE:
+            self.connection.written_at = time.monotonic()
 
     def failed(self, error: Exception) -> None:
         """Answer with an error."""
@@ -94,6 +98,10 @@ class Connection:
         self.gone = False
         #: What the loop waits for: a mask of :mod:`selectors`.
         self.events = 0
+        #: When its last write was answered, and whether it sent that write promptly after the one
+        #: before.
+        self.written_at = 0.0
+        self._is_prompt = False
         self._waiting_bytes = 0
         self._frames = Frames(MAX_HELLO)
         self._unsent = bytearray()
@@ -138,6 +146,8 @@ class Connection:
             self.send(encode_error(request[0], error))
             return
         waiting = WaitingRequest(self, request, operation)
+        if operation is WRITE:
+            self._is_prompt = time.monotonic() - self.written_at < PROMPT_SECONDS
         self.requests.append(waiting)
         self._waiting_bytes += waiting.size
 
@@ -152,6 +162,14 @@ class Connection:
         while requests and requests[0].deadline < now and requests[0].operation is not OPEN:
             self.take()
         return requests[0] if requests and len(self._unsent) <= MAX_UNREAD_BYTES else None
+
+    def is_expected(self, now: float) -> bool:
+        """Return whether the client will probably send a write within :data:`PROMPT_SECONDS` of
+        the last answer.
+
+        :param now: ``time.monotonic()``.
+        """
+        return self._is_prompt and not self.requests and now - self.written_at < PROMPT_SECONDS
 
     def take(self) -> WaitingRequest:
         """Remove the first request, and return it."""

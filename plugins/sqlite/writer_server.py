@@ -36,6 +36,8 @@ from .writer_turns import Turns
 
 #: Seconds between two looks at the lock, the socket and the clients.
 _TICK: Final = 1.0
+#: Seconds of one wait for a client that will send a write soon; the least that a selector can wait.
+_PROMPT: Final = 0.001
 #: Seconds that the process waits for its first client, and for the first message of a client.
 FIRST_CLIENT: Final = 5.0
 #: Seconds for which only the client that made this process end may start the next writer.
@@ -103,6 +105,8 @@ class WriterServer:
         try:
             while self._successor is None and (self._clients or not self._is_over()):
                 self._wait(busy)
+                while self._turns.should_wait():
+                    self._wait(False, at_most=_PROMPT)
                 now = time.monotonic()
                 while self._last and self._clients:
                     self._last.pop().close()
@@ -182,15 +186,16 @@ class WriterServer:
                 self._drop(client)
 
     # -------------------------------------------------------------------------- connections
-    def _wait(self, busy: bool, *, reading: bool = True) -> None:
+    def _wait(self, busy: bool, *, reading: bool = True, at_most: float = _TICK) -> None:
         """Read and send what is possible now; wait for it if there is nothing else to do.
 
         :param busy: whether there is something else to do.
         :param reading: whether to read from clients and to accept connections.
+        :param at_most: seconds to wait.
         """
         for known in self._clients.values():
             self._register(known, reading)
-        timeout = 0.0 if busy else max(0.0, self._next_tick - time.monotonic())
+        timeout = 0.0 if busy else min(at_most, max(0.0, self._next_tick - time.monotonic()))
         if self._turns.opening is not None:
             timeout = min(timeout, 0.02)
         for key, mask in self._selector.select(timeout):

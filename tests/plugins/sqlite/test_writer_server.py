@@ -201,6 +201,49 @@ def test_one_transaction_has_the_events_of_all_clients(
     assert sum(found is not None and found[2][0] == "duplicate" for found, _ in outcomes) == 4
 
 
+def test_a_commit_waits_for_a_client_that_sends_promptly(
+    loop: Loop, monkeypatch: pytest.MonkeyPatch, written: list[list[str]]
+) -> None:
+    seconds = 2.0
+    monkeypatch.setattr(writer_connection, "PROMPT_SECONDS", seconds)
+    a, b = (loop.client() for _ in range(2))
+    a.call(WRITE, rows("a1"))
+    b.call(WRITE, rows("b1"))
+    # A client is expected when it has sent a write soon after an answer: so the second of b waits.
+    a.call(WRITE, rows("a2"))
+    b.call(WRITE, rows("b2"))
+    written.clear()
+    a.sock.sendall(a.request(WRITE, rows("a3")))
+    # Other requests are not a reason to write, and not what is waited for.
+    loop.clients[0].sock.sendall(loop.clients[0].request(CHECK))
+    time.sleep(0.2)
+    assert written == []
+    b.sock.sendall(b.request(WRITE, rows("b3")))
+    assert a.answer()[1] == b.answer()[1] == Kind.DONE
+    assert [sorted(batch) for batch in written] == [["a3", "b3"]]
+    # Now b sends nothing. The wait ends that many seconds after its last answer.
+    began = time.monotonic()
+    monkeypatch.setattr(writer_connection, "PROMPT_SECONDS", 0.3)
+    assert a.call(WRITE, rows("a4"))[0] == Kind.DONE
+    assert time.monotonic() - began < seconds
+    assert written[1:] == [["a4"]]
+
+
+def test_a_commit_does_not_wait_for_a_client_that_sends_now_and_then(
+    loop: Loop, monkeypatch: pytest.MonkeyPatch, written: list[list[str]]
+) -> None:
+    monkeypatch.setattr(writer_connection, "PROMPT_SECONDS", 0.0)
+    a, b = (loop.client() for _ in range(2))
+    for client, name in ((a, "a1"), (b, "b1"), (b, "b2")):
+        client.call(WRITE, rows(name))
+    # Its writes came later than this after the answers before.
+    monkeypatch.setattr(writer_connection, "PROMPT_SECONDS", 60.0)
+    began = time.monotonic()
+    assert a.call(WRITE, rows("a2"))[0] == Kind.DONE
+    assert time.monotonic() - began < 30
+    assert written == [["a1"], ["b1"], ["b2"], ["a2"]]
+
+
 def test_a_transaction_is_limited(
     loop: Loop, monkeypatch: pytest.MonkeyPatch, written: list[list[str]]
 ) -> None:
