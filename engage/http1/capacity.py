@@ -51,6 +51,7 @@ class Holder(Protocol):
     """A connection: an :class:`~engage.http1.occupant.Occupant`, which describes these."""
 
     deadline: float
+    ended: bool
     held: int
     progress_at: float
 
@@ -137,10 +138,19 @@ class Capacity:
         if connection in self.connections:
             self.leaving.add(connection)
 
+    def end(self, connection: Holder) -> None:
+        """Note that a client sends no more: it does not count when workers share new connections.
+
+        Its last request may take a while. Clients that disconnect and connect again would find
+        workers that seem to have many connections, some of them for longer than others.
+        """
+        if self.shares is not None and connection in self.connections and not connection.ended:
+            connection.ended = True
+            self.shares.closed()
+
     def forget(self, connection: Holder) -> None:
         """Note that a connection is closed."""
-        if self.shares is not None and connection in self.connections:
-            self.shares.closed()
+        self.end(connection)
         self.connections.discard(connection)
         self.expendable.pop(connection, None)
         self.leaving.discard(connection)

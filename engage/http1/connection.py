@@ -133,6 +133,7 @@ class Connection(Occupant):
     def eof_received(self) -> bool:
         """Note that the client sends no more; it may still read (``nc -N``)."""
         self._half_closed = True
+        self._capacity.end(self)
         if self._state == _BODY:
             if not self._body.stopped:
                 self._fail(Failure.TRUNCATED)

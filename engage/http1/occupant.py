@@ -36,6 +36,8 @@ class Occupant(asyncio.Protocol, abc.ABC):
         #: When :meth:`~engage.http1.connection.Connection.expired` is to be called; by the event
         #: loop's clock.
         self.deadline = math.inf
+        #: Whether the client sends no more.
+        self.ended = False
         #: Bytes that count against ``limits.inflight_bytes``.
         self.held = 0
         #: When the client last made progress with what the server waits for.

@@ -123,6 +123,38 @@ async def test_a_worker_that_is_gone_leaves_its_share() -> None:
             await eventually(lambda: _sizes(workers) == [50, 0])
 
 
+async def test_a_client_that_hung_up_does_not_count() -> None:
+    """Clients often disconnect together and connect again, while their last requests still run.
+
+    A worker whose requests take longer would otherwise seem to have more connections than the
+    others, which would then accept nearly all new ones.
+    """
+    with make_shares(2) as file:
+        shares, other = (Shares(file.fileno(), number) for number in range(2))
+    async with running(shares=shares) as server:
+        gate = server.settings["gate"] = asyncio.Event()
+        async with contextlib.AsyncExitStack() as stack:
+            clients = [
+                await stack.enter_async_context(await RawClient.connect(server.port))
+                for _ in range(4)
+            ]
+            for client in clients:
+                await client.send(request(b"x"))
+            await eventually(lambda: all(one.serving for one in server.listener.connections))
+            assert other.least() == len(server.listener.connections) == 4
+            clients[0].half_close()
+            clients[1].writer.close()
+            clients[2].writer.transport.abort()
+            await eventually(lambda: other.least() == 1)
+            assert len(server.listener.connections) >= 2, "requests of these clients still run"
+            gate.set()
+            assert (await clients[0].answer()).status == 200
+            assert (await clients[3].answer()).status == 200
+            await eventually(lambda: len(server.listener.connections) == 1)
+            assert other.least() == 1, "each is counted once"
+        await eventually(lambda: other.least() == 0)
+
+
 async def test_connections_that_wait_are_accepted_before_the_socket_closes() -> None:
     async with _workers(2) as (workers, port):
         for worker in workers:
@@ -206,6 +238,7 @@ async def test_without_a_spare_descriptor_accepting_waits() -> None:
     "test",
     [
         lambda: test_connections_are_shared(2, 32),
+        test_a_client_that_hung_up_does_not_count,
         test_a_worker_that_hangs_leaves_its_share,
         test_connections_that_wait_are_accepted_before_the_socket_closes,
         test_without_a_file_descriptor_a_connection_is_closed,

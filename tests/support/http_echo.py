@@ -13,6 +13,7 @@ from tornado.web import Application, RequestHandler, stream_request_body
 from engage.http1.exchange import Failure
 from engage.http1.listener import Listener
 from engage.http1.shared import Bounds
+from engage.http1.shares import Shares
 from engage.monitoring.metrics import Metrics
 from support.http_client import Answer, RawClient, listening
 from support.waiting import eventually
@@ -119,13 +120,16 @@ class Running:
 
 
 @contextlib.asynccontextmanager
-async def running(**changed: Any) -> AsyncIterator[Running]:
-    """Run a listener, with other bounds if wanted."""
+async def running(shares: Shares | None = None, **changed: Any) -> AsyncIterator[Running]:
+    """Run a listener, with other bounds if wanted.
+
+    :param shares: how many connections the other workers have; ``None`` if there are no others.
+    """
     routes = [(r"/echo.*|\*", Echo), ("/stream", Stream), ("/large", Large)]
     application = Application(routes, seen=[])
     listener = Listener(application, Bounds(**BOUNDS | changed), Metrics())
     sock = listening()
-    await listener.serve(sock)
+    await listener.serve(sock, shares)
     try:
         yield Running(listener, sock.getsockname()[1], application.settings)
     finally:
