@@ -334,7 +334,7 @@ async def longest_turn_of(data: bytes, *, clients: int, answer: Callable[[Any], 
             now = time.thread_time()
             longest, last = max(longest, now - last), now
 
-    bounds = {"inflight_bytes": 100_000_000, "header_bytes": 65536}
+    bounds: dict[str, Any] = {"inflight_bytes": 100_000_000, "header_bytes": 65536}
     async with running(**bounds) as server, contextlib.AsyncExitStack() as stack:
         opened = [
             await stack.enter_async_context(await RawClient.connect(server.port))
