@@ -135,6 +135,18 @@ class EventStore(abc.ABC):
         :raises StorageUnavailable: if it could not.
         """
 
+    async def notices(self) -> Sequence[str]:
+        """Return what an operator should know before the next start of a server.
+
+        ``engage check`` shows it: for example, that the server will bring the store up to date, how
+        long this takes and how much space it needs. The store is not changed. By default there is
+        nothing to know.
+
+        :return: texts of one line each.
+        :raises StorageUnavailable: if a server could not start with this store.
+        """
+        return ()
+
     @abc.abstractmethod
     async def write(self, events: Sequence[Event]) -> Sequence[Outcome]:
         """Store events, and return when they are durable.

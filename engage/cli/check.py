@@ -64,8 +64,10 @@ def check(ctx: click.Context, config_path: Path) -> None:
     progress = asyncio.run(_log(registry, config))
     if progress is not None:
         _show_progress(config, progress)
-    uses, write_keys, gaps = asyncio.run(_storage(registry, config))
+    notices, uses, write_keys, gaps = asyncio.run(_storage(registry, config))
     _print("storage", f"{config.storage.backend}: open, accepts events")
+    for notice in notices:
+        _print("notice", notice)
     for gap in gaps:
         _print("warning", gap)
     _show_keys(config, write_keys)
@@ -140,15 +142,16 @@ def _show_keys(config: Config, found: EffectiveKeys) -> None:
 
 async def _storage(
     registry: Registry, config: Config
-) -> tuple[Sequence[BudgetUse], EffectiveKeys, Sequence[str]]:
+) -> tuple[Sequence[str], Sequence[BudgetUse], EffectiveKeys, Sequence[str]]:
     async with opened(registry, config) as store:
+        notices = await store.notices()
         await store.check()
         uses = await store.budget_use() if isinstance(store, DeadLetterStore) else ()
         keys = await list_keys(store, config.workspaces)
         gaps: Sequence[str] = ()
         if config.log is not None:
             gaps = await past_gaps(store, now=_now())
-        return uses, keys, gaps
+        return notices, uses, keys, gaps
 
 
 def _now() -> int:

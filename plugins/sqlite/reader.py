@@ -25,7 +25,16 @@ from engage.api import (
     UserProfile,
 )
 
-from . import counts, dead_letters, events, identifiers, profiles, records, subscriptions
+from . import (
+    counts,
+    dead_letters,
+    events,
+    identifiers,
+    migration,
+    profiles,
+    records,
+    subscriptions,
+)
 from .connection import (
     Session,
     Settings,
@@ -62,6 +71,11 @@ class Reader(Session):
         """Open the store; see :meth:`EventStore.open`."""
         with translating_errors(self.settings.path, opening=True):
             self.connection()
+
+    def notice(self) -> str | None:
+        """Return what the next server has to do with the store; see :func:`migration.notice`."""
+        with self._snapshot() as db:
+            return migration.notice(db, self.settings)
 
     def arrivals(self, at: int) -> Arrivals:
         """Return when the events around a time were received."""

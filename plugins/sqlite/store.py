@@ -117,6 +117,10 @@ class SqliteStorage(
     async def check(self) -> None:
         await self._writer.call(operations.CHECK)
 
+    async def notices(self) -> Sequence[str]:
+        found = await self._read(self._reader.notice)
+        return () if found is None else (f"{self._settings.path}: {found}",)
+
     def gauges(self) -> Mapping[str, float]:
         path = self._settings.path
         found: dict[str, float] = {}

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import gzip
 import re
@@ -43,6 +44,7 @@ from engage_plugins.sqlite.migration import migrate
 from engage_plugins.sqlite.store import SqliteStorage
 from support import mongo
 from support.sqlite import config_file
+from support.waiting import eventually
 
 STORES = Path(__file__).parents[1] / "data/stores"
 EMAIL = "ada@example.com"
@@ -291,6 +293,83 @@ async def test_a_migration_without_room_is_not_begun(
     async with earlier.opened(create=True):
         pass
     assert earlier.version() == sqlite_schema.VERSION
+
+
+@pytest.mark.parametrize("version", [1, 2, 3])
+def test_check_shows_that_a_store_is_to_be_brought_up_to_date(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: int
+) -> None:
+    """How long it takes, and how much space it needs; if there is less, it fails."""
+    earlier = Earlier(tmp_path, "sqlite", version)
+    size = (tmp_path / "engage.db").stat().st_size
+    config = config_file(tmp_path)
+
+    def run() -> Result:
+        return CliRunner().invoke(main, ["check", "--config", str(config)])
+
+    result = run()
+    assert result.exit_code == 0, result.output
+    (line,) = [one for one in result.output.splitlines() if one.startswith("notice")]
+    assert f"store version {version}" in line
+    assert "(about 6)" in line
+    assert re.search(r"takes about 1 s and needs \d+ MiB on the disk, of which \d+ MiB", line)
+    usage = shutil.disk_usage(tmp_path)._replace(free=1)
+    monkeypatch.setattr(migration.shutil, "disk_usage", lambda _: usage)
+    result = run()
+    assert result.exit_code == 1
+    assert re.search(r"needs \d+ MiB on its disk, and \d+ MiB are free", result.output)
+    monkeypatch.undo()
+    config.write_text(config.read_text().replace("min_free_bytes = 0", f"max_bytes = {size}"))
+    assert "more than storage.sqlite.max_bytes" in run().output
+    assert earlier.version() == version
+
+
+def test_check_has_nothing_to_show_about_a_current_store(tmp_path: Path) -> None:
+    earlier = Earlier(tmp_path, "sqlite", 3)
+
+    async def serve() -> None:
+        async with earlier.opened(create=True):
+            pass
+
+    asyncio.run(serve())
+    result = CliRunner().invoke(main, ["check", "--config", str(config_file(tmp_path))])
+    assert result.exit_code == 0, result.output
+    assert "notice" not in result.output
+
+
+@pytest.mark.parametrize("kind", ["thread", "process"])
+async def test_the_log_shows_that_a_migration_waits_for_a_lock(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, kind: str
+) -> None:
+    """It waits longer than one call may take, but not silently."""
+    earlier = Earlier(tmp_path, "sqlite", 3)
+    context = StorageContext(base_dir=tmp_path, identifiers={}, write_timeout=2.0)
+    store = SqliteStorage.from_options({"writer": kind}, context)
+    with contextlib.closing(sqlite3.connect(tmp_path / "engage.db", isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        opening = asyncio.create_task(store.open(create=True))
+        await eventually(lambda: "another program has locked it" in caplog.text)
+        # Once, and every 30 s.
+        await asyncio.sleep(3)
+        assert caplog.text.count("another program has locked it") == 1
+        assert not opening.done()
+        other.execute("ROLLBACK")
+    await opening
+    await store.close()
+    assert earlier.version() == sqlite_schema.VERSION
+
+
+async def test_a_migration_does_not_wait_indefinitely(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(migration, "_WAIT", 1.5)
+    earlier = Earlier(tmp_path, "sqlite", 3)
+    with contextlib.closing(sqlite3.connect(tmp_path / "engage.db", isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        with pytest.raises(StorageUnavailable, match="another program has locked it for 2 s"):
+            async with earlier.opened(create=True):
+                pass
+    assert earlier.version() == 3
 
 
 #: Slowly, so that it can be killed in the middle.
