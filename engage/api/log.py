@@ -158,6 +158,14 @@ class EventLog(abc.ABC):
     async def ends(self) -> Mapping[int, int]:
         """Return partition → the offset that its next record will have."""
 
+    async def firsts(self) -> Mapping[int, int]:
+        """Return partition → the offset of the oldest record that was not deleted.
+
+        If all records were deleted, it is the offset that the next record will have. A partition
+        that is left out begins at 0: a log that never deletes need not implement this method.
+        """
+        return {}
+
     @abc.abstractmethod
     async def committed(self, group: str) -> Mapping[int, int]:
         """Return partition → the committed place of a group, without partitions that have none."""

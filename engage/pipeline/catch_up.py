@@ -104,7 +104,13 @@ class CatchUp:
         """Return the ends of the log, if they are needed, and then the places of the loaders."""
         async with within(self._timeout):
             ends = await self._log.ends() if with_ends else {}
-            return ends, await self._log.committed(self._group)
+            committed = await self._log.committed(self._group)
+            if any(end > 0 and number not in committed for number, end in ends.items()):
+                # Without a committed place, the loaders begin at the first record. A partition
+                # whose records were all deleted has nothing to load, so they commit nothing there.
+                firsts = await self._log.firsts()
+                ends = {n: end for n, end in ends.items() if end > firsts.get(n, 0)}
+            return ends, committed
 
 
 def _passed(committed: Mapping[int, int], wanted: Mapping[int, int]) -> bool:

@@ -74,6 +74,7 @@ class LogFailureTests:
         ]
         reading: list[Call] = [
             log.ends,
+            log.firsts,
             lambda: log.committed("g"),
             lambda: log.backlog("g"),
             lambda: reader.read(max_records=1, max_bytes=1, wait=0.1),

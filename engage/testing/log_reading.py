@@ -262,6 +262,7 @@ class LogReadTests:
         await reader.close()
         first = records[12].offset
         await asyncio.to_thread(bench.subject.expire, bench.options, {number: first})
+        assert (await log.firsts()).get(number, 0) == first
         assert (await log.backlog("g")).gaps == {number: (records[5].offset, first)}
         assert (await log.backlog("new")).gaps == {}
         again = await bench.reader(log)
@@ -280,6 +281,11 @@ class LogReadTests:
         assert (await log.backlog("g")).records == 8
         await again.commit({number: first})
         assert (await log.backlog("g")).gaps == {}
+        # All of them were deleted.
+        end = (await log.ends())[number]
+        await asyncio.to_thread(bench.subject.expire, bench.options, {number: end})
+        assert (await log.firsts()).get(number, 0) == end
+        assert (await log.backlog("new")).records == 0
 
     @on_log
     async def test_a_closed_reader_raises(self, bench: LogBench) -> None:

@@ -269,6 +269,9 @@ class KafkaLog(EventLog):
     async def ends(self) -> Mapping[int, int]:
         return await self._cluster.ends(self._topic, await self._numbers())
 
+    async def firsts(self) -> Mapping[int, int]:
+        return await self._cluster.firsts(self._topic, await self._numbers())
+
     async def committed(self, group: str) -> Mapping[int, int]:
         return await self._cluster.committed(self._topic, group, await self._numbers())
 

@@ -65,6 +65,9 @@ class TapeLog(api.EventLog):
     async def ends(self):
         return await self.run(next_places)
 
+    async def firsts(self):
+        return await self.run(lambda db: {n: first_place(db, n, 0) for n in next_places(db)})
+
     async def committed(self, group):
         return await self.run(lambda db: committed_places(db, group))
 

@@ -146,3 +146,50 @@ async def test_closing_fails_those_who_wait() -> None:
         await eventually(lambda: broker.calls["committed"])
     with pytest.raises(StorageUnavailable):
         await waiting
+
+
+async def test_a_partition_whose_records_were_all_deleted_is_passed_at_once() -> None:
+    """The loaders have nothing to commit there, however long a request waits."""
+    broker = MemoryBroker(3)
+    for partition in (0, 1, 1):
+        append(broker, partition)
+    broker.commit("engage", {0: 1})
+    broker.expire(1, broker.ends()[1])
+    async with catching_up(broker, wait=0.04) as one:
+        await one()
+        assert broker.calls["firsts"] == 1
+
+
+async def test_a_partition_whose_first_records_were_deleted_must_be_passed() -> None:
+    """The group has not committed a place in it yet."""
+    broker = MemoryBroker(3)
+    for _ in range(3):
+        append(broker, 1)
+    broker.expire(1, 2)
+    async with catching_up(broker, wait=0.04) as one:
+        with pytest.raises(ApiError, match="not stored yet"):
+            await one()
+        broker.commit("engage", {1: 3})
+        await one()
+
+
+async def test_a_group_that_never_ran_is_behind() -> None:
+    broker = MemoryBroker(3)
+    append(broker, 2)
+    broker.commit("another", broker.ends())
+    async with catching_up(broker, wait=0.04) as one:
+        with pytest.raises(ApiError, match="not stored yet"):
+            await one()
+
+
+async def test_the_first_places_are_not_read_if_the_loaders_have_places_everywhere() -> None:
+    broker = MemoryBroker(3)
+    append(broker, 1)
+    broker.commit("engage", broker.ends())
+    append(broker, 1)
+    async with catching_up(broker) as one:
+        waiting = asyncio.create_task(one())
+        await eventually(lambda: broker.calls["committed"] > 1)
+        broker.commit("engage", broker.ends())
+        await waiting
+    assert broker.calls["firsts"] == 0

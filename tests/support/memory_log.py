@@ -359,6 +359,10 @@ class MemoryLog(EventLog):
         await self.enter("ends")
         return self.broker.ends()
 
+    async def firsts(self) -> Mapping[int, int]:
+        await self.enter("firsts")
+        return {number: self.broker.first(number) for number in self.broker.ends()}
+
     async def committed(self, group: str) -> Mapping[int, int]:
         await self.enter("committed")
         return self.broker.committed(group)

@@ -446,6 +446,13 @@ class HidesGapsOfTheBacklog(MemoryLog):
         return dataclasses.replace(await super().backlog(group), gaps={})
 
 
+class ForgetsWhatWasDeleted(MemoryLog):
+    """Has all partitions begin at 0, however many records were deleted."""
+
+    async def firsts(self) -> Mapping[int, int]:
+        return {}
+
+
 # -------------------------------------------------------------------------------- flaws of groups
 class TakesAllPartitions(MemoryReader):
     """Does not divide the partitions."""
@@ -639,6 +646,7 @@ FLAWS = [
     (TakesTheNewest, "test_the_backlog_is_what_is_not_committed"),
     (JumpsOverGaps, "test_a_gap_is_reported_once"),
     (HidesGapsOfTheBacklog, "test_a_gap_is_reported_once"),
+    (ForgetsWhatWasDeleted, "test_a_gap_is_reported_once"),
     (AlwaysReportsAGap, "test_a_gap_is_reported_once"),
     (ReadsAfterTheEnd, "test_a_closed_reader_raises"),
     (TakesAllPartitions, "test_readers_divide_the_partitions"),
