@@ -148,10 +148,15 @@ class EventLog(abc.ABC):
         """
 
     @abc.abstractmethod
-    async def append_dead(self, records: Sequence[LogRecord]) -> None:
+    async def append_dead(self, records: Sequence[LogRecord]) -> Sequence[Outcome]:
         """Append records to the log of dead letters, which the readers do not read.
 
         It keeps what was acknowledged and the storage refuses. It returns when they are durable.
+        The loader repeats a call that raises until it succeeds, and loads nothing meanwhile. So a
+        record that is too large must be ``REFUSED``, alone: the loader then appends a shorter one.
+
+        :return: one outcome for each record, as from :meth:`append`.
+        :raises StorageUnavailable: if at least one record may not be durable.
         """
 
     @abc.abstractmethod

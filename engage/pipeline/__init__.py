@@ -26,6 +26,7 @@
 ``catch_up.py``        waits until the loaders have stored what is in the log
 ``loading.py``         reads the log, for the loaders: portions, places, pauses, gaps
 ``portion_writer.py``  writes a portion to the storage, and keeps what it refuses
+``kept_letters.py``    keeps the dead letters of a portion
 ``load_letters.py``    makes the dead letters of what a loader cannot store
 ``retries.py``         calls the storage or the log again until it answers
 ``shared_search.py``   finds the user of a signed link, for many requests at once

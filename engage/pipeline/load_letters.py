@@ -16,11 +16,11 @@ from engage.errors import ApiError, Limit
 from engage.pipeline.dead_letters import Conflict, letter_id, letter_of_conflict
 from engage.pipeline.normalise import Arrival
 
-__all__ = ["DAMAGED", "fitted_record", "letter_of_damage", "letter_of_event"]
+__all__ = ["DAMAGED", "fitted_record", "letter_of_damage", "letter_of_event", "shortened_record"]
 
 #: The reason of a letter whose record cannot be read.
 DAMAGED: Final = "damaged_record"
-#: Maximum number of characters that are kept of a header of such a record.
+#: Maximum number of characters that are kept of a header and of the workspace of such a record.
 _HEADER: Final = 4096
 #: Not used: the letters of a loader are not limited.
 _LIMIT: Final = Limit(0, "")
@@ -58,9 +58,10 @@ def letter_of_event(event: Event, problem: Conflict | ApiError) -> DeadLetter:
 def letter_of_damage(read: ReadRecord, error: Exception) -> DeadLetter:
     """Return the letter of a record that cannot be read: its value, with its headers."""
     record = read.record
-    workspace_id = record.key.partition(b":")[0].decode(errors="replace")
+    workspace_id = record.key.partition(b":")[0].decode(errors="replace")[:_HEADER]
     headers = [
-        (name, value.decode(errors="replace")[:_HEADER]) for name, value in record.headers.items()
+        (name[:_HEADER], value.decode(errors="replace")[:_HEADER])
+        for name, value in record.headers.items()
     ]
     parts = (part for header in sorted(record.headers.items()) for part in header)
     return DeadLetter(
@@ -104,3 +105,18 @@ def fitted_record(letter: DeadLetter, limit: int) -> LogRecord:
         letter = dataclasses.replace(letter, errors=(), headers=(), envelope=None)
         record = record_of(letter)
     return record
+
+
+def shortened_record(letter: DeadLetter, read: ReadRecord, limit: int) -> LogRecord:
+    """Return the record of a letter that is too large for the log of dead letters.
+
+    Its message names the record that the letter is about, which has all of it.
+
+    :param limit: the largest value of a record, in bytes. One that is larger is the smallest.
+    """
+    whole = (
+        f"cut off: it is too large for the log of dead letters; partition {read.partition} of the"
+        f" log has all of it at offset {read.offset}"
+    )
+    cut = dataclasses.replace(letter, truncated=True, message=f"{letter.message} ({whole})")
+    return fitted_record(cut, limit)

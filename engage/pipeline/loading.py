@@ -203,7 +203,7 @@ class Loader:
         """
         events: list[tuple[ReadRecord, Event]] = []
         letters: list[tuple[ReadRecord, DeadLetter]] = []
-        damaged: list[DeadLetter] = []
+        damaged: list[tuple[ReadRecord, DeadLetter]] = []
         places: dict[int, int] = {}
         skipped = 0
         for read in portion.records:
@@ -215,10 +215,10 @@ class Loader:
                 self._pause(reader, read, error)
                 continue
             except DamagedRecord as error:
-                damaged.append(letter_of_damage(read, error))
+                damaged.append((read, letter_of_damage(read, error)))
             except Exception as error:
                 _log.exception("a record of the log cannot be read")
-                damaged.append(letter_of_damage(read, error))
+                damaged.append((read, letter_of_damage(read, error)))
             else:
                 if self._span is not None and self._span.skips(item):
                     skipped += 1

@@ -17,11 +17,9 @@ from typing import TYPE_CHECKING, Final
 
 from engage.api import (
     DeadLetter,
-    DeadLetterStore,
     Event,
     EventLog,
     EventStore,
-    LogRecord,
     Outcome,
     ReadRecord,
     Status,
@@ -31,7 +29,8 @@ from engage.api import (
 )
 from engage.errors import ApiError
 from engage.pipeline.dead_letters import Conflict, find_conflict
-from engage.pipeline.load_letters import fitted_record, letter_of_damage, letter_of_event
+from engage.pipeline.kept_letters import PortionLetters, ReadLetter
+from engage.pipeline.load_letters import letter_of_damage, letter_of_event
 from engage.pipeline.normalise import weight_of
 from engage.pipeline.retries import Retries, Stopped, TooSlow
 from engage.pipeline.write_queue import GROUP_WEIGHT
@@ -50,14 +49,10 @@ _MIN_WEIGHT: Final = 50
 #: Parts of the time limit: writes that take less become larger, those that take more smaller.
 _FAST: Final = 1 / 8
 _SLOW: Final = 1 / 2
-#: Letters, and their bytes, that are appended to the log of dead letters in one call.
-_LETTERS: Final = 500
-_LETTER_BYTES: Final = 4 * 1024 * 1024
 #: Seconds between two log lines about events that the storage fails with.
 _LINE_PAUSE: Final = 60.0
 
 _Read = tuple[ReadRecord, Event]
-_ReadLetter = tuple[ReadRecord, DeadLetter]
 
 
 class PortionWriter:
@@ -81,13 +76,19 @@ class PortionWriter:
         metrics: Metrics,
         stored: Callable[[Sequence[Event]], None],
     ) -> None:
-        self._log = log
         self._store = store
-        self._ingest = ingest
-        self._log_calls = log_calls
         self._calls = store_calls
-        self._max_value_bytes = max_value_bytes
         self._metrics = metrics
+        self._letters = PortionLetters(
+            log,
+            store,
+            ingest,
+            log_calls=log_calls,
+            store_calls=store_calls,
+            max_value_bytes=max_value_bytes,
+            metrics=metrics,
+            failed=self._failure,
+        )
         self._stored = stored
         #: The weight of the next write. It follows what the storage can do within the time limit.
         self._weight = _FIRST_WEIGHT
@@ -96,8 +97,8 @@ class PortionWriter:
     async def write(
         self,
         events: Sequence[_Read],
-        letters: Sequence[_ReadLetter],
-        damaged: Sequence[DeadLetter],
+        letters: Sequence[ReadLetter],
+        damaged: Sequence[ReadLetter],
     ) -> None:
         """Write the contents of a portion.
 
@@ -110,9 +111,9 @@ class PortionWriter:
         self._count("damaged", len(damaged))
         for part in self._parts(events):
             own += await self._write_part(part)
-        await self._keep_own(own)
+        await self._letters.keep_own(own)
         if letters:
-            await self._keep_of_servers(letters)
+            await self._letters.keep_of_servers(letters)
 
     # ----------------------------------------------------------------------------------- events
     def _parts(self, events: Sequence[_Read]) -> Iterator[list[_Read]]:
@@ -130,7 +131,7 @@ class PortionWriter:
         if part:
             yield part
 
-    async def _write_part(self, part: Sequence[_Read]) -> list[DeadLetter]:
+    async def _write_part(self, part: Sequence[_Read]) -> list[ReadLetter]:
         """Write events.
 
         :return: the letters of those that are not stored.
@@ -145,7 +146,7 @@ class PortionWriter:
             what, problem = await self._settle(read, event, outcome)
             found[what] += 1
             if problem is not None:
-                letters.append(_letter(read, event, problem))
+                letters.append((read, _letter(read, event, problem)))
         for what, count in found.items():
             self._count(what, count)
         return letters
@@ -265,82 +266,6 @@ class PortionWriter:
         return Outcome(
             Status.REFUSED, reason=f"the storage failed with this event ({type(error).__name__})"
         )
-
-    # ---------------------------------------------------------------------------------- letters
-    async def _keep_own(self, letters: Sequence[DeadLetter]) -> None:
-        """Keep letters of acknowledged events in the log of dead letters, and in the storage if
-        there is room."""
-        if not letters:
-            return
-        await self._append_dead([fitted_record(one, self._max_value_bytes) for one in letters])
-        kept = await self._keep(letters)
-        for letter, there in zip(letters, kept, strict=True):
-            if there:
-                self._metrics.dead_letter(letter.reason)
-
-    async def _keep_of_servers(self, letters: Sequence[_ReadLetter]) -> None:
-        """Keep letters that servers appended to the log.
-
-        One with which the storage fails goes to the log of dead letters. So does that of a delivery
-        whose budget is full, because the delivery was acknowledged; a refused item was not.
-        """
-        kept = await self._keep([letter for _, letter in letters])
-        elsewhere = [
-            read.record
-            for (read, letter), there in zip(letters, kept, strict=True)
-            if there is None or (not there and letter.budget != "api")
-        ]
-        await self._append_dead(elsewhere)
-        self._count("letter", len(letters))
-
-    async def _append_dead(self, records: Sequence[LogRecord]) -> None:
-        part: list[LogRecord] = []
-        size = 0
-        for record in records:
-            if part and (len(part) == _LETTERS or size + record.size > _LETTER_BYTES):
-                await self._append_part(part)
-                part, size = [], 0
-            part.append(record)
-            size += record.size
-        if part:
-            await self._append_part(part)
-
-    async def _append_part(self, records: Sequence[LogRecord]) -> None:
-        await self._log_calls.call(lambda: self._log.append_dead(records))
-
-    async def _keep(self, letters: Sequence[DeadLetter]) -> Sequence[bool | None]:
-        """Keep letters in the storage.
-
-        :return: whether each is kept, or ``None`` if the storage fails with it. Those that are not
-            kept are counted, and dropped from the storage.
-        """
-        kept: Sequence[bool | None] = [False] * len(letters)
-        if isinstance(self._store, DeadLetterStore):
-            kept = await self._keep_in(self._store, letters)
-        for letter, there in zip(letters, kept, strict=True):
-            if not there:
-                self._ingest.dropped(letter)
-        return kept
-
-    async def _keep_in(
-        self, store: DeadLetterStore, letters: Sequence[DeadLetter]
-    ) -> Sequence[bool | None]:
-        try:
-            kept = await self._calls.call(lambda: store.keep(letters))
-            if len(kept) != len(letters):
-                raise TypeError(f"{len(kept)} results for {len(letters)} letters")
-        except Stopped:
-            raise
-        except Exception as error:
-            if len(letters) == 1:
-                self._failure(error)
-                return [None]
-            middle = len(letters) // 2
-            return [
-                *await self._keep_in(store, letters[:middle]),
-                *await self._keep_in(store, letters[middle:]),
-            ]
-        return kept
 
     def _count(self, outcome: str, count: int) -> None:
         if count:

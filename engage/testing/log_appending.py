@@ -11,7 +11,7 @@ import time
 
 import pytest
 
-from engage.api import EventLog, LogRecord, Status, StorageMissing, StorageUnavailable
+from engage.api import EventLog, LogRecord, Outcome, Status, StorageMissing, StorageUnavailable
 
 from .log_harness import (
     LogBench,
@@ -76,7 +76,7 @@ class LogAppendTests:
     async def test_no_records_are_no_error(self, bench: LogBench) -> None:
         log = await bench.open()
         assert list(await log.append([])) == []
-        await log.append_dead([])
+        assert list(await log.append_dead([])) == []
         assert await bench.everything(log) == []
 
     @on_log
@@ -205,10 +205,31 @@ class LogAppendTests:
         log = await bench.open()
         await append_all(log, log_record("a"))
         before = await log.ends()
-        await log.append_dead([log_record("dead"), log_record("dead")])
+        outcomes = await log.append_dead([log_record("dead"), log_record("dead")])
+        assert list(outcomes) == [Outcome(Status.STORED)] * 2
         assert await log.ends() == before
         await append_all(log, log_record("b"))
         assert names(await bench.everything(log)) == ["a", "b"]
+
+    @on_log
+    async def test_a_dead_record_that_is_too_large_is_refused_alone(self, bench: LogBench) -> None:
+        """Otherwise it would stop the loader, which repeats a call that raises."""
+        log = await bench.open()
+        large = bench.subject.too_large(log_record("large"))
+        outcomes = await log.append_dead([log_record("a"), large, log_record("b")])
+        assert [one.status for one in outcomes] == [Status.STORED, Status.REFUSED, Status.STORED]
+        assert outcomes[1].reason
+        (alone,) = await log.append_dead([large])
+        assert alone.status is Status.REFUSED
+
+    @on_log
+    async def test_the_largest_record_of_the_core_is_taken_as_a_dead_one(
+        self, bench: LogBench
+    ) -> None:
+        log = await bench.open()
+        value = os.urandom(bench.context.max_value_bytes)  # cannot be compressed
+        (outcome,) = await log.append_dead([log_record("large", value=value)])
+        assert outcome.status is Status.STORED
 
     @on_log
     async def test_open_and_close_are_idempotent(self, bench: LogBench) -> None:

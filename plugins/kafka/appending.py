@@ -19,6 +19,7 @@ from typing import Any, Final
 from engage.api import LogRecord, Outcome, Status, StorageUnavailable
 
 from .client import Sender, SendFailed
+from .topics import DEFAULT_MESSAGE
 
 _log = logging.getLogger("engage.log.kafka")
 
@@ -166,8 +167,9 @@ class Appender:
         self._make_sender = make_sender
         self._timeout = timeout
         self._too_large = too_large
-        #: The largest batch that the topic takes, in bytes.
-        self.max_batch = _BATCH
+        #: Topic → the bytes of the largest record that it takes, with its batch, and of a batch.
+        self._limits: dict[str, int] = {}
+        self._rooms: dict[str, int] = {}
         self._lanes: dict[tuple[str, int], _Lane] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._sender: Sender | None = None
@@ -176,6 +178,14 @@ class Appender:
         self.sent = 0
         self.replaced = 0
         self._closing = False
+
+    def set_limit(self, topic: str, limit: int) -> None:
+        """Note the largest batch that a topic takes, in bytes. Until then, it is Kafka's default.
+
+        A topic that refuses a smaller one changes that until the next call.
+        """
+        self._limits[topic] = limit
+        self._rooms[topic] = min(_BATCH, limit)
 
     # -------------------------------------------------------------------------------- calls
     async def append(
@@ -196,7 +206,7 @@ class Appender:
         if self._closing:
             raise StorageUnavailable("the log is closing")
         call = _Call()
-        limit = self.max_batch - _BATCH_HEADER
+        limit = self._limits.get(topic, DEFAULT_MESSAGE) - _BATCH_HEADER
         shares: dict[int, _Share] = {}
         refused: list[int] = []
         for index, record in enumerate(records):
@@ -264,7 +274,7 @@ class Appender:
     async def _send(self, lane: _Lane, sender: Sender) -> None:
         """Send one batch."""
         batch = sender.batch()
-        complete, begun = lane.take(batch, min(_BATCH, self.max_batch))
+        complete, begun = lane.take(batch, self._rooms.get(lane.topic, _BATCH))
         if not begun:
             return
         lane.since = time.monotonic()
@@ -292,8 +302,16 @@ class Appender:
         begun: Sequence[tuple[_Share, int]],
     ) -> None:
         """Put the records back into their places, to be sent again while their callers wait."""
+        again = not error.permanent
+        if error.too_large:
+            # If the settings cannot be read, nothing else shows the limits of the topic.
+            sizes = [size for one, at in begun for _, size in one.records[at : one.next]]
+            again = len(sizes) > 1
+            known = self._rooms if again else self._limits
+            known[lane.topic] = _BATCH_HEADER + (sum(sizes) // 2 if again else sizes[0] - 1)
         if error.permanent:
             self._too_large()
+        if not again:
             for share, _ in begun:
                 share.call.failed(StorageUnavailable(f"Kafka refuses the records: {error}"))
             return

@@ -70,12 +70,14 @@ class TooFewBrokers(Exception):
 class SendFailed(Exception):
     """A batch may not be in the log, and this sender must not send to its partition any more.
 
-    ``permanent`` is true if another attempt would fail as well.
+    ``permanent`` is true if another attempt would fail as well, and ``too_large`` if the reason is
+    the size of the batch.
     """
 
-    def __init__(self, message: str, *, permanent: bool) -> None:
+    def __init__(self, message: str, *, permanent: bool, too_large: bool = False) -> None:
         super().__init__(message)
         self.permanent = permanent
+        self.too_large = too_large
 
 
 class _Rarely(logging.Filter):
@@ -401,8 +403,11 @@ class Sender:
         try:
             await (await self._producer.send_batch(batch, topic, partition=partition))
         except Exception as error:
-            permanent = isinstance(error, _PERMANENT)
-            raise SendFailed(f"{type(error).__name__}: {error}", permanent=permanent) from error
+            raise SendFailed(
+                f"{type(error).__name__}: {error}",
+                permanent=isinstance(error, (*_TOO_LARGE, *_FORBIDDEN)),
+                too_large=isinstance(error, _TOO_LARGE),
+            ) from error
         finally:
             self.in_flight -= 1
 
@@ -416,9 +421,11 @@ class Sender:
                 await self._producer.stop()
 
 
-_PERMANENT: Final = (
+_TOO_LARGE: Final = (
     kafka_errors.MessageSizeTooLargeError,
     kafka_errors.RecordListTooLargeError,
+)
+_FORBIDDEN: Final = (
     kafka_errors.TopicAuthorizationFailedError,
     kafka_errors.ClusterAuthorizationFailedError,
 )

@@ -63,7 +63,8 @@ class KafkaLog(EventLog):
         self._pid = 0
         self._partitions = 0
         self._min_in_sync = 1
-        self._max_batch = DEFAULT_MESSAGE
+        #: Topic → its ``max.message.bytes``; those whose settings cannot be read are missing.
+        self._max_batches: dict[str, int] = {}
         self._retention: int | None = None
         #: Why the log accepts nothing now.
         self._refusal: str | None = "the log is not open"
@@ -145,7 +146,8 @@ class KafkaLog(EventLog):
                 replicas = min(replicas for _, replicas, _ in found.values())
                 await self._inspect(topic.name, replicas)
         assert self._appender is not None
-        self._appender.max_batch = self._max_batch
+        for name, most in self._max_batches.items():
+            self._appender.set_limit(name, most)
         self._refusal = None
 
     async def _make(self, topic: NewTopic) -> None:
@@ -177,15 +179,17 @@ class KafkaLog(EventLog):
                     f"{weakness} (or set log.kafka.allow_weak_acknowledgement = true)"
                 )
             self._warn(f"weak acknowledgement: {weakness}")
-        if topic == self._topic:
+        is_main = topic == self._topic
+        if is_main:
             self._min_in_sync = int(settings.get("min.insync.replicas", 1))
-            self._max_batch = int(settings.get("max.message.bytes", DEFAULT_MESSAGE))
             self._retention = retention(settings)
-            if self._max_batch < self._context.max_value_bytes:
-                self._warn(
-                    f"{topic} has max.message.bytes={self._max_batch}: larger events are refused; "
-                    f"the limits of engage allow {self._context.max_value_bytes}"
-                )
+        most = self._max_batches[topic] = int(settings.get("max.message.bytes", DEFAULT_MESSAGE))
+        if most < self._context.max_value_bytes:
+            self._warn(
+                f"{topic} has max.message.bytes={most}: "
+                f"{'larger events are refused' if is_main else 'larger dead letters are cut off'}; "
+                f"the limits of engage allow {self._context.max_value_bytes}"
+            )
 
     def _warn(self, message: str) -> None:
         if message not in self._warned:
@@ -227,11 +231,13 @@ class KafkaLog(EventLog):
     async def append(self, records: Sequence[LogRecord]) -> Sequence[Outcome]:
         return await self._ready().append(self._topic, self._partitions, records)
 
-    async def append_dead(self, records: Sequence[LogRecord]) -> None:
-        outcomes = await self._ready().append(f"{self._topic}.dead", 1, records)
-        for outcome in outcomes:
-            if outcome.status is Status.REFUSED:
-                raise StorageUnavailable(f"topic {self._topic}.dead: {outcome.reason}")
+    async def append_dead(self, records: Sequence[LogRecord]) -> Sequence[Outcome]:
+        topic = f"{self._topic}.dead"
+        outcomes = await self._ready().append(topic, 1, records)
+        refused = Outcome(
+            Status.REFUSED, f"it is larger than max.message.bytes of topic {topic} allows"
+        )
+        return [refused if one.status is Status.REFUSED else one for one in outcomes]
 
     async def check(self) -> None:
         appender = self._ready()
@@ -319,7 +325,7 @@ class KafkaLog(EventLog):
                 self._where,
                 topic=self._topic,
                 group=group,
-                max_batch=self._max_batch,
+                max_batch=self._max_batches.get(self._topic, DEFAULT_MESSAGE),
                 revoked=revoked,
                 assigned=assigned,
             ),

@@ -52,15 +52,20 @@ class TapeLog(api.EventLog):
         small = [record for record in records if len(record.value) <= self.limit]
         async with self.turn:
             await self.run(lambda db: insert(db, small))
-        refused = api.Outcome(api.Status.REFUSED, "the event is too large for the log")
-        stored = api.Outcome(api.Status.STORED)
-        return [stored if len(record.value) <= self.limit else refused for record in records]
+        return self.outcomes(records)
 
     async def append_dead(self, records):
-        rows = [(record.key, record.value, packed(record.headers)) for record in records]
+        small = [record for record in records if len(record.value) <= self.limit]
+        rows = [(record.key, record.value, packed(record.headers)) for record in small]
         await self.run(
             lambda db: db.executemany("INSERT INTO dead VALUES (?, ?, ?)", rows) and None
         )
+        return self.outcomes(records)
+
+    def outcomes(self, records):
+        refused = api.Outcome(api.Status.REFUSED, "the record is too large for the log")
+        stored = api.Outcome(api.Status.STORED)
+        return [stored if len(record.value) <= self.limit else refused for record in records]
 
     async def ends(self):
         return await self.run(next_places)

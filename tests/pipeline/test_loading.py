@@ -223,6 +223,53 @@ async def test_the_letter_of_a_large_damaged_record_is_cut_so_that_it_fits() -> 
     assert (kept.id, kept.item) == (one.id, record.value)
 
 
+@pytest.mark.parametrize("of_a_server", [False, True])
+async def test_a_letter_that_is_too_large_for_the_log_of_dead_letters_is_shortened(
+    of_a_server: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It stops no partition. What is kept names the record that has the rest."""
+    broker, store = MemoryBroker(1), MemoryStore()
+    store.full = {"api", "webhook", "conflict"}
+    broker.max_dead = 3000
+    large = b"x" * 20_000
+    put(broker, *events("a"))
+    if of_a_server:
+        put(broker, letter("large", origin="stripe", item=large))
+    else:
+        broker.inject(dataclasses.replace(damaged_record(), value=large))
+    store.refuse["b"] = "no"
+    put(broker, *events("b", "c"))
+    async with loading(broker, store) as running:
+        await caught_up(broker)
+    assert ids(store) == ["a", "c"]
+    found = {one.reason: one for one in dead(broker)}
+    assert len(found) == len(broker.dead) == 2
+    assert found.pop("event_refused").truncated is False
+    [cut] = found.values()
+    assert cut.truncated
+    assert 500 < len(cut.item) < 3000
+    assert large.startswith(cut.item)
+    assert "partition 0 of the log has all of it at offset 1)" in cut.message
+    assert "bytes of the letter of offset 1 in partition 0: the record is too large" in caplog.text
+    assert running.metrics.log_errors == 0
+
+
+async def test_a_log_of_dead_letters_that_takes_nothing_stops_no_partition(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    broker, store = MemoryBroker(1), MemoryStore()
+    broker.max_dead = 10
+    store.refuse["b"] = "no"
+    put(broker, *events("a", "b", "c"))
+    async with loading(broker, store):
+        await caught_up(broker)
+    assert ids(store) == ["a", "c"]
+    assert not broker.dead
+    # The store has room for it.
+    assert len(store.letters) == 1
+    assert "the log of dead letters has 0 of the" in caplog.text
+
+
 async def test_an_unknown_version_stops_its_partition_only(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

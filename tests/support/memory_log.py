@@ -107,6 +107,8 @@ class MemoryBroker:
         self.slow = 0.0
         #: Appends are stored, and their calls fail: the answer of the broker was lost.
         self.loses_answers = False
+        #: The largest value of a dead letter; ``None``: as of other records.
+        self.max_dead: int | None = None
         #: Whether what a call left in the queue when it ended (its time was over, or it was
         #: cancelled) is appended later, as a client's library may do.
         self.late = True
@@ -336,9 +338,16 @@ class MemoryLog(EventLog):
         await self._wait([self.broker.put(number, part) for number, part in parts.items()])
         return outcomes
 
-    async def append_dead(self, records: Sequence[LogRecord]) -> None:
+    async def append_dead(self, records: Sequence[LogRecord]) -> Sequence[Outcome]:
         await self.enter("append_dead")
-        self.broker.dead.extend(records)
+        most = self.max_value_bytes if self.broker.max_dead is None else self.broker.max_dead
+        self.broker.dead.extend(one for one in records if len(one.value) <= most)
+        return [
+            Outcome(Status.STORED)
+            if len(one.value) <= most
+            else Outcome(Status.REFUSED, "the record is too large")
+            for one in records
+        ]
 
     async def _wait(self, waiting: Sequence[asyncio.Future[None]]) -> None:
         pending = {one for one in waiting if not one.done()}

@@ -243,8 +243,34 @@ class CancelsTogether(MemoryLog):
 class MixesDeadRecords(MemoryLog):
     """Appends dead letters to the log itself."""
 
-    async def append_dead(self, records: Sequence[LogRecord]) -> None:
-        await self.append(records)
+    async def append_dead(self, records: Sequence[LogRecord]) -> Sequence[Outcome]:
+        return await self.append(records)
+
+
+class IsUnavailableToLargeDeadRecords(MemoryLog):
+    """Never takes a dead letter, and asks for it again."""
+
+    async def append_dead(self, records: Sequence[LogRecord]) -> Sequence[Outcome]:
+        outcomes = await super().append_dead(records)
+        if any(one.status is Status.REFUSED for one in outcomes):
+            raise StorageUnavailable("too large")
+        return outcomes
+
+
+class DropsLargeDeadRecords(MemoryLog):
+    """Loses a dead letter that is too large, silently."""
+
+    async def append_dead(self, records: Sequence[LogRecord]) -> Sequence[Outcome]:
+        await super().append_dead(records)
+        return [Outcome(Status.STORED)] * len(records)
+
+
+class HasALowerLimitForDeadRecords(MemoryLog):
+    """Does not take the letter of the largest record."""
+
+    def __init__(self, broker: MemoryBroker, **options: Any) -> None:
+        super().__init__(broker, **options)
+        broker.max_dead = 1000
 
 
 class Forgets(MemoryLog):
@@ -497,9 +523,9 @@ class DropsWhatItHasRead(MemoryReader):
 class RaisesSomethingElse(MemoryLog):
     """Raises an error of a library."""
 
-    async def append_dead(self, records: Sequence[LogRecord]) -> None:
+    async def append_dead(self, records: Sequence[LogRecord]) -> Sequence[Outcome]:
         try:
-            await super().append_dead(records)
+            return await super().append_dead(records)
         except StorageUnavailable as error:
             raise RuntimeError("driver") from error
 
@@ -622,6 +648,9 @@ FLAWS = [
     (AllowsFewCalls, "test_many_calls_run_at_the_same_time"),
     (CancelsTogether, "test_a_cancelled_call_harms_no_other"),
     (MixesDeadRecords, "test_dead_records_are_not_read"),
+    (IsUnavailableToLargeDeadRecords, "test_a_dead_record_that_is_too_large_is_refused_alone"),
+    (DropsLargeDeadRecords, "test_a_dead_record_that_is_too_large_is_refused_alone"),
+    (HasALowerLimitForDeadRecords, "test_the_largest_record_of_the_core_is_taken_as_a_dead_one"),
     (Forgets, "test_records_are_there_after_reopening"),
     (Forgets, "test_open_and_close_are_idempotent"),
     (AlwaysCreates, "test_a_log_that_does_not_exist_is_missing"),

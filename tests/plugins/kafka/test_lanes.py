@@ -152,6 +152,33 @@ async def test_a_batch_that_is_refused_for_good_fails_its_calls_only() -> None:
     assert broker.kept["t", 0] == [["b"]]
 
 
+async def test_a_record_that_was_refused_alone_shows_how_much_a_topic_takes() -> None:
+    """If the settings of the topic cannot be read, nothing else does."""
+    broker = Broker()
+    large = record("x" * 1000)
+    async with appender(broker) as log:
+        broker.failures = [SendFailed("too large", permanent=True, too_large=True)]
+        with pytest.raises(StorageUnavailable, match="too large"):
+            await log.append("t", 1, [large])
+        (outcome,) = await log.append("t", 1, [large])
+        assert outcome.status is Status.REFUSED
+        assert await log.append("other", 1, [large]) == [OK]
+        assert await log.append("t", 1, [record("x" * 900)]) == [OK]
+        log.set_limit("t", 2000)
+        assert await log.append("t", 1, [large]) == [OK]
+
+
+async def test_a_batch_of_several_records_that_is_too_large_is_divided() -> None:
+    broker = Broker()
+    async with appender(broker) as log:
+        broker.failures = [SendFailed("too large", permanent=True, too_large=True)] * 2
+        assert await log.append("t", 1, numbered(6)) == [OK] * 6
+        assert broker.kept["t", 0] == [["0"], ["1"], ["2"], ["3"], ["4"], ["5"]]
+        log.set_limit("t", 2000)
+        assert await log.append("t", 1, numbered(6)) == [OK] * 6
+        assert len(broker.kept["t", 0]) == 7
+
+
 async def test_a_call_waits_only_for_its_own_partitions() -> None:
     broker = Broker()
     async with appender(broker, seconds=0.3) as log:

@@ -36,3 +36,6 @@ class TestMockBrokers(LogSubject, LogAppendTests):
 
     def test_the_largest_record_of_the_core_is_stored(self) -> None:  # type: ignore[override]
         """These brokers do not report how much they take, so it is refused."""
+
+    def test_the_largest_record_of_the_core_is_taken_as_a_dead_one(self) -> None:  # type: ignore[override]
+        """It is refused, too."""

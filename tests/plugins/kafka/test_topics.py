@@ -219,6 +219,35 @@ def test_a_record_that_a_topic_does_not_take_any_more_is_refused(
 
 @nodes
 @long
+def test_a_dead_letter_that_its_topic_does_not_take_is_refused(
+    kafka_nodes: kafka.Cluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The limit is that of the topic of dead letters, which may be lower. It is named."""
+    topic = topic_name()
+    dead = kafka_nodes.make_topic(
+        f"{topic}.dead",
+        partitions=1,
+        config={"max.message.bytes": "100000", "retention.ms": "-1"},
+    )
+    large = record("x" * 200_000)
+
+    async def run() -> None:
+        async with opened(kafka_nodes.servers(), topic) as log:
+            assert (await log.append([large]))[0].status is Status.STORED
+            outcomes = await log.append_dead([record("a"), large, *[record("b" * 50_000)] * 4])
+            assert [one.status for one in outcomes] == [
+                *(Status.STORED, Status.REFUSED),
+                *[Status.STORED] * 4,
+            ]
+            assert f"max.message.bytes of topic {dead}" in (outcomes[1].reason or "")
+
+    asyncio.run(run())
+    assert f"{dead} has max.message.bytes=100000: larger dead letters are cut off" in caplog.text
+    assert len(kafka_nodes.records(dead)) == 5
+
+
+@nodes
+@long
 def test_partitions_may_be_added(
     kafka_nodes: kafka.Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
