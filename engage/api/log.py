@@ -43,6 +43,10 @@ class Portion:
     #: the log is over. Each is the number of the first offset that was expected, and of the first
     #: one that is there. It is an alarm: acknowledged events may be lost.
     gaps: Mapping[int, tuple[int, int]] = dataclasses.field(default_factory=dict)
+    #: Partitions in which the reader has come to a place after the last record that was returned,
+    #: because what is between is not for readers, such as the markers of transactions. The caller
+    #: commits these places with those of the records.
+    passed: Mapping[int, int] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -192,6 +192,7 @@ class Loader:
         if self._span is None:
             # What is committed ends a gap, also if nothing was appended after it.
             places = {partition: first for partition, (_, first) in portion.gaps.items()} | places
+        places |= {n: place for n, place in portion.passed.items() if n not in self.paused}
         if places:
             await self.log_calls.call(lambda: reader.commit(places))
             self.reached.update(places)

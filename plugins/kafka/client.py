@@ -16,11 +16,15 @@ import time
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
+import aiokafka.admin.client
+import aiokafka.client
+import aiokafka.codec
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, ConsumerRebalanceListener, TopicPartition
 from aiokafka import errors as kafka_errors
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 from aiokafka.admin.new_topic import NewTopic as _NewTopic
+from aiokafka.protocol.metadata import MetadataRequest
 
 from engage.api import StorageError, StorageUnavailable
 
@@ -80,6 +84,22 @@ class SendFailed(Exception):
         self.too_large = too_large
 
 
+class _MetadataRequest(MetadataRequest):  # type: ignore[misc] # aiokafka has no types
+    """Asks about topics without creating them.
+
+    Otherwise brokers with ``auto.create.topics.enable``, which is Kafka's default, would create a
+    missing or deleted topic with one partition and one replica, and acknowledge events in it.
+    """
+
+    def __init__(self, topics: list[str] | None = None) -> None:
+        super().__init__(topics, allow_auto_topic_creation=False)
+
+
+# aiokafka has no option for it.
+aiokafka.admin.client.MetadataRequest = _MetadataRequest
+aiokafka.client.MetadataRequest = _MetadataRequest
+
+
 class _Rarely(logging.Filter):
     """Passes an equal warning once a minute, and no news except those of the group."""
 
@@ -99,6 +119,17 @@ class _Rarely(logging.Filter):
 
 
 _rarely: Final = _Rarely()
+
+
+def readable(codec: str) -> bool:
+    """Return whether batches can be read that a topic's ``compression.type`` compresses."""
+    has = {
+        "gzip": aiokafka.codec.has_gzip,
+        "snappy": aiokafka.codec.has_snappy,
+        "lz4": aiokafka.codec.has_lz4,
+        "zstd": aiokafka.codec.has_zstd,
+    }
+    return codec not in has or bool(has[codec]())
 
 
 @contextlib.contextmanager
@@ -277,6 +308,13 @@ class Cluster:
                 if code not in (0, kafka_errors.TopicAlreadyExistsError.errno):
                     raise kafka_errors.for_code(code)(*reason[:1])
 
+    async def let_create(self, topic: str) -> None:
+        """Ask about a topic so that brokers create it which do this, and have no other way."""
+        async with self._calling(f"topic {topic} does not exist and cannot be created"):
+            await self._opened._send_request(
+                MetadataRequest([topic], allow_auto_topic_creation=True)
+            )
+
     async def settings(self, topic: str) -> dict[str, str]:
         """Return all settings of a topic, including the defaults of the brokers."""
         resource = ConfigResource(ConfigResourceType.TOPIC, topic)
@@ -332,10 +370,13 @@ class Cluster:
                     if value.offset >= 0
                 }
 
-    async def appended_at(self, topic: str, places: Mapping[int, int]) -> dict[int, int]:
+    async def appended_at(
+        self, topic: str, places: Mapping[int, int], ends: Mapping[int, int]
+    ) -> dict[int, int]:
         """Return partition → when its first record at or after an offset was appended.
 
-        The offsets must be there; a partition whose broker does not answer is missing.
+        The offsets must be there; a partition whose broker does not answer is missing. -1: there
+        is no record before the end, only markers of transactions.
         """
         found: dict[int, int] = {}
         async with self._lock:
@@ -352,6 +393,13 @@ class Cluster:
                             for place, records in batch.items():
                                 found[place.partition] = records[0].timestamp
                                 reader.pause(place)
+                            for place in left:
+                                number = place.partition
+                                if number not in found and (
+                                    await reader.position(place) >= ends[number]
+                                ):
+                                    found[number] = -1
+                                    reader.pause(place)
             finally:
                 reader.unsubscribe()
         return found
@@ -522,6 +570,17 @@ class Member(ConsumerRebalanceListener):  # type: ignore[misc] # aiokafka has no
             except kafka_errors.NoOffsetForPartitionError as error:
                 raise NoPlace(error.args[0].partition) from None
             return [record for records in found.values() for record in records]
+
+    def positions(self) -> dict[int, int]:
+        """Return partition → the offset after all that :meth:`poll` has returned or left out."""
+        subscription = self._consumer._subscription.subscription
+        assignment = None if subscription is None else subscription.assignment
+        if assignment is None or not assignment.active:
+            return {}
+        states = {place.partition: assignment.state_value(place) for place in assignment.tps}
+        return {
+            number: state.position for number, state in states.items() if state.has_valid_position
+        }
 
     def seek(self, partition: int, offset: int) -> None:
         """Continue at an offset, if the member still has the partition."""

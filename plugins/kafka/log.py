@@ -25,7 +25,7 @@ from engage.api import (
 )
 
 from .appending import NO_GAUGES, Appender
-from .client import Cluster, Member, Sender, TooFewBrokers
+from .client import Cluster, Member, Sender, TooFewBrokers, readable
 from .options import DEFAULT_TOPIC, Address, address
 from .reading import KafkaReader
 from .topics import DEFAULT_MESSAGE, NewTopic, retention, wanted, weaknesses
@@ -164,6 +164,10 @@ class KafkaLog(EventLog):
             await self._cluster.create(
                 dataclasses.replace(topic, replicas=brokers, settings=settings)
             )
+        except StorageUnavailable:
+            if not self._allow_weak:
+                raise
+            await self._cluster.let_create(topic.name)
 
     async def _inspect(self, topic: str, replicas: int) -> None:
         try:
@@ -179,6 +183,12 @@ class KafkaLog(EventLog):
                     f"{weakness} (or set log.kafka.allow_weak_acknowledgement = true)"
                 )
             self._warn(f"weak acknowledgement: {weakness}")
+        codec = settings.get("compression.type", "producer")
+        if not readable(codec):
+            raise StorageIncompatible(
+                f"{topic} has compression.type={codec}, which cannot be read: "
+                "pip install 'engage-server[kafka]' (or set it to producer)"
+            )
         is_main = topic == self._topic
         if is_main:
             self._min_in_sync = int(settings.get("min.insync.replicas", 1))
@@ -297,7 +307,9 @@ class KafkaLog(EventLog):
         known = {n: at for n, (place, at) in self._oldest.items() if late.get(n) == place}
         unknown = {number: place for number, place in late.items() if number not in known}
         if unknown:
-            known |= await self._cluster.appended_at(self._topic, unknown)
+            found = await self._cluster.appended_at(self._topic, unknown, ends)
+            late = {number: place for number, place in late.items() if found.get(number, 0) >= 0}
+            known |= {number: at for number, at in found.items() if at >= 0}
         self._oldest = {number: (late[number], at) for number, at in known.items()}
         if late and not known:
             raise StorageUnavailable("the oldest record could not be read")

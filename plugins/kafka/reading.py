@@ -159,6 +159,7 @@ class KafkaReader(LogReader):
             *(self._topic, partition, expected, first),
         )
         self._gaps[partition] = (expected, first)
+        self._returned[partition] = first
         member.seek(partition, first)
 
     def _portion(self, max_records: int, max_bytes: int) -> Portion:
@@ -177,7 +178,19 @@ class KafkaReader(LogReader):
             self._returned[one.partition] = max(
                 self._returned.get(one.partition, 0), one.offset + 1
             )
-        return Portion(records=records, gaps=gaps)
+        return Portion(records=records, gaps=gaps, passed=self._passed())
+
+    def _passed(self) -> dict[int, int]:
+        """Return where there is nothing for readers between the last record and the place."""
+        if self._held or self._member is None:
+            return {}
+        passed = {
+            partition: place
+            for partition, place in self._member.positions().items()
+            if place > self._returned.get(partition, 0) and partition not in self._paused
+        }
+        self._returned.update(passed)
+        return passed
 
     # ------------------------------------------------------------------------------- places
     async def commit(self, places: Mapping[int, int]) -> None:

@@ -19,6 +19,7 @@ from engage.api import (
     Event,
     LogRecord,
     Outcome,
+    Portion,
     StorageUnavailable,
     render_time,
     unpack,
@@ -29,7 +30,12 @@ from engage.testing import event as bare_event
 from engage.testing.factories import letter
 from support.exports import read_store
 from support.loaders import Loading, caught_up, loading, put
-from support.memory_log import MemoryBroker, damaged_record, unknown_record
+from support.memory_log import (
+    MemoryBroker,
+    MemoryReader,
+    damaged_record,
+    unknown_record,
+)
 from support.memory_store import MemoryEvents, MemoryStore
 from support.sqlite import config_file, open_store
 from support.traffic import expected_users
@@ -390,6 +396,23 @@ async def test_a_letter_that_the_store_fails_with_is_in_the_log_of_dead_letters(
         await caught_up(broker)
     assert list(store.letters.values()) == [good]
     assert dead(broker) == [bad]
+
+
+async def test_places_without_records_are_committed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such as those of the markers of transactions, but not beyond a record that stops."""
+    broker, store = MemoryBroker(2), MemoryStore()
+    take = MemoryReader._take
+
+    def marked(self: MemoryReader, max_records: int, max_bytes: int) -> Portion:
+        portion = take(self, max_records, max_bytes)
+        return dataclasses.replace(portion, passed=dict.fromkeys(self.partitions, 5))
+
+    monkeypatch.setattr(MemoryReader, "_take", marked)
+    broker.inject(unknown_record(), partition=1)
+    async with loading(broker, store):
+        await eventually(lambda: 0 in broker.committed("engage"))
+        await asyncio.sleep(0.05)
+        assert broker.committed("engage") == {0: 5}
 
 
 async def test_nothing_is_skipped_while_the_store_is_away(
