@@ -89,6 +89,7 @@ class Ingest:
         self._alive = alive
         self._failed = failed
         self._reopening: asyncio.Task[None] | None = None
+        self._closing = False  # If true, the store is not opened again, which may take long.
         #: Whether the store is created if it is missing when it is opened again.
         self.creates = True
         #: (workspace, budget) → when its last log line was written, and letters dropped since.
@@ -242,13 +243,14 @@ class Ingest:
 
     async def close(self) -> None:
         """Refuse new items and write the submitted ones. The store stays open."""
+        self._closing = True
+        if (reopening := self._reopening) is not None:
+            reopening.cancel()
+            await asyncio.wait([reopening])
         await self._events.close()
         if self._logged_letters is not None:
             await self._logged_letters.close()
         await self._letters.close()
-        if (reopening := self._reopening) is not None:
-            reopening.cancel()
-            await asyncio.wait([reopening])
 
     def _write_failed(self) -> None:
         self._metrics.storage_error()
@@ -332,7 +334,7 @@ class Ingest:
         Returns after the first attempt. Further attempts run in the background; until one succeeds,
         the store rejects calls at once because it is not open.
         """
-        if self._reopening is not None:
+        if self._reopening is not None or self._closing:
             return
         first = asyncio.Event()
         self._reopening = asyncio.create_task(self._reopen_until_done(first))

@@ -326,3 +326,32 @@ async def test_close_refuses_requests_and_leaves_the_store_open() -> None:
         await ingest.keep([letter("1")])
     assert caught.value.code == "shutting_down"
     assert store.closed == 0
+
+
+@pytest.mark.parametrize("recovering", [False, True])
+async def test_a_store_that_does_not_answer_is_not_opened_again_at_the_end(
+    recovering: bool,
+) -> None:
+    """A stop takes as long as the write that runs, not also as long as the attempts to open it."""
+
+    class Hanging(MemoryStore):
+        async def write(self, events: Sequence[Event]) -> Any:
+            await asyncio.Event().wait()
+
+        async def open(self, *, create: bool) -> None:
+            self.opened += 1
+            await asyncio.Event().wait()
+
+    store = Hanging()
+    ingest = make(store, CountingMetrics(), timeout=1.0)
+    waiting = ingest.submit([make_event("a")], "key")
+    started = asyncio.get_running_loop().time()
+    if recovering:
+        await eventually(lambda: store.opened)
+        await ingest.close()
+    else:
+        await ingest.close()
+        assert (store.opened, store.closed) == (0, 0)
+    assert asyncio.get_running_loop().time() - started < 1.8
+    with pytest.raises(StorageUnavailable):
+        await waiting
