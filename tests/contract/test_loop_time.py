@@ -24,6 +24,8 @@ from support.server_process import KEY
 
 #: Seconds.
 LIMIT = 0.1
+#: Measurements until one is below the limit.
+TRIES = 10
 #: Bytes that are left for the content of a worst head.
 SPACE = 64_500
 
@@ -99,7 +101,9 @@ async def longest_hold(work: Awaitable[object]) -> float:
 async def check(server: Serving, what: str, method: str, data: bytes) -> None:
     """Send a request, and check that its answer is not a crash and that it held the loop briefly.
 
-    The shortest of three tries counts: the garbage collector may run in any of them.
+    The shortest try counts: the garbage collector may run in any of them, and on a busy machine
+    even processor time is longer, because others use the caches and the other half of a core. What
+    holds the loop for longer than the limit does so in each try.
     """
 
     async def ask(client: RawClient) -> None:
@@ -107,12 +111,10 @@ async def check(server: Serving, what: str, method: str, data: bytes) -> None:
         answer = await client.answer(method=method)
         assert answer.status != 500, what
 
-    times = []
-    for _ in range(3):
+    times: list[float] = []
+    while len(times) < TRIES and not (times and min(times) < LIMIT):
         async with await server.connect() as client:
             times.append(await longest_hold(ask(client)))
-        if times[-1] < LIMIT / 2:
-            break
     assert min(times) < LIMIT, f"{what}: {times}"
 
 
@@ -181,8 +183,8 @@ async def test_no_pipeline_holds_the_event_loop(tmp_path: Path) -> None:
                     assert (await client.answer()).status in (200, 404)
                 await sending
 
-            times = []
-            for _ in range(3):
+            times: list[float] = []
+            while len(times) < TRIES and not (times and min(times) < LIMIT):
                 async with await server.connect() as client:
                     times.append(await longest_hold(ask(client, one, 40_000 // len(one) + 3)))
             assert min(times) < LIMIT, f"{target}: {times}"

@@ -167,21 +167,22 @@ async def test_an_answer_has_at_most_20_details() -> None:
 
 
 async def test_other_tasks_run_while_a_bad_batch_is_reported() -> None:
+    """The loop turns about each 20 ms of processor time."""
     core = make_core()
     turns: list[float] = []
 
     async def count() -> None:
         while True:
-            turns.append(time.monotonic())
+            turns.append(time.thread_time())
             await asyncio.sleep(0)
 
     other = asyncio.ensure_future(count())
     await asyncio.sleep(0)
-    started = time.monotonic()
+    started = time.thread_time()
     await error_of(send_batch(core, [{"type": "track", "userId": 1.5}] * 2000))
-    seconds = time.monotonic() - started
+    seconds = time.thread_time() - started
     other.cancel()
-    # A turn about each 20 ms, and never fewer than half of those.
+    # Never fewer than half of those.
     assert len([turn for turn in turns if turn > started]) >= seconds / 0.04
 
 
