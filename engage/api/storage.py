@@ -215,9 +215,12 @@ class EventStore(abc.ABC):
     def gauges(self) -> Mapping[str, float]:
         """Return the storage's own numbers for the metrics; called often, cheap, never raises.
 
+        The console shows them, too. A storage with a process of its own can show here what that
+        process uses: ``writer_memory_bytes``, ``writer_cpu_seconds``, ``writer_process_pid``.
+
         :return: name → value, such as ``{"wal_bytes": 4096, "free_bytes": 1e9}``. Names are few and
-            constant, have the form ``[a-z_]+`` and end in their unit; ``engage_storage_`` is
-            prepended.
+            constant, have the form ``[a-z_]+`` and end in their unit (``bytes``, ``seconds``,
+            ``pid`` …); ``engage_storage_`` is prepended.
         """
         return {}
 

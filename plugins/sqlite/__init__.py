@@ -41,6 +41,7 @@ One process makes all writes of a host:
 ``writer_socket.py``      its listening socket
 ``writer_host.py``        runs operations on the engine, with the settings that apply
 ``writer_thread.py``      a thread that writes instead of the process
+``process_usage.py``      its memory and processor time, for the metrics
 ``lock.py``               the lock that makes one process the writer
 ``protocol.py``           the messages
 ``operations.py``         the requests: their names and types

@@ -249,7 +249,21 @@ _UCRED: Final = struct.Struct("3i")
 def peer_uid(sock: socket.socket) -> int | None:
     """Return the user of the process at the other end, or ``None`` where this is unknown. There,
     the mode of the socket's file is the only protection."""
+    found = _peer(sock)
+    return None if found is None else found[1]
+
+
+def peer_pid(sock: socket.socket) -> int | None:
+    """Return the process at the other end as this one sees it, or ``None`` where this is unknown.
+    In another container it may have another id, or none here."""
+    found = _peer(sock)
+    return None if found is None else found[0] or None
+
+
+def _peer(sock: socket.socket) -> tuple[int, int, int] | None:
+    """Return the process, the user and the group at the other end, where the system knows them."""
     option: Any = getattr(socket, "SO_PEERCRED", None)
     if option is None:
         return None
-    return int(_UCRED.unpack(sock.getsockopt(socket.SOL_SOCKET, option, _UCRED.size))[1])
+    pid, uid, gid = _UCRED.unpack(sock.getsockopt(socket.SOL_SOCKET, option, _UCRED.size))
+    return pid, uid, gid

@@ -128,6 +128,7 @@ class SqliteStorage(
             found["free_bytes"] = shutil.disk_usage(os.path.dirname(path)).free
             found["database_bytes"] = os.stat(path).st_size
             found["wal_bytes"] = os.stat(path + "-wal").st_size
+        found.update(self._writer.gauges())
         return found
 
     async def _read(self, function: Callable[..., Item], *arguments: Any) -> Item:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, TypeVar
 
 from engage.api import Event, Outcome, Status, StorageUnavailable
@@ -14,6 +14,7 @@ from engage.api import Event, Outcome, Status, StorageUnavailable
 from .connection import Settings
 from .events import Row, UnstorableError, row_of
 from .operations import OPEN, WRITE, Operation, decode_outcomes
+from .process_usage import writer_gauges
 from .writer_client import WriterClient
 from .writer_thread import WriterThread
 
@@ -82,6 +83,11 @@ class Writer:
     def is_connected(self) -> bool:
         """Whether a call now needs neither a process nor a thread to be started."""
         return self._backend is not None and self._backend.is_connected
+
+    def gauges(self) -> Mapping[str, float]:
+        """Return what the writer process uses; nothing if there is none."""
+        process = self._backend.process if isinstance(self._backend, WriterClient) else None
+        return {} if process is None else writer_gauges(process)
 
     async def call(self, operation: Operation[Result], *arguments: Any) -> Result:
         """Run an operation: ``await writer.call(operations.CHECK)``.

@@ -30,6 +30,7 @@ from .protocol import (
     encode_request,
     encode_settings,
     error_of,
+    peer_pid,
     peer_uid,
     version,
 )
@@ -73,6 +74,8 @@ class WriterClient:
         self.serving = False
         #: The process that answers, for messages; 0: not known.
         self.pid = 0
+        #: The same process as the system sees it, for its usage; ``None``: not known.
+        self.process: int | None = None
         self._connection: WriterLink | None = None
         self._connecting: asyncio.Task[None] | None = None
         self._pending: dict[int, WaitingCall] = {}
@@ -172,7 +175,7 @@ class WriterClient:
         if self._connection is not connection:
             return
         self._connection = None
-        self.pid = 0
+        self.pid, self.process = 0, None
         for request in self._pending.values():
             if request.sent and not request.operation.repeatable and not request.future.done():
                 error = StorageUnavailable("the writer process ended; it may have made the change")
@@ -233,7 +236,7 @@ class WriterClient:
         sock = connected_socket(address)
         if sock is None:
             return None
-        uid = peer_uid(sock)
+        uid, process = peer_uid(sock), peer_pid(sock)
         if uid is not None and uid not in (os.geteuid(), 0, owner_of(self._store)[0]):
             sock.close()
             raise StorageUnavailable(f"{address}: a process of another user listens there")
@@ -260,6 +263,7 @@ class WriterClient:
         if welcome.refused:
             connection.abort()
             raise StorageUnavailable(f"{self._store}: {welcome.refused}")
+        self.process = process
         return connection
 
     def _hello(self) -> Hello:

@@ -302,3 +302,16 @@ def test_a_read_only_console_has_no_buttons_and_accepts_no_form(tmp_path: Path) 
             assert set(forms) <= {"logout"}, page
             answer = client.post(page, data={"action": "create", "id": "x"})
             assert answer.status_code == 403
+
+
+# ------------------------------------------------------------------------------------------ system
+@pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
+def test_the_storage_shows_its_numbers(server: Server, client: httpx.Client) -> None:
+    """For SQLite, also those of the process that writes, which is not one of the server's."""
+    page = client.get("system").text.replace("\u202f", " ")
+    facts = dict(re.findall(r"<dt>([^<]+)</dt><dd>([^<]+)</dd>", page))
+    for name in ("Free disk space", "Database file", "Write-ahead log", "Writer memory"):
+        assert re.fullmatch(r"[\d.]+ ([KMGT]?B|bytes)", facts[name].replace("iB", "B")), facts[name]
+    assert re.fullmatch(r"\d+\.\d s", facts["Writer CPU"])
+    command = Path(f"/proc/{facts['Writer process']}/cmdline").read_bytes()
+    assert str(server.database).encode() in command

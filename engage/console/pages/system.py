@@ -27,6 +27,12 @@ BUDGETS: Final[Mapping[str, str]] = {
     "webhook": "Webhook deliveries",
     "conflict": "Conflicting message ids",
 }
+#: Names of gauges for people; of others, their words are shown.
+GAUGES: Final[Mapping[str, str]] = {
+    "free_bytes": "Free disk space",
+    "database_bytes": "Database file",
+    "wal_bytes": "Write-ahead log",
+}
 
 
 class LogCard(NamedTuple):
@@ -53,7 +59,7 @@ class SystemHandler(ConsoleHandler):
             nav="system",
             answers=answers,
             backend=console.config.storage.backend,
-            gauges=dict(store.gauges()),
+            gauges=_gauges(store.gauges()),
             processes=await self._processes() if answers else None,
             budgets=budgets,
             budget_names=BUDGETS,
@@ -104,6 +110,24 @@ class SystemHandler(ConsoleHandler):
             return []
         uses = await self.read(store.budget_use()) or ()
         return budgets_of(uses, self.console.config.limits.dead_letter_budget)
+
+
+def _gauges(values: Mapping[str, float]) -> Mapping[str, str]:
+    """Return the storage's gauges for people: name → value. The last word of a name is its unit."""
+    found = {}
+    for name, value in values.items():
+        words, _, unit = name.rpartition("_")
+        if unit == "bytes":
+            text = size(int(value))
+        elif unit == "pid":
+            text = str(int(value))
+        elif unit == "seconds":
+            text = f"{number(round(value, 1))} s"
+        else:
+            words, text = name, number(value)
+        label = words.replace("_", " ").replace("cpu", "CPU")
+        found[GAUGES.get(name) or label[:1].upper() + label[1:]] = text
+    return found
 
 
 def _warnings(config: Config) -> Iterator[str]:

@@ -111,6 +111,33 @@ async def test_killing_the_process_loses_nothing(
         await until(lambda: caplog.text.count("the writer process was killed by signal 9") == 3)
 
 
+def resident_bytes(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
+async def test_the_gauges_show_what_the_process_uses(tmp_path: Path) -> None:
+    async with opened(make(tmp_path)) as store:
+        for _ in range(2):
+            gauges = store.gauges()
+            pid = pid_of(store)
+            assert gauges["writer_process_pid"] == pid
+            assert gauges["writer_memory_bytes"] == pytest.approx(resident_bytes(pid), rel=0.2)
+            start = gauges["writer_cpu_seconds"]
+            for number in range(1000):
+                await store.write([event(str(number))])
+                if store.gauges()["writer_cpu_seconds"] > start:
+                    break
+            assert start < store.gauges()["writer_cpu_seconds"] < 60
+            # There are no numbers of a process that has ended, and then those of the next one.
+            os.kill(pid, signal.SIGKILL)
+            await until(lambda: "writer_process_pid" not in store.gauges())
+            await store.check()
+    assert not [name for name in store.gauges() if name.startswith("writer")]
+    async with opened(make(tmp_path, "thread")) as store:
+        assert not [name for name in store.gauges() if name.startswith("writer")]
+
+
 async def test_killing_the_process_fails_no_waiting_request(tmp_path: Path) -> None:
     async with opened(make(tmp_path)) as store:
         writes = [
