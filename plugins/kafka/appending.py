@@ -173,6 +173,8 @@ class Appender:
         self._lanes: dict[tuple[str, int], _Lane] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._sender: Sender | None = None
+        #: Senders that are used for no new batch, and are not stopped yet.
+        self._retired: set[Sender] = set()
         self._starting = asyncio.Lock()
         #: Batches that were acknowledged, and senders that were replaced.
         self.sent = 0
@@ -180,10 +182,7 @@ class Appender:
         self._closing = False
 
     def set_limit(self, topic: str, limit: int) -> None:
-        """Note the largest batch that a topic takes, in bytes. Until then, it is Kafka's default.
-
-        A topic that refuses a smaller one changes that until the next call.
-        """
+        """Note the largest batch that a topic takes, in bytes; before, it is Kafka's default."""
         self._limits[topic] = limit
         self._rooms[topic] = min(_BATCH, limit)
 
@@ -349,6 +348,7 @@ class Appender:
         """Use a sender for no new batch, and stop it when its last one has been answered."""
         if self._sender is sender:
             self._sender = None
+            self._retired.add(sender)
             self.replaced += 1
             task = asyncio.create_task(self._stop(sender))
             self._tasks.add(task)
@@ -360,6 +360,7 @@ class Appender:
                 await asyncio.sleep(_PAUSE)
         finally:
             await sender.stop(self._timeout)
+            self._retired.discard(sender)
 
     # --------------------------------------------------------------------------------- life
     async def close(self) -> None:
@@ -373,6 +374,9 @@ class Appender:
         for task in tuple(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        # A task that was cancelled before its first step has stopped no sender.
+        for retired in tuple(self._retired):
+            await retired.stop(self._timeout)
         for lane in lanes:
             for share in lane.queue:
                 share.call.failed(StorageUnavailable("the log was closed"))

@@ -145,7 +145,9 @@ def translated(what: str) -> Iterator[None]:
     except TimeoutError as error:
         raise StorageUnavailable(f"{what}: Kafka did not answer in time") from error
     except Exception as error:
-        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        # The text of an error of aiokafka begins with its name.
+        name = f"{type(error).__name__}: "
+        reason = " ".join(f"{name}{str(error).removeprefix(name)}".split())
         raise StorageUnavailable(f"{what}: {reason}") from error
 
 

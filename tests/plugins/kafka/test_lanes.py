@@ -179,6 +179,15 @@ async def test_a_batch_of_several_records_that_is_too_large_is_divided() -> None
         assert len(broker.kept["t", 0]) == 7
 
 
+async def test_a_sender_that_failed_is_stopped_although_the_log_is_closed_at_once() -> None:
+    broker = Broker()
+    async with appender(broker) as log:
+        broker.failures = [SendFailed("no", permanent=True)]
+        with pytest.raises(StorageUnavailable):
+            await log.append("t", 1, [record("a")])
+    assert broker.stopped == broker.senders == 1
+
+
 async def test_a_call_waits_only_for_its_own_partitions() -> None:
     broker = Broker()
     async with appender(broker, seconds=0.3) as log:
