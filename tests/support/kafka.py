@@ -111,8 +111,18 @@ log.segment.delete.delay.ms=1000
 """
 
 
+#: What a node logs if another process has taken one of its ports.
+_TAKEN: Final = "Address already in use"
+#: How often other ports are chosen.
+_ATTEMPTS: Final = 5
+
+
 class NoKafkaError(Exception):
     """The nodes cannot be started; the message says what to install, or what the node logged."""
+
+
+class PortTakenError(NoKafkaError):
+    """Another process took a port of a node after it had been chosen."""
 
 
 # ---------------------------------------------------------------------------------------- building
@@ -281,7 +291,8 @@ class Cluster:
             while not self._works(AdminClient({"bootstrap.servers": address, "log_level": 0})):
                 if not self.running(node):
                     log = (self.folder / f"n{node}.log").read_text()
-                    raise NoKafkaError(f"node {node} has ended: {log[-800:]}")
+                    kind = PortTakenError if _TAKEN in log else NoKafkaError
+                    raise kind(f"node {node} has ended: {log[-800:]}")
                 if time.monotonic() > deadline:
                     raise NoKafkaError(f"node {node} does not work after {seconds:.0f} s")
                 time.sleep(0.05)
@@ -475,6 +486,18 @@ with open(folder / "users") as users:
 
 
 def _start_all(folder: Path, host: str = "127.0.0.1", nodes: Sequence[int] = NODES) -> None:
+    """Start nodes that have no data yet, on ports that are free."""
+    for attempt in range(_ATTEMPTS):
+        try:
+            _try_to_start(folder, host, nodes)
+        except PortTakenError:
+            if attempt == _ATTEMPTS - 1:
+                raise
+        else:
+            return
+
+
+def _try_to_start(folder: Path, host: str, nodes: Sequence[int]) -> None:
     made = server()
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()

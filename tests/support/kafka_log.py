@@ -48,6 +48,20 @@ async def opened(
         await log.close()
 
 
+async def connections_closed() -> None:
+    """Wait until the loop has no open connection.
+
+    aiokafka does not wait for the end of a connection that failed. With TLS, that takes a moment;
+    if the loop ended before, Python would warn that the connection is still open.
+    """
+    selector = asyncio.get_running_loop()._selector  # type: ignore[attr-defined]
+    async with asyncio.timeout(30):
+        # The loop itself has one, to wake it up.
+        while len(selector.get_map()) > 1:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    await asyncio.sleep(0)
+
+
 def record(name: str, key: str = "user") -> LogRecord:
     """Return a record whose value is its name."""
     return LogRecord(key=f"main:{key}".encode(), value=name.encode(), headers={"engage": b"test/1"})

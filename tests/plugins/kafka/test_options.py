@@ -19,7 +19,7 @@ from engage.api import ConfigError, StorageUnavailable
 from engage_plugins.kafka import _make, engage_register_log
 from engage_plugins.kafka.options import address
 from support import kafka
-from support.kafka_log import make_log, opened, record, topic_name
+from support.kafka_log import connections_closed, make_log, opened, record, topic_name
 
 SCRAM = {
     "sasl_mechanism": "SCRAM-SHA-512",
@@ -136,7 +136,7 @@ def test_a_server_that_is_not_trusted_gets_nothing(
     ]
 
     async def run(options: dict[str, Any]) -> None:
-        log = make_log(kafka_nodes.servers("secure"), topic_name(), timeout=3, **options)
+        log = make_log(kafka_nodes.servers("secure"), topic_name(), **options)
         with pytest.raises(StorageUnavailable) as raised:
             await log.open(create=False)
         assert "not the password" not in str(raised.value)
@@ -146,6 +146,7 @@ def test_a_server_that_is_not_trusted_gets_nothing(
             with pytest.raises(StorageUnavailable):
                 await call
         await log.close()
+        await connections_closed()
 
     for options in wrong:
         asyncio.run(run(options))
