@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import sys
+import time
 from pathlib import Path
 
 import click
@@ -45,21 +46,32 @@ def load_command(
     from engage.server.load import load as run
     from engage.server.load_endpoints import log_section
 
+    if workers is not None and since is not None:
+        raise click.UsageError("--workers and --from cannot be combined.", ctx)
+    at = None if since is None else _parse_since(ctx, since)
     config = load(config_path)
     settings = log_section(config)
     if workers is not None:
         config = dataclasses.replace(config, log=dataclasses.replace(settings, loaders=workers))
     registry = registry_of(ctx)
     registry.check(config)
-    if since is None:
+    if at is None:
         ctx.exit(run(config, registry))
+    _load_again(ctx, config, registry, at)
+
+
+def _parse_since(ctx: click.Context, text: str) -> int:
+    """Return the time of ``--from`` in milliseconds since 1970 UTC."""
     try:
-        at = parse_time(since)
-    except ValueError as error:
+        at = parse_time(text).timestamp()
+    except (ValueError, OverflowError) as error:
         raise click.BadParameter(
             "must be a time in RFC 3339, or a date.", ctx, param_hint="--from"
         ) from error
-    _load_again(ctx, config, registry, int(at.timestamp() * 1000))
+    if at > time.time():
+        raise click.BadParameter("is in the future.", ctx, param_hint="--from")
+    # A log takes a time before 1970 for an error.
+    return max(0, int(at * 1000))
 
 
 def _load_again(ctx: click.Context, config: Config, registry: Registry, since: int) -> None:
@@ -70,9 +82,13 @@ def _load_again(ctx: click.Context, config: Config, registry: Registry, since: i
     if sys.stdout.isatty():
         listed = ", ".join(f"{number:,} {name}" for name, number in done.outcomes.items() if number)
         click.echo(listed or "nothing was appended since then")
-    else:
+    elif done.outcomes:
         click.echo("\t".join(f"{name}={number}" for name, number in sorted(done.outcomes.items())))
+    else:
+        click.echo("engage: nothing was appended since then", err=True)
     for number, why in sorted(done.paused.items()):
         click.echo(f"engage: partition {number} was not read further: {safe(why)}", err=True)
-    if done.paused:
+    if done.interrupted:
+        click.echo("engage: stopped by a signal before the end; run the command again", err=True)
+    if done.paused or done.interrupted:
         ctx.exit(1)

@@ -222,6 +222,7 @@ class LoaderProcess:
 
     def _on_signal(self) -> None:
         if self._stop.is_set():
+            _log.warning("ended at once by a second signal")
             logs.flush()
             os._exit(1)
         self._stop.set()

@@ -11,6 +11,7 @@ import asyncio
 import collections
 import dataclasses
 import logging
+import os
 import uuid
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Final
@@ -22,6 +23,7 @@ from engage.pipeline.loading import Span
 from engage.server.load_endpoints import log_section
 from engage.server.loader import Load
 from engage.server.serve import secrets_of
+from engage.server.worker import handle_signals
 from engage.storage.time_limit import within
 
 if TYPE_CHECKING:
@@ -49,6 +51,8 @@ class Reloaded:
     outcomes: Mapping[str, int]
     #: Partition → why the rest of it was not read.
     paused: Mapping[int, str]
+    #: Whether a signal ended the command before the end of the log.
+    interrupted: bool
 
 
 class _Counting(Metrics):
@@ -62,7 +66,8 @@ class _Counting(Metrics):
 def reload(config: Config, registry: Registry, since: int, show: Callable[[int], None]) -> Reloaded:
     """Load what was appended since a time, as far as it is still in the log.
 
-    While the log or the store is away, it waits, and logs that.
+    While the log or the store is away, it waits, and logs that. SIGTERM and SIGINT end it after the
+    current portion; a second signal ends the process at once with status 1.
 
     :param since: milliseconds since 1970 UTC.
     :param show: called several times a second with the number of records so far.
@@ -92,6 +97,17 @@ async def _reload(
             skips=_skips(config, load.clock()),
         )
         loader = load.loader(span)
+        interrupted = False
+
+        def interrupt() -> None:
+            nonlocal interrupted
+            if interrupted:
+                logs.flush()
+                os._exit(1)
+            interrupted = True
+            loader.stop()
+
+        handle_signals(interrupt)
         running = asyncio.create_task(loader.run(), name="loader")
         try:
             while not running.done() and not await _is_quiet(loader, load):
@@ -104,7 +120,7 @@ async def _reload(
             await asyncio.wait([running])
     finally:
         await load.close()
-    return Reloaded(outcomes=metrics.outcomes, paused=loader.paused)
+    return Reloaded(outcomes=metrics.outcomes, paused=loader.paused, interrupted=interrupted)
 
 
 async def _is_quiet(loader: Loader, load: Load) -> bool:

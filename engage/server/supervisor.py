@@ -210,6 +210,7 @@ class Supervisor:
 
     def _on_signal(self) -> None:
         if self._stopping.is_set():
+            _log.warning("ended at once by a second signal")
             self._kill_all()
             logs.flush()
             os._exit(1)

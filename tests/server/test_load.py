@@ -7,6 +7,7 @@ import contextlib
 import os
 import signal
 import sqlite3
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +15,15 @@ from pathlib import Path
 import pytest
 
 from support.examples import install
-from support.loader_process import Loaders, judge, load_again, stored_ids, wait_until_stored
+from support.loader_process import (
+    Loaders,
+    judge,
+    load_again,
+    start_again,
+    stored_ids,
+    wait_until_stored,
+)
+from support.processes import alive
 from support.server_process import SQLITE, Server, config_text
 from support.waiting import wait_for
 
@@ -192,18 +201,48 @@ def test_what_is_past_the_retention_is_not_loaded_again(tmp_path: Path) -> None:
         assert len(stored_ids(server)) == 2 - int(done.stdout.partition("skipped=")[2][0])
 
 
+def test_a_time_before_all_others_is_the_beginning(server: Server) -> None:
+    send(server, "a")
+    done = load_again(server, "0001-01-01T00:00:00+23:00")
+    assert (done.returncode, done.stdout) == (0, "stored=1\n"), done.stderr
+    assert stored_ids(server) == ["a"]
+
+
+def test_loading_again_ends_with_a_signal(server: Server, tmp_path: Path) -> None:
+    """Here it waits for the store. It names what is to be done."""
+    send(server, "a")
+    (tmp_path / "disk").rename(tmp_path / "elsewhere")
+    process = start_again(server, "2020-01-01")
+    assert process.stderr is not None
+    found = ""
+    while "unavailable; retrying" not in found:
+        line = process.stderr.readline()
+        assert line, found
+        found += line
+    process.terminate()
+    _, rest = process.communicate(timeout=30)
+    assert process.returncode == 1
+    assert "engage: stopped by a signal before the end; run the command again" in rest
+    assert "Traceback" not in found + rest
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there are no signals to stop a process")
+def test_a_second_signal_ends_it_at_once(server: Server) -> None:
+    with Loaders(server).start() as loaders:
+        assert loaders.process is not None
+        [pid] = loaders.processes()
+        os.kill(pid, signal.SIGSTOP)  # otherwise it would drain first
+        loaders.process.send_signal(signal.SIGINT)
+        wait_for(lambda: '"draining"' in loaders.log(), what="the drain")
+        loaders.process.send_signal(signal.SIGINT)
+        assert loaders.process.wait(10) == 1
+        assert loaders.lines()[-1]["message"] == "ended at once by a second signal"
+        wait_for(lambda: not alive(pid), what="the loader to end")
+
+
 def test_what_cannot_be_started_is_reported(tmp_path: Path) -> None:
     server = make_server(tmp_path, "")
     with Loaders(server) as loaders:
         process = loaders.launch()
         assert process.wait(30) == 1
         assert "there is no [log] section, so there is nothing to load" in loaders.log()
-    bad = load_again(make_server_again(server), "yesterday")
-    assert bad.returncode == 2
-    assert "must be a time in RFC 3339" in bad.stderr
-
-
-def make_server_again(server: Server) -> Server:
-    """Return the server with a log."""
-    server.config.write_text(server.config.read_text() + LOG)
-    return server

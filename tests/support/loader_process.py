@@ -86,19 +86,28 @@ def _is_loader(pid: int) -> bool:
         return False
 
 
-def load_again(server: Server, since: str) -> subprocess.CompletedProcess[str]:
-    """Run ``engage load --from``."""
-    return subprocess.run(
+def start_again(server: Server, since: str) -> subprocess.Popen[str]:
+    """Start ``engage load --from``."""
+    return subprocess.Popen(
         [
             *(sys.executable, "-m", "engage", "load", "--config", str(server.config)),
             *("--from", since),
         ],
         env={**os.environ, **server.environment},
-        capture_output=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
-        timeout=120,
-        check=False,
     )
+
+
+def load_again(server: Server, since: str) -> subprocess.CompletedProcess[str]:
+    """Run ``engage load --from`` until it ends."""
+    with start_again(server, since) as process:
+        try:
+            out, errors = process.communicate(timeout=120)
+        finally:
+            process.kill()
+    return subprocess.CompletedProcess(process.args, process.returncode, out, errors)
 
 
 def stored_ids(server: Server) -> list[str]:
