@@ -8,12 +8,13 @@ import socket
 import pytest
 
 from support import kafka
+from support.mongo import free_port
 
 
 @pytest.mark.kafka
 @pytest.mark.timeout(180, func_only=True)
 def test_other_ports_are_chosen_if_one_was_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    choose = kafka.free_port
+    choose = free_port
     with socket.create_server(("127.0.0.1", choose())) as taken:
         ports = [taken.getsockname()[1]]
         monkeypatch.setattr(kafka, "free_port", lambda: ports.pop() if ports else choose())
