@@ -86,8 +86,10 @@ def notice(db: sqlite3.Connection, settings: Settings) -> str | None:
     if settings.max_bytes:
         most = settings.max_bytes // db.execute("PRAGMA page_size").fetchone()[0]
     needed, free = _require_room(db, settings.path, settings.min_free_bytes, most)
-    # Counting all events would read the whole index.
-    first, last = db.execute("SELECT min(seq), max(seq) FROM events").fetchone()
+    # Counting all events would read a whole index, and min and max in one query the whole table.
+    first, last = (
+        db.execute(f"SELECT {one}(seq) FROM events").fetchone()[0] for one in ("min", "max")
+    )
     count = 0 if first is None else last - first + 1
     seconds = max(1, round(count / 1e6 * _SECONDS_PER_MILLION))
     return (
