@@ -21,8 +21,9 @@ from engage.api import (
     Outcome,
     ReadRecord,
     Status,
+    record_of,
 )
-from engage.pipeline.load_letters import fitted_record, shortened_record
+from engage.pipeline.load_letters import shortened_record
 from engage.pipeline.retries import Retries, Stopped
 
 if TYPE_CHECKING:
@@ -78,12 +79,7 @@ class PortionLetters:
         there is room."""
         if not letters:
             return
-        await self._append_dead(
-            [
-                (fitted_record(letter, self._max_value_bytes), read, letter)
-                for read, letter in letters
-            ]
-        )
+        await self._append_dead([(self._record(*one), *one) for one in letters])
         kept = await self._keep([letter for _, letter in letters])
         for (_, letter), there in zip(letters, kept, strict=True):
             if there:
@@ -104,6 +100,15 @@ class PortionLetters:
         await self._append_dead(elsewhere)
         if letters:
             self._metrics.loaded("letter", len(letters))
+
+    def _record(self, read: ReadRecord, letter: DeadLetter) -> LogRecord:
+        """Return the record of a letter, cut off if the log need not take all of it."""
+        record = record_of(letter)
+        whole, limit = len(record.value), self._max_value_bytes
+        if whole > limit:
+            record = shortened_record(letter, read, limit)
+            _report(len(record.value), whole, read, f"{limit} are the most by the limits of engage")
+        return record
 
     async def _append_dead(self, letters: Sequence[_DeadRecord]) -> None:
         part: list[_DeadRecord] = []
@@ -148,11 +153,7 @@ class PortionLetters:
             if outcome.status is not Status.REFUSED:
                 kept = size
                 break
-        _log.error(
-            "the log of dead letters has %d of the %d bytes of the letter of offset %d in partition"
-            " %d: %s",
-            *(kept, whole, read.offset, read.partition, reason),
-        )
+        _report(kept, whole, read, reason)
 
     async def _keep(self, letters: Sequence[DeadLetter]) -> Sequence[bool | None]:
         """Keep letters in the storage.
@@ -187,3 +188,11 @@ class PortionLetters:
                 *await self._keep_in(store, letters[middle:]),
             ]
         return kept
+
+
+def _report(kept: int, whole: int, read: ReadRecord, reason: str) -> None:
+    _log.error(
+        "the log of dead letters has %d of the %d bytes of the letter of offset %d in partition"
+        " %d: %s",
+        *(kept, whole, read.offset, read.partition, reason),
+    )

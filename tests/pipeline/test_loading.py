@@ -215,7 +215,9 @@ async def test_a_damaged_record_is_a_letter() -> None:
     assert running.metrics.outcomes == {"stored": 1, "damaged": 2}
 
 
-async def test_the_letter_of_a_large_damaged_record_is_cut_so_that_it_fits() -> None:
+async def test_the_letter_of_a_large_damaged_record_is_cut_so_that_it_fits(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     broker, store = MemoryBroker(1), MemoryStore()
     record = dataclasses.replace(damaged_record(), value=b"x" * 10_000)
     broker.inject(record)
@@ -224,6 +226,8 @@ async def test_the_letter_of_a_large_damaged_record_is_cut_so_that_it_fits() -> 
     [one] = dead(broker)
     assert 4900 < len(broker.dead[0].value) <= 5000
     assert one.truncated
+    assert "at offset 0)" in one.message
+    assert "of offset 0 in partition 0: 5000 are the most" in caplog.text
     assert record.value.startswith(one.item)
     [kept] = store.letters.values()
     assert (kept.id, kept.item) == (one.id, record.value)
