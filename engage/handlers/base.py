@@ -287,6 +287,7 @@ class Handler(httputil.HTTPMessageDelegate):
                 await answered
         except Exception as error:
             self.refuse(error)
+            _forget_frames(error)
         except asyncio.CancelledError as error:
             self.refuse(error)
             task = asyncio.current_task()
@@ -311,6 +312,18 @@ class Handler(httputil.HTTPMessageDelegate):
         self.status = status
         self.request.connection.respond(status, headers, body)
         self._log(self)
+
+
+def _forget_frames(error: BaseException) -> None:
+    """Let the frames go through which an error came.
+
+    They refer to the future of a write, and its error to them. Only the garbage collector would
+    free them, late, and with them the events of each request that fails during an outage.
+    """
+    cause: BaseException | None = error
+    while cause is not None:
+        cause.__traceback__ = None
+        cause = cause.__cause__ or cause.__context__
 
 
 def _safe(value: str) -> str:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
+import gc
 import sys
 import time
 from collections.abc import AsyncIterator, Mapping
@@ -127,6 +128,29 @@ async def identify(server: Serving, user: str = "ann", email: str = "ann@example
 
 
 # ------------------------------------------------------------------------------------- events
+async def test_requests_that_fail_leave_nothing_for_the_garbage_collector(tmp_path: Path) -> None:
+    """During an outage there is little else to collect, and the events may have megabytes."""
+    broker = MemoryBroker()
+    one = {"type": "track", "event": "E", "userId": "u"}
+    bodies = {"/v1/batch": {"batch": [one] * 5}, "/v1/track": one}
+
+    def events() -> int:
+        return sum(isinstance(found, Event) for found in gc.get_objects())
+
+    async with serving(tmp_path, broker=broker, storage="write_timeout = 2") as server:
+        broker.leaderless.update(broker.ends())
+        gc.collect()
+        before = events()
+        gc.disable()
+        try:
+            sent = [server.send(path, body) for path, body in bodies.items()]
+            assert all(map(unavailable, await asyncio.gather(*sent)))
+            await asyncio.sleep(0.05)
+            assert events() <= before
+        finally:
+            gc.enable()
+
+
 async def test_an_event_is_acknowledged_when_it_is_in_the_log(tmp_path: Path) -> None:
     """It is in the store after the loader has run, once, however often it was sent."""
     broker = MemoryBroker()
