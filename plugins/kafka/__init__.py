@@ -28,7 +28,7 @@ def _make(options: Mapping[str, Any], context: LogContext) -> EventLog:
     try:
         from .log import KafkaLog
     except ModuleNotFoundError as error:
-        if error.name != "aiokafka":
+        if str(error.name).partition(".")[0] != "aiokafka":
             raise
         raise ConfigError("aiokafka is not installed: pip install 'engage-server[kafka]'") from None
     return KafkaLog.from_options(options, context)

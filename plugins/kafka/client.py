@@ -47,12 +47,11 @@ _FETCH: Final = 1024 * 1024
 _CLOSE_ATTEMPTS: Final = 5
 #: Seconds between two equal messages of aiokafka, which logs each attempt of each partition.
 _QUIET: Final = 60.0
-_GROUP: Final = "aiokafka.consumer.group_coordinator"
 _LOGGERS: Final = (
     *("aiokafka", "aiokafka.cluster", "aiokafka.conn"),
     *("aiokafka.producer.producer", "aiokafka.producer.sender"),
     *("aiokafka.consumer.consumer", "aiokafka.consumer.fetcher"),
-    *("aiokafka.consumer.subscription_state", _GROUP),
+    *("aiokafka.consumer.subscription_state", "aiokafka.consumer.group_coordinator"),
 )
 
 
@@ -101,7 +100,7 @@ aiokafka.client.MetadataRequest = _MetadataRequest
 
 
 class _Rarely(logging.Filter):
-    """Passes an equal warning once a minute, and no news except those of the group."""
+    """Passes an equal warning once a minute, and no news."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -109,7 +108,7 @@ class _Rarely(logging.Filter):
 
     def filter(self, record: logging.LogRecord) -> bool:
         if record.levelno < logging.WARNING:
-            return record.levelno < logging.INFO or record.name == _GROUP
+            return record.levelno < logging.INFO
         now = time.monotonic()
         key = f"{record.name} {record.msg}"
         if now - self._passed.get(key, -_QUIET) < _QUIET:
@@ -118,7 +117,19 @@ class _Rarely(logging.Filter):
         return True
 
 
+class _NotAwaited(logging.Filter):
+    """Drops the report of an error that this module has dealt with.
+
+    When a commit takes too long, its task in aiokafka goes on, and asyncio reports its error
+    because nothing waits for it any more. The caller commits again.
+    """
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        return "GroupCoordinator._do_commit_offsets()" not in str(record.msg)
+
+
 _rarely: Final = _Rarely()
+_not_awaited: Final = _NotAwaited()
 
 
 def readable(codec: str) -> bool:
@@ -156,6 +167,7 @@ def _common(address: Address, timeout: float) -> dict[str, Any]:
     for name in _LOGGERS:
         # Adding it again has no effect.
         logging.getLogger(name).addFilter(_rarely)
+    logging.getLogger("asyncio").addFilter(_not_awaited)
     protocol = ("SASL_" if address.sasl_mechanism else "") + ("SSL" if address.tls else "PLAINTEXT")
     common: dict[str, Any] = {
         "bootstrap_servers": address.servers,
@@ -481,6 +493,18 @@ _FORBIDDEN: Final = (
 )
 
 
+def _numbers(places: Collection[TopicPartition]) -> str:
+    """Return the numbers of partitions as text, such as ``partitions 0 to 3, 7``."""
+    spans: list[list[int]] = []
+    for number in sorted(place.partition for place in places):
+        if spans and spans[-1][-1] == number - 1:
+            spans[-1][1:] = [number]
+        else:
+            spans.append([number])
+    texts = [" to ".join(map(str, span)) for span in spans]
+    return f"partitions {', '.join(texts)}" if texts else "no partitions"
+
+
 class Member(ConsumerRebalanceListener):  # type: ignore[misc] # aiokafka has no types
     """A member of a group of readers. It commits nothing by itself.
 
@@ -541,6 +565,7 @@ class Member(ConsumerRebalanceListener):  # type: ignore[misc] # aiokafka has no
 
     def on_partitions_assigned(self, assigned: Collection[TopicPartition]) -> None:
         """Called by aiokafka when the member has partitions."""
+        _log.info("reading %s of topic %s", _numbers(assigned), self._topic)
         self._assigned()
 
     @property

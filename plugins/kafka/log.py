@@ -137,7 +137,10 @@ class KafkaLog(EventLog):
             found = await self._cluster.partitions(topic.name)
             if not found:
                 if not self._create:
-                    raise StorageMissing(f"topic {topic.name} does not exist")
+                    raise StorageMissing(
+                        f"topic {topic.name} does not exist; `engage serve` and `engage load` "
+                        "create it"
+                    )
                 await self._make(topic)
                 found = await self._cluster.known(topic.name)
             if topic.name == self._topic:

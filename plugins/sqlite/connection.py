@@ -138,7 +138,11 @@ def file_identity(path: str) -> tuple[int, int]:
     try:
         found = os.stat(path)
     except FileNotFoundError:
-        raise StorageMissing(f"{path}: there is no store; `engage serve` creates one") from None
+        folder = os.path.dirname(path) or "."
+        remedy = "`engage serve` creates one"
+        if not os.path.isdir(folder):
+            remedy = f"the folder {folder} does not exist; create it"
+        raise StorageMissing(f"{path}: there is no store; {remedy}") from None
     except OSError as error:
         raise unavailable(path, error) from error
     if not os.path.isfile(path):

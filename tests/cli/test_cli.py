@@ -402,6 +402,11 @@ def test_check_reports_a_folder_and_a_missing_store(tmp_path: Path) -> None:
     result = run("check", "--config", config_file(tmp_path))
     assert result.exit_code == 1
     assert result.stderr.endswith("engage.db: there is no store; `engage serve` creates one\n")
+    path = config_file(tmp_path)
+    path.write_text(path.read_text().replace('path = "', 'path = "away/'))
+    result = run("check", "--config", path)
+    assert result.exit_code == 1
+    assert result.stderr.endswith("away does not exist; create it\n")
 
 
 # --------------------------------------------------------------------------------------- plugins
