@@ -21,6 +21,7 @@ from engage.api import (
     Outcome,
     ReadRecord,
     Status,
+    StorageError,
     record_of,
 )
 from engage.pipeline.load_letters import shortened_record
@@ -34,7 +35,7 @@ __all__ = ["PortionLetters", "ReadLetter"]
 
 _log = logging.getLogger(__name__)
 
-#: Letters, and their bytes, that are appended to the log of dead letters in one call.
+#: Letters of one call of the storage; and those, and their bytes, of one call of the log.
 _LETTERS: Final = 500
 _LETTER_BYTES: Final = 4 * 1024 * 1024
 
@@ -73,6 +74,8 @@ class PortionLetters:
         self._max_value_bytes = max_value_bytes
         self._metrics = metrics
         self._failed = failed
+        #: How many letters the storage keeps in one call.
+        self._at_once = _LETTERS
 
     async def keep_own(self, letters: Sequence[ReadLetter]) -> None:
         """Keep letters of acknowledged events in the log of dead letters, and in the storage if
@@ -171,12 +174,31 @@ class PortionLetters:
 
     async def _keep_in(
         self, store: DeadLetterStore, letters: Sequence[DeadLetter]
+    ) -> list[bool | None]:
+        """Keep letters, fewer at once if the storage is too slow for so many."""
+        kept: list[bool | None] = []
+        while len(kept) < len(letters):
+            part = letters[len(kept) : len(kept) + self._at_once]
+            try:
+                kept += await self._keep_part(store, part)
+            except StorageError:
+                self._at_once = max(len(part) // 2, 1)
+            else:
+                self._at_once = min(2 * self._at_once, _LETTERS)
+        return kept
+
+    async def _keep_part(
+        self, store: DeadLetterStore, letters: Sequence[DeadLetter]
     ) -> Sequence[bool | None]:
+        """Keep letters at once; find the one that the storage fails with by halves.
+
+        :raises StorageError: if the storage could not keep several letters; after a pause.
+        """
         try:
-            kept = await self._calls.call(lambda: store.keep(letters))
+            kept = await self._calls.call(lambda: store.keep(letters), repeat=len(letters) == 1)
             if len(kept) != len(letters):
                 raise TypeError(f"{len(kept)} results for {len(letters)} letters")
-        except Stopped:
+        except (StorageError, Stopped):
             raise
         except Exception as error:
             if len(letters) == 1:
@@ -184,8 +206,8 @@ class PortionLetters:
                 return [None]
             middle = len(letters) // 2
             return [
-                *await self._keep_in(store, letters[:middle]),
-                *await self._keep_in(store, letters[middle:]),
+                *await self._keep_part(store, letters[:middle]),
+                *await self._keep_part(store, letters[middle:]),
             ]
         return kept
 

@@ -113,6 +113,8 @@ class Loader:
         self.store_calls = Retries(
             "storage",
             timeout=timeout,
+            # A storage ends a slow call itself. To open it again would only add to its load.
+            grace=timeout,
             stopping=self._stopping,
             failed=metrics.storage_error,
             recover=ingest.reopen,
@@ -178,7 +180,7 @@ class Loader:
         config = self._config
         portion = await self.log_calls.call(
             lambda: reader.read(
-                max_records=config.portion_records,
+                max_records=min(config.portion_records, self._writer.portion),
                 max_bytes=config.portion_bytes,
                 wait=READ_WAIT,
             ),

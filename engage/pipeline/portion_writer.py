@@ -5,6 +5,10 @@ All of it is acknowledged. When :meth:`PortionWriter.write` returns, each event 
 in the log of dead letters. While the storage is away, it waits. An exception that does not mean
 "away" must not stop a partition: the events are divided until the one that causes it is alone, and
 that one becomes a dead letter.
+
+An overloaded storage fails with a large write however often it is repeated. So what fails is
+repeated in smaller writes, down to single events. What was stored although its write failed is a
+duplicate then. Fast writes become larger again.
 """
 
 from __future__ import annotations
@@ -32,7 +36,7 @@ from engage.pipeline.dead_letters import Conflict, find_conflict
 from engage.pipeline.kept_letters import PortionLetters, ReadLetter
 from engage.pipeline.load_letters import letter_of_damage, letter_of_event
 from engage.pipeline.normalise import weight_of
-from engage.pipeline.retries import Retries, Stopped, TooSlow
+from engage.pipeline.retries import Retries, Stopped
 from engage.pipeline.write_queue import GROUP_WEIGHT
 
 if TYPE_CHECKING:
@@ -43,12 +47,13 @@ __all__ = ["PortionWriter"]
 
 _log = logging.getLogger(__name__)
 
-#: The weight of the first write, and the smallest to a storage that is too slow for larger ones.
+#: The weight of the first write.
 _FIRST_WEIGHT: Final = 500
-_MIN_WEIGHT: Final = 50
 #: Parts of the time limit: writes that take less become larger, those that take more smaller.
 _FAST: Final = 1 / 8
 _SLOW: Final = 1 / 2
+#: Writes after a failure that are not larger than those before them.
+_STEADY: Final = 10
 #: Seconds between two log lines about events that the storage fails with.
 _LINE_PAUSE: Final = 60.0
 
@@ -58,7 +63,7 @@ _Read = tuple[ReadRecord, Event]
 class PortionWriter:
     """Writes what was read from a log to a storage.
 
-    :param store: the store. It need not be open: then the calls wait.
+    :param store: while it is not open, the calls wait.
     :param ingest: of the same store, without the log: counts the letters that are dropped.
     :param max_value_bytes: of a record in the log of dead letters.
     :param stored: called with the events that were newly stored.
@@ -92,7 +97,13 @@ class PortionWriter:
         self._stored = stored
         #: The weight of the next write. It follows what the storage can do within the time limit.
         self._weight = _FIRST_WEIGHT
+        self._steady = 0
         self._logged_at: float | None = None
+
+    @property
+    def portion(self) -> int:
+        """How many records the next portion may have: it is committed soon in any case."""
+        return self._weight
 
     async def write(
         self,
@@ -117,7 +128,7 @@ class PortionWriter:
 
     # ----------------------------------------------------------------------------------- events
     def _parts(self, events: Sequence[_Read]) -> Iterator[list[_Read]]:
-        """Divide events into writes that are not larger than those of a server."""
+        """Divide events, lazily, into writes that are not larger than those of a server."""
         part: list[_Read] = []
         weight = 0
         for read, event in events:
@@ -136,7 +147,7 @@ class PortionWriter:
 
         :return: the letters of those that are not stored.
         """
-        outcomes = await self._write([event for _, event in part])
+        outcomes = await self._write(part)
         letters = []
         found: collections.Counter[str] = collections.Counter()
         for (read, event), outcome in zip(part, outcomes, strict=True):
@@ -167,7 +178,7 @@ class PortionWriter:
             except StorageError:
                 # Perhaps it has just expired: then the next attempt stores this one.
                 await self._calls.pause()
-                (outcome,) = await self._write([event])
+                (outcome,) = await self._write([(read, event)])
             except Stopped:
                 raise
             except Exception as error:
@@ -186,25 +197,36 @@ class PortionWriter:
             raise StorageUnavailable("the event with this message id has just expired")
         return found.body
 
-    async def _write(self, events: Sequence[Event]) -> Sequence[Outcome]:
+    async def _write(self, part: Sequence[_Read]) -> list[Outcome]:
         """Write events, in several writes if necessary.
 
         :return: one outcome for each. An event that the storage fails with is refused.
         """
-        several = len(events) > 1
         try:
-            return await self._attempt(events, once_if_slow=several)
-        except TooSlow:
-            self._weight = max(self._weight // 2, _MIN_WEIGHT)
+            return list(await self._attempt(part))
+        except StorageError:
+            self._shrink(sum(_weight(event) for _, event in part))
+            smaller = self._parts(part)
         except Stopped:
             raise
-        except Exception as error:
-            if not several:
-                return [await self._alone(events[0], error)]
-        middle = len(events) // 2
-        return [*await self._write(events[:middle]), *await self._write(events[middle:])]
+        except Exception:
+            if len(part) == 1:
+                return [await self._alone(part[0])]
+            middle = len(part) // 2
+            smaller = iter((list(part[:middle]), list(part[middle:])))
+        return [outcome for one in smaller for outcome in await self._write(one)]
 
-    async def _attempt(self, events: Sequence[Event], *, once_if_slow: bool) -> Sequence[Outcome]:
+    def _shrink(self, weight: int) -> None:
+        """Make the next writes smaller than one of ``weight``, with which the storage failed."""
+        self._weight = max(min(self._weight, weight) // 2, 1)
+        self._steady = _STEADY
+
+    async def _attempt(self, part: Sequence[_Read]) -> Sequence[Outcome]:
+        """Write events at once. One event is written again until the storage answers.
+
+        :raises StorageError: if the storage could not write several events; after a pause.
+        """
+        events = [event for _, event in part]
         started = time.monotonic()
 
         async def write() -> Sequence[Outcome]:
@@ -212,29 +234,29 @@ class PortionWriter:
             started = time.monotonic()
             return await self._store.write(events)
 
-        outcomes = await self._calls.call(write, once_if_slow=once_if_slow)
+        outcomes = await self._calls.call(write, repeat=len(events) == 1)
         if len(outcomes) != len(events):
             raise TypeError(f"{len(outcomes)} outcomes for {len(events)} events")
         seconds = time.monotonic() - started
         self._metrics.write(seconds, len(events))
         if seconds > self._calls.timeout * _SLOW:
-            self._weight = max(self._weight // 2, _MIN_WEIGHT)
-        elif seconds < self._calls.timeout * _FAST and len(events) > 1:
+            self._weight = max(self._weight // 2, 1)
+        elif self._steady:
+            self._steady -= 1
+        elif seconds < self._calls.timeout * _FAST and (
+            len(events) > 1 or self._weight < _FIRST_WEIGHT
+        ):
             self._weight = min(2 * self._weight, GROUP_WEIGHT)
-        stored = [
-            event
-            for event, outcome in zip(events, outcomes, strict=True)
-            if outcome.status is Status.STORED
-        ]
-        if stored:
+        new = zip(events, outcomes, strict=True)
+        if stored := [event for event, outcome in new if outcome.status is Status.STORED]:
             self._stored(stored)
         return outcomes
 
-    async def _alone(self, event: Event, error: Exception) -> Outcome:
-        """Write an event that the storage has failed with, after the storage has been checked."""
+    async def _alone(self, one: _Read) -> Outcome:
+        """Write an event that the storage has failed with, once the storage works otherwise."""
         await self._until_it_works()
         try:
-            (outcome,) = await self._attempt([event], once_if_slow=False)
+            (outcome,) = await self._attempt([one])
         except Stopped:
             raise
         except Exception as again:

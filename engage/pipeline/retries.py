@@ -15,14 +15,14 @@ from typing import Any, Final, TypeVar
 
 from engage.api import StorageError, StorageUnavailable
 
-__all__ = ["Retries", "Stopped", "TooSlow"]
+__all__ = ["Retries", "Stopped"]
 
 _log = logging.getLogger(__name__)
 
 #: Seconds before the first repetition. Each failure doubles the pause, up to the maximum.
 FIRST_PAUSE: Final = 0.1
 LONGEST_PAUSE: Final = 10.0
-#: Seconds between two log lines about the same outage.
+#: Seconds between two log lines about outages: a slow service fails often, and works between.
 LINE_PAUSE: Final = 60.0
 
 _Result = TypeVar("_Result")
@@ -32,18 +32,15 @@ class Stopped(Exception):
     """The process drains, so the call is not repeated."""
 
 
-class TooSlow(StorageUnavailable):
-    """A call took longer than it may."""
-
-
 class Retries:
     """Calls one service, with a time limit, until it answers.
 
     :param what: its name in the log.
-    :param timeout: seconds of a call.
+    :param timeout: seconds of a call. The service should end a call after this time itself.
+    :param grace: seconds that it has in addition before the call is abandoned.
     :param stopping: set when the process drains: then a call that fails is not repeated.
     :param failed: called after each failure.
-    :param recover: called after a call that did not return in time: its connection may be dead.
+    :param recover: called after a call that was abandoned: its connection may be dead.
     :param any_error: whether every exception means that the service is away.
     """
 
@@ -52,6 +49,7 @@ class Retries:
         what: str,
         *,
         timeout: float,
+        grace: float = 0.0,
         stopping: asyncio.Event,
         failed: Callable[[], None] = lambda: None,
         recover: Callable[[], None] = lambda: None,
@@ -60,6 +58,7 @@ class Retries:
         self._what = what
         #: Seconds of a call.
         self.timeout = timeout
+        self._grace = grace
         self._stopping = stopping
         self._failed = failed
         self._recover = recover
@@ -67,33 +66,34 @@ class Retries:
         #: Whether the last call failed.
         self.failing = False
         self._logged_at: float | None = None
+        #: Whether a line about the current outage was logged.
+        self._announced = False
         self._pause = FIRST_PAUSE
 
     async def call(
         self,
         work: Callable[[], Awaitable[_Result]],
         *,
-        once_if_slow: bool = False,
+        repeat: bool = True,
         interruptible: bool = False,
         longer: float = 0.0,
     ) -> _Result:
         """Call ``work`` until it succeeds.
 
-        :param once_if_slow: raise :class:`TooSlow`, after a pause, if a call took too long.
+        :param repeat: if false, make one call; if the service is away, pause, and raise its error.
         :param interruptible: whether a drain cancels the call.
         :param longer: seconds that a call may take in addition.
         :raises Stopped: if the process drains.
+        :raises StorageError: if the service is away, and the call is not repeated.
         :raises Exception: what the call raises, unless it means that the service is away.
         """
         while True:
             try:
                 return await self.once(work, interruptible=interruptible, longer=longer)
-            except TooSlow:
-                await self.pause()
-                if once_if_slow:
-                    raise
             except StorageError:
                 await self.pause()
+                if not repeat:
+                    raise
             except Stopped:
                 raise
             except Exception:
@@ -113,15 +113,14 @@ class Retries:
         :raises StorageError: if the service is away.
         :raises Stopped: if the call was interruptible, and the process drains.
         """
+        longest = self.timeout + self._grace + longer
         call = asyncio.ensure_future(work())
         waiting: set[asyncio.Future[Any]] = {call}
         stop = asyncio.ensure_future(self._stopping.wait()) if interruptible else None
         if stop is not None:
             waiting.add(stop)
         try:
-            await asyncio.wait(
-                waiting, timeout=self.timeout + longer, return_when=asyncio.FIRST_COMPLETED
-            )
+            await asyncio.wait(waiting, timeout=longest, return_when=asyncio.FIRST_COMPLETED)
             late = not call.done()
         finally:
             if stop is not None:
@@ -135,7 +134,7 @@ class Retries:
                 if interruptible and self._stopping.is_set():
                     raise Stopped
                 self._recover()
-                raise TooSlow(f"no answer within {self.timeout + longer:g} s")
+                raise StorageUnavailable(f"no answer within {longest:g} s")
             if call.cancelled():
                 raise StorageUnavailable(f"the {self._what} cancelled the call")
             result = call.result()
@@ -144,11 +143,11 @@ class Retries:
         except Exception as error:
             self._note(error)
             raise
-        if self.failing:
-            self.failing = False
+        self.failing = False
+        if self._announced:
+            self._announced = False
             _log.warning("the %s answers again", self._what)
         self._pause = FIRST_PAUSE
-        self._logged_at = None
         return result
 
     async def pause(self) -> None:
@@ -175,6 +174,7 @@ class Retries:
         now = asyncio.get_running_loop().time()
         if self._logged_at is None or now >= self._logged_at + LINE_PAUSE:
             self._logged_at = now
+            self._announced = True
             _log.error(
                 "the %s is unavailable; retrying: %s",
                 self._what,

@@ -3,6 +3,7 @@
 
 ====================  =================================================================
 ``store.py``          what the core calls: opening, readiness, the work left for later
+``preparation.py``    preparing the store before its first use
 ``writer.py``         storing events with their changes, and completing what a crash cut off
 ``batch.py``          the events of one write, and what becomes of each
 ``events.py``         the collection of events

@@ -45,6 +45,7 @@ from .dead_letters import DeadLetters
 from .documents import Sequencer
 from .events import Events
 from .identifiers import Identifiers, declared_traits
+from .preparation import Preparation
 from .profiles import Profiles
 from .records import Records
 from .schema import META, Schema
@@ -83,9 +84,13 @@ class MongoStorage(
         self._records = Records(connection, self._schema)
         self._counts = Counts(connection, self._schema)
         self.dropped_changes = 0
-        #: Whether the store was found, and prepared, since it was opened.
-        self._prepared = False
-        self._preparing = asyncio.Lock()
+        self._preparation = Preparation(
+            connection,
+            self._schema,
+            complete=self._complete,
+            later=self._writer.complete_later,
+            index=self._identifiers.index,
+        )
         self._housekeeping: asyncio.Task[None] | None = None
 
     @classmethod
@@ -109,40 +114,27 @@ class MongoStorage(
         for weakness in self._connection.weaknesses:
             _log.warning("weak acknowledgement: %s", weakness)
         try:
-            self._connection.connect()
-            await self._prepare(create=create)
+            if create:
+                await self._preparation.wait()
+            else:
+                await self._preparation.prepare(create=False)
         except StorageUnavailable as error:
             if not create:
                 await self._connection.close()
                 raise
             _log.warning("%s; engage retries until it is available", error)
         except BaseException:
+            await self._preparation.stop()
             await self._connection.close()
             raise
         self._housekeeping = asyncio.create_task(self._keep_house())
 
-    async def _prepare(self, *, create: bool) -> None:
-        async with self._preparing:
-            if self._prepared:
-                return
-            self._connection.connect()
-            await self._schema.prepare(create=create)
-            try:
-                await self._complete()
-                await self._identifiers.index()
-            except StorageError:
-                # A command that only reads may run with credentials that only allow reading.
-                if create:
-                    raise
-                _log.info("what a crash may have cut off was not completed", exc_info=True)
-            self._prepared = True
-
     async def _ready(self) -> None:
         if self._housekeeping is None:
             raise StorageUnavailable("the storage is not open")
-        if not self._prepared:
+        if not self._preparation.done:
             try:
-                await self._prepare(create=True)
+                await self._preparation.wait()
             except StorageUnavailable:
                 raise
             except StorageError as error:
@@ -155,15 +147,15 @@ class MongoStorage(
             return
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
-        await self._schema.close()
-        if self._prepared:
+        await self._preparation.stop()
+        if self._preparation.done:
             with (
                 contextlib.suppress(StorageError),
                 self._connection.calling(seconds=_CLOSE_SECONDS),
             ):
                 await self._tidy()
         await self._connection.close()
-        self._prepared = False
+        self._preparation.forget()
         self._profiles.forget()
 
     async def check(self) -> None:
@@ -182,7 +174,7 @@ class MongoStorage(
             await asyncio.sleep(pause)
             self._work.clear()
             try:
-                if not self._prepared:
+                if not self._preparation.done:
                     await self._ready()
                 with self._connection.calling():
                     await self._tidy()

@@ -32,7 +32,7 @@ from .events import Events
 from .profiles import Profiles
 from .schema import EVENTS
 
-#: Marked events that are completed at once.
+#: Marked events that are completed at once. After a failure it is half as many, and so on.
 _STEP: Final = 500
 
 
@@ -57,6 +57,8 @@ class Writer:
         self._work = work
         #: How many changes were dropped.
         self.dropped_changes = 0
+        #: How many marked events are completed at once.
+        self._step = _STEP
         #: How often :meth:`complete` must be called because writes failed.
         self.completions_due = 0
         #: The marks of this process: their prefix, how many there were, and those of the writes
@@ -79,11 +81,8 @@ class Writer:
                 else:
                     await self._insert(batch)
         except BaseException:
-            # Events may be stored without their changes: complete them as soon as the server
-            # answers, and again when the call must have ended, because the thread of the driver may
-            # insert until then.
-            self.completions_due = 2
-            self._work.set()
+            # Events may be stored without their changes.
+            self.complete_later()
             raise
         outcomes = batch.outcomes()
         repeats = batch.repeats_of_refused()
@@ -92,6 +91,12 @@ class Writer:
             for index, outcome in zip(repeats, later, strict=True):
                 outcomes[index] = outcome
         return outcomes
+
+    def complete_later(self) -> None:
+        """Have marked events completed as soon as the server answers, and again when a call that
+        failed must have ended: the thread of the driver may insert until then."""
+        self.completions_due = 2
+        self._work.set()
 
     async def _insert(self, batch: Batch) -> None:
         """Insert events that have no changes."""
@@ -160,27 +165,42 @@ class Writer:
             self._durable.difference_update(marks)
 
     async def complete(self) -> None:
-        """Apply the changes of all marked events, and remove their marks."""
+        """Apply the changes of all marked events, and remove their marks.
+
+        :raises StorageUnavailable: if the server fails. The next call takes smaller steps, so that
+            an overloaded server makes progress, too.
+        """
         while True:
-            with self._connection.calling() as db:
-                query = {"_mark": {"$exists": True}}
-                cursor = db[EVENTS].find(query, {"_id": 1, "_seq": 1}).limit(_STEP)
-                found = await cursor.to_list(None)
-                if not found:
-                    return
-                found.sort(key=lambda document: document["_seq"])
-                ids = [document["_id"] for document in found]
-                stored = await self._events.stored(ids)
-                changes = [
-                    (stored[key][0], self._profiles.changes(stored[key][0]))
-                    for key in ids
-                    if key in stored
-                ]
-                async with self._changing:
-                    await self._profiles.apply(self._profiles.fold(changes))
-                await self._remove_marks({"_id": any_of(ids)})
-            if len(found) < _STEP:
+            step = self._step
+            try:
+                found = await self._complete_some(step)
+            except StorageUnavailable:
+                self._step = max(step // 2, 1)
+                raise
+            self._step = min(2 * step, _STEP)
+            if found < step:
                 return
+
+    async def _complete_some(self, step: int) -> int:
+        """Apply the changes of at most ``step`` marked events; return how many there were."""
+        with self._connection.calling() as db:
+            query = {"_mark": {"$exists": True}}
+            cursor = db[EVENTS].find(query, {"_id": 1, "_seq": 1}).limit(step)
+            found = await cursor.to_list(None)
+            if not found:
+                return 0
+            found.sort(key=lambda document: document["_seq"])
+            ids = [document["_id"] for document in found]
+            stored = await self._events.stored(ids)
+            changes = [
+                (stored[key][0], self._profiles.changes(stored[key][0]))
+                for key in ids
+                if key in stored
+            ]
+            async with self._changing:
+                await self._profiles.apply(self._profiles.fold(changes))
+            await self._remove_marks({"_id": any_of(ids)})
+        return len(found)
 
     async def _remove_marks(self, query: dict[str, Any]) -> None:
         statement = {"q": query, "u": {"$unset": {"_mark": ""}}, "multi": True}

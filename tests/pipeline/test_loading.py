@@ -479,6 +479,99 @@ async def test_a_slow_store_gets_smaller_writes() -> None:
     assert not broker.dead
 
 
+async def test_a_store_that_fails_with_large_writes_gets_smaller_ones() -> None:
+    """It ends each call itself when its time is over, so it is not opened again."""
+    broker, store = MemoryBroker(1), MemoryStore()
+
+    def before(written: Sequence[Event]) -> None:
+        if len(written) > 100:
+            raise StorageUnavailable("no answer in time")
+
+    store.before = before
+    put(broker, *events(*map(str, range(1000))))
+    async with loading(broker, store) as running:
+        # Places are committed although nothing of the size of the first portion can be written.
+        await eventually(lambda: 0 < broker.committed("engage").get(0, 0) < 1000)
+        await caught_up(broker)
+    assert len(store.events) == 1000
+    assert not broker.dead
+    assert not store.opened
+    assert running.metrics.errors < 20
+
+
+async def test_a_storage_that_recovers_gets_large_writes_again() -> None:
+    broker, store = MemoryBroker(1), MemoryStore()
+    overloaded = True
+
+    def before(written: Sequence[Event]) -> None:
+        if overloaded and len(written) > 1:
+            raise StorageUnavailable("no answer in time")
+
+    store.before = before
+    put(broker, *events(*map(str, range(30))))
+    async with loading(broker, store):
+        await caught_up(broker)
+        overloaded = False
+        put(broker, *events(*map(str, range(30, 3000))))
+        await caught_up(broker)
+    assert len(store.events) == 3000
+    assert max(len(written) for written in store.writes) > 500
+
+
+async def test_a_slow_write_does_not_open_the_store_again() -> None:
+    """A storage ends a call after its time itself, which may be a moment later."""
+    broker, store = MemoryBroker(1), MemoryStore()
+
+    async def before(written: Sequence[Event]) -> None:
+        await asyncio.sleep(0.3)
+
+    store.before = before
+    put(broker, *events(*map(str, range(100))))
+    async with loading(broker, store, timeout=0.2) as running:
+        await caught_up(broker)
+    assert len(store.events) == 100
+    assert running.metrics.errors == 0
+    assert not store.opened
+
+
+async def test_what_was_stored_although_the_write_failed_is_found() -> None:
+    broker = MemoryBroker(1)
+
+    class LosesAnswers(MemoryStore):
+        async def write(self, events: Sequence[Event]) -> Sequence[Outcome]:
+            outcomes = await super().write(events)
+            if len(events) > 5:
+                raise StorageUnavailable("no answer in time")
+            return outcomes
+
+    store = LosesAnswers()
+    put(broker, *events(*map(str, range(20))))
+    async with loading(broker, store) as running:
+        await caught_up(broker)
+    assert len(store.events) == 20
+    assert not broker.dead
+    assert running.metrics.outcomes == {"duplicate": 20}
+
+
+async def test_a_store_that_is_slow_with_letters_gets_fewer_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    broker, store = MemoryBroker(1), MemoryStore()
+    keep = store.keep
+
+    async def slow(letters: Sequence[DeadLetter]) -> Sequence[bool]:
+        if len(letters) > 2:
+            raise StorageUnavailable("no answer in time")
+        return await keep(letters)
+
+    monkeypatch.setattr(store, "keep", slow)
+    put(broker, *(letter(str(number)) for number in range(10)))
+    async with loading(broker, store):
+        await caught_up(broker)
+    assert len(store.letters) == 10
+    assert not broker.dead
+
+
 async def test_a_write_is_not_larger_than_one_of_a_server() -> None:
     """The weight of an event is not in its record."""
     broker, store = MemoryBroker(1), MemoryStore()

@@ -396,7 +396,7 @@ async def test_a_choice_and_its_record_are_one_write(tmp_path: Path) -> None:
         proxy.rule = None
         living = new(tmp_path, url)
         # The next change of the same user completes it; opening does not.
-        living._prepared = True
+        living._preparation.done = True
         living._connection.connect()
         living._housekeeping = asyncio.create_task(living._keep_house())
         assert dict(await living.apply(change("first-u", True))) == {"g": True}

@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The MongoDB storage on a server that is too busy to answer in time."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pymongo
+import pytest
+
+from engage.api import ProfileStore, StorageContext, StorageUnavailable
+from engage.testing import WORKSPACE, event, identify
+from engage_plugins.mongo import schema, store, writer
+from engage_plugins.mongo.store import MongoStorage
+from support import mongo
+from support.mongo_proxy import CLOSE, Proxy
+from support.waiting import eventually
+
+pytestmark = pytest.mark.mongo
+
+#: What a server answers if a command took longer than ``maxTimeMS``.
+TOO_SLOW = {"ok": 0.0, "errmsg": "operation exceeded time limit", "code": 50}
+
+
+def new(tmp_path: Path, url: str) -> MongoStorage:
+    return MongoStorage.from_options(
+        {"url": url}, StorageContext(base_dir=tmp_path, identifiers={})
+    )
+
+
+@contextlib.asynccontextmanager
+async def opened(tmp_path: Path, url: str) -> AsyncIterator[MongoStorage]:
+    made = new(tmp_path, url)
+    await made.open(create=True)
+    try:
+        yield made
+    finally:
+        await made.close()
+
+
+async def test_a_store_is_prepared_over_several_calls(tmp_path: Path) -> None:
+    """Each call has too little time for it, and ends before it is done."""
+
+    def slow(_name: str, _command: Any) -> None:
+        time.sleep(0.2)
+
+    with Proxy(mongo.shared(mongo.proxied_kind()).address) as proxy:
+        url = proxy.url(f"engage_test_{os.urandom(6).hex()}", "timeoutMS=1000")
+        async with opened(tmp_path, url):
+            pass
+        proxy.rule = slow
+        made = new(tmp_path, url)
+        # As long as the core waits.
+        async with asyncio.timeout(1.0):
+            await made.open(create=True)
+        for _ in range(5):
+            with contextlib.suppress(TimeoutError, StorageUnavailable):
+                async with asyncio.timeout(1.0):
+                    await made.write([event("a")])
+                    break
+        else:
+            pytest.fail("the store was never prepared")
+        proxy.rule = None
+        await made.close()
+
+
+async def test_a_store_works_although_cut_off_changes_cannot_be_completed_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are completed later, in steps that the server can do."""
+    monkeypatch.setattr(store, "_PAUSE", (0.05, 0.1))
+    monkeypatch.setattr(writer, "_STEP", 16)
+
+    def busy(name: str, command: Any) -> Any:
+        marked = name == "find" and command["find"] == schema.EVENTS and "limit" in command
+        return TOO_SLOW if marked and command["limit"] > 4 else None
+
+    with Proxy(mongo.shared(mongo.proxied_kind()).address) as proxy:
+        url = proxy.url(f"engage_test_{os.urandom(6).hex()}", "timeoutMS=2000")
+        dying = new(tmp_path, url)
+        await dying.open(create=True)
+        proxy.rule = lambda name, _: CLOSE if name == "update" else None
+        with pytest.raises(StorageUnavailable):
+            await dying.write([identify(f"m{n}", f"u{n}", n, traits={"n": n}) for n in range(20)])
+        assert dying._housekeeping is not None
+        dying._housekeeping.cancel()
+        await dying._connection.close()
+        proxy.rule = busy
+        async with opened(tmp_path, url) as made:
+            await made.write([event("a")])
+            with contextlib.closing(pymongo.MongoClient[Any](url)) as client:
+                events = client.get_default_database()[schema.EVENTS]
+                await eventually(lambda: not events.find_one({"_mark": {"$exists": True}}))
+            assert isinstance(made, ProfileStore)
+            for number in range(20):
+                user = await made.profile(WORKSPACE, f"u{number}")
+                assert user is not None
+                assert user.traits == {"n": number}
