@@ -155,11 +155,21 @@ def translated(what: str) -> Iterator[None]:
         raise
     except TimeoutError as error:
         raise StorageUnavailable(f"{what}: Kafka did not answer in time") from error
-    except Exception as error:
-        # The text of an error of aiokafka begins with its name.
-        name = f"{type(error).__name__}: "
-        reason = " ".join(f"{name}{str(error).removeprefix(name)}".split())
+    except kafka_errors.KafkaConnectionError as error:
+        if "Unable to bootstrap" not in str(error):
+            raise StorageUnavailable(f"{what}: {_reason(error)}") from error
+        # Its text lists the servers, each time in another order, as Python writes them.
+        reason = "no server of log.kafka.servers answers, or none accepts how engage signs in"
         raise StorageUnavailable(f"{what}: {reason}") from error
+    except Exception as error:
+        raise StorageUnavailable(f"{what}: {_reason(error)}") from error
+
+
+def _reason(error: Exception) -> str:
+    """Return the name and the text of an error in one line."""
+    # The text of an error of aiokafka begins with its name.
+    name = f"{type(error).__name__}: "
+    return " ".join(f"{name}{str(error).removeprefix(name)}".split())
 
 
 def _common(address: Address, timeout: float) -> dict[str, Any]:

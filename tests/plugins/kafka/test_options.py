@@ -202,3 +202,11 @@ def test_warnings_of_the_client_are_logged_once_a_minute(
     assert not {"joined", "nothing new"}.intersection(caplog.messages)
     assert not [one for one in caplog.messages if "never retrieved" in one]
     assert len([one for one in caplog.messages if one.startswith("Unable to connect")]) == 1
+
+
+async def test_brokers_that_cannot_be_reached_are_reported_in_words() -> None:
+    """The same words each time: aiokafka lists the servers in any order, as Python objects."""
+    log = make_log("127.0.0.1:1,127.0.0.1:2", "t")
+    with pytest.raises(StorageUnavailable, match=r": no server of log\.kafka\.servers answers"):
+        await log.open(create=False)
+    await log.close()
