@@ -26,7 +26,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--rounds",
         type=int,
         default=5,
-        help="how often tests/server/test_durability.py kills the server",
+        help="how often the tests of durability kill the server, or the loaders",
     )
 
 

@@ -28,7 +28,8 @@ A server and clients:
 
 - ``server_process``: ``engage serve`` as a process; start here to test a whole server
 - ``senders``: threads that send events to it while a test breaks what is behind it
-- ``loader_process``: ``engage load`` as a process beside it, and how the store is judged afterwards
+- ``loader_process``: ``engage load`` as a process beside it, and how its store is judged;
+  ``loader_nursery``: loaders that are killed by the dozen
 - ``console``: the console of such a server, and a client that is signed in to it
 - ``connections``: connections of which it is known which worker has them
 - ``operator``: a person who uses the console in a browser
