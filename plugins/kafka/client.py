@@ -637,6 +637,14 @@ class Member(ConsumerRebalanceListener):  # type: ignore[misc] # aiokafka has no
                 found: int | None = await self._consumer.committed(place)
                 return found
 
+    async def placed(self, partitions: Iterable[int], seconds: float) -> set[int]:
+        """Return those of the partitions in which the group has a committed place."""
+        places = [TopicPartition(self._topic, number) for number in partitions]
+        with translated("the places of the group cannot be read"):
+            async with asyncio.timeout(seconds):
+                found = await self._consumer._coordinator.fetch_committed_offsets(places)
+                return {place.partition for place, value in found.items() if value.offset >= 0}
+
     async def commit(self, places: Mapping[int, int], seconds: float) -> bool:
         """Commit places.
 

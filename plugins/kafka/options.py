@@ -45,10 +45,13 @@ def address(options: Mapping[str, Any], base_dir: Path) -> Address:
         raise ConfigError(
             "sasl_mechanism: PLAIN sends the password itself; set tls = true, or use SCRAM-SHA-512"
         )
+    servers = [part.strip() for part in options.get("servers", DEFAULT_SERVERS).split(",")]
+    for server in servers:
+        # The system would connect to another port.
+        if not 0 < int(server.rpartition(":")[2]) < 65536:
+            raise ConfigError(f"servers: {server} has no port from 1 to 65535")
     return Address(
-        servers=",".join(
-            part.strip() for part in options.get("servers", DEFAULT_SERVERS).split(",")
-        ),
+        servers=",".join(servers),
         tls=_tls(options, base_dir),
         sasl_mechanism=mechanism,
         sasl_username=options.get("sasl_username", ""),

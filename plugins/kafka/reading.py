@@ -54,6 +54,10 @@ class KafkaReader(LogReader):
         #: Nothing beyond it may be committed.
         self._returned: dict[int, int] = {}
         self._gaps: dict[int, tuple[int, int]] = {}
+        #: Partitions in which the group may have no committed place.
+        self._unplaced: set[int] = set()
+        #: Partition → the last place that this member committed, also before it lost the partition.
+        self._committed: dict[int, int] = {}
 
     async def open(self) -> None:
         await self._cluster.start()
@@ -98,6 +102,7 @@ class KafkaReader(LogReader):
         It is kept until now because the group takes commits until the partitions are divided.
         """
         self._returned.clear()
+        self._unplaced.clear()
 
     # ------------------------------------------------------------------------------ reading
     async def read(self, *, max_records: int, max_bytes: int, wait: float) -> Portion:
@@ -124,7 +129,7 @@ class KafkaReader(LogReader):
             found = await member.poll(wanted, max_records=max_records, wait=wait)
         except NoPlace as error:
             (partition,) = error.args
-            member.seek(partition, await self._start_of(partition))
+            await self._start(member, partition)
         except OutOfRange as error:
             await self._jump(member, *error.args)
         except StorageUnavailable:
@@ -133,6 +138,16 @@ class KafkaReader(LogReader):
             raise
         else:
             self._held.extend(map(_record, found))
+
+    async def _start(self, member: Member, partition: int) -> None:
+        """Begin in a partition without a committed place."""
+        first = await self._start_of(partition)
+        expected = self._committed.get(partition)
+        if expected is None:
+            self._unplaced.add(partition)
+            member.seek(partition, first)
+        else:
+            self._gone(member, partition, expected, first)
 
     async def _start_of(self, partition: int) -> int:
         """Return where to begin in a partition without a committed place."""
@@ -158,6 +173,12 @@ class KafkaReader(LogReader):
             "%s, partition %d: the record at %d is not in the log any more; it begins at %d",
             *(self._topic, partition, expected, first),
         )
+        self._begin(member, partition, expected, first)
+
+    def _begin(self, member: Member, partition: int, expected: int, first: int) -> None:
+        """Continue at the first record of a partition, and report that as a gap."""
+        self._held = collections.deque(one for one in self._held if one.partition != partition)
+        self._unplaced.add(partition)
         self._gaps[partition] = (expected, first)
         self._returned[partition] = first
         member.seek(partition, first)
@@ -205,10 +226,38 @@ class KafkaReader(LogReader):
             for partition, place in places.items()
             if partition in mine and place <= self._returned[partition]
         }
-        if known:
-            # Without success, the partitions are divided again: the next member reads from the
-            # committed places.
-            await member.commit(known, self._timeout)
+        expected = known.keys() - self._unplaced
+        if expected:
+            for partition in expected - await member.placed(expected, self._timeout):
+                await self._start_again(member, partition)
+                del known[partition]
+            # If the partitions were divided again meanwhile, they are read again.
+            known = {number: known[number] for number in known.keys() & self._returned.keys()}
+        # Without success, the partitions are divided again: the next member reads from the
+        # committed places.
+        if known and await member.commit(known, self._timeout):
+            self._unplaced -= known.keys()
+            self._committed |= known
+
+    async def _start_again(self, member: Member, partition: int) -> None:
+        """Read a partition from its first record: the place of the group is gone.
+
+        Kafka deletes the places of a topic with the topic. If it was made again, the next records
+        have offsets that this member has passed, so it would skip them, and no other one would
+        read them after a commit.
+        """
+        first = (await self._cluster.firsts(self._topic, [partition]))[partition]
+        if partition in self._returned:
+            self._gone(member, partition, self._returned[partition], first)
+
+    def _gone(self, member: Member, partition: int, expected: int, first: int) -> None:
+        _log.error(
+            "%s, partition %d: the place of the group is gone: the topic was deleted and made"
+            " again; it is read from %d",
+            *(self._topic, partition, first),
+        )
+        self._committed.pop(partition, None)
+        self._begin(member, partition, expected, first)
 
     async def rewind(self) -> None:
         member = await self._joined()
@@ -216,6 +265,7 @@ class KafkaReader(LogReader):
         for partition in member.assigned:
             place = await member.committed(partition, self._timeout)
             if place is None:
+                self._unplaced.add(partition)
                 place = await self._start_of(partition)
             member.seek(partition, place)
         # A fetch that ran meanwhile may have added records.

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
+from unittest import mock
 
 import aiokafka.admin.client
 import aiokafka.client
@@ -14,8 +15,9 @@ from confluent_kafka import Producer
 
 from engage.api import StorageIncompatible
 from engage_plugins.kafka import client
+from engage_plugins.kafka.reading import KafkaReader
 from support import kafka
-from support.kafka_log import make_log, opened, record, topic_name
+from support.kafka_log import make_log, opened, record, topic_name, until
 
 nodes = pytest.mark.kafka
 long = pytest.mark.timeout(300, func_only=True)
@@ -86,6 +88,47 @@ def test_markers_of_transactions_are_not_a_backlog(kafka_nodes: kafka.Cluster) -
 
 @nodes
 @long
+def test_a_topic_that_is_made_again_under_a_reader_is_read_from_its_beginning(
+    kafka_nodes: kafka.Cluster,
+) -> None:
+    """Its new records have offsets that the reader has passed, so none is out of range."""
+    topic = kafka_nodes.make_topic(topic_name(), partitions=1)
+
+    async def run() -> None:
+        async with opened(kafka_nodes.servers(), topic) as log:
+            await log.append([record(f"old{number}") for number in range(30)])
+            reader = log.reader("g")
+            await reader.open()
+            found: list[str] = []
+            while len(found) < 30:
+                portion = await reader.read(max_records=10, max_bytes=1 << 20, wait=0.5)
+                found += [one.record.value.decode() for one in portion.records]
+                if len(found) == 10:
+                    await reader.commit({0: 10})
+            deleted = kafka_nodes.admin.delete_topics([topic], operation_timeout=10)[topic]
+            await asyncio.to_thread(deleted.result)
+            await asyncio.to_thread(kafka_nodes.make_topic, topic, partitions=1)
+            await until(log.check)
+            new = [f"new{number}" for number in range(50)]
+            await log.append([record(name) for name in new])
+            # The storage has been slow, and now has the last portion.
+            await reader.commit({0: 30})
+            found = []
+            gaps: dict[int, tuple[int, int]] = {}
+            while len(found) < 50:
+                portion = await reader.read(max_records=100, max_bytes=1 << 20, wait=0.5)
+                found += [one.record.value.decode() for one in portion.records]
+                gaps |= portion.gaps
+            await reader.commit({0: 50})
+            assert (found, gaps) == (new, {0: (30, 0)})
+            assert await log.committed("g") == {0: 50}
+            await reader.close()
+
+    asyncio.run(run())
+
+
+@nodes
+@long
 def test_what_brokers_compress_is_read(
     kafka_nodes: kafka.Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -117,3 +160,23 @@ def test_what_brokers_compress_is_read(
             await make_log(kafka_nodes.servers(), topic).open(create=True)
 
     asyncio.run(run())
+
+
+async def test_a_place_that_is_gone_is_a_gap() -> None:
+    """Kafka deletes the places of a topic with the topic, and the client begins without one."""
+    member, cluster = mock.MagicMock(), mock.AsyncMock()
+    member.assigned, member.positions.return_value = {0}, {}
+    for name in ("start", "stop", "poll", "commit", "placed"):
+        setattr(member, name, mock.AsyncMock())
+    cluster.firsts.return_value = {0: 0}
+    cluster.is_open = True
+    one = mock.Mock(partition=0, offset=6, timestamp=1, key=b"k", value=b"v", headers=())
+    member.poll.side_effect = [client.NoPlace(0), [one], client.NoPlace(0), ()]
+    reader = KafkaReader(cluster, lambda *_: member, topic="t", since=None, timeout=1)
+    await reader.open()
+    portions = []
+    for _ in range(2):
+        portions.append(await reader.read(max_records=9, max_bytes=999, wait=0.1))
+        await reader.commit({0: 7})
+    assert [len(portion.records) for portion in portions] == [1, 0]
+    assert [dict(portion.gaps) for portion in portions] == [{}, {0: (7, 0)}]

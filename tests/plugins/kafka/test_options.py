@@ -45,6 +45,7 @@ def test_the_examples_of_the_schema_are_valid() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
+        ({"servers": "k1:9092, k2:99999"}, "servers: k2:99999 has no port from 1 to 65535"),
         ({"sasl_mechanism": "SCRAM-SHA-512"}, "sasl_username: is required"),
         ({"sasl_mechanism": "SCRAM-SHA-512", "sasl_username": "u"}, "sasl_password: is required"),
         ({"sasl_password": "hidden"}, "sasl_password: needs sasl_mechanism"),
