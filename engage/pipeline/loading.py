@@ -33,7 +33,7 @@ from engage.api import (
     unpack,
 )
 from engage.pipeline.load_letters import letter_of_damage
-from engage.pipeline.portion_writer import PortionWriter
+from engage.pipeline.portion_writer import Damage, PortionWriter, Unpacked
 from engage.pipeline.retries import Retries, Stopped
 from engage.storage.log_progress import GAP_RECORD
 
@@ -190,50 +190,57 @@ class Loader:
         self.empty_reads = 0 if portion.records else self.empty_reads + 1
         for partition, (expected, first) in portion.gaps.items():
             await self._note_gap(partition, expected, first)
-        places = await self._write(portion, reader)
+        items = self._unpacked(portion, reader)
+        reached: set[int] = set()
+        while items:
+            part = items[: self._writer.fitting([item for _, item in items])]
+            try:
+                await self._writer.write(part)
+            except StorageError:
+                continue  # fewer fit now
+            items = items[len(part) :]
+            places = {read.partition: read.offset + 1 for read, _ in part}
+            await self._commit(reader, places)
+            reached |= places.keys()
+        last: dict[int, int] = {}
         if self._span is None:
             # What is committed ends a gap, also if nothing was appended after it.
-            places = {partition: first for partition, (_, first) in portion.gaps.items()} | places
-        places |= {n: place for n, place in portion.passed.items() if n not in self.paused}
+            gaps = portion.gaps.items()
+            last = {partition: first for partition, (_, first) in gaps if partition not in reached}
+        last |= {n: place for n, place in portion.passed.items() if n not in self.paused}
+        await self._commit(reader, last)
+
+    async def _commit(self, reader: LogReader, places: Mapping[int, int]) -> None:
         if places:
             await self.log_calls.call(lambda: reader.commit(places))
             self.reached.update(places)
 
-    async def _write(self, portion: Portion, reader: LogReader) -> dict[int, int]:
-        """Write a portion to the storage.
-
-        :return: partition → the place after the last record that is done with.
-        """
-        events: list[tuple[ReadRecord, Event]] = []
-        letters: list[tuple[ReadRecord, DeadLetter]] = []
-        damaged: list[tuple[ReadRecord, DeadLetter]] = []
-        places: dict[int, int] = {}
+    def _unpacked(self, portion: Portion, reader: LogReader) -> list[Unpacked]:
+        """Return what is in the records of a portion that are to be loaded, in their order."""
+        items: list[Unpacked] = []
         skipped = 0
         for read in portion.records:
             if read.partition in self.paused or self._is_beyond(read):
                 continue
+            item: Event | DeadLetter | Damage | None
             try:
                 item = unpack(read.record)
             except UnknownRecord as error:
                 self._pause(reader, read, error)
                 continue
             except DamagedRecord as error:
-                damaged.append((read, letter_of_damage(read, error)))
+                item = Damage(letter_of_damage(read, error))
             except Exception as error:
                 _log.exception("a record of the log cannot be read")
-                damaged.append((read, letter_of_damage(read, error)))
+                item = Damage(letter_of_damage(read, error))
             else:
                 if self._span is not None and self._span.skips(item):
                     skipped += 1
-                elif isinstance(item, Event):
-                    events.append((read, item))
-                else:
-                    letters.append((read, item))
-            places[read.partition] = read.offset + 1
+                    item = None
+            items.append((read, item))
         if skipped:
             self._metrics.loaded("skipped", skipped)
-        await self._writer.write(events, letters, damaged)
-        return places
+        return items
 
     def _is_beyond(self, read: ReadRecord) -> bool:
         """Return whether a record is after the end of the span."""

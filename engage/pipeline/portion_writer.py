@@ -14,9 +14,10 @@ duplicate then. Fast writes become larger again.
 from __future__ import annotations
 
 import collections
+import dataclasses
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final
 
 from engage.api import (
@@ -43,7 +44,7 @@ if TYPE_CHECKING:
     from engage.monitoring.metrics import Metrics
     from engage.pipeline.ingest import Ingest
 
-__all__ = ["PortionWriter"]
+__all__ = ["Damage", "Item", "PortionWriter", "Unpacked"]
 
 _log = logging.getLogger(__name__)
 
@@ -58,6 +59,18 @@ _STEADY: Final = 10
 _LINE_PAUSE: Final = 60.0
 
 _Read = tuple[ReadRecord, Event]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Damage:
+    """A record that cannot be read."""
+
+    letter: DeadLetter
+
+
+#: What is in a record: an event, a letter of a server, or ``None`` for what is not loaded.
+Item = Event | DeadLetter | Damage | None
+Unpacked = tuple[ReadRecord, Item]
 
 
 class PortionWriter:
@@ -102,46 +115,40 @@ class PortionWriter:
 
     @property
     def portion(self) -> int:
-        """How many records the next portion may have: it is committed soon in any case."""
+        """How many records the next portion should have at most."""
         return self._weight
 
-    async def write(
-        self,
-        events: Sequence[_Read],
-        letters: Sequence[ReadLetter],
-        damaged: Sequence[ReadLetter],
-    ) -> None:
-        """Write the contents of a portion.
+    def fitting(self, items: Sequence[Item]) -> int:
+        """Return how many of the next items fit into a write, which is not larger than one of a
+        server: at least one."""
+        weight = 0
+        for number, item in enumerate(items):
+            # The weight is not in the record; few types weigh more than 1.
+            heavy = isinstance(item, Event) and item.type in ("identify", "group")
+            weight += _weight(item) if heavy and isinstance(item, Event) else 1
+            if number and weight > self._weight:
+                return number
+        return len(items)
 
-        :param events: in the order of the log.
-        :param letters: of the servers, which are in the log as events are.
-        :param damaged: the letters of records that cannot be read.
+    async def write(self, items: Sequence[Unpacked]) -> None:
+        """Write what is in records of the log, in their order.
+
+        :param items: as many as fit.
+        :raises StorageError: if the storage could not write so many, after a pause. Fewer fit now.
         :raises Stopped: if the process drains and something could not be written.
         """
-        own = list(damaged)
-        self._count("damaged", len(damaged))
-        for part in self._parts(events):
-            own += await self._write_part(part)
+        events = [(read, item) for read, item in items if isinstance(item, Event)]
+        letters = [(read, item) for read, item in items if isinstance(item, DeadLetter)]
+        own = [(read, item.letter) for read, item in items if isinstance(item, Damage)]
+        damaged = len(own)
+        if events:
+            own += await self._write_part(events)
         await self._letters.keep_own(own)
         if letters:
             await self._letters.keep_of_servers(letters)
+        self._count("damaged", damaged)
 
     # ----------------------------------------------------------------------------------- events
-    def _parts(self, events: Sequence[_Read]) -> Iterator[list[_Read]]:
-        """Divide events, lazily, into writes that are not larger than those of a server."""
-        part: list[_Read] = []
-        weight = 0
-        for read, event in events:
-            # The weight is not in the record; few types weigh more than 1.
-            one = _weight(event) if event.type in ("identify", "group") else 1
-            if part and weight + one > self._weight:
-                yield part
-                part, weight = [], 0
-            part.append((read, event))
-            weight += one
-        if part:
-            yield part
-
     async def _write_part(self, part: Sequence[_Read]) -> list[ReadLetter]:
         """Write events.
 
@@ -206,15 +213,14 @@ class PortionWriter:
             return list(await self._attempt(part))
         except StorageError:
             self._shrink(sum(_weight(event) for _, event in part))
-            smaller = self._parts(part)
+            raise
         except Stopped:
             raise
         except Exception:
             if len(part) == 1:
                 return [await self._alone(part[0])]
-            middle = len(part) // 2
-            smaller = iter((list(part[:middle]), list(part[middle:])))
-        return [outcome for one in smaller for outcome in await self._write(one)]
+        middle = len(part) // 2
+        return [*await self._write(part[:middle]), *await self._write(part[middle:])]
 
     def _shrink(self, weight: int) -> None:
         """Make the next writes smaller than one of ``weight``, with which the storage failed."""
