@@ -180,15 +180,8 @@ class MongoStorage(
                     await self._tidy()
                 pause = _PAUSE[0]
                 if self._writer.completions_due:
-                    # Counted before the work: a write that fails meanwhile sets it to two again.
-                    self._writer.completions_due -= 1
-                    try:
-                        await self._complete()
-                    except BaseException:
-                        self._writer.completions_due = 2
-                        raise
+                    await self._writer.complete_due(self._complete)
                     if self._writer.completions_due:
-                        pause = self._connection.timeout
                         self._work.set()
             except StorageUnavailable:
                 self._work.set()

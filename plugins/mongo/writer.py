@@ -20,7 +20,8 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Final
 
 from engage.api import Change, Event, Outcome, StorageUnavailable
@@ -34,6 +35,10 @@ from .schema import EVENTS
 
 #: Marked events that are completed at once. After a failure it is half as many, and so on.
 _STEP: Final = 500
+#: After a failure to complete them: the time until the next attempt, as a multiple of the time of
+#: the last one, and in seconds at most. FerretDB 1 reads all events to find those with a mark.
+_REST: Final = 10
+_LONGEST_REST: Final = 60.0
 
 
 class Writer:
@@ -61,6 +66,8 @@ class Writer:
         self._step = _STEP
         #: How often :meth:`complete` must be called because writes failed.
         self.completions_due = 0
+        #: When :meth:`complete_due` does so next.
+        self._complete_at = 0.0
         #: The marks of this process: their prefix, how many there were, and those of the writes
         #: whose changes are durable.
         self._process = os.urandom(6).hex()
@@ -97,6 +104,27 @@ class Writer:
         failed must have ended: the thread of the driver may insert until then."""
         self.completions_due = 2
         self._work.set()
+
+    async def complete_due(self, complete: Callable[[], Awaitable[None]]) -> None:
+        """Complete what failed writes left. To be called again if :attr:`completions_due` is not 0:
+        then it does so when it is time.
+
+        :param complete: completes it.
+        :raises StorageUnavailable: if the server fails, or needs too long.
+        """
+        began = time.monotonic()
+        if began < self._complete_at:
+            return
+        # Counted before the work: a write that fails meanwhile sets it to two again.
+        self.completions_due -= 1
+        try:
+            await complete()
+        except BaseException:
+            self.completions_due = 2
+            ended = time.monotonic()
+            self._complete_at = ended + min((ended - began) * _REST, _LONGEST_REST)
+            raise
+        self._complete_at = time.monotonic() + self._connection.timeout
 
     async def _insert(self, batch: Batch) -> None:
         """Insert events that have no changes."""

@@ -102,3 +102,30 @@ async def test_a_store_works_although_cut_off_changes_cannot_be_completed_at_onc
                 user = await made.profile(WORKSPACE, f"u{number}")
                 assert user is not None
                 assert user.traits == {"n": number}
+
+
+async def test_the_search_for_cut_off_changes_does_not_keep_a_server_busy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """FerretDB 1 reads all events for it, which may never end in time."""
+    monkeypatch.setattr(store, "_PAUSE", (0.05, 0.1))
+    searches: list[float] = []
+
+    def busy(name: str, command: Any) -> Any:
+        if name == "find" and command["find"] == schema.EVENTS and "limit" in command:
+            searches.append(time.monotonic())
+            time.sleep(0.3)
+            return TOO_SLOW
+        return CLOSE if name == "update" and searches == [] else None
+
+    with Proxy(mongo.shared(mongo.proxied_kind()).address) as proxy:
+        url = proxy.url(f"engage_test_{os.urandom(6).hex()}", "timeoutMS=2000")
+        async with opened(tmp_path, url) as made:
+            proxy.rule = busy
+            with pytest.raises(StorageUnavailable):
+                await made.write([identify("m", "u", 1, traits={"n": 1})])
+            await eventually(lambda: searches)
+            await asyncio.sleep(2.5)
+            assert len(searches) == 1
+            await made.write([event("a")])
+            proxy.rule = None
