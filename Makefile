@@ -20,7 +20,8 @@ PYTEST = $(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(PYTEST_ARGS)
 # pytest exits with 5 if it selected no test, which is fine for a part of the suite.
 ALLOW_NO_TESTS = || [ $$? -eq 5 ]
 
-# Additional arguments for the first benchmark of `make bench`, and for `make bench-large`.
+# Additional arguments for the first benchmark of `make bench`, and for the others. With --log,
+# `make bench` is `make bench-log`.
 BENCH_ARGS ?=
 
 .PHONY: help run install test test-fast test-browser lint bench bench-large bench-log clean
@@ -67,16 +68,20 @@ lint: $(VENV)/.test
 
 bench: $(VENV)/.test
 	@sh .ci/packages
+ifneq (,$(filter --log,$(BENCH_ARGS)))
+	$(BIN)/python benchmarks/log.py $(filter-out --log,$(BENCH_ARGS))
+else
 	$(BIN)/python benchmarks/run.py $(BENCH_ARGS)
 	$(BIN)/python benchmarks/mongo.py
 	$(BIN)/python benchmarks/webhooks.py
+endif
 
 bench-large: $(VENV)/.test
 	$(BIN)/python benchmarks/large.py $(BENCH_ARGS)
 
 bench-log: $(VENV)/.test
 	@sh .ci/packages
-	$(BIN)/python benchmarks/log.py
+	$(BIN)/python benchmarks/log.py $(BENCH_ARGS)
 
 clean:
 	rm -rf "$(VENV)" .cache build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
