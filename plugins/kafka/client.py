@@ -39,6 +39,10 @@ _HEARTBEAT: Final = 1500
 #: Seconds of a request of a member: the answer to that which joins the group waits until all other
 #: members have joined again or have lost their place, and in a new group three seconds more.
 _JOIN: Final = 10.0
+#: How many nodes are asked at most for what every node knows, and the errors after which the next
+#: one is: the client does not know at once that a node has died.
+_ATTEMPTS: Final = 5
+_UNREACHABLE: Final = (kafka_errors.NodeNotReadyError, kafka_errors.KafkaConnectionError)
 #: As milliseconds, a member keeps its partitions however long the storage takes.
 _UNLIMITED: Final = 2**31 - 1
 #: Bytes that a member fetches of a partition at once, unless a record is larger.
@@ -292,7 +296,7 @@ class Cluster:
         :return: empty if the topic does not exist, or if a broker does not know it yet.
         """
         async with self._calling(f"topic {topic}"):
-            found = (await self._opened.describe_topics([topic]))[0]
+            found = await self._described(topic)
             code = found["error_code"]
             if code == kafka_errors.UnknownTopicOrPartitionError.errno:
                 return {}
@@ -302,6 +306,18 @@ class Cluster:
                 one["partition"]: (one["leader"], len(one["replicas"]), len(one["isr"]))
                 for one in found["partitions"]
             }
+
+    async def _described(self, topic: str) -> Any:
+        attempt = 0
+        while True:
+            attempt += 1
+            try:
+                return (await self._opened.describe_topics([topic]))[0]
+            except _UNREACHABLE:
+                # It asked one of the nodes; the next attempt may ask another one.
+                if attempt == _ATTEMPTS:
+                    raise
+            await asyncio.sleep(0.05)
 
     async def known(self, topic: str) -> dict[int, tuple[int, int, int]]:
         """Return the same as :meth:`partitions`, and wait until a topic that was created appears.

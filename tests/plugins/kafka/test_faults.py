@@ -9,6 +9,7 @@ import random
 import time
 import zlib
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
@@ -230,6 +231,20 @@ def test_the_coordinator_of_a_group_is_killed(kafka_nodes: kafka.Cluster) -> Non
             assert noted.failures == 0
             assert found <= noted.sent
             assert (await log.backlog("g")).records == 0
+
+    asyncio.run(run())
+
+
+def test_what_every_node_knows_is_asked_of_another_one(kafka_nodes: kafka.Cluster) -> None:
+    """The client goes on asking a node that was killed, too, until it has noticed that."""
+    topic = topic_name()
+
+    async def run() -> None:
+        async with opened(kafka_nodes.servers(), topic) as log:
+            cluster = cast(Any, log)._cluster
+            await asyncio.to_thread(kafka_nodes.kill, 1)
+            for _ in range(50):
+                assert await cluster.partitions(topic)
 
     asyncio.run(run())
 
