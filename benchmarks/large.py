@@ -84,13 +84,17 @@ def measure(folder: Path, options: Options, figures: Figures, *, retention: bool
     :param retention: also measure the cases while retention deletes events.
     """
     _note_count(folder, figures)
-    _measure_start(folder, options, figures)
     with servers.engage(folder, workers=options.workers) as running:
         _measure_cases(running, options, figures, retention=False)
         figures.note("first line of export", first_line(folder / "engage.toml"))
         _note_count(folder, figures)
-    if not retention:
-        return
+    if retention:
+        _measure_retention(folder, options, figures)
+    # At the end, because it removes the store from the page cache.
+    _measure_start(folder, options, figures)
+
+
+def _measure_retention(folder: Path, options: Options, figures: Figures) -> None:
     with servers.engage(folder, workers=options.workers, config_extra=_RETENTION) as running:
         time.sleep(FIRST_SECONDS + 1)
         before, _ = _numbers(folder)

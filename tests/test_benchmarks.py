@@ -136,11 +136,11 @@ def test_make_bench_large_compares_stores_of_several_sizes(tmp_path: Path) -> No
     assert [row[:3] for row in rows(output, 12)] == [["0", "2", "1"], ["5,000", "2", "1"]]
     steps = [line for line in output.splitlines() if line.startswith("| 5,000 | ")][1:]
     assert [line.split(" | ")[1] for line in steps] == [
+        "first line of export",
         "check",
         "serve",
         "check, store not in the page cache",
         "serve, store not in the page cache",
-        "first line of export",
         "events in the store, with those of the load",
     ]
     assert "| 5,000 to " in steps[-1]
