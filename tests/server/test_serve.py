@@ -311,7 +311,7 @@ def test_a_new_worker_waits_for_a_store_that_is_away(tmp_path: Path) -> None:
         away.rename(path)
         wait_for(lambda: server.track("after").status_code == 200)
         wait_for(lambda: httpx.get(f"{server.url}/readyz").status_code == 200)
-        assert children(parent) == started
+        assert children(parent) == started, server.lines()
         assert [event["messageId"] for event in server.export()] == ["before", "after"]
         assert server.stop() == 0
 
