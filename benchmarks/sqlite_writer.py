@@ -60,7 +60,16 @@ def make_store(path: Path, count: int) -> None:
     columns = ", ".join(f"{name}" for _, name, *_ in db.execute("PRAGMA table_info(events)"))
     numbered = ((number, *row) for number, row in enumerate(rows(count, 0, _now()), 1))
     db.executemany(f"INSERT INTO events ({columns}) VALUES ({', '.join('?' * 12)})", numbered)
-    db.execute("INSERT INTO keys SELECT key, seq FROM events ORDER BY key")
+    # In parts as large as the writer makes them.
+    part = 1
+    while part <= count:
+        end = part + max(1 << 20, part // 4)
+        db.execute(
+            "INSERT INTO event_keys SELECT ?1, key, seq FROM events "
+            "WHERE seq >= ?1 AND seq < ?2 ORDER BY key",
+            (part, end),
+        )
+        part = end
     db.execute("UPDATE store SET value = ? WHERE name = 'merged'", (count,))
     db.execute("COMMIT")
     db.execute("PRAGMA journal_mode = WAL")

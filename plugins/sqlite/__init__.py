@@ -8,8 +8,8 @@
 ``transactions.py``    the writing connection: opening, transactions, failures, recovery
 ``keys.py``            which events are stored, by their keys; which writer may write
 ``merge.py``           moves keys from memory into their table, in small steps
-``filter.py``          the filter that recognises most new events without a look-up
-``saved.py``           the file that keeps keys and filter for the next start
+``parts.py``           the parts of that table, and the filters that recognise most new events
+``saved.py``           the file that keeps keys and filters for the next start
 ``checkpoint.py``      copies the write-ahead log into the file
 ``reader.py``          the reading connection: a snapshot for each call
 ``batch.py``           the events of one write, and what becomes of each

@@ -65,7 +65,7 @@ class Engine(Transactions):
             self._checkpoints.step(db)
             if not self._keys.is_taken_over:
                 return False
-            if not self._keys.has_filter:
+            if self._keys.build_filter_due:
                 self._keys.build_filter(db)
                 return True
             if self._keys.merge_due_alone() and time.monotonic() - self._last_write > _IDLE:

@@ -9,9 +9,10 @@ from typing import Any, Final
 
 from engage.api import Arrivals, Event, EventFilter, Outcome, Status
 
+from . import parts
 from .connection import insert, key_of, look_up
 from .paging import ReverseWindow, Window
-from .schema import KEYS_VERSION, version_of
+from .schema import KEYS_VERSION, PARTS_VERSION, version_of
 
 _COLUMNS: Final = (
     "workspace, origin, message_id, type, user_id, anonymous_id, name, received_at, timestamp, body"
@@ -146,12 +147,13 @@ def arrivals(db: sqlite3.Connection, at: int) -> Arrivals:
 
 def find(db: sqlite3.Connection, key: bytes) -> Event | None:
     """Return the event of a key, or ``None``; this takes a while if it is among the newest ones."""
-    if version_of(db) < KEYS_VERSION:
+    version = version_of(db)
+    if version < KEYS_VERSION:
         row = db.execute(f"SELECT key, {_COLUMNS} FROM events WHERE key = ?", (key,)).fetchone()
         return None if row is None else event_of(row)
-    number = db.execute("SELECT seq FROM keys WHERE key = ?", (key,)).fetchone()
-    if number is not None:
-        found = at(db, key, *number)
+    numbers = parts.NUMBERS if version >= PARTS_VERSION else "SELECT seq FROM keys WHERE key = ?"
+    for (number,) in db.execute(numbers, (key,)).fetchall():
+        found = at(db, key, number)
         if found is not None:
             return found
     row = db.execute(

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which events are stored, by their keys: in memory, in a filter, and in the table ``keys``.
+"""Which events are stored, by their keys: in memory, in filters, and in the table ``event_keys``.
 
-A unique index on random keys would change a page for each event. Instead, the table ``keys`` has
-the keys of all events up to the number ``merged``; those of the newer events are in memory, and
-``merge.py`` moves them into the table.
+A unique index on random keys would change a page for each event. Instead, the table has the keys of
+all events up to the number ``merged``, in parts; those of the newer events are in memory, and
+``merge.py`` moves them into the newest part.
 
-The keys in memory and the filter only show that an event is surely new. An event is a duplicate
+The keys in memory and the filters only show that an event is surely new. An event is a duplicate
 only if its row of ``events`` is read in the same transaction: another program may have replaced the
 content of the file by a backup, and retention deletes events and leaves their keys.
 
@@ -27,11 +27,10 @@ from typing import Any, Final
 
 from engage.api import StorageUnavailable
 
-from . import filter as key_filter
-from . import saved
+from . import parts, saved
 from .connection import KEY_BYTES, look_up
-from .filter import Filter
 from .merge import Frozen, Merger
+from .parts import Parts
 
 #: The keys in memory are merged when there are as many as a part of the table has
 #: (:data:`_MERGE_PART`): the larger the table, the fewer keys of a merge are on one page. The two
@@ -46,6 +45,14 @@ ALONE_KEYS: Final = 300
 #: While keys cannot be merged, memory holds at most this many times the number of keys from which
 #: they are merged.
 _MAX_WAITING: Final = 4
+
+#: Version of what :meth:`Keys.save` writes.
+_SAVED_FORMAT: Final = 2
+
+_NUMBERS: Final = (
+    "SELECT k.key, k.seq FROM {keys} w "
+    "CROSS JOIN event_keys k ON k.part = w.column1 AND k.key = w.column2"
+)
 
 
 class Keys:
@@ -64,7 +71,7 @@ class Keys:
         self._last = 0
         self._live: dict[bytes, int] = {}
         self._merger = Merger()
-        self._filter = Filter()
+        self._parts = Parts()
         self._threshold = MERGE_KEYS[0]
         #: Whether a transaction with a step of the merge is running.
         self._is_merging = False
@@ -89,15 +96,13 @@ class Keys:
         """
         self.reset()
         before, last = _state(db)
-        numbers = dict(db.execute("SELECT name, value FROM store"))
-        merged = numbers["merged"]
+        (merged,) = db.execute("SELECT value FROM store WHERE name = 'merged'").fetchone()
         self._last = last
-        self._merger = Merger(merged, numbers["swept"])
-        newest = self._load(_identity(before, last, merged))
+        self._merger = Merger(merged)
+        newest, filters = self._load(_identity(before, last, merged))
+        self._parts = Parts.read(db, merged, filters)
         self.plan(db)
         if newest is None:
-            (least,) = db.execute("SELECT min(seq) FROM events").fetchone()
-            self._filter = Filter(max(0, merged - (least or merged)))
             query = "SELECT key, seq FROM events WHERE seq > ? ORDER BY seq"
             newest = db.execute(query, (merged,))
         for key, seq in newest:
@@ -115,30 +120,32 @@ class Keys:
 
         :raises OSError: if it cannot be written.
         """
-        if self._epoch is None or not self._filter.is_complete:
+        if self._epoch is None:
             return
         known = [*(frozen.keys for frozen in self._merger.waiting), self._live]
-        numbers, blooms = self._filter.dump()
-        head = {**_identity(self._epoch, self._last, self._merger.merged), "filter": numbers}
+        identity = _identity(self._epoch, self._last, self._merger.merged)
+        numbers, blooms = self._parts.dump()
+        head = {**identity, "parts": numbers}
         keys = b"".join(itertools.chain(*known))
         seqs = array("q", itertools.chain(*(one.values() for one in known))).tobytes()
         saved.write(self._saved, head, [keys, seqs, *blooms])
 
-    def _load(self, identity: Mapping[str, Any]) -> Iterable[tuple[bytes, int]] | None:
-        """Take the filter that was saved, and return the keys that are not in the table.
+    def _load(
+        self, identity: Mapping[str, Any]
+    ) -> tuple[Iterable[tuple[bytes, int]], tuple[dict[str, Any], list[bytes]]] | tuple[None, None]:
+        """Return the keys that are not in the table, and the filters over those that are.
 
-        :return: ``None`` if nothing was saved for this state of the store.
+        :return: ``None`` twice if nothing was saved for this state of the store.
         """
         found = saved.read(self._saved)
         if found is None:
-            return None
+            return None, None
         head, (keys, seqs, *blooms) = found
         if {name: head.get(name) for name in identity} != identity:
-            return None
-        self._filter = Filter.load(head["filter"], blooms)
+            return None, None
         size = KEY_BYTES
         split = (keys[start : start + size] for start in range(0, len(keys), size))
-        return zip(split, array("q", seqs), strict=True)
+        return zip(split, array("q", seqs), strict=True), (head["parts"], blooms)
 
     # ---------------------------------------------------------------------------- events
     @property
@@ -159,10 +166,9 @@ class Keys:
                 hits = {key: known[key] for key in keys if key in known}
                 found |= hits
                 keys = keys - hits.keys()
-        possible = self._filter.may_contain(keys)
-        if possible:
-            query = "SELECT k.key, k.seq FROM {keys} w CROSS JOIN keys k ON k.key = w.column1"
-            found.update(look_up(db, query, [(key,) for key in possible]))
+        if possible := self._parts.that_may_contain(keys):
+            for key, number in look_up(db, _NUMBERS, possible):
+                found[key] = max(number, found.get(key, 0))
         return found
 
     def _newest_first(self) -> Iterator[Mapping[bytes, int]]:
@@ -213,7 +219,7 @@ class Keys:
         :raises sqlite3.Error: if it fails.
         """
         self._is_merging = True
-        self._merger.step(db, count, self._filter)
+        self._merger.step(db, count, self._parts)
 
     def merge_alone(self, db: sqlite3.Connection) -> None:
         """Do the same in a transaction that stores no event."""
@@ -242,15 +248,14 @@ class Keys:
         return self._merger.has_work and not self._merger.is_pausing
 
     def plan(self, db: sqlite3.Connection) -> None:
-        """Adapt the threshold, the filter and the merger to the number of events."""
+        """Adapt the threshold, the parts and the merger to the number of events."""
         (least,) = db.execute("SELECT min(seq) FROM events").fetchone()
         if least is None:
             least = self._last + 1
         self._threshold = min(
             max(MERGE_KEYS[0], (self._merger.merged - least) // _MERGE_PART), MERGE_KEYS[1]
         )
-        self._filter.forget(least)
-        self._merger.plan(least)
+        self._merger.plan(least, self._parts)
 
     def plan_due(self, new: int) -> bool:
         """Return whether :meth:`plan` should be called in a transaction with new events."""
@@ -259,15 +264,20 @@ class Keys:
     # ---------------------------------------------------------------------------- filter
     @property
     def has_filter(self) -> bool:
-        """Whether the filter has all keys of the table."""
-        return self._filter.is_complete
+        """Whether filters cover the whole table."""
+        return self._parts.are_covered
+
+    @property
+    def build_filter_due(self) -> bool:
+        """Whether a filter is to be built."""
+        return self._parts.building_is_due
 
     def build_filter(self, db: sqlite3.Connection) -> None:
-        """Add a page of the table to the filter.
+        """Add a page of the table to the filter that is to be built.
 
         :raises sqlite3.Error: if it cannot be read.
         """
-        self._filter.build(db, self._merger.merged)
+        self._parts.build(db)
 
 
 def _state(db: sqlite3.Connection) -> tuple[int, int]:
@@ -285,6 +295,7 @@ def _identity(epoch: int, last: int, merged: int) -> dict[str, Any]:
         "epoch": epoch,
         "last": last,
         "merged": merged,
-        "filter_version": key_filter.VERSION,
+        "filter_version": parts.VERSION,
+        "format": _SAVED_FORMAT,
         "byte_order": sys.byteorder,
     }

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Moves keys from memory into the table ``keys``, and deletes old ones, in small steps.
+"""Moves keys from memory into the table ``event_keys``, and deletes old parts, in small steps.
 
 A step is part of a transaction that the caller makes. Its effect here is confirmed after the
 commit, so a step whose transaction failed is made again.
@@ -15,19 +15,16 @@ from collections.abc import Mapping
 from typing import Final
 
 from .connection import insert
-from .filter import Filter
+from .parts import Parts
 
 #: How many keys are merged for each new event. Above 1, a merge ends before the next one is due.
 RATE: Final = 1.5
 #: The least number of keys in a step: a statement for fewer would cost more than the keys.
 LEAST_KEYS: Final = 64
-#: For each key that a step would merge, how many stale keys it looks for instead.
-_SWEEP_RATE: Final = 10
+#: For each key that a step would merge, how many stale keys it deletes instead.
+_DELETE_RATE: Final = 4
 #: For each key that a step would merge, how many it puts into parts instead.
 _SPREAD_RATE: Final = 16
-#: Stale keys are deleted when there are at least this many, and half as many as other keys: this
-#: reads the whole table.
-SWEEP_KEYS: Final = 100_000
 #: Seconds until a merge is tried again after a failure: the first pause, doubled each time, and the
 #: longest.
 BACK_OFF: Final = (1.0, 60.0)
@@ -47,6 +44,8 @@ class Frozen:
         """
         self.keys = keys
         self.last = last
+        #: The part that its keys are moved to, once that is decided: the number of the first event.
+        self.part: int | None = None
         self._unspread = iter(keys)
         self._is_spread = False
         self._parts: list[list[bytes]] = [[] for _ in range(256)]
@@ -93,21 +92,17 @@ class Merger:
     """The keys that wait to be merged, oldest first, and the deletion of stale keys.
 
     A key is stale when its event has been deleted. Deleting it at the same time would change a
-    random page for each event.
+    random page for each event, so the keys of a part are deleted when all of them are stale.
     """
 
-    def __init__(self, merged: int = 0, swept: int = 0) -> None:
-        """
-        :param merged: the keys of all events up to this number are in the table.
-        :param swept: the table has no key of an event below this number.
-        """
+    def __init__(self, merged: int = 0) -> None:
+        """:param merged: the keys of all events up to this number are in the table."""
         self.merged = merged
-        self.swept = swept
         self.waiting: deque[Frozen] = deque()
-        #: Keys of events below this number are being deleted; 0: no keys are.
-        self._sweep_below = 0
-        self._sweep_after = self._sweep_next = b""
-        self._is_swept = False
+        self._least = 0
+        #: The parts that are to be deleted.
+        self._stale: deque[int] = deque()
+        self._is_deleted = False
         self._credit = 0.0
         self._pause = 0.0
         self._not_before = 0.0
@@ -116,7 +111,7 @@ class Merger:
     @property
     def has_work(self) -> bool:
         """Whether there is anything to merge or to delete, now or after a pause."""
-        return bool(self.waiting or self._sweep_below)
+        return bool(self.waiting or self._stale)
 
     @property
     def is_pausing(self) -> bool:
@@ -130,18 +125,16 @@ class Merger:
         self._credit += new * RATE
         return int(self._credit) if self._credit >= LEAST_KEYS else 0
 
-    def plan(self, least: int) -> None:
-        """Begin to delete stale keys if there are many.
+    def plan(self, least: int, parts: Parts) -> None:
+        """Begin to delete the parts whose keys are all stale.
 
-        :param least: the least number of an event.
+        :param least: the number of the oldest event.
         """
-        stale, others = least - self.swept, self.merged - least
-        if not self._sweep_below and stale >= max(SWEEP_KEYS, others // 2):
-            self._sweep_below = least
-            self._sweep_after = b""
+        self._least = least
+        self._stale += parts.drop(least)
 
     # ------------------------------------------------------------------------ the steps
-    def step(self, db: sqlite3.Connection, count: int, keys_filter: Filter) -> None:
+    def step(self, db: sqlite3.Connection, count: int, parts: Parts) -> None:
         """Merge the next keys, or delete stale ones, in a transaction of the caller.
 
         :raises sqlite3.Error: if that is not possible.
@@ -149,39 +142,37 @@ class Merger:
         if self.waiting:
             frozen = self.waiting[0]
             if frozen.spread(count * _SPREAD_RATE):
-                self._merge(db, frozen, frozen.take(count), keys_filter)
-        elif self._sweep_below:
-            self._sweep(db, count * _SWEEP_RATE)
+                self._merge(db, frozen, frozen.take(count), parts)
+        elif self._stale:
+            self._delete(db, self._stale[0], count * _DELETE_RATE)
 
     def _merge(
-        self, db: sqlite3.Connection, frozen: Frozen, keys: list[bytes], keys_filter: Filter
+        self, db: sqlite3.Connection, frozen: Frozen, keys: list[bytes], parts: Parts
     ) -> None:
+        if frozen.part is None:
+            frozen.part = parts.begin(self.merged + 1, frozen.last, self._least)
         # A key is here twice if its event was deleted and stored again.
         insert(
             db,
-            "INSERT INTO keys (key, seq)",
-            [(key, frozen.keys[key]) for key in keys],
-            "ON CONFLICT (key) DO UPDATE SET seq = excluded.seq WHERE excluded.seq > keys.seq",
+            "INSERT INTO event_keys (part, key, seq)",
+            [(frozen.part, key, frozen.keys[key]) for key in keys],
+            "ON CONFLICT (part, key) DO UPDATE "
+            "SET seq = excluded.seq WHERE excluded.seq > event_keys.seq",
         )
         # Before the commit: a key too many does no harm.
-        keys_filter.add(keys, frozen.last)
+        parts.add(keys)
         if frozen.is_taken:
             db.execute("UPDATE store SET value = ? WHERE name = 'merged'", (frozen.last,))
 
-    def _sweep(self, db: sqlite3.Connection, count: int) -> None:
-        after, least = self._sweep_after, self._sweep_below
+    def _delete(self, db: sqlite3.Connection, part: int, count: int) -> None:
         end = db.execute(
-            "SELECT key FROM keys WHERE key > ? ORDER BY key LIMIT 1 OFFSET ?", (after, count)
+            "SELECT key FROM event_keys WHERE part = ? ORDER BY key LIMIT 1 OFFSET ?", (part, count)
         ).fetchone()
         if end is None:
-            db.execute("DELETE FROM keys WHERE key > ? AND seq < ?", (after, least))
-            db.execute("UPDATE store SET value = ? WHERE name = 'swept'", (least,))
-            self._is_swept = True
+            db.execute("DELETE FROM event_keys WHERE part = ?", (part,))
+            self._is_deleted = True
         else:
-            db.execute(
-                "DELETE FROM keys WHERE key > ? AND key <= ? AND seq < ?", (after, *end, least)
-            )
-            self._sweep_next = end[0]
+            db.execute("DELETE FROM event_keys WHERE part = ? AND key < ?", (part, *end))
 
     # ------------------------------------------------------------ after the transaction
     def confirm(self) -> None:
@@ -193,14 +184,13 @@ class Merger:
             if frozen.is_taken:
                 self.merged = frozen.last
                 self.waiting.popleft()
-        elif self._is_swept:
-            self.swept, self._sweep_below, self._is_swept = self._sweep_below, 0, False
-        else:
-            self._sweep_after = self._sweep_next
+        elif self._is_deleted:
+            self._stale.popleft()
+            self._is_deleted = False
 
     def failed(self) -> None:
         """Try again after a pause: a transaction with a step failed."""
-        self._is_swept = False
+        self._is_deleted = False
         self._credit = 0.0
         self._pause = min(self._pause * 2 or BACK_OFF[0], BACK_OFF[1])
         self._not_before = time.monotonic() + self._pause

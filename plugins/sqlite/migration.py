@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Brings the store of an earlier version up to date, in place and in one transaction.
 
-Version 4 writes all events to a new table, so it takes long if there are many, and needs room for
-them twice: once in the log, and once in the file, whose old pages are free only afterwards.
+Version 4 writes all events to a new table, and version 5 their keys. That takes long if there are
+many, and needs room for them twice: once in the log, and once in the file, whose old pages are free
+only afterwards.
 """
 
 from __future__ import annotations
@@ -25,8 +26,11 @@ _WAIT: Final = 600.0
 _WAIT_REPORT: Final = 30.0
 _ATTEMPT: Final = 1.0
 
-#: Seconds for each million events, measured on two shared cores with events of 0.6 KB.
-_SECONDS_PER_MILLION: Final = 5.0
+#: Seconds for each million events, measured on two shared cores with events of 0.6 KB: from the
+#: versions before 4, and from version 4.
+_SECONDS_PER_MILLION: Final = (5.0, 0.5)
+#: Bytes that a key takes in its table, with what is free on the pages.
+_KEY_BYTES: Final = 48
 #: Events from which the log reports when it begins and ends.
 _REPORTED: Final = 100_000
 
@@ -80,23 +84,30 @@ def notice(db: sqlite3.Connection, settings: Settings) -> str | None:
     :raises StorageUnavailable: if there is not enough room for it.
     """
     version = schema.version_of(db)
-    if version >= schema.KEYS_VERSION:
+    if version >= schema.PARTS_VERSION:
         return None
+    has_keys = version >= schema.KEYS_VERSION
     most = 0
     if settings.max_bytes:
         most = settings.max_bytes // db.execute("PRAGMA page_size").fetchone()[0]
-    needed, free = _require_room(db, settings.path, settings.min_free_bytes, most)
-    # Counting all events would read a whole index, and min and max in one query the whole table.
+    needed, free = _require_room(db, version, settings.path, settings.min_free_bytes, most)
+    count = _about_how_many(db)
+    seconds = max(1, round(count / 1e6 * _SECONDS_PER_MILLION[has_keys]))
+    what = "the keys of its events" if has_keys else "its events"
+    return (
+        f"made by an earlier version of engage (store version {version}): the next `engage serve` "
+        f"writes {what} (about {count}) to a new table, which takes about {seconds} s and "
+        f"needs {needed >> 20} MiB on the disk, of which {free >> 20} MiB are free"
+    )
+
+
+def _about_how_many(db: sqlite3.Connection) -> int:
+    """Return about how many events there are: counting them would read a whole index."""
+    # Two queries, because min and max in one would read the whole table.
     first, last = (
         db.execute(f"SELECT {one}(seq) FROM events").fetchone()[0] for one in ("min", "max")
     )
-    count = 0 if first is None else last - first + 1
-    seconds = max(1, round(count / 1e6 * _SECONDS_PER_MILLION))
-    return (
-        f"made by an earlier version of engage (store version {version}): the next `engage serve` "
-        f"writes its events (about {count}) to a new table, which takes about {seconds} s and "
-        f"needs {needed >> 20} MiB on the disk, of which {free >> 20} MiB are free"
-    )
+    return 0 if first is None else int(last - first + 1)
 
 
 def _migrate_locked(db: sqlite3.Connection, path: str, min_free_bytes: int) -> None:
@@ -105,17 +116,16 @@ def _migrate_locked(db: sqlite3.Connection, path: str, min_free_bytes: int) -> N
     start, count = time.monotonic(), 0
     try:
         version = schema.version_of(db)
-        if version < schema.KEYS_VERSION:
-            _require_room(db, path, min_free_bytes)
-            (count,) = db.execute("SELECT count(*) FROM events").fetchone()
+        if version < schema.PARTS_VERSION:
+            _require_room(db, version, path, min_free_bytes)
+            count = _about_how_many(db)
             if count >= _REPORTED:
-                _log.info("SQLite: %s: writing %d events to a new table", path, count)
-            added = _added_by_operator(db)
-            schema.apply_migrations(db, version)
-            for statement in added:
-                db.execute(statement)
-        else:
-            schema.apply_migrations(db, version)
+                what = "events" if version < schema.KEYS_VERSION else "keys of events"
+                _log.info("SQLite: %s: writing about %d %s to a new table", path, count, what)
+        added = _added_by_operator(db) if version < schema.KEYS_VERSION else []
+        schema.apply_migrations(db, version)
+        for statement in added:
+            db.execute(statement)
         db.execute("COMMIT")
     except BaseException:
         if db.in_transaction:
@@ -140,9 +150,9 @@ def _added_by_operator(db: sqlite3.Connection) -> list[str]:
 
 
 def _require_room(
-    db: sqlite3.Connection, path: str, min_free_bytes: int, max_pages: int = 0
+    db: sqlite3.Connection, version: int, path: str, min_free_bytes: int, max_pages: int = 0
 ) -> tuple[int, int]:
-    """Check that the events fit on the disk twice more, and into the file once more.
+    """Check that what is written anew fits on the disk twice more, and into the file once more.
 
     :param max_pages: the maximum size of the file; 0: that of the connection.
     :return: the bytes that are needed on the disk, and those that are free.
@@ -152,18 +162,21 @@ def _require_room(
         db.execute(f"PRAGMA {name}").fetchone()[0]
         for name in ("page_count", "freelist_count", "page_size", "max_page_count")
     )
-    used = pages - unused
+    used = written = pages - unused
+    if version >= schema.KEYS_VERSION:
+        written = _about_how_many(db) * _KEY_BYTES // size + 1
     free = shutil.disk_usage(Path(path).parent).free
-    needed = 2 * used * size + min_free_bytes
+    needed = 2 * written * size + min_free_bytes
     if free < needed:
         raise StorageUnavailable(
             f"{path}: bringing the store up to date needs {needed >> 20} MiB on its disk, and "
             f"{free >> 20} MiB are free; make room, or copy the store to another disk with "
             "`engage copy`"
         )
-    if 2 * used > (max_pages or most):
+    if used + written > (max_pages or most):
+        needed = (used + written) * size
         raise StorageUnavailable(
-            f"{path}: bringing the store up to date needs a file of {2 * used * size >> 20} MiB, "
+            f"{path}: bringing the store up to date needs a file of {needed >> 20} MiB, "
             "more than storage.sqlite.max_bytes; increase it, or copy the store with `engage copy`"
         )
     return needed, free

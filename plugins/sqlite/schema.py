@@ -17,10 +17,10 @@ from typing import Final
 from engage.api import StorageIncompatible, StorageMissing, StorageUnavailable
 
 #: Version of what is written. It increases with every addition to the tables.
-VERSION: Final = 4
+VERSION: Final = 5
 #: The oldest reader that understands what is written. It increases when a change would mislead
-#: older readers: before version 4, the key of an event was unique in ``events``.
-MIN_READER: Final = 4
+#: older readers: before version 5, the keys of the events were in another table.
+MIN_READER: Final = 5
 #: ``PRAGMA application_id``: "engg".
 APPLICATION_ID: Final = 0x656E6767
 
@@ -97,7 +97,8 @@ _TABLES: Final = (
 
 #: Version → the statements that make a store of it from one of the version before. Up to version 3
 #: they only add. Version 4 makes a new table of events, because SQLite cannot remove a UNIQUE: a
-#: process of an earlier version that is still running then gets an error for each event.
+#: process of an earlier version that is still running then gets an error for each event. One of
+#: version 4 notices that it does not own the store any more.
 MIGRATIONS: Final[Mapping[int, Sequence[str]]] = {
     2: (
         # When an event first set a trait of a user to a value: see ProfileStore.find_users. Only
@@ -164,10 +165,23 @@ MIGRATIONS: Final[Mapping[int, Sequence[str]]] = {
         "INSERT INTO store VALUES ('epoch', 0)",
         "DROP TABLE earlier",
     ),
+    5: (
+        # In one order of all keys, the more there are, the more pages a merge changes. So they are
+        # in parts, each for the events from the number "part" to the next part: see parts.py.
+        """CREATE TABLE event_keys (
+            part INTEGER NOT NULL, key BLOB NOT NULL, seq INTEGER NOT NULL,
+            PRIMARY KEY (part, key)) WITHOUT ROWID""",
+        "INSERT INTO event_keys SELECT (SELECT min(seq) FROM keys), key, seq FROM keys "
+        "ORDER BY key",
+        "DROP TABLE keys",
+        "DELETE FROM store WHERE name = 'swept'",
+        "UPDATE store SET value = abs(random() / 2) WHERE name = 'epoch'",
+    ),
 }
 
-#: The first version whose keys are in a table.
+#: The first version whose keys are in a table, and the first that has them in parts.
 KEYS_VERSION: Final = 4
+PARTS_VERSION: Final = 5
 
 
 class NotADatabase(StorageIncompatible, StorageUnavailable):

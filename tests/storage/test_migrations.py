@@ -116,7 +116,7 @@ def version_1(request: pytest.FixtureRequest, tmp_path: Path) -> Earlier:
     params=[
         pytest.param((kind, version), id=f"{kind}-{version}", marks=marks)
         for kind, versions, marks in (
-            ("sqlite", (1, 2, 3), ()),
+            ("sqlite", (1, 2, 3, 4), ()),
             ("mongo", (1, 2), pytest.mark.mongo),
         )
         for version in versions
@@ -186,7 +186,7 @@ async def test_other_commands_read_an_earlier_store_and_leave_it_as_it_is(
     assert earlier.version() == earlier.made
 
 
-@pytest.mark.parametrize("version", [1, 2, 3])
+@pytest.mark.parametrize("version", [1, 2, 3, 4])
 async def test_a_command_that_writes_asks_for_a_server_first(tmp_path: Path, version: int) -> None:
     """The store has no place for what it writes. (MongoDB makes collections as needed.)"""
     earlier = Earlier(tmp_path, "sqlite", version)
@@ -238,7 +238,20 @@ async def test_a_process_of_an_earlier_version_stores_no_more_events(
             assert await ids(store) == ["1", "2", "3", "4", "5", "6", "old"]
 
 
-@pytest.mark.parametrize("version", [1, 2, 3])
+def test_a_process_of_version_4_notices_the_migration(tmp_path: Path) -> None:
+    """It compares the epoch in each transaction, and then finds a store that it cannot read."""
+    Earlier(tmp_path, "sqlite", 4)
+    with contextlib.closing(sqlite3.connect(tmp_path / "engage.db", isolation_level=None)) as db:
+        query = "SELECT value FROM store WHERE name = 'epoch'"
+        (epoch,) = db.execute(query).fetchone()
+        assert epoch
+        migrate(db, str(tmp_path / "engage.db"), 0)
+        assert db.execute(query).fetchone() != (epoch,)
+        (least,) = db.execute("SELECT value FROM store WHERE name = 'min_reader'").fetchone()
+        assert least > 4
+
+
+@pytest.mark.parametrize("version", [1, 2, 3, 4])
 async def test_events_are_the_same_after_the_migration(tmp_path: Path, version: int) -> None:
     """Their numbers are, which are cursors, and no number of an expired event is used again."""
     earlier = Earlier(tmp_path, "sqlite", version)
@@ -295,7 +308,7 @@ async def test_a_migration_without_room_is_not_begun(
     assert earlier.version() == sqlite_schema.VERSION
 
 
-@pytest.mark.parametrize("version", [1, 2, 3])
+@pytest.mark.parametrize("version", [1, 2, 3, 4])
 def test_check_shows_that_a_store_is_to_be_brought_up_to_date(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: int
 ) -> None:
@@ -319,7 +332,7 @@ def test_check_shows_that_a_store_is_to_be_brought_up_to_date(
     assert result.exit_code == 1
     assert re.search(r"needs \d+ MiB on its disk, and \d+ MiB are free", result.output)
     monkeypatch.undo()
-    config.write_text(config.read_text().replace("min_free_bytes = 0", f"max_bytes = {size}"))
+    config.write_text(config.read_text().replace("min_free_bytes = 0", f"max_bytes = {size // 2}"))
     assert "more than storage.sqlite.max_bytes" in run().output
     assert earlier.version() == version
 
@@ -413,7 +426,7 @@ async def test_a_migration_that_is_killed_has_no_effect(tmp_path: Path, at: floa
     async with earlier.opened(create=True) as store:
         assert len(await ids(store)) == 30_000
     with contextlib.closing(sqlite3.connect(tmp_path / "engage.db")) as db:
-        assert db.execute("SELECT count(*) FROM keys").fetchone() == (30_000,)
+        assert db.execute("SELECT count(*) FROM event_keys").fetchone() == (30_000,)
         assert db.execute("PRAGMA integrity_check").fetchone() == ("ok",)
 
 
@@ -465,7 +478,7 @@ asyncio.run(main())
 """
 
 
-@pytest.mark.parametrize("version", [1, 2, 3])
+@pytest.mark.parametrize("version", [1, 2, 3, 4])
 def test_several_processes_bring_a_store_up_to_date(tmp_path: Path, version: int) -> None:
     """All workers and the console start at once."""
     earlier = Earlier(tmp_path, "sqlite", version)
@@ -490,7 +503,7 @@ def test_migrations_are_numbered_up_to_the_version() -> None:
         assert numbers == list(range(2, schema.VERSION + 1))
 
 
-@pytest.mark.parametrize("version", [1, 2, 3])
+@pytest.mark.parametrize("version", [1, 2, 3, 4])
 def test_no_command_brings_a_store_up_to_date(tmp_path: Path, version: int) -> None:
     """Not even one that creates a store if there is none."""
     earlier = Earlier(tmp_path, "sqlite", version)
@@ -516,7 +529,7 @@ def test_no_command_brings_a_store_up_to_date(tmp_path: Path, version: int) -> N
     assert earlier.version() == version
 
 
-@pytest.mark.parametrize("version", [1, 2, 3])
+@pytest.mark.parametrize("version", [1, 2, 3, 4])
 def test_a_new_store_is_like_one_that_was_brought_up_to_date(tmp_path: Path, version: int) -> None:
     def tables(db: sqlite3.Connection) -> list[str]:
         rows = db.execute("SELECT sql FROM sqlite_master WHERE sql IS NOT NULL")

@@ -20,8 +20,7 @@ import pytest
 from engage.api import Status, StorageUnavailable
 from engage.testing import event
 from engage.testing.factories import TIME
-from engage_plugins.sqlite import filter as key_filter
-from engage_plugins.sqlite import keys, merge
+from engage_plugins.sqlite import keys, merge, parts
 from engage_plugins.sqlite.engine import Engine
 from engage_plugins.sqlite.events import row_of
 from engage_plugins.sqlite.transactions import SupersededError
@@ -30,15 +29,14 @@ from support.sqlite import file_limit, settings
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Merge after 20 events, in steps of a few keys."""
+    """Merge after 20 events, in steps of a few keys, into parts of 64."""
     monkeypatch.setattr(keys, "MERGE_KEYS", (20, 40))
     monkeypatch.setattr(keys, "ALONE_KEYS", 7)
     monkeypatch.setattr(merge, "LEAST_KEYS", 3)
     monkeypatch.setattr(merge, "_SPREAD_RATE", 4)
-    monkeypatch.setattr(merge, "_SWEEP_RATE", 2)
-    monkeypatch.setattr(merge, "SWEEP_KEYS", 30)
-    monkeypatch.setattr(key_filter, "BUILD_KEYS", 16)
-    monkeypatch.setattr(key_filter, "_LEAST_CAPACITY", 64)
+    monkeypatch.setattr(merge, "_DELETE_RATE", 2)
+    monkeypatch.setattr(parts, "BUILD_KEYS", 16)
+    monkeypatch.setattr(parts, "_LEAST_CAPACITY", 64)
 
 
 @pytest.fixture
@@ -89,7 +87,16 @@ def stored(path: Path) -> list[str]:
 def table(path: Path) -> dict[bytes, int]:
     """Return the table of keys."""
     with contextlib.closing(sqlite3.connect(path)) as db:
-        return dict(db.execute("SELECT key, seq FROM keys"))
+        return dict(db.execute("SELECT key, max(seq) FROM event_keys GROUP BY key"))
+
+
+def parts_of(path: Path) -> dict[int, list[int]]:
+    """Return the numbers of the events of each part."""
+    found: dict[int, list[int]] = {}
+    with contextlib.closing(sqlite3.connect(path)) as db:
+        for part, number in db.execute("SELECT part, seq FROM event_keys ORDER BY part, seq"):
+            found.setdefault(part, []).append(number)
+    return found
 
 
 def numbers(path: Path) -> dict[bytes, int]:
@@ -111,11 +118,17 @@ def are_duplicates(engine: Engine, names: Sequence[int]) -> bool:
 # ----------------------------------------------------------------------------- duplicates
 @pytest.mark.parametrize("size", [1, 7, 50])
 def test_every_event_is_stored_once(engine: Engine, path: Path, size: int) -> None:
-    """Whether its key is in memory, on its way, or in the table; with and without a filter."""
+    """Whether its key is in memory, on its way, or in the table; with and without filters."""
     write_all(engine, range(200), size)
     assert 0 < merged(path) < 200
-    assert not engine._keys.has_filter
-    for _ in range(2):
+    assert engine._keys.has_filter
+    for turn in range(3):
+        if turn == 1:
+            # As after a crash.
+            engine.drop()
+            engine._keys.reset()
+            assert are_duplicates(engine, [5])
+            assert not engine._keys.has_filter
         assert are_duplicates(engine, range(200))
         assert write(engine, 3, 200, 3, 199)[::2] == [Status.DUPLICATE] * 2
         finish(engine)
@@ -205,10 +218,136 @@ def test_the_keys_of_deleted_events_are_deleted_later(engine: Engine, path: Path
     assert len(table(path)) == merged(path)
     write_all(engine, range(300, 330))
     finish(engine)
+    # Of the part that has event 251, too, they stay.
     (least,) = {min(table(path).values())}
-    assert least > 250
+    assert 251 - 64 * 2 < least <= 251
+    assert least in parts_of(path)
     assert are_duplicates(engine, range(250, 330))
     assert write(engine, 249) == [Status.STORED]
+
+
+def test_each_part_has_the_keys_of_successive_events(engine: Engine, path: Path) -> None:
+    """So a merge changes a few pages only, however many events are stored."""
+    write_all(engine, range(2000), 10)
+    finish(engine)
+    found = parts_of(path)
+    assert [one for part in found.values() for one in part] == list(range(1, merged(path) + 1))
+    assert all(part == numbers[0] for part, numbers in found.items())
+    sizes = [len(numbers) for numbers in found.values()]
+    # A merge is not divided, so a part may have fewer than it has room for.
+    assert all(max(64, sum(sizes[:n]) // 4) - 40 < size for n, size in enumerate(sizes[:-1]))
+    assert all(size <= max(64, sum(sizes[:n]) // 4) for n, size in enumerate(sizes))
+    assert 8 < len(sizes) < 20
+    engine.drop()
+    engine._keys.reset()
+    write_all(engine, range(2000, 2600), 10)
+    assert are_duplicates(engine, range(0, 2600, 50))
+    found = parts_of(path)
+    assert [one for part in found.values() for one in part] == list(range(1, merged(path) + 1))
+
+
+def test_a_part_is_deleted_even_if_the_writer_is_replaced_meanwhile(path: Path) -> None:
+    engine = opened(path)
+    write_all(engine, range(600))
+    finish(engine)
+    before = parts_of(path)
+    assert engine.expire(TIME + 500, 1000, False) == 500
+    write_all(engine, range(600, 640))
+    for closes in (True, False):
+        finish_one = engine._keys.merge_due_alone()
+        assert finish_one
+        engine._last_write = 0.0
+        engine.work()
+        if closes:
+            engine.close()
+        engine.drop()
+        engine = opened(path)
+        assert are_duplicates(engine, range(500, 640))
+    write_all(engine, range(640, 700))
+    finish(engine)
+    after = parts_of(path)
+    assert min(after) > 100
+    assert set(before) - set(after) == {part for part in before if part < min(after)}
+    assert are_duplicates(engine, range(500, 700))
+    assert write(engine, 3) == [Status.STORED]
+    engine.close()
+
+
+def test_a_key_may_be_in_several_parts(engine: Engine, path: Path) -> None:
+    """Its event was deleted and stored again; the newest number counts."""
+    for turn in range(4):
+        write_all(engine, [0])
+        write_all(engine, range(1 + 100 * turn, 101 + 100 * turn))
+        finish(engine)
+        for _ in range(2):
+            assert are_duplicates(engine, [0])
+            found = engine.find("acme", "api", "0")
+            assert found is not None
+            reader = Engine(settings(path))
+            reader.open(False, False)
+            assert reader.find("acme", "api", "0") == found
+            reader.close()
+            engine.drop()
+            engine._keys.reset()
+        with contextlib.closing(sqlite3.connect(path)) as db, db:
+            db.execute("DELETE FROM events WHERE message_id = '0'")
+        assert engine.find("acme", "api", "0") is None
+    key = row_of(event("0"))[0]
+    with contextlib.closing(sqlite3.connect(path)) as db:
+        query = "SELECT count(DISTINCT part) FROM event_keys WHERE key = ?"
+        assert db.execute(query, (key,)).fetchone()[0] > 1
+
+
+def test_a_few_filters_cover_all_parts(path: Path) -> None:
+    engine = opened(path)
+    most = 0
+    for start in range(0, 3000, 10):
+        write_all(engine, range(start, start + 10), 10)
+        engine._last_write = 0.0
+        for _ in range(8):
+            engine.work()
+        most = max(most, len(engine._keys._parts._filters))
+        assert engine._keys.has_filter
+        if start % 250 == 0:
+            assert are_duplicates(engine, range(0, start, 50))
+    assert most == 5
+    for _ in range(2):
+        finish(engine)
+        assert len(engine._keys._parts) > 8
+        assert len(engine._keys._parts._filters) < 5
+        # Nearly all new events are recognised without a look-up.
+        keys = {row_of(event(str(number)))[0] for number in range(3000)}
+        known = {key for _, key in engine._keys._parts.that_may_contain(keys)}
+        assert known >= set(table(path))
+        others = {row_of(event(f"other {number}"))[0] for number in range(3000)}
+        assert len(engine._keys._parts.that_may_contain(others)) < 200
+        engine.close()
+        engine = opened(path)
+    engine.close()
+
+
+def test_a_part_is_covered_as_soon_as_it_is_read(path: Path) -> None:
+    engine = opened(path)
+    write_all(engine, range(1000))
+    finish(engine)
+    engine.drop()
+    engine = opened(path)
+    left = len(engine._keys._parts)
+    assert len(engine._keys._parts._unfiltered) == left
+    seen = set()
+    reopened = False
+    while not engine._keys.has_filter:
+        engine._keys.build_filter(engine.connection())
+        seen.add(len(engine._keys._parts._unfiltered))
+        assert are_duplicates(engine, range(0, 1000, 100))
+        if len(seen) == 4 and not reopened:
+            reopened = True
+            # What is built is saved, and building goes on with the rest.
+            engine.close()
+            engine = opened(path)
+            assert len(engine._keys._parts._unfiltered) in seen
+    assert seen == set(range(left + 1))
+    engine.close()
 
 
 def test_the_filter_follows_retention(engine: Engine, path: Path) -> None:
@@ -217,7 +356,7 @@ def test_the_filter_follows_retention(engine: Engine, path: Path) -> None:
         write_all(engine, range(start, start + 100))
         engine.expire(TIME + start, 1000, True)
         finish(engine)
-        assert len(engine._keys._filter._parts) < 10
+        assert len(engine._keys._parts) < 6
     assert len(table(path)) < 400
     assert are_duplicates(engine, range(2900, 3000))
 
@@ -382,7 +521,7 @@ def test_a_write_is_made_again_without_the_step_that_failed(engine: Engine, path
     write_all(engine, range(20), 20)
     assert engine._keys._merger.waiting
     while True:
-        failing = Failing(engine._db, "INSERT INTO keys", after=False)
+        failing = Failing(engine._db, "INSERT INTO event_keys", after=False)
         engine._db = failing
         write_all(engine, [int(stored(path)[-1]) + 1])
         if not failing.failures:
@@ -522,7 +661,7 @@ def test_a_saved_file_that_does_not_fit_is_not_used(
         saved(path).unlink()
         saved(path).mkdir()
     else:
-        monkeypatch.setattr(key_filter, "VERSION", "0")
+        monkeypatch.setattr(parts, "VERSION", "0")
     engine = opened(path)
     assert not engine._keys.has_filter
     assert are_duplicates(engine, range(150))
@@ -532,6 +671,8 @@ def test_a_saved_file_that_does_not_fit_is_not_used(
 def test_the_filter_is_built_while_keys_are_merged(path: Path) -> None:
     engine = opened(path)
     write_all(engine, range(300))
+    engine.drop()
+    engine = opened(path)
     assert not engine._keys.has_filter
     number = 300
     while not engine._keys.has_filter:

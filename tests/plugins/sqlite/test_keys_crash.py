@@ -24,13 +24,13 @@ import random, sys
 from pathlib import Path
 from engage.api import Status, StorageUnavailable
 from engage.testing import event
-from engage_plugins.sqlite import checkpoint, filter, keys, merge
+from engage_plugins.sqlite import checkpoint, keys, merge, parts
 from engage_plugins.sqlite.engine import Engine
 from engage_plugins.sqlite.events import row_of
 from support.sqlite import settings
 
 keys.MERGE_KEYS, keys.ALONE_KEYS, merge.LEAST_KEYS = (200, 400), 20, 8
-filter.BUILD_KEYS, merge.SWEEP_KEYS = 50, 300
+parts.BUILD_KEYS, parts._LEAST_CAPACITY = 50, 1000
 checkpoint.CHECKPOINT_BYTES = 200_000
 path, start, owner = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3] == "owner"
 owners = {True}
@@ -100,11 +100,13 @@ def check(path: Path, writers: list[WriterProcess]) -> None:
         (merged,) = db.execute("SELECT value FROM store WHERE name = 'merged'").fetchone()
         missing = db.execute(
             "SELECT count(*) FROM events e WHERE seq <= ? "
-            "AND NOT EXISTS (SELECT 1 FROM keys k WHERE k.key = e.key AND k.seq = e.seq)",
+            "AND NOT EXISTS (SELECT 1 FROM event_keys k WHERE k.key = e.key AND k.seq = e.seq)",
             (merged,),
         ).fetchone()
+        parts = [part for (part,) in db.execute("SELECT DISTINCT part FROM event_keys")]
         assert db.execute("PRAGMA integrity_check").fetchone() == ("ok",)
     assert missing == (0,)
+    assert len(parts) > 1 or merged < 2000
     assert set(found.values()) <= {1}
     for one in writers:
         assert set(one.acknowledged()) <= set(found)
