@@ -18,7 +18,7 @@ _COLUMNS: Final = (
     "workspace, origin, message_id, type, user_id, anonymous_id, name, received_at, timestamp, body"
 )
 #: Rows that are counted at most to find the first event received since a given time.
-_MAX_COUNTED: Final = 1_000_000
+_MAX_COUNTED: Final = 20_000_000
 
 #: Rows near a time among which the first or the last event is looked for. Events are not stored in
 #: the exact order of their times of receipt: several processes receive them, and a clock is set.

@@ -105,6 +105,22 @@ async def test_a_range_of_time_is_read_without_what_is_before_and_after_it(
             assert (list(page.items), page.cursor) == ([], None)
 
 
+@pytest.mark.parametrize("most", [50, 51])
+async def test_a_scan_begins_at_the_first_event_of_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int
+) -> None:
+    """If looking for it would take long, it begins at the first event of all."""
+    monkeypatch.setattr(paging, "MAX_ROWS", 10)
+    monkeypatch.setattr(events, "_MAX_COUNTED", most)
+    async with opened(tmp_path) as store:
+        await store_all(store, *(event(f"{n:03}", at=n) for n in range(200)))
+        wanted = EventFilter(since=TIME + 150)
+        page = await store.scan(wanted, after=None, limit=100)
+        assert bool(page.items) is (most > 50)
+        found = await all_pages(store.scan, wanted)
+        assert [one.message_id for one in found] == [f"{n:03}" for n in range(150, 200)]
+
+
 @pytest.mark.parametrize("near", [5, 200_000])
 async def test_a_range_of_time_is_complete_after_a_clock_was_set(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, near: int
