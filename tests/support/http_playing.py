@@ -84,14 +84,17 @@ class _Lines(logging.Handler):
 def _logged(effects: list[list[Any]]) -> Iterator[None]:
     handler = _Lines(effects)
     root, access = logging.getLogger(), logging.getLogger(ACCESS)
-    level = access.level
+    # A test before may have configured the log.
+    level, propagates, handlers = access.level, access.propagate, access.handlers
     root.addHandler(handler)
     access.setLevel(logging.INFO)
+    access.propagate, access.handlers = True, []
     try:
         yield
     finally:
         root.removeHandler(handler)
         access.setLevel(level)
+        access.propagate, access.handlers = propagates, handlers
 
 
 _NAMES: Final = (
