@@ -66,8 +66,13 @@ class Engine(Transactions):
             if not self._keys.is_taken_over:
                 return False
             if self._keys.build_filter_due:
-                self._keys.build_filter(db)
-                return True
+                # Another program may have replaced the content of the file, even for a moment.
+                db.execute("BEGIN")
+                is_current = self._keys.is_current(db)
+                if is_current:
+                    self._keys.build_filter(db)
+                db.execute("COMMIT")
+                return is_current
             if self._keys.merge_due_alone() and time.monotonic() - self._last_write > _IDLE:
                 self._merge_alone()
                 return self._keys.merge_due_alone()
@@ -124,12 +129,13 @@ class Engine(Transactions):
             new = [key for key in batch.rows if key not in duplicates] if duplicates else batch.rows
             events.insert_new(db, [batch.rows[key] for key in new], keys.next_number)
             applied = self._profiles.apply(db, batch.changes(new, self._profiles.is_linked))
-            if keys.plan_due(len(new)):
-                keys.plan(db)
+            least = keys.plan(db) if keys.plan_due(len(new)) else None
             if merging and (count := keys.merge_due(len(new))):
                 keys.merge(db, count)
         keys.merge_confirmed()
         keys.stored(new)
+        if new and least is not None:
+            keys.forget(least)
         self._profiles.remember_links(applied)
         return batch.outcomes(duplicates), applied.dropped
 

@@ -101,11 +101,14 @@ class Keys:
         self._merger = Merger(merged)
         newest, filters = self._load(_identity(before, last, merged))
         self._parts = Parts.read(db, merged, filters)
-        self.plan(db)
+        # The epoch is a new one if this transaction is committed.
+        self.forget(self.plan(db))
         if newest is None:
             query = "SELECT key, seq FROM events WHERE seq > ? ORDER BY seq"
             newest = db.execute(query, (merged,))
         for key, seq in newest:
+            # In the order of the numbers, also if an event was deleted and stored again.
+            self._live.pop(key, None)
             self._live[key] = seq
             if len(self._live) >= self._threshold:
                 self._freeze(seq)
@@ -182,6 +185,10 @@ class Keys:
         :param keys: in the order of their numbers, which began with :attr:`next_number`.
         """
         last = self._last + len(keys)
+        if not self._live.keys().isdisjoint(keys):
+            # A deleted event is stored again: the order is that of the numbers.
+            for key in keys:
+                self._live.pop(key, None)
         self._live.update(zip(keys, range(self._last + 1, last + 1), strict=True))
         self._last = last
         if len(self._live) >= self._threshold and len(self._merger.waiting) < _MAX_WAITING - 1:
@@ -247,14 +254,24 @@ class Keys:
         """Return whether there are keys to merge or to delete now."""
         return self._merger.has_work and not self._merger.is_pausing
 
-    def plan(self, db: sqlite3.Connection) -> None:
-        """Adapt the threshold, the parts and the merger to the number of events."""
+    def plan(self, db: sqlite3.Connection) -> int:
+        """Adapt the threshold to the number of events, and return the number of the oldest one."""
         (least,) = db.execute("SELECT min(seq) FROM events").fetchone()
         if least is None:
             least = self._last + 1
         self._threshold = min(
             max(MERGE_KEYS[0], (self._merger.merged - least) // _MERGE_PART), MERGE_KEYS[1]
         )
+        return int(least)
+
+    def forget(self, least: int) -> None:
+        """Forget the parts whose events have all been deleted.
+
+        Call it when a transaction with new events is committed: a backup of the state before it may
+        have these events, and looks like what this writer left if nothing was committed since.
+
+        :param least: the number of the oldest event in that transaction.
+        """
         self._merger.plan(least, self._parts)
 
     def plan_due(self, new: int) -> bool:

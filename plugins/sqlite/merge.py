@@ -23,7 +23,7 @@ RATE: Final = 1.5
 LEAST_KEYS: Final = 64
 #: For each key that a step would merge, how many stale keys it deletes instead.
 _DELETE_RATE: Final = 4
-#: For each key that a step would merge, how many it puts into parts instead.
+#: For each key that a step would merge, how many it puts into buckets instead.
 _SPREAD_RATE: Final = 16
 #: Seconds until a merge is tried again after a failure: the first pause, doubled each time, and the
 #: longest.
@@ -34,7 +34,7 @@ class Frozen:
     """Keys that are ready to be merged, in order.
 
     In the order of the table, several keys of a step are on one page. Sorting all of them at once
-    would take too long, so they are first spread over 256 parts by their first byte.
+    would take too long, so they are first spread over 256 buckets by their first byte.
     """
 
     def __init__(self, keys: Mapping[bytes, int], last: int) -> None:
@@ -48,16 +48,16 @@ class Frozen:
         self.part: int | None = None
         self._unspread = iter(keys)
         self._is_spread = False
-        self._parts: list[list[bytes]] = [[] for _ in range(256)]
-        #: Part and index of the first key that is not merged.
+        self._buckets: list[list[bytes]] = [[] for _ in range(256)]
+        #: Bucket and index of the first key that is not merged.
         self._position = self._next = (0, 0)
 
     def spread(self, count: int) -> bool:
-        """Put the next keys into parts, and return whether all were in parts before."""
+        """Put the next keys into buckets, and return whether all were in buckets before."""
         if not self._is_spread:
-            parts, keys = self._parts, list(itertools.islice(self._unspread, count))
+            buckets, keys = self._buckets, list(itertools.islice(self._unspread, count))
             for key in keys:
-                parts[key[0]].append(key)
+                buckets[key[0]].append(key)
             self._is_spread = len(keys) < count
             return False
         return True
@@ -65,23 +65,23 @@ class Frozen:
     def take(self, count: int) -> list[bytes]:
         """Return the next keys in order: the same ones again, unless :meth:`confirm` was called."""
         taken: list[bytes] = []
-        part, index = self._position
-        while part < len(self._parts) and len(taken) < count:
-            keys = self._parts[part]
+        bucket, index = self._position
+        while bucket < len(self._buckets) and len(taken) < count:
+            keys = self._buckets[bucket]
             if index == 0:
                 keys.sort()
             chunk = keys[index : index + count - len(taken)]
             taken += chunk
             index += len(chunk)
             if index == len(keys):
-                part, index = part + 1, 0
-        self._next = (part, index)
+                bucket, index = bucket + 1, 0
+        self._next = (bucket, index)
         return taken
 
     @property
     def is_taken(self) -> bool:
         """Whether the keys that were taken last are the last ones."""
-        return self._next[0] == len(self._parts)
+        return self._next[0] == len(self._buckets)
 
     def confirm(self) -> None:
         """Let the next :meth:`take` return the keys after those that were taken last."""
@@ -128,7 +128,7 @@ class Merger:
     def plan(self, least: int, parts: Parts) -> None:
         """Begin to delete the parts whose keys are all stale.
 
-        :param least: the number of the oldest event.
+        :param least: the number of the oldest event, in a transaction that is committed.
         """
         self._least = least
         self._stale += parts.drop(least)

@@ -29,8 +29,9 @@ _ATTEMPT: Final = 1.0
 #: Seconds for each million events, measured on two shared cores with events of 0.6 KB: from the
 #: versions before 4, and from version 4.
 _SECONDS_PER_MILLION: Final = (5.0, 0.5)
-#: Bytes that a key takes in its table, with what is free on the pages.
-_KEY_BYTES: Final = 48
+#: Bytes of the table of keys for each event: 36 for a key, and there are up to half as many keys of
+#: deleted events.
+_KEY_BYTES: Final = 56
 #: Events from which the log reports when it begins and ends.
 _REPORTED: Final = 100_000
 
@@ -162,9 +163,10 @@ def _require_room(
         db.execute(f"PRAGMA {name}").fetchone()[0]
         for name in ("page_count", "freelist_count", "page_size", "max_page_count")
     )
-    used = written = pages - unused
-    if version >= schema.KEYS_VERSION:
-        written = _about_how_many(db) * _KEY_BYTES // size + 1
+    used = pages - unused
+    written = _about_how_many(db) * _KEY_BYTES // size + 1
+    if version < schema.KEYS_VERSION:
+        written += used
     free = shutil.disk_usage(Path(path).parent).free
     needed = 2 * written * size + min_free_bytes
     if free < needed:

@@ -158,7 +158,8 @@ class Parts:
         :param last: the number of the last of them.
         :param least: the number of the oldest event that is stored.
         """
-        if not self._parts or last >= self._end:
+        # A part that was begun before a crash may have the same number: it is used, full or not.
+        if not self._parts or (last >= self._end and first > self._parts[-1]):
             capacity = _capacity(first - least)
             self._parts.append(first)
             self._end = first + capacity

@@ -682,3 +682,99 @@ def test_the_filter_is_built_while_keys_are_merged(path: Path) -> None:
     assert number > 310
     assert are_duplicates(engine, range(number))
     engine.close()
+
+
+# ------------------------------------------------- rare orders of what happens to a store
+def test_keys_are_saved_in_the_order_of_their_numbers(path: Path) -> None:
+    """Also the key of a deleted event that was stored again while it was in memory.
+
+    The next writer freezes them in this order, and everything up to the last number of what it
+    froze counts as merged.
+    """
+    engine = opened(path)
+    write_all(engine, range(19), 1)
+    write_all(engine, range(19, 24))
+    engine._keys._merger._pause, engine._keys._merger._not_before = 1.0, float("inf")
+    write_all(engine, range(24, 39), 15)
+    engine.write([row_of(event("39", at=-1000))])
+    assert engine.expire(TIME - 500, 1, True) == 1
+    write_all(engine, range(40, 42))
+    assert write(engine, 39) == [Status.STORED]
+    engine.close()
+    engine = opened(path)
+    finish(engine)
+    found = table(path)
+    assert all(found.get(key) == seq for key, seq in numbers(path).items() if seq <= merged(path))
+    engine.drop()
+    engine = opened(path)
+    assert are_duplicates(engine, [*range(39), 40, 41, 39])
+    engine.close()
+
+
+def test_a_part_is_forgotten_when_its_transaction_is_committed(
+    engine: Engine, path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A backup from before a deletion looks like the store if nothing was committed since."""
+    write_all(engine, range(400))
+    number = 400
+    while not engine._keys.plan_due(5):
+        write_all(engine, [number])
+        number += 1
+    finish(engine)
+    assert len(engine._keys._parts) > 2
+    backup(path, tmp_path / "same.db")
+    assert engine.expire(TIME + 300, 1000, False) == 300
+
+    def merge_due(*_: Any) -> int:
+        raise sqlite3.OperationalError("database or disk is full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(engine._keys, "merge_due", merge_due)
+        with pytest.raises(StorageUnavailable):
+            write(engine, *range(5000, 5005))
+    restore(path, tmp_path / "same.db")
+    assert are_duplicates(engine, range(300))
+    assert len(stored(path)) == number
+
+
+def test_a_filter_is_built_from_the_content_that_is_known(path: Path, tmp_path: Path) -> None:
+    """Not from another content that is in the file for a moment."""
+    engine = opened(path)
+    write_all(engine, range(30))
+    finish(engine)
+    backup(path, tmp_path / "other.db")
+    write_all(engine, range(30, 300))
+    finish(engine)
+    engine.drop()
+    engine = opened(path)
+    backup(path, tmp_path / "same.db")
+    restore(path, tmp_path / "other.db")
+    assert not engine.work()
+    restore(path, tmp_path / "same.db")
+    finish(engine)
+    assert engine._keys.has_filter
+    assert are_duplicates(engine, range(300))
+    assert len(stored(path)) == 300
+    engine.close()
+
+
+def test_a_part_is_not_begun_twice(path: Path) -> None:
+    """A crash in the first merge of a part, and a gap in the numbers as large as a part."""
+    engine = opened(path)
+    write_all(engine, range(600))
+    finish(engine)
+    first = merged(path) + 1
+    with contextlib.closing(sqlite3.connect(path)) as db, db:
+        (key,) = db.execute("SELECT key FROM events WHERE seq = ?", (first,)).fetchone()
+        db.execute("INSERT INTO event_keys VALUES (?, ?, ?)", (first, key, first))
+        db.execute("UPDATE sqlite_sequence SET seq = seq + 1000 WHERE name = 'events'")
+    engine.drop()
+    engine = opened(path)
+    write_all(engine, range(1000, 1100))
+    finish(engine)
+    begun = engine._keys._parts._parts
+    assert len(set(begun)) == len(begun)
+    engine.drop()
+    engine = opened(path)
+    assert are_duplicates(engine, [*range(600), *range(1000, 1100)])
+    engine.close()
