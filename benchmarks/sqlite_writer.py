@@ -23,6 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 from engage_plugins.sqlite import events, schema
 from engage_plugins.sqlite.connection import key_of
 from engage_plugins.sqlite.engine import Engine
+from engage_plugins.sqlite.parts import capacity_of
 from support.sqlite import settings
 
 #: Each write has one of these numbers of events.
@@ -63,7 +64,7 @@ def make_store(path: Path, count: int) -> None:
     # In parts as large as the writer makes them.
     part = 1
     while part <= count:
-        end = part + max(1 << 20, part // 4)
+        end = part + capacity_of(part - 1)
         db.execute(
             "INSERT INTO event_keys SELECT ?1, key, seq FROM events "
             "WHERE seq >= ?1 AND seq < ?2 ORDER BY key",

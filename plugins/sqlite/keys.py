@@ -49,7 +49,7 @@ _MAX_WAITING: Final = 4
 #: Version of what :meth:`Keys.save` writes.
 _SAVED_FORMAT: Final = 2
 
-_NUMBERS: Final = (
+_FIND: Final = (
     "SELECT k.key, k.seq FROM {keys} w "
     "CROSS JOIN event_keys k ON k.part = w.column1 AND k.key = w.column2"
 )
@@ -170,7 +170,7 @@ class Keys:
                 found |= hits
                 keys = keys - hits.keys()
         if possible := self._parts.that_may_contain(keys):
-            for key, number in look_up(db, _NUMBERS, possible):
+            for key, number in look_up(db, _FIND, possible):
                 found[key] = max(number, found.get(key, 0))
         return found
 
@@ -279,11 +279,6 @@ class Keys:
         return len(self._live) + new >= self._threshold
 
     # ---------------------------------------------------------------------------- filter
-    @property
-    def has_filter(self) -> bool:
-        """Whether filters cover the whole table."""
-        return self._parts.are_covered
-
     @property
     def build_filter_due(self) -> bool:
         """Whether a filter is to be built."""

@@ -44,7 +44,7 @@ VERSION: Final = importlib.metadata.version("rbloom")
 
 #: A key is a hash already, of which 64 bits are enough here. Python's ``hash`` of it would depend
 #: on a seed of the process.
-_NUMBERS: Final = struct.Struct(">q8x")
+_FIRST_BITS: Final = struct.Struct(">q8x")
 
 #: The parts, without a look at each of their keys.
 _PARTS: Final = """WITH RECURSIVE parts (part) AS (
@@ -112,7 +112,7 @@ class Parts:
         made._parts = [part for (part,) in db.execute(query)]
         if made._parts:
             oldest, newest = made._parts[0], made._parts[-1]
-            made._end = max(merged + 1, newest + _capacity(merged - oldest))
+            made._end = max(merged + 1, newest + capacity_of(merged - oldest))
         if saved is not None:
             numbers, blooms = saved
             filters = [
@@ -160,7 +160,7 @@ class Parts:
         """
         # A part that was begun before a crash may have the same number: it is used, full or not.
         if not self._parts or (last >= self._end and first > self._parts[-1]):
-            capacity = _capacity(first - least)
+            capacity = capacity_of(first - least)
             self._parts.append(first)
             self._end = first + capacity
             self._filters.append(_Filter([first], capacity))
@@ -206,11 +206,7 @@ class Parts:
     @property
     def building_is_due(self) -> bool:
         """Whether a filter is to be built, because parts have none or because there are many."""
-        return (
-            self._building is not None
-            or bool(self._unfiltered)
-            or len(self._filters) > _MOST_FILTERS
-        )
+        return not self.are_covered or len(self._filters) > _MOST_FILTERS
 
     def build(self, db: sqlite3.Connection) -> None:
         """Read the next keys into the filter that is to be built.
@@ -254,8 +250,9 @@ class Parts:
 
 def _numbers(keys: Iterable[bytes]) -> list[int]:
     """Return what a filter is given for each key: once for all filters."""
-    return [number for (number,) in _NUMBERS.iter_unpack(b"".join(keys))]
+    return [number for (number,) in _FIRST_BITS.iter_unpack(b"".join(keys))]
 
 
-def _capacity(events: int) -> int:
+def capacity_of(events: int) -> int:
+    """Return for how many events a part has room that begins when this many are stored."""
     return max(_LEAST_CAPACITY, events // _SHARE)

@@ -121,18 +121,18 @@ def test_every_event_is_stored_once(engine: Engine, path: Path, size: int) -> No
     """Whether its key is in memory, on its way, or in the table; with and without filters."""
     write_all(engine, range(200), size)
     assert 0 < merged(path) < 200
-    assert engine._keys.has_filter
+    assert engine._keys._parts.are_covered
     for turn in range(3):
         if turn == 1:
             # As after a crash.
             engine.drop()
             engine._keys.reset()
             assert are_duplicates(engine, [5])
-            assert not engine._keys.has_filter
+            assert not engine._keys._parts.are_covered
         assert are_duplicates(engine, range(200))
         assert write(engine, 3, 200, 3, 199)[::2] == [Status.DUPLICATE] * 2
         finish(engine)
-        assert engine._keys.has_filter
+        assert engine._keys._parts.are_covered
     assert sorted(stored(path), key=int) == [str(number) for number in range(201)]
 
 
@@ -307,7 +307,7 @@ def test_a_few_filters_cover_all_parts(path: Path) -> None:
         for _ in range(8):
             engine.work()
         most = max(most, len(engine._keys._parts._filters))
-        assert engine._keys.has_filter
+        assert engine._keys._parts.are_covered
         if start % 250 == 0:
             assert are_duplicates(engine, range(0, start, 50))
     assert most == 5
@@ -336,7 +336,7 @@ def test_a_part_is_covered_as_soon_as_it_is_read(path: Path) -> None:
     assert len(engine._keys._parts._unfiltered) == left
     seen = set()
     reopened = False
-    while not engine._keys.has_filter:
+    while not engine._keys._parts.are_covered:
         engine._keys.build_filter(engine.connection())
         seen.add(len(engine._keys._parts._unfiltered))
         assert are_duplicates(engine, range(0, 1000, 100))
@@ -612,7 +612,7 @@ def test_what_is_in_memory_is_saved_when_the_store_is_closed(path: Path) -> None
     closed(path)
     assert saved(path).stat().st_mode & 0o777 == 0o600
     engine = opened(path)
-    assert engine._keys.has_filter
+    assert engine._keys._parts.are_covered
     expected = {key for key, seq in numbers(path).items() if seq > merged(path)}
     assert set(engine._keys._live) == expected
     assert expected
@@ -621,7 +621,7 @@ def test_what_is_in_memory_is_saved_when_the_store_is_closed(path: Path) -> None
     engine.drop()
     # Killed: what was saved is older.
     engine = opened(path)
-    assert not engine._keys.has_filter
+    assert not engine._keys._parts.are_covered
     assert are_duplicates(engine, range(400))
     engine.close()
 
@@ -635,7 +635,7 @@ def test_a_saved_file_does_not_fit_another_content(path: Path, tmp_path: Path) -
     engine.close()
     restore(path, tmp_path / "before.db")
     engine = opened(path)
-    assert not engine._keys.has_filter
+    assert not engine._keys._parts.are_covered
     assert are_duplicates(engine, range(50))
     assert write(engine, 149) == [Status.STORED]
     engine.close()
@@ -663,7 +663,7 @@ def test_a_saved_file_that_does_not_fit_is_not_used(
     else:
         monkeypatch.setattr(parts, "VERSION", "0")
     engine = opened(path)
-    assert not engine._keys.has_filter
+    assert not engine._keys._parts.are_covered
     assert are_duplicates(engine, range(150))
     engine.close()
 
@@ -673,9 +673,9 @@ def test_the_filter_is_built_while_keys_are_merged(path: Path) -> None:
     write_all(engine, range(300))
     engine.drop()
     engine = opened(path)
-    assert not engine._keys.has_filter
+    assert not engine._keys._parts.are_covered
     number = 300
-    while not engine._keys.has_filter:
+    while not engine._keys._parts.are_covered:
         write_all(engine, [number])
         number += 1
         engine.work()
@@ -752,7 +752,7 @@ def test_a_filter_is_built_from_the_content_that_is_known(path: Path, tmp_path: 
     assert not engine.work()
     restore(path, tmp_path / "same.db")
     finish(engine)
-    assert engine._keys.has_filter
+    assert engine._keys._parts.are_covered
     assert are_duplicates(engine, range(300))
     assert len(stored(path)) == 300
     engine.close()
