@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import random
 import time
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
@@ -39,10 +40,12 @@ _HEARTBEAT: Final = 1500
 #: Seconds of a request of a member: the answer to that which joins the group waits until all other
 #: members have joined again or have lost their place, and in a new group three seconds more.
 _JOIN: Final = 10.0
-#: How many nodes are asked at most for what every node knows, and the errors after which the next
-#: one is: the client does not know at once that a node has died.
-_ATTEMPTS: Final = 5
-_UNREACHABLE: Final = (kafka_errors.NodeNotReadyError, kafka_errors.KafkaConnectionError)
+#: A node that fails like this may still be in the list of nodes: it stays there for some seconds.
+_UNREACHABLE: Final = (
+    kafka_errors.NodeNotReadyError,
+    kafka_errors.KafkaConnectionError,
+    kafka_errors.RequestTimedOutError,
+)
 #: As milliseconds, a member keeps its partitions however long the storage takes.
 _UNLIMITED: Final = 2**31 - 1
 #: Bytes that a member fetches of a partition at once, unless a record is larger.
@@ -219,6 +222,38 @@ async def _closed(close: Callable[[], Awaitable[Any]], seconds: float) -> bool:
     return True
 
 
+class _Admin(AIOKafkaAdminClient):  # type: ignore[misc] # aiokafka has no types
+    """Asks all nodes one after the other for what every node knows, until one answers.
+
+    aiokafka asks one at random, also one that has just died.
+    """
+
+    def __init__(self, **common: Any) -> None:
+        super().__init__(**common)
+        self._failed: set[int] = set()
+
+    async def _send_request(self, request: Any, node_id: int | None = None) -> Any:
+        nodes = [node.nodeId for node in self._client.cluster.brokers()]
+        if node_id is not None or not nodes:
+            return await super()._send_request(request, node_id)
+        random.shuffle(nodes)
+        # A host that is off is noticed only when the time of the request is over.
+        *others, last = sorted(nodes, key=self._failed.__contains__)
+        for node in others:
+            with contextlib.suppress(*_UNREACHABLE):
+                return await self._send_noting(request, node)
+        return await self._send_noting(request, last)
+
+    async def _send_noting(self, request: Any, node: int) -> Any:
+        try:
+            answer = await super()._send_request(request, node)
+        except _UNREACHABLE:
+            self._failed.add(node)
+            raise
+        self._failed.discard(node)
+        return answer
+
+
 class Cluster:
     """Answers about topics, offsets and groups.
 
@@ -229,7 +264,7 @@ class Cluster:
     def __init__(self, address: Address, *, request_timeout: float, timeout: float) -> None:
         self.timeout = timeout
         self._common = _common(address, request_timeout)
-        self._admin: AIOKafkaAdminClient | None = None
+        self._admin: _Admin | None = None
         self._offsets: AIOKafkaConsumer | None = None
         self._lock = asyncio.Lock()
 
@@ -241,7 +276,7 @@ class Cluster:
         async with self._lock:
             if self._admin is not None:
                 return
-            admin = AIOKafkaAdminClient(**self._common)
+            admin = _Admin(**self._common)
             offsets = AIOKafkaConsumer(
                 **self._common,
                 auto_offset_reset="earliest",
@@ -271,7 +306,7 @@ class Cluster:
         if admin is not None and offsets is not None:
             await self._close(admin, offsets)
 
-    async def _close(self, admin: AIOKafkaAdminClient, offsets: AIOKafkaConsumer) -> None:
+    async def _close(self, admin: _Admin, offsets: AIOKafkaConsumer) -> None:
         for close in (offsets.stop, admin.close):
             with contextlib.suppress(Exception):
                 async with asyncio.timeout(self.timeout):
@@ -284,7 +319,7 @@ class Cluster:
                 yield
 
     @property
-    def _opened(self) -> AIOKafkaAdminClient:
+    def _opened(self) -> _Admin:
         if self._admin is None:
             raise StorageUnavailable("the log is not open")
         return self._admin
@@ -296,7 +331,7 @@ class Cluster:
         :return: empty if the topic does not exist, or if a broker does not know it yet.
         """
         async with self._calling(f"topic {topic}"):
-            found = await self._described(topic)
+            (found,) = await self._opened.describe_topics([topic])
             code = found["error_code"]
             if code == kafka_errors.UnknownTopicOrPartitionError.errno:
                 return {}
@@ -306,18 +341,6 @@ class Cluster:
                 one["partition"]: (one["leader"], len(one["replicas"]), len(one["isr"]))
                 for one in found["partitions"]
             }
-
-    async def _described(self, topic: str) -> Any:
-        attempt = 0
-        while True:
-            attempt += 1
-            try:
-                return (await self._opened.describe_topics([topic]))[0]
-            except _UNREACHABLE:
-                # It asked one of the nodes; the next attempt may ask another one.
-                if attempt == _ATTEMPTS:
-                    raise
-            await asyncio.sleep(0.05)
 
     async def known(self, topic: str) -> dict[int, tuple[int, int, int]]:
         """Return the same as :meth:`partitions`, and wait until a topic that was created appears.

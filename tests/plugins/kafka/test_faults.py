@@ -235,18 +235,37 @@ def test_the_coordinator_of_a_group_is_killed(kafka_nodes: kafka.Cluster) -> Non
     asyncio.run(run())
 
 
-def test_what_every_node_knows_is_asked_of_another_one(kafka_nodes: kafka.Cluster) -> None:
+@pytest.mark.parametrize("fault", ["kill", "pause"])
+def test_what_every_node_knows_is_asked_of_another_one(
+    kafka_nodes: kafka.Cluster, fault: str
+) -> None:
     """The client goes on asking a node that was killed, too, until it has noticed that."""
     topic = topic_name()
 
     async def run() -> None:
         async with opened(kafka_nodes.servers(), topic) as log:
             cluster = cast(Any, log)._cluster
-            await asyncio.to_thread(kafka_nodes.kill, 1)
-            for _ in range(50):
-                assert await cluster.partitions(topic)
+            client = cluster._admin._client
+            asked = []
+            send = client.send
 
-    asyncio.run(run())
+            async def noting(node: int, request: Any) -> Any:
+                asked.append(node)
+                return await send(node, request)
+
+            client.send = noting
+            await asyncio.to_thread(getattr(kafka_nodes, fault), 1)
+            for _ in range(50):
+                await cluster.known(topic)
+            # A request to the stopped node takes 2.4 s.
+            assert asked.count(1) < 4
+            assert len(asked) >= 50
+
+    try:
+        asyncio.run(run())
+    finally:
+        if fault == "pause":
+            kafka_nodes.resume(1)
 
 
 def test_a_topic_that_was_made_again_is_read_from_its_beginning(kafka_nodes: kafka.Cluster) -> None:
