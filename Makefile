@@ -17,6 +17,9 @@ CONFIG ?= engage.toml
 PYTEST_ARGS ?=
 JOBS ?= 3
 PYTEST = $(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(PYTEST_ARGS)
+# Programs of other tests may take the processor or the disk for seconds, so a test that fails is
+# repeated once, and the failure is printed. A lost or doubled event is a failure at once.
+REPEAT = --reruns 1 --reruns-delay 5 --rerun-except NotExactlyOnce
 # pytest exits with 5 if it selected no test, which is fine for a part of the suite.
 ALLOW_NO_TESTS = || [ $$? -eq 5 ]
 
@@ -50,8 +53,8 @@ $(VENV)/.test: pyproject.toml
 test: $(VENV)/.test
 	@sh .ci/packages
 	@$(BIN)/python tests/support/prepare.py
-	$(PYTEST) -m "not sdk and not browser"
-	$(PYTEST) --dist worksteal -m "sdk and not browser" $(ALLOW_NO_TESTS)
+	$(PYTEST) $(REPEAT) -m "not sdk and not browser"
+	$(PYTEST) $(REPEAT) --dist worksteal -m "sdk and not browser" $(ALLOW_NO_TESTS)
 
 test-fast: $(VENV)/.test
 	$(PYTEST) -m "not slow and not sdk and not browser and not mongo and not kafka"
@@ -59,7 +62,7 @@ test-fast: $(VENV)/.test
 test-browser: $(VENV)/.test
 	@sh .ci/packages chromium
 	@$(BIN)/python tests/support/prepare.py browser
-	$(PYTEST) --dist worksteal -m browser $(ALLOW_NO_TESTS)
+	$(PYTEST) $(REPEAT) --dist worksteal -m browser $(ALLOW_NO_TESTS)
 
 lint: $(VENV)/.test
 	$(BIN)/ruff check .

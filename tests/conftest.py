@@ -31,8 +31,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Print what the servers of the MongoDB tests could not show."""
+    """Print what the servers of the MongoDB tests could not show, and why tests were repeated."""
     mongo.summary(terminalreporter)
+    for report in terminalreporter.getreports("rerun"):
+        terminalreporter.section(f"failed, then repeated: {report.nodeid}", "_")
+        terminalreporter.line(report.longreprtext)
 
 
 # No time limits for single examples: a busy machine exceeds them.

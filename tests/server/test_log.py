@@ -13,6 +13,7 @@ import pytest
 from click.testing import CliRunner
 
 from engage.cli import main
+from support.exactly_once import check_exactly_once
 from support.server_process import KEY, SQLITE, Server, start_server
 from support.waiting import wait_for
 
@@ -97,9 +98,7 @@ def test_nodes_die_under_load(tmp_path: Path, kafka_nodes: Cluster) -> None:
             assert int(answer.headers["retry-after"]) > 0
         assert server.workers()
         assert server.stop() == 0
-    found = ids_in(nodes)
-    assert not set(clients.acknowledged) - set(found)
-    assert len(set(found)) == len(found)
+    check_exactly_once(ids_in(nodes), clients.acknowledged)
 
 
 def test_a_server_starts_and_works_while_its_store_is_away(

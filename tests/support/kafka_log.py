@@ -17,6 +17,7 @@ import orjson
 
 from engage.api import EventLog, LogContext, LogRecord, Status, StorageUnavailable
 from engage_plugins.kafka import _make
+from support.exactly_once import check_exactly_once
 from support.kafka import Cluster, read_all
 
 
@@ -90,10 +91,7 @@ class Noted:
         While no call failed, each record is there once: what the client sent twice is ignored.
         """
         found = [message.value().decode() for message in read_all(nodes.servers(), topic)]
-        assert not self.acknowledged - set(found), "acknowledged records are lost"
-        assert set(found) <= self.sent
-        if not self.failures:
-            assert len(found) == len(set(found)), "records are there twice"
+        check_exactly_once(found, self.acknowledged, self.sent, once=not self.failures)
 
 
 @contextlib.asynccontextmanager

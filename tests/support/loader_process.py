@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import collections
 import os
 import subprocess
 import sys
@@ -13,6 +12,7 @@ from typing import Any, Self
 
 import httpx
 
+from support.exactly_once import check_exactly_once
 from support.processes import children
 from support.server_process import Server
 from support.traffic import expected_groups, expected_users
@@ -135,10 +135,7 @@ def judge(
     :param profiles: whether to look at the profiles.
     """
     events: list[dict[str, Any]] = server.export()
-    counted = collections.Counter(one["messageId"] for one in events)
-    assert not set(acknowledged) - counted.keys(), "acknowledged, and not stored"
-    assert not counted.keys() - set(sent), "stored, and never sent"
-    assert not [name for name, count in counted.items() if count > 1], "stored twice"
+    check_exactly_once([one["messageId"] for one in events], set(acknowledged), set(sent))
     if not profiles:
         return
     users = sorted(server.export("users"), key=lambda one: str(one["userId"]))

@@ -23,6 +23,7 @@ from engage_plugins.sqlite import protocol, writer_client
 from engage_plugins.sqlite.lock import WriterLock, read_note
 from engage_plugins.sqlite.store import SqliteStorage
 from engage_plugins.sqlite.writer import AVAILABLE
+from support.exactly_once import check_exactly_once
 from support.processes import alive
 from support.writer import client_of, holder, make, opened, pid_of, until
 
@@ -75,8 +76,8 @@ async def load(*stores: SqliteStorage) -> AsyncIterator[None]:
             one.stop()
         await asyncio.gather(*tasks)
     stored = await ids(stores[0], limit=1000)
-    assert len(stored) == len(set(stored))
-    assert set(stored) == {name for one in loads for name in one.acknowledged}
+    acknowledged = {name for one in loads for name in one.acknowledged}
+    check_exactly_once(stored, acknowledged, acknowledged)
 
 
 # ----------------------------------------------------------------------------------- settings
@@ -240,8 +241,8 @@ async def test_a_later_server_of_another_version_starts_its_process(
         loads.stop()
         await writing
         stored = await ids(old, limit=1000)
-    assert len(stored) == len(set(stored))
-    assert {*loads.acknowledged, *(f"other{n}" for n in range(int(last) + 1))} <= set(stored)
+    acknowledged = {*loads.acknowledged, *(f"other{n}" for n in range(int(last) + 1))}
+    check_exactly_once(stored, acknowledged)
 
 
 async def test_an_earlier_server_of_another_version_uses_the_process(
