@@ -12,6 +12,8 @@
 
 VENV ?= .venv
 BIN := $(VENV)/bin
+# setuptools warns about every editable installation.
+PIP = PYTHONWARNINGS="ignore:Editable installation" $(BIN)/pip --disable-pip-version-check -q
 CONFIG ?= engage.toml
 # Additional arguments for pytest, and the number of tests that run at the same time.
 PYTEST_ARGS ?=
@@ -41,13 +43,13 @@ install: $(VENV)/.run
 # Changes of the dependencies and plugins in pyproject.toml take effect when it is installed again.
 $(VENV)/.run: pyproject.toml
 	@sh .ci/venv "$(VENV)"
-	$(BIN)/pip install -q --disable-pip-version-check -e .
+	$(PIP) install -e .
 	@touch $@
 
 $(VENV)/.test: pyproject.toml
 	@sh .ci/venv "$(VENV)"
-	$(BIN)/pip install -q --disable-pip-version-check -U "pip>=25.1"
-	$(BIN)/pip install -q --disable-pip-version-check -e . --group test --group lint
+	$(PIP) install -U "pip>=25.1"
+	$(PIP) install -e . --group test --group lint
 	@touch $@ $(VENV)/.run
 
 test: $(VENV)/.test
