@@ -13,8 +13,10 @@ A storage or a pipeline, without HTTP:
 - ``pipeline``: the pipeline on that storage
 - ``group_commits``: a group commit whose calls a test records, holds and fails
 - ``replay``: the pipeline on a real store, and what checks and replays dead letters
-- ``sqlite``: SQLite stores, also on a disk that is full
-- ``writer``: SQLite stores that a process writes
+- ``sqlite``: SQLite stores, also on a disk that is full; ``sqlite_keys``: SQLite engines that merge
+  their keys after a few events
+- ``writer``: SQLite stores that a process writes; ``writer_loop``: the loop of such a process in a
+  thread of the test
 - ``mongo``: servers that speak MongoDB's protocol; ``mongo_proxy`` makes one misbehave,
   ``mongo_conformance`` is the conformance suite on one, ``mongo_async`` a plugin with pymongo's
   asynchronous client

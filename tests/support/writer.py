@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""SQLite stores that are written by a writer process, and that process."""
+"""SQLite stores that are written by a writer process, that process, and writes without a pause."""
 
 from __future__ import annotations
 
@@ -9,10 +9,14 @@ import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
-from engage.api import StorageContext
+from engage.api import Status, StorageContext
+from engage.testing import event
+from engage.testing.factories import ids
 from engage_plugins.sqlite.lock import read_note
 from engage_plugins.sqlite.store import SqliteStorage
 from engage_plugins.sqlite.writer_client import WriterClient
+from support.exactly_once import check_exactly_once
+from support.processes import alive
 
 
 def make(
@@ -77,3 +81,72 @@ async def until(condition: Callable[[], bool], seconds: float = 30) -> None:
     while not condition():
         assert time.monotonic() < end
         await asyncio.sleep(0.02)
+
+
+class Load:
+    """Writes events without a pause, and counts those that were acknowledged."""
+
+    def __init__(self, store: SqliteStorage, name: str) -> None:
+        self.acknowledged: list[str] = []
+        self._store = store
+        self._name = name
+        self._stopping = False
+
+    async def run(self) -> None:
+        """Write until :meth:`stop` is called."""
+        number = 0
+        while not self._stopping:
+            name = f"{self._name}-{number}"
+            (outcome,) = await self._store.write([event(name)])
+            # What a writer stored before it was killed is a duplicate when it is sent again.
+            assert outcome.status in (Status.STORED, Status.DUPLICATE)
+            self.acknowledged.append(name)
+            number += 1
+
+    def stop(self) -> None:
+        """End after the write that is being made."""
+        self._stopping = True
+
+
+@contextlib.asynccontextmanager
+async def load(*stores: SqliteStorage) -> AsyncIterator[None]:
+    """Write to stores inside of the context. No write may fail, and none may be lost."""
+    loads = [Load(store, str(number)) for number, store in enumerate(stores)]
+    tasks = [asyncio.ensure_future(one.run()) for one in loads]
+    try:
+        yield
+        # They go on after the last disturbance.
+        counts = [len(one.acknowledged) for one in loads]
+        await until(
+            lambda: (
+                any(task.done() for task in tasks)
+                or all(
+                    len(one.acknowledged) > count + 5
+                    for one, count in zip(loads, counts, strict=True)
+                )
+            )
+        )
+    finally:
+        for one in loads:
+            one.stop()
+        await asyncio.gather(*tasks)
+    stored = await ids(stores[0], limit=1000)
+    acknowledged = {name for one in loads for name in one.acknowledged}
+    check_exactly_once(stored, acknowledged, acknowledged)
+
+
+def disconnect(store: SqliteStorage) -> None:
+    """Cut the connection of a storage, if there is one."""
+    connection = client_of(store)._connection
+    if connection is not None:
+        connection.abort()
+
+
+async def together(*stores: SqliteStorage) -> int:
+    """Wait until all storages are connected to one living process, and return its id."""
+    await until(
+        lambda: (
+            len({client_of(store).pid for store in stores}) == 1 and alive(client_of(stores[0]).pid)
+        )
+    )
+    return pid_of(stores[0])

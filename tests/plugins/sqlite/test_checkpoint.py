@@ -14,12 +14,13 @@ from pathlib import Path
 import pytest
 
 from engage.testing import event
+from engage.testing.factories import ids, store_all
 from engage_plugins.sqlite import checkpoint
 from engage_plugins.sqlite.engine import Engine
 from engage_plugins.sqlite.events import row_of
 from engage_plugins.sqlite.lock import WriterLock
 from engage_plugins.sqlite.writer_host import WriterHost
-from support.sqlite import large, settings
+from support.sqlite import large, make, settings
 
 
 @pytest.fixture
@@ -134,3 +135,47 @@ def test_a_doubtful_log_stays_doubtful_for_the_next_writer(tmp_path: Path) -> No
     host.close()
     assert not host.is_doubtful
     lock.release()
+
+
+async def test_the_log_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checkpoint, "CHECKPOINT_BYTES", 400_000)
+    monkeypatch.setattr(checkpoint, "FORCED_CHECKPOINT_BYTES", 1_200_000)
+    monkeypatch.setattr(checkpoint, "CHECKPOINT_PAUSE", 0.0)
+    store = make(tmp_path, writer="thread")
+    await store.open(create=True)
+    most = 0
+    for number in range(100):
+        await store_all(store, large(str(number)))
+        most = max(most, os.stat(tmp_path / "engage.db-wal").st_size)
+    assert most < 1_200_000
+    assert len(await ids(store)) == 100
+    await store.close()
+
+
+async def test_a_reader_can_delay_the_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The log grows while a reader needs an old state, and is short again later."""
+    monkeypatch.setattr(checkpoint, "CHECKPOINT_BYTES", 400_000)
+    monkeypatch.setattr(checkpoint, "FORCED_CHECKPOINT_BYTES", 1_000_000)
+    monkeypatch.setattr(checkpoint, "CHECKPOINT_PAUSE", 0.0)
+    monkeypatch.setattr(checkpoint, "FORCED_CHECKPOINT_WAIT", 0.01)
+    store = make(tmp_path, writer="thread")
+    await store.open(create=True)
+    log = tmp_path / "engage.db-wal"
+    with contextlib.closing(sqlite3.connect(tmp_path / "engage.db")) as reader:
+        reader.execute("BEGIN")
+        reader.execute("SELECT count(*) FROM events").fetchone()
+        for number in range(60):
+            await store_all(store, large(str(number)))
+        assert log.stat().st_size > 2_000_000
+        reader.execute("ROLLBACK")
+    monkeypatch.setattr(checkpoint, "KEPT_WAL_BYTES", 100_000)
+    for number in range(60, 80):
+        await store_all(store, large(str(number)))
+    used = store.gauges()["wal_bytes"]
+    with contextlib.closing(sqlite3.connect(tmp_path / "engage.db")) as reader:
+        _, frames, _ = reader.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
+    assert frames * 4120 < 1_000_000 or used < 1_000_000
+    assert len(await ids(store)) == 80
+    await store.close()

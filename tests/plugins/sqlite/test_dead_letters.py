@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The budgets of dead letters in a store that an older version made."""
+"""Dead letters: their budgets in a store that an older version made, and odd texts."""
 
 from __future__ import annotations
 
@@ -41,3 +41,21 @@ async def test_conflicts_that_counted_as_refused_items_are_counted_apart(tmp_pat
         assert {one.size for one in await store.budget_use()} == {0}
     finally:
         await store.close()
+
+
+async def test_a_dead_letter_may_be_invalid_unicode(tmp_path: Path) -> None:
+    """This may be the reason why the event was refused."""
+    store = make(tmp_path)
+    await store.open(create=True)
+    odd = letter(
+        "l",
+        user_id="u\ud800",
+        message="\udfff",
+        errors=[{"pointer": "/\ud800", "message": "x"}],
+        headers=[("a", "\ud800")],
+    )
+    assert await store.put([odd, letter("m")]) == 0
+    (first, second) = (await store.scan_dead_letters(None, after=None, limit=9)).items
+    assert (first.user_id, first.message, first.headers) == ("u?", "?", [("a", "?")])
+    assert second.id == "m"
+    await store.close()

@@ -27,7 +27,7 @@ from engage.api import (
 from engage.testing import event, identify
 from engage.testing.factories import TIME, count, ids, letter, record, store_all
 from engage.testing.harness import eventually
-from engage_plugins.sqlite import checkpoint, engine, paging
+from engage_plugins.sqlite import engine
 from engage_plugins.sqlite.store import SqliteStorage
 from support.sqlite import file_limit, large, make, until_full
 
@@ -339,51 +339,6 @@ async def test_a_read_that_takes_too_long_is_ended(tmp_path: Path) -> None:
     await store.close()
 
 
-# ------------------------------------------------------------------------------------- the log
-async def test_the_log_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checkpoint, "CHECKPOINT_BYTES", 400_000)
-    monkeypatch.setattr(checkpoint, "FORCED_CHECKPOINT_BYTES", 1_200_000)
-    monkeypatch.setattr(checkpoint, "CHECKPOINT_PAUSE", 0.0)
-    store = make(tmp_path, writer="thread")
-    await store.open(create=True)
-    most = 0
-    for number in range(100):
-        await store_all(store, large(str(number)))
-        most = max(most, os.stat(tmp_path / "engage.db-wal").st_size)
-    assert most < 1_200_000
-    assert len(await ids(store)) == 100
-    await store.close()
-
-
-async def test_a_reader_can_delay_the_checkpoint(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The log grows while a reader needs an old state, and is short again later."""
-    monkeypatch.setattr(checkpoint, "CHECKPOINT_BYTES", 400_000)
-    monkeypatch.setattr(checkpoint, "FORCED_CHECKPOINT_BYTES", 1_000_000)
-    monkeypatch.setattr(checkpoint, "CHECKPOINT_PAUSE", 0.0)
-    monkeypatch.setattr(checkpoint, "FORCED_CHECKPOINT_WAIT", 0.01)
-    store = make(tmp_path, writer="thread")
-    await store.open(create=True)
-    log = tmp_path / "engage.db-wal"
-    with contextlib.closing(sqlite3.connect(tmp_path / "engage.db")) as reader:
-        reader.execute("BEGIN")
-        reader.execute("SELECT count(*) FROM events").fetchone()
-        for number in range(60):
-            await store_all(store, large(str(number)))
-        assert log.stat().st_size > 2_000_000
-        reader.execute("ROLLBACK")
-    monkeypatch.setattr(checkpoint, "KEPT_WAL_BYTES", 100_000)
-    for number in range(60, 80):
-        await store_all(store, large(str(number)))
-    used = store.gauges()["wal_bytes"]
-    with contextlib.closing(sqlite3.connect(tmp_path / "engage.db")) as reader:
-        _, frames, _ = reader.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
-    assert frames * 4120 < 1_000_000 or used < 1_000_000
-    assert len(await ids(store)) == 80
-    await store.close()
-
-
 # ------------------------------------------------------------------------------------- look-ups
 async def test_an_identifier_may_be_declared_later(tmp_path: Path) -> None:
     def with_traits(*traits: str) -> SqliteStorage:
@@ -404,48 +359,4 @@ async def test_an_identifier_may_be_declared_later(tmp_path: Path) -> None:
     store = with_traits("email", "code")
     await store.open(create=True)
     assert await store.find_users("acme", "email", ["a@b.c", "new@b.c"]) == {"new@b.c": ["u"]}
-    await store.close()
-
-
-async def test_a_dead_letter_may_be_invalid_unicode(tmp_path: Path) -> None:
-    """This may be the reason why the event was refused."""
-    store = make(tmp_path)
-    await store.open(create=True)
-    odd = letter(
-        "l",
-        user_id="u\ud800",
-        message="\udfff",
-        errors=[{"pointer": "/\ud800", "message": "x"}],
-        headers=[("a", "\ud800")],
-    )
-    assert await store.put([odd, letter("m")]) == 0
-    (first, second) = (await store.scan_dead_letters(None, after=None, limit=9)).items
-    assert (first.user_id, first.message, first.headers) == ("u?", "?", [("a", "?")])
-    assert second.id == "m"
-    await store.close()
-
-
-async def test_a_wrong_cursor_is_an_error(tmp_path: Path) -> None:
-    store = make(tmp_path)
-    await store.open(create=True)
-    for cursor in ("", "x", "-1", "1.5", "9" * 30, "\x00", "٣"):
-        with pytest.raises(ValueError, match="cursor"):
-            await store.scan(EventFilter(), after=cursor, limit=1)
-    await store.close()
-
-
-async def test_a_page_of_a_filtered_scan_reads_a_bounded_part(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(paging, "MAX_ROWS", 10)
-    store = make(tmp_path)
-    await store.open(create=True)
-    rare = [number in (3, 47) for number in range(60)]
-    await store_all(
-        store, *(event(str(n), user_id="rare" if r else "usual") for n, r in enumerate(rare))
-    )
-    page = await store.scan(EventFilter(user_id="rare"), after="5", limit=100)
-    assert list(page.items) == []
-    assert page.cursor == "15"
-    assert await ids(store, user_id="rare") == ["3", "47"]
     await store.close()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the console reads from SQLite: each call examines a bounded part, by an index."""
+"""Pages of what is stored: each call examines a bounded part, most of them by an index."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from engage.testing.factories import (
     all_recent,
     count,
     event,
+    ids,
     letter,
     record,
     store_all,
@@ -282,3 +283,30 @@ async def test_a_day_of_minutes_is_read_in_a_moment(tmp_path: Path) -> None:
             taken.append(time.perf_counter() - start)
             assert len(found) == 1440 * 9
         assert min(taken) < 0.5
+
+
+# -------------------------------------------------------------------------------------- scanning
+async def test_a_page_of_a_filtered_scan_reads_a_bounded_part(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(paging, "MAX_ROWS", 10)
+    store = make(tmp_path)
+    await store.open(create=True)
+    rare = [number in (3, 47) for number in range(60)]
+    await store_all(
+        store, *(event(str(n), user_id="rare" if r else "usual") for n, r in enumerate(rare))
+    )
+    page = await store.scan(EventFilter(user_id="rare"), after="5", limit=100)
+    assert list(page.items) == []
+    assert page.cursor == "15"
+    assert await ids(store, user_id="rare") == ["3", "47"]
+    await store.close()
+
+
+async def test_a_wrong_cursor_of_a_scan_is_an_error(tmp_path: Path) -> None:
+    store = make(tmp_path)
+    await store.open(create=True)
+    for cursor in ("", "x", "-1", "1.5", "9" * 30, "\x00", "٣"):
+        with pytest.raises(ValueError, match="cursor"):
+            await store.scan(EventFilter(), after=cursor, limit=1)
+    await store.close()

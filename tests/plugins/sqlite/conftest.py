@@ -1,0 +1,39 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Engines whose keys are merged after a few events."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from engage_plugins.sqlite import keys, merge, parts
+from engage_plugins.sqlite.engine import Engine
+from support.sqlite_keys import opened
+
+
+@pytest.fixture
+def small_merges(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Merge after 20 events, in steps of a few keys, into parts of 64."""
+    monkeypatch.setattr(keys, "MERGE_KEYS", (20, 40))
+    monkeypatch.setattr(keys, "ALONE_KEYS", 7)
+    monkeypatch.setattr(merge, "LEAST_KEYS", 3)
+    monkeypatch.setattr(merge, "_SPREAD_RATE", 4)
+    monkeypatch.setattr(merge, "_DELETE_RATE", 2)
+    monkeypatch.setattr(parts, "BUILD_KEYS", 16)
+    monkeypatch.setattr(parts, "_LEAST_CAPACITY", 64)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """The file of the store."""
+    return tmp_path / "engage.db"
+
+
+@pytest.fixture
+def engine(small_merges: None, path: Path) -> Iterator[Engine]:
+    """The writer of a new store."""
+    engine = opened(path)
+    yield engine
+    engine.close()
