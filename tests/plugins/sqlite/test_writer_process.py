@@ -193,7 +193,7 @@ async def test_signals_to_the_group_do_not_end_the_process(tmp_path: Path) -> No
 
 async def test_a_process_that_hangs_is_unavailability(tmp_path: Path) -> None:
     """The caller gets an error in time; when the process goes on, the store works."""
-    async with opened(make(tmp_path, timeout=0.7)) as store:
+    async with opened(make(tmp_path, timeout=3)) as store:
         await store_all(store, event("before"))
         pid = pid_of(store)
         os.kill(pid, signal.SIGSTOP)
