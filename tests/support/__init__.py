@@ -24,6 +24,7 @@ A storage or a pipeline, without HTTP:
   and holds connections, ``kafka_log`` makes logs on them, and writers and readers
 - ``hosts``: hosts of their own on this machine, which a test cuts off
 - ``distributions``: installed plugin packages; ``examples``: those that the pages of docs/ build
+- ``earlier_stores``: the recorded stores of earlier versions
 - ``exports``: what a store has, as ``engage export`` would write it
 - ``exactly_once``: whether each acknowledged event is stored, once
 
