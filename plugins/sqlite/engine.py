@@ -18,11 +18,12 @@ from engage.api import (
     Event,
     Outcome,
     Record,
+    StorageError,
     StorageUnavailable,
     SubscriptionChange,
 )
 
-from . import counts, dead_letters, events, records, subscriptions
+from . import counts, dead_letters, events, records, schema, subscriptions
 from .batch import Batch
 from .checkpoint import Checkpoints
 from .connection import Settings, is_text, key_of, translating_errors
@@ -76,7 +77,7 @@ class Engine(Transactions):
             if self._keys.merge_due_alone() and time.monotonic() - self._last_write > _IDLE:
                 self._merge_alone()
                 return self._keys.merge_due_alone()
-        except (sqlite3.Error, StorageUnavailable) as error:
+        except (sqlite3.Error, StorageError) as error:
             self._failed(error)
         return False
 
@@ -148,6 +149,7 @@ class Engine(Transactions):
             try:
                 db = self.connection()
                 db.execute("BEGIN")
+                schema.require_readable(db)
                 if not self._keys.is_taken_over or not self._keys.is_current(db):
                     found = events.find(db, key)
                 else:

@@ -18,7 +18,7 @@ import orjson
 from engage.api import identifier_value
 
 from .connection import insert, is_text, look_up
-from .schema import USER, version_of
+from .schema import USER, require_readable, version_of
 
 #: Maximum number of users that are returned for one value; the interface defines it.
 _MAX_USERS: Final = 100
@@ -55,6 +55,7 @@ def index(db: sqlite3.Connection, declared: Declared) -> None:
         return
     db.execute("BEGIN IMMEDIATE")
     try:
+        require_readable(db)
         existing = set(db.execute("SELECT workspace, trait FROM indexed"))
         for workspace, trait in sorted(existing - wanted):
             # The claims stay, in case that the trait is declared again.

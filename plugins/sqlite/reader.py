@@ -43,7 +43,7 @@ from .connection import (
     key_of,
     translating_errors,
 )
-from .schema import version_of
+from .schema import require_readable, version_of
 
 
 class Reader(Session):
@@ -58,6 +58,7 @@ class Reader(Session):
             try:
                 db = self.connection()
                 db.execute("BEGIN")
+                require_readable(db)
                 yield db
             except sqlite3.Error as error:
                 if not is_lock_error(error):

@@ -273,10 +273,22 @@ def verify(db: sqlite3.Connection, path: str) -> None:
     if is_empty(db):
         raise StorageMissing(f"{path}: an empty file, not a store")
     _check_application(db, path)
-    found = dict(db.execute("SELECT name, value FROM store").fetchall())
-    if found["min_reader"] > VERSION:
+    require_readable(db)
+
+
+def require_readable(db: sqlite3.Connection) -> None:
+    """Check that this version can read the tables.
+
+    Call it in each transaction: a newer version may change the tables while this one has the file
+    open.
+
+    :raises StorageIncompatible: if only a newer version can.
+    """
+    (least,) = db.execute("SELECT value FROM store WHERE name = 'min_reader'").fetchone()
+    if least > VERSION:
+        _, _, path = db.execute("PRAGMA database_list").fetchone()
         raise StorageIncompatible(
-            f"{path}: made by a newer version of engage (store version {found['version']}, "
-            f"readable from version {found['min_reader']} on; this is version {VERSION}): use that "
-            "version of engage, or another file"
+            f"{path}: made or brought up to date by a newer version of engage (store version "
+            f"{version_of(db)}, readable from version {least} on; this is version {VERSION}): use "
+            "that version of engage, or another file"
         )

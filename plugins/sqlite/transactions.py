@@ -200,6 +200,7 @@ class Transactions(Session):
         """Begin a transaction, on a new connection if another program has written to the store.
 
         :raises SupersededError: if another writer took the store over.
+        :raises StorageIncompatible: if a newer version of engage has changed the tables.
         """
         db = self._connected()
         self._begin(db)
@@ -211,6 +212,7 @@ class Transactions(Session):
             self._require_owner()
             db = self._connected()
             self._begin(db)
+        schema.require_readable(db)
         return db
 
     def _take_over(self, db: sqlite3.Connection) -> None:

@@ -1,0 +1,268 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A newer version of engage brings a store up to date while this version has it open.
+
+This version must then write nothing, answer 503, and say why; and it must not read what it would
+misunderstand.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import re
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from engage.api import (
+    EventFilter,
+    StorageIncompatible,
+    StorageUnavailable,
+    SubscriptionChange,
+)
+from engage.testing import event
+from engage.testing.factories import TIME, count, ids, letter, record, store_all
+from engage_plugins.sqlite import schema, transactions
+from engage_plugins.sqlite.engine import Engine
+from engage_plugins.sqlite.reader import Reader
+from engage_plugins.sqlite.writer import AVAILABLE
+from support import writer
+from support.console import CONSOLE, signed_in
+from support.server_process import start_server
+from support.sqlite import settings
+from support.sqlite_keys import backup, finish, opened, restore, stored, write, write_all
+from support.waiting import wait_for
+
+REASON = f"newer version of engage .*store version {schema.VERSION + 1}"
+
+#: What the next version may do to the tables, besides its version.
+CHANGES = {
+    "nothing": (),
+    "keys": ("DROP TABLE event_keys", "DELETE FROM store WHERE name IN ('merged', 'epoch')"),
+    "columns": (
+        "ALTER TABLE event_keys RENAME COLUMN part TO bucket",
+        "ALTER TABLE events RENAME COLUMN body TO content",
+        "ALTER TABLE profiles RENAME COLUMN traits TO properties",
+    ),
+}
+
+
+def upgrade(path: Path, change: str = "keys") -> None:
+    """Do to a store what the next version of engage may do, in one transaction."""
+    with contextlib.closing(sqlite3.connect(path, timeout=30)) as db, db:
+        db.execute("BEGIN IMMEDIATE")
+        epoch = random.getrandbits(62)
+        db.execute("UPDATE store SET value = ? WHERE name = 'epoch'", (epoch,))
+        for statement in CHANGES[change]:
+            db.execute(statement)
+        db.execute(
+            "UPDATE store SET value = ? WHERE name IN ('version', 'min_reader')",
+            (schema.VERSION + 1,),
+        )
+
+
+def content(path: Path) -> list[str]:
+    """Return everything that a store has."""
+    with contextlib.closing(sqlite3.connect(path)) as db:
+        return list(db.iterdump())
+
+
+# ------------------------------------------------------------------------------------ an engine
+CHANGE = SubscriptionChange(
+    id="c", workspace_id="acme", user_id="ada", choices={"news": True}, at=TIME, how="api"
+)
+CALLS: dict[str, Callable[[Engine], object]] = {
+    "write": lambda engine: write(engine, 100),
+    "duplicate": lambda engine: write(engine, 1),
+    "check": lambda engine: engine.check(),
+    "find": lambda engine: engine.find("acme", "api", "1"),
+    "expire": lambda engine: engine.expire(TIME + 9, 9, True),
+    "apply": lambda engine: engine.apply(CHANGE),
+    "keep": lambda engine: engine.keep([letter("l")]),
+    "remove": lambda engine: engine.remove("acme", ["l"]),
+    "expire_dead_letters": lambda engine: engine.expire_dead_letters(TIME, 9),
+    "put_record": lambda engine: engine.put_record(record("r"), None),
+    "delete_record": lambda engine: engine.delete_record("key", "acme", "r"),
+    "expire_records": lambda engine: engine.expire_records("key", TIME, 9),
+    "put_counts": lambda engine: engine.put_counts([count(1)]),
+    "expire_counts": lambda engine: engine.expire_counts(60, TIME, 9),
+}
+
+
+@pytest.mark.usefixtures("small_merges")
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("is_taken_over", [True, False])
+@pytest.mark.parametrize("call", CALLS)
+def test_a_writer_changes_nothing(path: Path, call: str, is_taken_over: bool, change: str) -> None:
+    """Also one that has looked at the version, and not at the keys, before the upgrade."""
+    engine = opened(path)
+    write_all(engine, range(30))
+    assert engine._keys._merger.has_work
+    if not is_taken_over:
+        engine._keys.reset()
+    upgrade(path, change)
+    before = content(path)
+    for _ in range(3):
+        with pytest.raises(StorageUnavailable, match=REASON):
+            CALLS[call](engine)
+        finish(engine)
+    assert not engine.work()
+    engine.close()
+    assert content(path) == before
+
+
+@pytest.mark.usefixtures("small_merges")
+@pytest.mark.parametrize("work", ["merging", "building a filter"])
+@pytest.mark.parametrize("change", [*CHANGES, "moved away"])
+def test_background_work_ends(path: Path, change: str, work: str) -> None:
+    """Without an error: it has no caller, and would end the writer process."""
+    engine = opened(path)
+    write_all(engine, range(59))
+    if work == "merging":
+        assert engine._keys.merge_due_alone()
+    else:
+        engine.drop()
+        engine = opened(path)
+        assert engine._keys.build_filter_due
+    if change == "moved away":
+        with contextlib.closing(sqlite3.connect(path)) as db:
+            db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        path = path.rename(path.with_name("away.db"))
+    else:
+        upgrade(path, change)
+    before = content(path)
+    for _ in range(3):
+        engine._last_write = 0.0
+        more = engine.work()
+        assert not more or change == "moved away"
+    engine.close()
+    if change != "moved away":
+        assert content(path) == before
+
+
+def test_a_server_that_is_opening_the_store_changes_nothing(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The upgrade comes after the look at the version."""
+    opened(path).close()
+    before: list[str] = []
+
+    def migrate(*_: object) -> None:
+        upgrade(path)
+        before.extend(content(path))
+
+    monkeypatch.setattr(transactions, "migrate", migrate)
+    engine = Engine(settings(path, identifiers={"acme": ("email",)}))
+    with pytest.raises(StorageIncompatible, match=REASON):
+        engine.open(True, True)
+    assert before
+    assert content(path) == before
+
+
+READS: dict[str, Callable[[Reader], object]] = {
+    "scan": lambda reader: reader.scan(EventFilter(), None, 9),
+    "recent": lambda reader: reader.recent(EventFilter(), None, 9),
+    "find": lambda reader: reader.find("acme", "api", "1"),
+    "profile": lambda reader: reader.profile("acme", "u"),
+    "records_version": lambda reader: reader.records_version("key"),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("read", READS)
+def test_a_reader_reads_nothing(path: Path, tmp_path: Path, read: str, change: str) -> None:
+    engine = opened(path)
+    write_all(engine, range(30))
+    reader = Reader(settings(path))
+    reader.open()
+    READS[read](reader)
+    backup(path, tmp_path / "before.db")
+    upgrade(path, change)
+    for _ in range(3):
+        with pytest.raises(StorageUnavailable, match=REASON):
+            READS[read](reader)
+    # When the operator goes back, it reads again.
+    restore(path, tmp_path / "before.db")
+    READS[read](reader)
+    reader.drop()
+    engine.close()
+
+
+# ------------------------------------------------------------------------------------- processes
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "thread",
+        pytest.param(
+            "process", marks=pytest.mark.skipif(not AVAILABLE, reason="needs Unix sockets")
+        ),
+    ],
+)
+async def test_a_running_store_is_unavailable_until_the_operator_goes_back(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, kind: str
+) -> None:
+    path = tmp_path / "engage.db"
+    async with writer.opened(writer.make(tmp_path, kind)) as store:
+        await store_all(store, *(event(str(number)) for number in range(5)))
+        pid = writer.pid_of(store) if kind == "process" else 0
+        backup(path, tmp_path / "before.db")
+        upgrade(path)
+        before = content(path)
+        for number in range(10):
+            results = await asyncio.gather(
+                store.write([event(f"new {number}")]),
+                store.write([event(f"more {number}"), event("1")]),
+                store.find("acme", "api", "1"),
+                store.check(),
+                store.scan(EventFilter(), after=None, limit=9),
+                return_exceptions=True,
+            )
+            assert [type(one) for one in results] == [StorageUnavailable] * 5
+            assert all(re.search(REASON, str(one)) for one in results)
+        assert content(path) == before
+        # It is the same writer, and says nothing on its own.
+        assert kind == "thread" or writer.pid_of(store) == pid
+        assert caplog.text == ""
+        restore(path, tmp_path / "before.db")
+        await store_all(store, event("new"))
+        assert await ids(store) == ["0", "1", "2", "3", "4", "new"]
+
+
+def test_a_server_answers_503_and_logs_the_reason(tmp_path: Path) -> None:
+    """So do its console and a command."""
+    with start_server(tmp_path, config_extra=CONSOLE) as server, signed_in(server) as browser:
+        assert server.track("a").status_code == 200
+        backup(server.database, tmp_path / "before.db")
+        upgrade(server.database)
+        before, worker = content(server.database), server.worker
+        for number in range(20):
+            answer = server.track(f"new {number}")
+            assert (answer.status_code, answer.json()["code"]) == (503, "storage_unavailable")
+        wait_for(lambda: server.get("/readyz").status_code == 503, what="/readyz to answer 503")
+        for page in ("", "live", "rejected", "users?id=u"):
+            assert re.search(REASON, browser.get(page).text)
+        command = [
+            sys.executable,
+            "-m",
+            "engage",
+            "export",
+            "events",
+            "--config",
+            str(server.config),
+        ]
+        export = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert (export.returncode, export.stdout) == (1, "")
+        assert re.search(REASON, export.stderr)
+        assert export.stderr.count("\n") == 1
+        assert content(server.database) == before
+        reasons = [line["logger"] for line in server.lines() if re.search(REASON, line["message"])]
+        assert reasons.count("engage.pipeline.group_commit") == 1
+        assert server.worker == worker
+        restore(server.database, tmp_path / "before.db")
+        wait_for(lambda: server.track("b").status_code == 200, what="the server to store events")
+        assert stored(server.database) == ["a", "b"]
