@@ -3,12 +3,14 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
 from engage.testing import event
 from engage.testing.factories import TIME
+from engage_plugins.sqlite import parts
 from engage_plugins.sqlite.engine import Engine
 from engage_plugins.sqlite.events import row_of
 from support.sqlite_keys import (
@@ -90,6 +92,31 @@ def test_the_filter_is_built_while_keys_are_merged(path: Path) -> None:
         engine.work()
     assert number > 310
     assert are_duplicates(engine, range(number))
+    engine.close()
+
+
+def test_the_first_steps_of_a_filter_are_small(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They use its memory for the first time."""
+    monkeypatch.setattr(parts, "BUILD_KEYS", 100)
+    monkeypatch.setattr(parts, "_LEAST_CAPACITY", 500)
+    engine = opened(path)
+    write_all(engine, range(450))
+    finish(engine)
+    expected = len(table(path))
+    engine.drop()
+    engine = opened(path)
+    engine._keys.build_filter(engine.connection())
+    building = engine._keys._parts._building
+    assert building is not None
+    read = [0, building.keys]
+    while not engine._keys._parts.are_covered:
+        engine._keys.build_filter(engine.connection())
+        read.append(building.keys)
+    steps = [after - before for before, after in pairwise(read)]
+    assert sum(steps) == expected > 300
+    assert max(step for step, before in zip(steps, read, strict=False) if before < 100) <= 11
+    assert max(steps) == 100
+    assert are_duplicates(engine, range(450))
     engine.close()
 
 
