@@ -6,6 +6,8 @@
 ``listener.py``       all connections of a process: accept, limit, drain
 ``acceptor.py``       accepts the connections of a socket
 ``shares.py``         how many connections each worker has
+``handover.py``       a queue by which workers hand connections to each other
+``balancer.py``       chooses the connections that move to another worker
 ``connection.py``     one connection: reads requests, enforces time and size limits
 ``occupant.py``       what a connection holds in memory, without HTTP
 ``capacity.py``       all connections and bytes of a process, and which one is given up

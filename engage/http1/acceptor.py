@@ -6,6 +6,9 @@ once, all eight were often served by one worker of two. Here a worker that is ah
 (:class:`~engage.http1.shares.Shares`) leaves what waits to it for :data:`PATIENCE` seconds for each
 connection by which it is ahead, and then accepts one. If the other does not make use of it, because
 it hangs or is very busy, more and more are accepted after each pause.
+
+Connections that another worker hands over (:mod:`engage.http1.handover`) are accepted in the same
+way. If the others leave them where they are, a worker takes all back that it has handed over.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ import errno
 import logging
 import os
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from engage.http1.sockets import BACKLOG
 
@@ -46,12 +49,22 @@ _RETRY: Final = 0.1
 _EXHAUSTED: Final = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
+class _Source(NamedTuple):
+    """Where connections come from."""
+
+    #: Accepts one.
+    accept: Callable[[], socket.socket]
+    #: Returns its protocol.
+    make_connection: Callable[[], asyncio.Protocol]
+
+
 class Acceptor:
     """Accepts the connections of one socket, from :meth:`start` to :meth:`close`.
 
     :param sock: a listening socket that does not block.
     :param make_connection: returns the protocol of a new connection.
     :param shares: ``None`` if there are no other workers.
+    :param take_over: returns the protocol of a connection that another worker hands over.
     """
 
     def __init__(
@@ -59,10 +72,15 @@ class Acceptor:
         sock: socket.socket,
         make_connection: Callable[[], asyncio.Protocol],
         shares: Shares | None,
+        take_over: Callable[[], asyncio.Protocol] | None = None,
     ) -> None:
         self._sock = sock
-        self._make_connection = make_connection
+        self._new = _Source(lambda: self._sock.accept()[0], make_connection)
         self._shares = shares
+        self._handover = None if shares is None else shares.handover
+        self._handed_over: _Source | None = None
+        if self._handover is not None:
+            self._handed_over = _Source(self._handover.take, take_over or make_connection)
         self._loop = asyncio.get_running_loop()
         #: Where the event loop cannot wait for a socket, as on Windows.
         self._server: asyncio.Server | None = None
@@ -79,10 +97,10 @@ class Acceptor:
     async def start(self) -> None:
         """Begin to accept."""
         try:
-            self._loop.add_reader(self._sock.fileno(), self._ready)
+            self._listen()
         except NotImplementedError:
             self._server = await self._loop.create_server(
-                self._make_connection, sock=self._sock, backlog=BACKLOG
+                self._new.make_connection, sock=self._sock, backlog=BACKLOG
             )
             return
         self._keep_spare()
@@ -94,12 +112,11 @@ class Acceptor:
         """Accept what the kernel has completed, then close the socket."""
         self._pause()
         # Closing resets connections that the kernel has completed and nothing has accepted yet.
-        while True:
-            try:
-                connection, _ = self._sock.accept()
-            except OSError:  # Usually BlockingIOError: there are no more.
-                break
-            self._open(connection)
+        for source in filter(None, (self._handed_over, self._new)):
+            # Usually BlockingIOError: there are no more.
+            with contextlib.suppress(OSError):
+                while True:
+                    self._open(source.accept(), source)
         self.close()
         if self._opening:
             await asyncio.wait(self._opening)
@@ -112,16 +129,20 @@ class Acceptor:
             self._shares.released = None
         if self._server is not None:
             self._server.close()
+        if self._handover is not None:
+            self._handover.close()
         self._sock.close()
         if self._spare is not None:
             os.close(self._spare)
             self._spare = None
 
     # ---------------------------------------------------------------------------------- internals
-    def _ready(self) -> None:
-        self._accept(0)
+    def _listen(self) -> None:
+        self._loop.add_reader(self._sock.fileno(), self._accept, self._new)
+        if self._handover is not None and self._handed_over is not None:
+            self._loop.add_reader(self._handover.fileno(), self._accept, self._handed_over)
 
-    def _accept(self, extra: int) -> None:
+    def _accept(self, source: _Source, extra: int = 0) -> None:
         """Accept what waits.
 
         :param extra: how many to accept although this worker is ahead.
@@ -134,28 +155,28 @@ class Acceptor:
                     return
                 extra -= 1
             try:
-                connection, _ = self._sock.accept()
+                connection = source.accept()
             except (BlockingIOError, InterruptedError):
                 self._pauses = 0
                 return
             except OSError as error:
                 if error.errno in _EXHAUSTED:
-                    self._turn_away()
+                    self._turn_away(source)
                     return
                 continue  # The client is gone already.
-            self._open(connection)
+            self._open(connection, source)
 
-    def _open(self, connection: socket.socket) -> None:
+    def _open(self, connection: socket.socket, source: _Source) -> None:
         connection.setblocking(False)
         if self._shares is not None:
             self._shares.opened()
-        task = self._loop.create_task(self._connect(connection))
+        task = self._loop.create_task(self._connect(connection, source))
         self._opening.add(task)
         task.add_done_callback(self._opening.discard)
 
-    async def _connect(self, connection: socket.socket) -> None:
+    async def _connect(self, connection: socket.socket, source: _Source) -> None:
         try:
-            await self._loop.connect_accepted_socket(self._make_connection, connection)
+            await self._loop.connect_accepted_socket(source.make_connection, connection)
         except Exception as error:
             _log.debug("a connection could not be opened: %r", error)
             connection.close()
@@ -190,9 +211,13 @@ class Acceptor:
 
     def _resume(self, extra: int) -> None:
         self._pause()
-        self._loop.add_reader(self._sock.fileno(), self._ready)
+        self._listen()
         if extra:
-            self._accept(extra)
+            if self._handover is not None and self._handed_over is not None:
+                pauses = self._pauses
+                self._accept(self._handed_over, max(extra, self._handover.own))
+                self._pauses = pauses
+            self._accept(self._new, extra)
 
     def _pause(self) -> None:
         self._patient_until = None
@@ -201,10 +226,15 @@ class Acceptor:
             self._timer = None
         elif self._server is None and self._sock.fileno() >= 0:
             self._loop.remove_reader(self._sock.fileno())
+            if self._handover is not None:
+                self._loop.remove_reader(self._handover.fileno())
 
-    def _turn_away(self) -> None:
-        """Close the next connection, so that its client does not wait in vain."""
-        if self._spare is None:
+    def _turn_away(self, source: _Source) -> None:
+        """Close the next connection, so that its client does not wait in vain.
+
+        One that was handed over is left to the other workers, which can read its requests.
+        """
+        if self._spare is None or source is self._handed_over:
             self._pause()
             self._timer = self._loop.call_later(_RETRY, self._resume, 0)
         else:

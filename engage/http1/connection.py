@@ -68,13 +68,17 @@ _CLOSED = 5
 
 
 class Connection(Occupant):
-    """One client's connection, from accept to close."""
+    """One client's connection, from accept to close.
+
+    :param handed_over: whether another worker has accepted it and answered requests.
+    """
 
     #: Tornado looks for it in a connection's context.
     protocol = "http"
 
-    def __init__(self, shared: SharedState) -> None:
+    def __init__(self, shared: SharedState, *, handed_over: bool = False) -> None:
         super().__init__(shared.capacity)
+        self._handed_over = handed_over
         self.remote_ip: str | None = None
         self._shared = shared
         self._state = _HEAD
@@ -92,6 +96,8 @@ class Connection(Occupant):
         self._overrun = False
         self._half_closed = False
         self._paused = False
+        #: Whether another worker is to have the connection after the current request.
+        self.moves = False
 
     # ------------------------------------------------------------------- called by the event loop
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -101,8 +107,13 @@ class Connection(Occupant):
         self.remote_ip = peer[0] if isinstance(peer, tuple) else None
         bounds = self._shared.bounds
         self.progress_at = self._loop.time()
-        self.deadline = self.progress_at + min(bounds.head_timeout, bounds.idle_timeout)
+        first = bounds.idle_timeout if self._handed_over else bounds.head_timeout
+        self.deadline = self.progress_at + min(first, bounds.idle_timeout)
         self._capacity.admit(self)
+        if self._handed_over:  # It has sent requests, so it has a seat.
+            self._expendable = not self._capacity.take_seat(self)
+            if self._expendable:
+                self._capacity.expend(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Forget the connection. A handler that has its request continues."""
@@ -192,6 +203,12 @@ class Connection(Occupant):
         self._capacity.leave(self)
         self._transport.abort()
 
+    def move(self) -> None:
+        """Hand the connection to another worker as soon as no request is in progress."""
+        self.moves = True
+        if self.idle:
+            self._begin_move()
+
     def give_up(self) -> None:
         if self._state == _BODY:
             self._fail(Failure.OVERLOADED)
@@ -256,7 +273,8 @@ class Connection(Occupant):
 
         Reading is paused while more than ``limits.pipelined_bytes`` wait behind a request that is
         being handled, behind answers that the client does not read, or in a body that the handler
-        leaves unread; and while very many chunks are decoded in several turns of the loop.
+        leaves unread; while very many chunks are decoded in several turns of the loop; and while
+        the connection is handed to another worker, which reads what comes next.
         """
         if self._state == _BODY:
             behind = self._exchange is not None and self._exchange.unread
@@ -267,6 +285,8 @@ class Connection(Occupant):
         pause = behind and len(self._buffer) > self._shared.bounds.pipelined_bytes
         if self._body.stopped:
             pause = self._state in (_BODY, _REST)
+        if self.moves and self.idle:
+            pause = True
         if pause is not self._paused and self._state != _CLOSED:
             self._paused = pause
             if pause:
@@ -477,6 +497,8 @@ class Connection(Occupant):
             return
         else:
             self._next()
+            if self.moves and not self._buffer:
+                self._begin_move()
         if self._buffer or self._half_closed or self._paused or self._state == _REST:
             self._loop.call_soon(self._advance)
 
@@ -489,6 +511,30 @@ class Connection(Occupant):
         self.deadline = self._loop.time() + (
             bounds.request_timeout if self._slow_reader else bounds.idle_timeout
         )
+
+    def _begin_move(self) -> None:
+        """Stop reading, then move: the event loop may write an answer only in its next turn."""
+        self._pace()
+        self._loop.call_soon(self._end_move)
+
+    def _end_move(self) -> None:
+        """Hand the connection over, unless something has changed since that was decided."""
+        shares, transport = self._capacity.shares, self._transport
+        if (
+            self.moves
+            and self.idle
+            and not (self._half_closed or self._shared.draining or transport.is_closing())
+            and not transport.get_write_buffer_size()
+            and shares is not None
+            and shares.handover is not None
+            and shares.ahead(without=1)
+            and shares.handover.put(transport.get_extra_info("socket").fileno())
+        ):
+            self._capacity.end(self)
+            self.abort()  # It is open in the kernel as long as any worker has it.
+            return
+        self.moves = False
+        self._pace()
 
     def _refuse(self, error: ApiError | None, head: bytes | None = None) -> None:
         """Answer without a handler, and close.

@@ -25,7 +25,7 @@ import signal
 import socket
 import struct
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from engage.api import EngageError
 from engage.monitoring import logs
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from engage.server.loader import LoaderProcess
     from engage.server.worker import Worker
 
-__all__ = ["BLOCKED", "ConsoleSetup", "Setup", "main", "receive_setup", "send_setup"]
+__all__ = ["BLOCKED", "ConsoleSetup", "Setup", "SharedFiles", "main", "receive_setup", "send_setup"]
 
 _log = logging.getLogger(__name__)
 #: Signals that stay blocked in a new child until it can handle them.
@@ -55,6 +55,16 @@ class ConsoleSetup:
 
     #: The hash of the token of a one-time link; see :mod:`engage.console.links`.
     link_hash: str | None
+
+
+class SharedFiles(NamedTuple):
+    """The file descriptors by which the workers share connections."""
+
+    #: The number of connections of each; see :mod:`engage.http1.shares`.
+    counts: int
+    #: The two ends of a queue of connections; see :mod:`engage.http1.handover`.
+    inlet: int
+    outlet: int
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -75,8 +85,8 @@ class Setup:
     secrets: tuple[str, ...]
     #: Whether this worker serves the metrics, because it is the only one.
     serves_metrics: bool = False
-    #: File descriptor of the connections of all workers; ``None`` if there is only one worker.
-    shares: int | None = None
+    #: What the workers share; ``None`` if there is only one worker.
+    shares: SharedFiles | None = None
     #: ``None``: the child is a worker or a loader.
     console: ConsoleSetup | None = None
     #: Whether the child is a loader.
@@ -150,11 +160,16 @@ def main(channel_fd: int, listening_fd: int | None = None) -> int:
 
 
 async def _run_worker(setup: Setup, sock: socket.socket, channel: socket.socket) -> int:
+    from engage.http1.handover import Handover
     from engage.http1.shares import Shares
     from engage.registry import load_plugins
     from engage.server.worker import Worker
 
     reader, writer = await asyncio.open_connection(sock=channel.dup())
+    files, shares = setup.shares, None
+    if files is not None:
+        handover = Handover(files.inlet, files.outlet)
+        shares = Shares(files.counts, setup.number, handover)
     worker = Worker(
         setup.config,
         load_plugins(),
@@ -163,7 +178,7 @@ async def _run_worker(setup: Setup, sock: socket.socket, channel: socket.socket)
         server_running=setup.server_running,
         server_started=setup.server_started,
         serves_metrics=setup.serves_metrics,
-        shares=None if setup.shares is None else Shares(setup.shares, setup.number),
+        shares=shares,
         ready=lambda: writer.write(b"ready\n"),
     )
     return await _run(worker, reader, writer)

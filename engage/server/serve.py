@@ -3,8 +3,8 @@
 
 This process is the parent (:mod:`engage.server.supervisor`): it holds the socket, starts the
 workers, which inherit the socket, and the console, replaces those that die, and serves the metrics
-of several workers. The workers share only the socket, the number of connections that each has, and
-the store.
+of several workers. The workers share only the socket, the connections that they hand to each other,
+the number of connections that each has, and the store.
 
 Windows has no such children: there this process answers the requests (:mod:`engage.server.worker`),
 and the console is started by hand.

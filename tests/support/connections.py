@@ -50,20 +50,31 @@ class Connection:
 
 @contextlib.contextmanager
 def one_to_each_worker(server: Server, workers: int = 2) -> Iterator[dict[int, Connection]]:
-    """Open a connection to every process of the server that answers requests."""
+    """Open a connection to every process of the server that answers requests.
+
+    Each stays with its process, because none has more connections than another.
+    """
     assert server.process is not None
     parent = server.process.pid
-    found: dict[int, Connection] = {}
-    with contextlib.ExitStack() as stack:
+    opened: list[Connection] = []
 
-        def complete() -> bool:
-            connection = Connection(server)
-            stack.callback(connection.close)
+    def complete() -> dict[int, Connection] | None:
+        if len(opened) < workers:
+            opened.append(Connection(server))
+        for connection in opened:
             assert connection.send("/readyz", None, "GET")[0] == 200
-            pid = holder({*descendants(parent), parent}, connection.port)
-            assert pid is not None
-            found.setdefault(pid, connection)
-            return len(found) >= workers
+        pids = {*descendants(parent), parent}
+        # A process may have handed a connection to another, with a smaller number.
+        found = {holder(pids, connection.port): connection for connection in opened}
+        for connection in opened:
+            if connection not in found.values():
+                connection.close()
+        alone = len(found) == len(opened) == workers
+        opened[:] = found.values()
+        return {pid: one for pid, one in found.items() if pid is not None} if alone else None
 
-        wait_for(complete, what="a connection to each worker")
-        yield found
+    try:
+        yield wait_for(complete, what="a connection to each worker")
+    finally:
+        for connection in opened:
+            connection.close()
