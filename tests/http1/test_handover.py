@@ -287,6 +287,19 @@ async def test_a_connection_stays_until_its_answers_are_sent() -> None:
         assert pair.queues[0].puts == 0
 
 
+async def test_a_connection_stays_if_the_others_have_as_many() -> None:
+    """They may have accepted some since it was chosen."""
+    async with _pair(started=1) as pair, _clients(pair.servers[0].port, 1) as (client,):
+        pair.shares[1].opened()
+        pair.shares[1].join()
+        (connection,) = pair.servers[0].listener.connections
+        connection.move()
+        await eventually(lambda: not connection.moves)
+        await client.send(request(b"x"))
+        assert (await client.answer()).body == b"x"
+        assert pair.queues[0].puts == 0
+
+
 async def test_a_drain_takes_what_is_in_the_queue() -> None:
     async with _pair(started=1) as pair, _clients(pair.servers[0].port, 8) as clients:
         listener = pair.servers[0].listener
