@@ -16,6 +16,7 @@ from engage.testing.factories import TIME
 from engage_plugins.sqlite import merge
 from engage_plugins.sqlite.engine import Engine
 from engage_plugins.sqlite.events import row_of
+from support.exactly_once import check_exactly_once
 from support.sqlite import file_limit
 from support.sqlite_keys import (
     are_duplicates,
@@ -135,7 +136,6 @@ def test_a_full_disk_in_a_merge_loses_nothing(path: Path) -> None:
         engine._keys._merger._not_before = 0.0
     assert len(acknowledged) > 100
     names = [int(one) for one in stored(path)]
-    assert len(set(names)) == len(names)
-    assert set(acknowledged) <= set(names)
+    check_exactly_once(names, acknowledged)
     assert are_duplicates(engine, acknowledged)
     engine.close()
