@@ -25,6 +25,7 @@ __all__ = [
     "STATUS",
     "ApiError",
     "Limit",
+    "LogUnavailable",
     "Problem",
     "body_too_large",
     "conflict_not_kept",
@@ -35,6 +36,7 @@ __all__ = [
     "from_problems",
     "internal_error",
     "located",
+    "log_unavailable",
     "overloaded",
     "pointer",
     "quote",
@@ -84,6 +86,14 @@ QUOTED: Final = 80
 #: The codes for a missing or unknown write key: only these answers ask for credentials.
 _CHALLENGED: Final = frozenset({"missing_write_key", "invalid_write_key"})
 _CHALLENGE: Final[Mapping[str, str]] = {"WWW-Authenticate": 'Basic realm="engage", charset="UTF-8"'}
+
+
+class LogUnavailable(StorageUnavailable):
+    """The log in front of the storage cannot answer now.
+
+    Only the core raises it, so that the answer names the log. A log itself raises
+    :class:`~engage.api.StorageUnavailable`.
+    """
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -238,6 +248,16 @@ def storage_unavailable() -> ApiError:
     )
 
 
+def log_unavailable() -> ApiError:
+    """Return the 503 for an unavailable log. It has the code of an unavailable storage."""
+    return ApiError(
+        "storage_unavailable",
+        "the event log in front of the storage is unavailable and nothing was acknowledged;"
+        " send the same request again later",
+        retry_after=random.randint(5, 30),  # noqa: S311
+    )
+
+
 def overloaded(
     message: str = "too much data is waiting to be stored; send the same request again later",
 ) -> ApiError:
@@ -274,6 +294,8 @@ def from_exception(exc: BaseException) -> ApiError:
     """Return the error to send for an exception; it never contains the exception's text."""
     if isinstance(exc, ApiError):
         return exc
+    if isinstance(exc, LogUnavailable):
+        return log_unavailable()
     if isinstance(exc, StorageUnavailable):
         return storage_unavailable()
     return internal_error()

@@ -15,10 +15,12 @@ from engage.errors import (
     MAX_ERRORS,
     STATUS,
     ApiError,
+    LogUnavailable,
     Problem,
     error_body,
     from_exception,
     from_problems,
+    log_unavailable,
     overloaded,
     quote,
     shutting_down,
@@ -60,7 +62,12 @@ def test_the_message_is_that_of_the_first_problem() -> None:
 
 @pytest.mark.parametrize(
     ("make", "least", "most"),
-    [(storage_unavailable, 5, 30), (overloaded, 1, 5), (shutting_down, 1, 5)],
+    [
+        (storage_unavailable, 5, 30),
+        (log_unavailable, 5, 30),
+        (overloaded, 1, 5),
+        (shutting_down, 1, 5),
+    ],
 )
 def test_retry_after_is_random(make: type, least: int, most: int) -> None:
     """Integers, so that clients do not all retry at once."""
@@ -70,7 +77,10 @@ def test_retry_after_is_random(make: type, least: int, most: int) -> None:
 
 
 def test_an_error_never_shows_the_text_of_an_exception() -> None:
-    for secret in (ValueError("secret"), KeyError("secret"), StorageUnavailable("secret")):
+    for secret in (
+        *(ValueError("secret"), KeyError("secret")),
+        *(StorageUnavailable("secret"), LogUnavailable("secret")),
+    ):
         error = from_exception(secret)
         assert "secret" not in error.message
         assert error.status == (503 if isinstance(secret, StorageUnavailable) else 500)

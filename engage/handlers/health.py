@@ -7,7 +7,7 @@ from typing import Final
 
 import orjson
 
-from engage.errors import shutting_down, storage_unavailable
+from engage.errors import log_unavailable, shutting_down, storage_unavailable
 from engage.handlers.ingestion import IngestionHandler
 
 __all__ = ["AliveHandler", "ReadyHandler"]
@@ -41,9 +41,11 @@ class ReadyHandler(IngestionHandler):
         """Answer 200, or 503 if it cannot."""
         if self.services.draining():
             raise shutting_down()
-        if not await self.services.readiness.ready():
-            raise storage_unavailable()
         state = self.services.log_state
+        if not await self.services.readiness.ready():
+            # A server with a log needs the storage as well until it knows the write keys.
+            needs_storage = state is None or not self.services.keys.loaded
+            raise storage_unavailable() if needs_storage else log_unavailable()
         self.answer(_OK if state is None else orjson.dumps(state()), headers=_UNCACHED)
 
     head = get

@@ -28,7 +28,7 @@ from engage.api import (
     UnloggableEvent,
     record_of,
 )
-from engage.errors import shutting_down
+from engage.errors import LogUnavailable, shutting_down
 from engage.pipeline.write_queue import Room, WriteRequest
 
 __all__ = ["Appending"]
@@ -116,7 +116,7 @@ class Appending(Generic[_Item]):
         :param key: the write key, or another name for who sends the items.
         :param restated: the message ids of events that are never conflicts.
         :return: one outcome per item, in their order: ``STORED``, or ``REFUSED`` if the log can
-            never take it. It raises :class:`StorageUnavailable` if not all items are durable.
+            never take it. It raises :class:`LogUnavailable` if not all items are durable.
         :raises ApiError: 503 ``shutting_down``; nothing was appended.
         """
         if self._closed:
@@ -200,7 +200,7 @@ class Appending(Generic[_Item]):
     def _fail(self, request: WriteRequest[_Item, Outcome], error: BaseException) -> None:
         self._failed()
         self._report(error)
-        request.fail(StorageUnavailable("not all events are durable"))
+        request.fail(LogUnavailable("not all events are durable"))
 
     def _report(self, error: BaseException) -> None:
         """Log a failure, unless a line was logged a moment ago: with one partition away, other

@@ -12,9 +12,9 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from engage.api import EventLog, StorageUnavailable
-from engage.errors import ApiError, overloaded
-from engage.storage.time_limit import within
+from engage.api import EventLog
+from engage.errors import ApiError, LogUnavailable, overloaded
+from engage.storage.time_limit import log_within
 
 __all__ = ["CatchUp"]
 
@@ -47,7 +47,7 @@ class CatchUp:
         """Return when everything is stored that was in any partition when this call began.
 
         :raises ApiError: 503 ``overloaded`` if that takes too long.
-        :raises StorageUnavailable: if the log does not answer.
+        :raises LogUnavailable: if the log does not answer.
         """
         if self._waiting >= MAX_WAITING:
             raise _behind()
@@ -80,7 +80,7 @@ class CatchUp:
                 new, self._new = self._new, []
                 try:
                     ends, committed = await self._places(bool(new))
-                except StorageUnavailable as error:
+                except LogUnavailable as error:
                     _fail([*new, *(future for future, _ in waiting)], str(error))
                     waiting = []
                     continue
@@ -102,7 +102,7 @@ class CatchUp:
 
     async def _places(self, with_ends: bool) -> tuple[Mapping[int, int], Mapping[int, int]]:
         """Return the ends of the log, if they are needed, and then the places of the loaders."""
-        async with within(self._timeout):
+        async with log_within(self._timeout):
             ends = await self._log.ends() if with_ends else {}
             committed = await self._log.committed(self._group)
             if any(end > 0 and number not in committed for number, end in ends.items()):
@@ -120,7 +120,7 @@ def _passed(committed: Mapping[int, int], wanted: Mapping[int, int]) -> bool:
 def _fail(requests: Sequence[asyncio.Future[None]], reason: str) -> None:
     for future in requests:
         if not future.done():
-            future.set_exception(StorageUnavailable(reason))
+            future.set_exception(LogUnavailable(reason))
 
 
 def _behind() -> ApiError:

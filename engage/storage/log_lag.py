@@ -15,7 +15,7 @@ from typing import Final
 
 from engage.api import Backlog, EventLog, StorageError
 from engage.monitoring.metrics import Metrics
-from engage.storage.time_limit import within
+from engage.storage.time_limit import log_within
 
 __all__ = ["Lag"]
 
@@ -94,10 +94,10 @@ class Lag:
     async def read(self) -> None:
         """Read the backlog once.
 
-        :raises StorageUnavailable: if the log does not answer; the last reading stays.
+        :raises LogUnavailable: if the log does not answer; the last reading stays.
         """
         now = self._clock()
-        async with within(self._timeout):
+        async with log_within(self._timeout):
             backlog = await self._from.backlog(self._group)
         self.backlog = backlog
         # If nothing is unread, what is unread later was appended after this reading began.

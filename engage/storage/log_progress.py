@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 import orjson
 
 from engage.api import Backlog, EventLog, EventStore, RecordStore, StorageError
-from engage.storage.time_limit import within
+from engage.storage.time_limit import log_within
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -94,7 +94,7 @@ async def read_progress(log: EventLog, config: LogConfig, *, now: int, seconds: 
     :return: also if the log does not answer.
     """
     try:
-        async with within(seconds):
+        async with log_within(seconds):
             backlog = await log.backlog(config.group)
     except StorageError as error:
         return Progress(backlog=None, error=str(error))
@@ -167,7 +167,7 @@ class LogProgress:
     async def _read(self) -> Progress:
         try:
             if not self._open:
-                async with within(self._timeout):
+                async with log_within(self._timeout):
                     await self._log.open(create=False)
                 self._open = True
             found = await read_progress(

@@ -102,7 +102,7 @@ class Readiness:
 
     async def _run_check(self) -> None:
         try:
-            async with within(self._timeout):
+            async with within(self._timeout, self._what):
                 await self._check()
         except Exception as error:
             # Log the first failure only. Any error means that the storage cannot store.

@@ -75,11 +75,26 @@ METHODS = (
 )
 
 
-def unavailable(answer: Answer, code: str = "storage_unavailable") -> bool:
+def overloaded(answer: Answer, code: str = "overloaded") -> bool:
     """Return whether an answer is a 503 that a client repeats later."""
     assert (answer.status, answer.json["code"]) == (503, code)
     assert int(answer.headers["retry-after"]) >= 1
     return True
+
+
+def no_log(answer: Answer) -> bool:
+    """Return whether an answer says that the log is away."""
+    return _away(answer, "the event log in front of the storage")
+
+
+def no_store(answer: Answer) -> bool:
+    """Return whether an answer says that the storage is away."""
+    return _away(answer, "the storage")
+
+
+def _away(answer: Answer, what: str) -> bool:
+    assert answer.json["message"].startswith(f"{what} is unavailable and nothing was acknowledged")
+    return overloaded(answer, "storage_unavailable")
 
 
 def user_of(broker: MemoryBroker, partition: int, prefix: str = "u") -> str:
@@ -144,7 +159,7 @@ async def test_requests_that_fail_leave_nothing_for_the_garbage_collector(tmp_pa
         gc.disable()
         try:
             sent = [server.send(path, body) for path, body in bodies.items()]
-            assert all(map(unavailable, await asyncio.gather(*sent)))
+            assert all(map(no_log, await asyncio.gather(*sent)))
             await asyncio.sleep(0.05)
             assert events() <= before
         finally:
@@ -205,7 +220,7 @@ async def test_a_partition_without_leader_costs_only_the_requests_that_touch_it(
         if time.monotonic() - started < 0.9:
             assert not any(task.done() for task in waiting)
         for task in waiting:
-            assert unavailable(await task)
+            assert no_log(await task)
         assert time.monotonic() - started < 8
         broker.leaderless.clear()
         assert (await server.track(userId=dead, messageId="later")).status == 200
@@ -220,9 +235,9 @@ async def test_a_log_that_is_down_is_a_503(tmp_path: Path) -> None:
     async with serving(tmp_path, broker=broker) as server:
         assert (await readyz(server)).status == 200
         broker.down = True
-        assert unavailable(await server.track())
+        assert no_log(await server.track())
         broken = await server.send("/v1/track", {"userId": "u"})  # its letter is not durable
-        assert unavailable(broken)
+        assert no_log(broken)
         broker.down = False
         assert (await server.track()).status == 200
 
@@ -233,7 +248,7 @@ async def test_an_acknowledgement_that_was_lost_is_a_503_and_a_retry_is_harmless
     broker = MemoryBroker()
     async with serving(tmp_path, broker=broker) as server:
         broker.loses_answers = True
-        assert unavailable(await server.track(messageId="m"))
+        assert no_log(await server.track(messageId="m"))
         broker.loses_answers = False
         assert (await server.track(messageId="m")).status == 200
         assert len(events_of(broker)) == 2
@@ -254,7 +269,7 @@ async def test_a_full_queue_is_a_503_for_the_key_that_filled_it(tmp_path: Path) 
             asyncio.create_task(server.track()),
         ]
         await eventually(lambda: server.app._ingest.waiting == 50)
-        assert unavailable(await server.track(), "overloaded")
+        assert overloaded(await server.track())
         basic = "Basic " + base64.b64encode(f"{other}:".encode()).decode()
         event = {"userId": "u", "event": "E"}
         waiting.append(asyncio.create_task(server.send("/v1/track", event, key=basic)))
@@ -294,7 +309,7 @@ async def test_events_are_refused_while_the_oldest_record_is_too_old(
             ),
             await server.send("/v1/track", {"userId": "u"}),
         ):
-            assert unavailable(answer, "overloaded")
+            assert overloaded(answer)
             assert "behind the log" in answer.json["message"]
             assert int(answer.headers["retry-after"]) >= 5
         answer = await readyz(server)
@@ -321,7 +336,7 @@ async def test_refused_events_become_letters_in_the_log(tmp_path: Path) -> None:
         assert len(await server.dead_letters()) == 2
         # A letter that is not durable is not acknowledged, as without a log.
         broker.failing.add("append")
-        assert unavailable(await server.send("/v1/track", {"userId": "u", "messageId": "z"}))
+        assert no_log(await server.send("/v1/track", {"userId": "u", "messageId": "z"}))
         strict = {"X-Strict-Mode": "1"}
         answer = await server.send("/v1/track", {"userId": "u"}, headers=strict)
         assert answer.status == 400
@@ -379,12 +394,12 @@ async def test_events_are_accepted_while_the_store_is_away(tmp_path: Path) -> No
             assert (await server.track(messageId=f"m{number}")).status == 200
         batch = {"batch": [{"type": "track", "userId": "u", "event": "E"}, {}]}
         assert (await server.send("/v1/batch", batch)).status == 200
-        assert unavailable(await put(server))
-        assert unavailable(await put(server, identifierKey="id", identifier="ann"))
+        assert no_store(await put(server))
+        assert no_store(await put(server, identifierKey="id", identifier="ann"))
         secret = {"X-Secret": "a-secret-of-postmark"}
         bounce = {"RecordType": "Open", "MessageID": "1", "Recipient": "ann@example.com"}
         path = "/api/public/webhooks/postmark"
-        assert unavailable(await server.send(path, bounce, key=None, headers=secret))
+        assert no_store(await server.send(path, bounce, key=None, headers=secret))
         named = {**bounce, "Metadata": {"userId": "ann"}}
         assert (await server.send(path, named, key=None, headers=secret)).status == 200
 
@@ -447,10 +462,10 @@ async def test_a_server_is_ready_while_its_log_is(
         assert (await readyz(server)).status == 200
         monkeypatch.setattr(server.app.readiness, "_clock", lambda: time.monotonic() + 60)
         broker.leaderless.add(2)
-        assert unavailable(await readyz(server))
+        assert no_log(await readyz(server))
         broker.leaderless.clear()
         broker.weak = "min.insync.replicas"
-        assert unavailable(await readyz(server))
+        assert no_log(await readyz(server))
         broker.weak = None
         assert (await readyz(server)).status == 200
 
@@ -514,10 +529,10 @@ async def test_a_server_starts_while_its_store_is_away(
         assert (await server.send("/v1/track", event, key=f"Basic {key}")).status == 200
         assert await status(key) == 200
         # It may be a key that was made since.
-        assert unavailable(await server.send("/v1/track", event, key=basic("unknown")))
+        assert no_store(await server.send("/v1/track", event, key=basic("unknown")))
         answer = await readyz(server)
         assert (answer.status, answer.json["storage"]) == (200, "unavailable")
-        assert unavailable(await put(server, identifierKey="id", identifier="ann"))
+        assert no_store(await put(server, identifierKey="id", identifier="ann"))
         valve.error = None
         await eventually(lambda: server.app.keys._records is not None)
         assert [await status(sent) for sent in (key, off, KEY, "unknown")] == [200, 403, 403, 401]
@@ -539,8 +554,8 @@ async def test_without_the_file_a_start_waits_for_the_keys(
     if content is not None:
         file.write_bytes(content)
     async with starting_without_store(tmp_path, MemoryBroker()) as (server, valve):
-        assert unavailable(await server.track())
-        assert unavailable(await readyz(server))
+        assert no_store(await server.track())
+        assert no_store(await readyz(server))
         assert ("cannot be used" in caplog.text) == (content is not None)
         valve.error = None
         await eventually(lambda: server.app.keys.loaded)
@@ -586,7 +601,7 @@ async def test_a_change_is_a_503_if_the_loaders_are_behind_and_a_401_if_not(
     ) as server:
         await identify(server)
         started = time.monotonic()
-        assert unavailable(await put(server), "overloaded")
+        assert overloaded(await put(server))
         assert time.monotonic() - started >= 0.3
         # All partitions count: this one has nothing of the user.
         assert (await server.track(userId=user_of(broker, 0))).status == 200
@@ -594,8 +609,11 @@ async def test_a_change_is_a_503_if_the_loaders_are_behind_and_a_401_if_not(
         behind = broker.ends()
         await load_log(broker, server.app.store)
         broker.commit("engage", {0: behind[0] - 1})
-        assert unavailable(await put(server, user="nobody"), "overloaded")
+        assert overloaded(await put(server, user="nobody"))
         broker.commit("engage", behind)
+        broker.down = True
+        assert no_log(await put(server, user="nobody"))
+        broker.down = False
         answer = await put(server, user="nobody")
         assert (answer.status, answer.json["code"]) == (401, "invalid_user_hash")
         assert (await put(server)).status == 200

@@ -95,6 +95,7 @@ def test_nodes_die_under_load(tmp_path: Path, kafka_nodes: Cluster) -> None:
             wait_for(lambda: server.get("/readyz").status_code == 200, what="/readyz to be 200")
         for answer in clients.refused:
             assert (answer.status_code, answer.json()["code"]) == (503, "storage_unavailable")
+            assert answer.json()["message"].startswith("the event log in front of the storage is")
             assert int(answer.headers["retry-after"]) > 0
         assert server.workers()
         assert server.stop() == 0
@@ -135,6 +136,7 @@ def test_a_server_starts_and_works_while_its_store_is_away(
             assert server.post("/v1/track", event(f"b{number}"), key=sent).status_code == 200
         answer = server.post("/v1/track", event("c"), key="a-key-that-nobody-has")
         assert (answer.status_code, answer.json()["code"]) == (503, "storage_unavailable")
+        assert answer.json()["message"].startswith("the storage is unavailable")
         (tmp_path / "elsewhere").rename(disk)
         wait_for(lambda: server.get("/readyz").json()["storage"] == "available", what="the store")
         wait_for(

@@ -96,7 +96,7 @@ async def test_pages_share_a_reading_and_do_not_wait_long() -> None:
     assert asyncio.get_running_loop().time() - began < 2.5
     assert (await progress.read()).error is not None
     await asyncio.sleep(0.3)
-    assert (await progress.read()).error == "the storage did not answer in time"
+    assert (await progress.read()).error == "the log did not answer in time"
     await progress.close()
     await progress.close()
 
