@@ -11,8 +11,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
 import logging
+import os
 import random
+import ssl
 import time
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
@@ -105,6 +108,46 @@ class _MetadataRequest(MetadataRequest):  # type: ignore[misc] # aiokafka has no
 aiokafka.admin.client.MetadataRequest = _MetadataRequest
 aiokafka.client.MetadataRequest = _MetadataRequest
 
+_connect: Final = aiokafka.client.create_conn
+#: Host and port → why it could not be connected to, in the call that this task makes.
+_refused: Final[contextvars.ContextVar[dict[str, str]]] = contextvars.ContextVar("refused")
+
+
+async def _connect_noting(host: str, port: int, **options: Any) -> Any:
+    """Connect to a broker, and note why that fails: aiokafka only logs it."""
+    try:
+        return await _connect(host, port, **options)
+    except Exception as error:
+        if (refused := _refused.get(None)) is not None:
+            refused[f"{host}:{port}"] = _reason_of_refusal(error)
+        raise
+
+
+aiokafka.client.create_conn = _connect_noting
+
+
+def _reason_of_refusal(error: Exception) -> str:
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"its certificate is not accepted: {error.verify_message.rstrip('.')}"
+    if isinstance(error, TimeoutError):
+        return "no answer in time"
+    if isinstance(error, OSError) and error.errno is not None and error.errno > 0:
+        # The text of asyncio is a Python tuple.
+        return os.strerror(error.errno)
+    return _reason(error)
+
+
+def _unreachable(refused: Mapping[str, str]) -> str:
+    """Say why no server could be connected to, with the same words each time."""
+    if not refused:
+        return "no server of log.kafka.servers answers, or none accepts how engage signs in"
+    servers: dict[str, list[str]] = {}
+    for server, reason in sorted(refused.items()):
+        # Some reasons of aiokafka begin with the server.
+        servers.setdefault(reason.replace(server, "it"), []).append(server)
+    reasons = "; ".join(f"{', '.join(those)}: {reason}" for reason, those in servers.items())
+    return f"no server of log.kafka.servers can be used: {reasons}"
+
 
 class _Rarely(logging.Filter):
     """Passes an equal warning once a minute, and no news."""
@@ -156,6 +199,8 @@ def translated(what: str) -> Iterator[None]:
 
     Not only for aiokafka's own: some answers of brokers make it raise an ``AttributeError``.
     """
+    refused: dict[str, str] = {}
+    _refused.set(refused)
     try:
         yield
     except (StorageError, OutOfRange, NoPlace, TooFewBrokers):
@@ -166,8 +211,7 @@ def translated(what: str) -> Iterator[None]:
         if "Unable to bootstrap" not in str(error):
             raise StorageUnavailable(f"{what}: {_reason(error)}") from error
         # Its text lists the servers, each time in another order, as Python writes them.
-        reason = "no server of log.kafka.servers answers, or none accepts how engage signs in"
-        raise StorageUnavailable(f"{what}: {reason}") from error
+        raise StorageUnavailable(f"{what}: {_unreachable(refused)}") from error
     except Exception as error:
         raise StorageUnavailable(f"{what}: {_reason(error)}") from error
 
