@@ -137,18 +137,6 @@ def _reason_of_refusal(error: Exception) -> str:
     return _reason(error)
 
 
-def _unreachable(refused: Mapping[str, str]) -> str:
-    """Say why no server could be connected to, with the same words each time."""
-    if not refused:
-        return "no server of log.kafka.servers answers, or none accepts how engage signs in"
-    servers: dict[str, list[str]] = {}
-    for server, reason in sorted(refused.items()):
-        # Some reasons of aiokafka begin with the server.
-        servers.setdefault(reason.replace(server, "it"), []).append(server)
-    reasons = "; ".join(f"{', '.join(those)}: {reason}" for reason, those in servers.items())
-    return f"no server of log.kafka.servers can be used: {reasons}"
-
-
 class _Rarely(logging.Filter):
     """Passes an equal warning once a minute, and no news."""
 
@@ -205,15 +193,25 @@ def translated(what: str) -> Iterator[None]:
         yield
     except (StorageError, OutOfRange, NoPlace, TooFewBrokers):
         raise
-    except TimeoutError as error:
-        raise StorageUnavailable(f"{what}: Kafka did not answer in time") from error
-    except kafka_errors.KafkaConnectionError as error:
-        if "Unable to bootstrap" not in str(error):
-            raise StorageUnavailable(f"{what}: {_reason(error)}") from error
-        # Its text lists the servers, each time in another order, as Python writes them.
-        raise StorageUnavailable(f"{what}: {_unreachable(refused)}") from error
     except Exception as error:
-        raise StorageUnavailable(f"{what}: {_reason(error)}") from error
+        raise StorageUnavailable(f"{what}: {_cause(error, refused)}") from error
+
+
+def _cause(error: Exception, refused: Mapping[str, str]) -> str:
+    """Say why a call failed: the error, and why brokers could not be connected to."""
+    if isinstance(error, TimeoutError):
+        text = "Kafka did not answer in time"
+    elif "Unable to bootstrap" in str(error):
+        # The error lists the servers, each time in another order, as Python writes them.
+        text = "no server of log.kafka.servers answers, or none accepts how engage signs in"
+    else:
+        text = _reason(error)
+    brokers: dict[str, list[str]] = {}
+    for broker, reason in sorted(refused.items()):
+        # Some reasons of aiokafka name the broker.
+        brokers.setdefault(reason.replace(broker, "it"), []).append(broker)
+    reasons = "; ".join(f"{', '.join(those)}: {reason}" for reason, those in brokers.items())
+    return f"{text} ({reasons})" if reasons else text
 
 
 def _reason(error: Exception) -> str:
@@ -264,6 +262,17 @@ async def _closed(close: Callable[[], Awaitable[Any]], seconds: float) -> bool:
     except Exception:
         return False
     return True
+
+
+async def _stopped(consumer: AIOKafkaConsumer, seconds: float) -> None:
+    """Stop a consumer, also one whose coordinator cannot be reached, or whose task was waiting."""
+    if await _closed(consumer.stop, seconds):
+        return
+    # Without this, its connections would stay open. It has no fetcher before it has connected.
+    for part in filter(None, (consumer._fetcher, consumer._client)):
+        for _ in range(_CLOSE_ATTEMPTS):
+            if await _closed(part.close, 1.0):
+                break
 
 
 class _Admin(AIOKafkaAdminClient):  # type: ignore[misc] # aiokafka has no types
@@ -351,10 +360,8 @@ class Cluster:
             await self._close(admin, offsets)
 
     async def _close(self, admin: _Admin, offsets: AIOKafkaConsumer) -> None:
-        for close in (offsets.stop, admin.close):
-            with contextlib.suppress(Exception):
-                async with asyncio.timeout(self.timeout):
-                    await close()
+        await _stopped(offsets, self.timeout)
+        await _closed(admin.close, self.timeout)
 
     @contextlib.asynccontextmanager
     async def _calling(self, what: str) -> Any:
@@ -571,9 +578,7 @@ class Sender:
         if self.in_flight:
             # Otherwise aiokafka would wait for the answers without limit.
             self._producer._message_accumulator.fail_all(kafka_errors.ProducerClosed())
-        with contextlib.suppress(Exception):
-            async with asyncio.timeout(seconds):
-                await self._producer.stop()
+        await _closed(self._producer.stop, seconds)
 
 
 _TOO_LARGE: Final = (
@@ -642,15 +647,7 @@ class Member(ConsumerRebalanceListener):  # type: ignore[misc] # aiokafka has no
 
     async def stop(self, seconds: float) -> None:
         """Leave the group."""
-        consumer = self._consumer
-        if await _closed(consumer.stop, seconds):
-            return
-        # Its coordinator cannot be reached, or one of its tasks was waiting. Without this, its
-        # connections would stay open.
-        for close in (consumer._fetcher.close, consumer._client.close):
-            for _ in range(_CLOSE_ATTEMPTS):
-                if await _closed(close, 1.0):
-                    break
+        await _stopped(self._consumer, seconds)
 
     def on_partitions_revoked(self, revoked: Collection[TopicPartition]) -> None:
         """Called by aiokafka when the partitions are divided again."""

@@ -141,13 +141,13 @@ def test_a_server_that_is_not_trusted_gets_nothing(
         (
             servers,
             {**tls, **SCRAM, "tls_ca": str(tmp_path / "ca.pem")},
-            "its certificate is not accepted: certificate signature failure$",
+            r": its certificate is not accepted: certificate signature failure\)$",
         ),
         (
             named,
             {**tls, **SCRAM},
-            "its certificate is not accepted: Hostname mismatch, certificate is not valid for"
-            " 'localhost'$",
+            r": its certificate is not accepted: Hostname mismatch, certificate is not valid for"
+            r" 'localhost'\)$",
         ),
         (servers, tls, "none accepts how engage signs in"),
         (servers, {}, "Connection at it closed"),
@@ -168,6 +168,26 @@ def test_a_server_that_is_not_trusted_gets_nothing(
 
     for one in wrong:
         asyncio.run(run(*one))
+
+
+@pytest.mark.kafka
+@pytest.mark.timeout(120, func_only=True)
+def test_brokers_whose_names_lead_nowhere_are_reported(kafka_nodes: kafka.Cluster) -> None:
+    """The servers of the config answer, and name addresses on which nothing listens."""
+    brokers = ", ".join(sorted(kafka_nodes.servers("advertised").split(",")))
+
+    async def run() -> None:
+        log = make_log(kafka_nodes.servers("proxied"), topic_name())
+        with pytest.raises(StorageUnavailable) as raised:
+            await log.open(create=False)
+        assert str(raised.value).endswith(f"({brokers}: Connection refused)")
+        await log.open(create=True)
+        with pytest.raises(StorageUnavailable):
+            await log.append([record("a")])
+        await log.close()
+        await connections_closed()
+
+    asyncio.run(run())
 
 
 @pytest.mark.checkout
@@ -228,7 +248,7 @@ async def test_brokers_that_cannot_be_reached_are_reported_in_words() -> None:
     with pytest.raises(StorageUnavailable) as raised:
         await log.open(create=False)
     assert str(raised.value) == (
-        "Kafka cannot be reached: no server of log.kafka.servers can be used:"
-        " 127.0.0.1:1, 127.0.0.1:2: Connection refused"
+        "Kafka cannot be reached: no server of log.kafka.servers answers, or none accepts how"
+        " engage signs in (127.0.0.1:1, 127.0.0.1:2: Connection refused)"
     )
     await log.close()
