@@ -335,7 +335,7 @@ class Appender:
                     await made.start(self._timeout)
                 except StorageUnavailable as error:
                     _log.warning("%s", error)
-                    await made.stop(self._timeout)
+                    self._stop_soon(made)
                 except BaseException:
                     await made.stop(0)
                     raise
@@ -348,11 +348,15 @@ class Appender:
         """Use a sender for no new batch, and stop it when its last one has been answered."""
         if self._sender is sender:
             self._sender = None
-            self._retired.add(sender)
             self.replaced += 1
-            task = asyncio.create_task(self._stop(sender))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            self._stop_soon(sender)
+
+    def _stop_soon(self, sender: Sender) -> None:
+        """Stop a sender. The next one does not wait for that: it may take as long as a call."""
+        self._retired.add(sender)
+        task = asyncio.create_task(self._stop(sender))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     async def _stop(self, sender: Sender) -> None:
         try:

@@ -18,7 +18,7 @@ import random
 import ssl
 import time
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import aiokafka.admin.client
 import aiokafka.client
@@ -36,6 +36,7 @@ from .options import Address
 from .topics import NewTopic
 
 _log = logging.getLogger("engage.log.kafka")
+_Answer = TypeVar("_Answer")
 
 #: Milliseconds: after that, the brokers give the partitions of a silent member to others.
 _SESSION: Final = 6000
@@ -53,6 +54,8 @@ _UNREACHABLE: Final = (
 _UNLIMITED: Final = 2**31 - 1
 #: Bytes that a member fetches of a partition at once, unless a record is larger.
 _FETCH: Final = 1024 * 1024
+#: Seconds until a question is asked again that no broker could answer.
+_AGAIN: Final = 0.1
 #: How often closing a part of aiokafka is tried. Each attempt ends at least one of its tasks.
 _CLOSE_ATTEMPTS: Final = 5
 #: Seconds between two equal messages of aiokafka, which logs each attempt of each partition.
@@ -369,6 +372,21 @@ class Cluster:
             async with asyncio.timeout(self.timeout):
                 yield
 
+    async def _answered(self, what: str, ask: Callable[[], Awaitable[_Answer]]) -> _Answer:
+        """Ask until there is an answer, or an error that asking again does not mend.
+
+        A broker may not know a new topic yet. A group has no coordinator right after a start or a
+        failure; some such answers make aiokafka raise an ``AttributeError``.
+        """
+        async with self._calling(what):
+            while True:
+                try:
+                    return await ask()
+                except (kafka_errors.KafkaError, AttributeError) as error:
+                    if not getattr(error, "retriable", True):
+                        raise
+                await asyncio.sleep(_AGAIN)
+
     @property
     def _opened(self) -> _Admin:
         if self._admin is None:
@@ -401,7 +419,7 @@ class Cluster:
         for _ in range(10):
             if found := await self.partitions(topic):
                 return found
-            await asyncio.sleep(0.1)
+            await asyncio.sleep(_AGAIN)
         raise StorageUnavailable(f"topic {topic} does not exist")
 
     async def create(self, topic: NewTopic) -> None:
@@ -432,16 +450,15 @@ class Cluster:
     async def settings(self, topic: str) -> dict[str, str]:
         """Return all settings of a topic, including the defaults of the brokers."""
         resource = ConfigResource(ConfigResourceType.TOPIC, topic)
-        async with self._calling(f"the settings of topic {topic} cannot be read"):
-            while True:
-                (answer,) = await self._opened.describe_configs([resource])
-                code, reason, _, _, entries = answer.resources[0]
-                if not code:
-                    return {entry[0]: str(entry[1]) for entry in entries}
-                if code != kafka_errors.UnknownTopicOrPartitionError.errno:
-                    raise kafka_errors.for_code(code)(reason)
-                # A broker that does not know a new topic yet.
-                await asyncio.sleep(0.1)
+
+        async def ask() -> dict[str, str]:
+            (answer,) = await self._opened.describe_configs([resource])
+            code, reason, _, _, entries = answer.resources[0]
+            if code:
+                raise kafka_errors.for_code(code)(reason)
+            return {entry[0]: str(entry[1]) for entry in entries}
+
+        return await self._answered(f"the settings of topic {topic} cannot be read", ask)
 
     # ----------------------------------------------------------------------------- offsets
     async def firsts(self, topic: str, partitions: Iterable[int]) -> dict[int, int]:
@@ -468,21 +485,14 @@ class Cluster:
     async def committed(self, topic: str, group: str, partitions: Iterable[int]) -> dict[int, int]:
         """Return partition → the committed place of a group, without those that have none."""
         places = [TopicPartition(topic, number) for number in partitions]
-        async with self._calling(f"the places of group {group} cannot be read"):
-            while True:
-                try:
-                    found = await self._opened.list_consumer_group_offsets(group, partitions=places)
-                except (kafka_errors.KafkaError, AttributeError) as error:
-                    # Right after a start, or after a failure, the group has no coordinator.
-                    if getattr(error, "retriable", True):
-                        await asyncio.sleep(0.1)
-                        continue
-                    raise
-                return {
-                    place.partition: value.offset
-                    for place, value in found.items()
-                    if value.offset >= 0
-                }
+
+        async def ask() -> dict[int, int]:
+            found = await self._opened.list_consumer_group_offsets(group, partitions=places)
+            return {
+                place.partition: value.offset for place, value in found.items() if value.offset >= 0
+            }
+
+        return await self._answered(f"the places of group {group} cannot be read", ask)
 
     async def appended_at(
         self, topic: str, places: Mapping[int, int], ends: Mapping[int, int]

@@ -32,6 +32,9 @@ class Broker:
         self.open.set()
         self.senders = 0
         self.stopped = 0
+        #: A sender waits for it when it is stopped.
+        self.stops = asyncio.Event()
+        self.stops.set()
 
 
 class FakeBatch:
@@ -74,6 +77,7 @@ class FakeSender:
             self.in_flight -= 1
 
     async def stop(self, seconds: float) -> None:
+        await self.broker.stops.wait()
         self.broker.stopped += 1
 
 
@@ -235,6 +239,17 @@ async def test_kafka_is_tried_until_it_answers() -> None:
     async with appender(broker) as log:
         assert await log.append("t", 1, [record("a")]) == [OK]
     assert (broker.senders, broker.stopped) == (4, 4)
+
+
+async def test_the_next_attempt_does_not_wait_until_the_last_one_is_closed() -> None:
+    broker = Broker()
+    broker.starts = [StorageUnavailable("not yet")] * 2
+    broker.stops.clear()
+    async with appender(broker) as log:
+        assert await log.append("t", 1, [record("a")]) == [OK]
+        assert (broker.senders, broker.stopped) == (3, 0)
+        broker.stops.set()
+    assert broker.stopped == 3
 
 
 async def test_a_sender_is_replaced_before_its_numbers_overflow(
