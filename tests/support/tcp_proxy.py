@@ -19,6 +19,8 @@ class TcpProxy:
     def __init__(self, target: tuple[str, int], *, port: int = 0) -> None:
         self.target = target
         self.port = port
+        #: Bytes that the server has sent.
+        self.answered = 0
         self._flows = threading.Event()
         self._flows.set()
         self._lock = threading.Lock()
@@ -89,12 +91,17 @@ class TcpProxy:
             one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             with self._lock:
                 self._connections.add(one)
-            threading.Thread(target=self._pump, args=(one, other), daemon=True).start()
+            threading.Thread(
+                target=self._pump, args=(one, other), kwargs={"back": one is server}, daemon=True
+            ).start()
 
-    def _pump(self, source: socket.socket, sink: socket.socket) -> None:
+    def _pump(self, source: socket.socket, sink: socket.socket, *, back: bool) -> None:
         with contextlib.suppress(OSError):
             while data := source.recv(1 << 16):
                 self._flows.wait()
+                if back:
+                    with self._lock:
+                        self.answered += len(data)
                 sink.sendall(data)
         for connection in (source, sink):
             with contextlib.suppress(OSError):
