@@ -40,6 +40,7 @@ sys.path[:0] = [str(HERE.parent / "tests"), str(HERE)]
 
 import httpx  # noqa: E402
 import load  # noqa: E402
+import pymongo  # noqa: E402
 import report  # noqa: E402
 
 from engage.api import Event, EventLog, LogRecord, Status, record_of  # noqa: E402
@@ -59,6 +60,8 @@ USERS: Final = 5000
 STUCK: Final = 120
 #: The storages that ``engage load`` writes to.
 STORES: Final = ("sqlite", "ferretdb")
+#: Those that it can write to; ``java`` is mongo-java-server, which keeps everything in memory.
+KNOWN_STORES: Final = (*STORES, "java", "mongod")
 
 
 @dataclasses.dataclass
@@ -260,13 +263,25 @@ def _run_loop(work: Callable[[], object]) -> None:
 
 # -------------------------------------------------------------------------------------------- load
 @contextlib.contextmanager
-def storage(kind: str, folder: Path) -> Iterator[str]:
-    """Yield the config of an empty storage."""
+def storage(kind: str, folder: Path) -> Iterator[tuple[str, str | None]]:
+    """Yield the config of an empty storage, and its address if it is a server."""
     if kind == "sqlite":
-        yield SQLITE
+        yield SQLITE, None
         return
     with mongo.own(folder, kind) as server:
-        yield f'[storage]\nbackend = "mongo"\n[storage.mongo]\nurl = "{server.url("bench")}"\n'
+        url = server.url("bench")
+        yield f'[storage]\nbackend = "mongo"\n[storage.mongo]\nurl = "{url}"\n', url
+
+
+def stored_ids(server: Server, url: str | None) -> list[str]:
+    """Return the message ids in the store."""
+    if url is None:
+        return [one["messageId"] for one in server.export()]
+    # A page of an export from mongo-java-server takes longer than a call may.
+    client: pymongo.MongoClient[dict[str, str]] = pymongo.MongoClient(url)
+    with client:
+        events = client.get_default_database()["events"].find({}, {"messageId": 1})
+        return [one["messageId"] for one in events]
 
 
 async def fill(nodes: Cluster, events: int) -> None:
@@ -308,7 +323,7 @@ def measure_load(arguments: argparse.Namespace, goals: Goals) -> None:
             with (
                 tempfile.TemporaryDirectory(prefix="engage-bench-") as name,
                 kafka.own() as nodes,
-                storage(kind, Path(name)) as section,
+                storage(kind, Path(name)) as (section, url),
             ):
                 path = Path(name) / "engage.toml"
                 extra = log_section(nodes, loaders=str(loaders))
@@ -329,6 +344,8 @@ def measure_load(arguments: argparse.Namespace, goals: Goals) -> None:
                 finally:
                     process.terminate()
                     process.wait()
+                stored = stored_ids(server, url)
+                assert len(stored) == len(set(stored)) == arguments.events, "not exactly once"
             goal = 10_000 if (kind, loaders) == ("sqlite", 1) else None
             print(f"| {kind} | {loaders} | {rate:,.0f} | {goals.judge(rate, goal)} |", flush=True)
 
@@ -393,7 +410,11 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=1, help="the best round of serve is shown")
     parser.add_argument("--workers", type=int, default=1, help="processes of engage serve")
     parser.add_argument("--events", type=int, default=100_000, help="events for engage load")
-    parser.add_argument("--stores", default=",".join(STORES), help="the stores for engage load")
+    parser.add_argument(
+        "--stores",
+        default=",".join(STORES),
+        help=f"the stores for engage load, of {', '.join(KNOWN_STORES)}",
+    )
     parser.add_argument("--only", default=",".join(PARTS), help="the parts, such as append,load")
     parser.add_argument("--cases", help="connections x events for serve, such as 32x1,8x100")
     parser.add_argument(
@@ -403,6 +424,8 @@ def main() -> int:
     parts = arguments.only.split(",")
     if unknown := set(parts) - set(PARTS):
         parser.error(f"unknown part: {', '.join(sorted(unknown))}")
+    if unknown := set(arguments.stores.split(",")) - set(KNOWN_STORES):
+        parser.error(f"unknown store: {', '.join(sorted(unknown))}")
     arguments.cases = (
         [tuple(map(int, case.split("x"))) for case in arguments.cases.split(",")]
         if arguments.cases
