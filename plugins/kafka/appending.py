@@ -37,13 +37,10 @@ _PAUSE: Final = 0.2
 _STORED: Final = Outcome(Status.STORED)
 
 #: What :meth:`Appender.gauges` returns before there is an appender.
-NO_GAUGES: Final = dict.fromkeys(
-    (
-        *("waiting_calls", "sent_batches", "sending_batches"),
-        *("oldest_batch_seconds", "replaced_senders"),
-    ),
-    0.0,
-)
+NO_GAUGES: Final = {
+    **dict.fromkeys(("waiting_calls", "sent_batches", "sending_batches"), 0.0),
+    **dict.fromkeys(("oldest_batch_seconds", "replaced_senders"), 0.0),
+}
 
 
 class _Call:
