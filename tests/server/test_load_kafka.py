@@ -15,12 +15,14 @@ import os
 import random
 import signal
 import sqlite3
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from confluent_kafka.admin import NewPartitions
 
 from support import mongo
 from support.distributions import distribution
@@ -70,6 +72,28 @@ class VerySlowly(Slowly):
     pause = 0.05
 
 
+class InPhases(Slowly):
+    """Requests that a test can hold back."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(seed)
+        self._gate = threading.Event()
+        self._gate.set()
+
+    def request(self) -> Request:
+        self._gate.wait()
+        return super().request()
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """Make no request in the block."""
+        self._gate.clear()
+        try:
+            yield
+        finally:
+            self._gate.set()
+
+
 @pytest.fixture
 def rounds(pytestconfig: pytest.Config) -> int:
     found: int = pytestconfig.getoption("--rounds")
@@ -82,9 +106,17 @@ def minute(rounds: int) -> float:
     return 60.0 if rounds >= 30 else 10.0
 
 
-def make_server(folder: Path, nodes: Cluster, *, storage: str = SQLITE, extra: str = "") -> Server:
+def make_server(
+    folder: Path,
+    nodes: Cluster,
+    *,
+    workers: int = 2,
+    storage: str = SQLITE,
+    server: str = "",
+    extra: str = "",
+) -> Server:
     log = f'[log]\nload_port = 0\n[log.kafka]\nservers = "{nodes.servers()}"\ntopic = "{TOPIC}"\n'
-    config = config_text(workers=2, storage=storage, config_extra=log + extra)
+    config = config_text(workers=workers, storage=storage, server=server, config_extra=log + extra)
     packages = distribution(folder / "packages", "assassin", {"assassin": ASSASSIN})
     return Server(folder, config, environment={"PYTHONPATH": str(packages)})
 
@@ -156,6 +188,40 @@ def test_nodes_are_killed_under_load(tmp_path: Path, kafka_nodes: Cluster) -> No
             more(sender)
         wait_for(lambda: loaders.readyz().status_code == 200, what="the loaders to be ready")
         check(server, sender, loaders)
+
+
+def test_partitions_are_added_and_a_node_is_killed(tmp_path: Path, kafka_nodes: Cluster) -> None:
+    """Two loaders read meanwhile, and divide the partitions again."""
+    nodes = kafka_nodes
+    with (
+        make_server(tmp_path, nodes, workers=1, server="metrics_port = 0").start() as server,
+        Loaders(server).start("--workers", "2") as loaders,
+    ):
+        with load_of(server, InPhases) as sender:
+            more(sender)
+            away = nodes.leaders(TOPIC)[0]
+            added = nodes.admin.create_partitions([NewPartitions(TOPIC, 24)], operation_timeout=20)
+            added[TOPIC].result()
+            nodes.kill(away)
+            more(sender)
+            # A server looks for partitions when it is asked whether it is ready, unless an event
+            # has just shown that. Otherwise, a minute passes.
+            assert isinstance(sender.traffic, InPhases)
+            with sender.traffic.held():
+                wait_for(
+                    lambda: (
+                        server.get("/readyz").status_code == 200
+                        and "engage_log_topic_partitions 24.0" in server.metrics()
+                    ),
+                    what="the server to know the new partitions",
+                )
+            more(sender)
+            nodes.start(away)
+            nodes.wait()
+            more(sender)
+        assert not sender.unanswered
+        check(server, sender, loaders)
+    assert {record.partition() for record in nodes.records(TOPIC)} & set(range(12, 24))
 
 
 @pytest.mark.parametrize("store", ["sqlite", "mongo"])
