@@ -557,6 +557,7 @@ class Sender:
         #: Batches that were sent and are not answered.
         self.in_flight = 0
         self.batch = self._producer.create_batch
+        self._stopping: asyncio.Task[None] | None = None
 
     async def start(self, seconds: float) -> None:
         """Connect, and obtain the number by which the brokers know this sender."""
@@ -584,7 +585,15 @@ class Sender:
             self.in_flight -= 1
 
     async def stop(self, seconds: float) -> None:
-        """Disconnect. What was not answered until then fails."""
+        """Disconnect. What was not answered until then fails.
+
+        It goes on if the caller is cancelled, and another call waits for it.
+        """
+        if self._stopping is None:
+            self._stopping = asyncio.create_task(self._stop(seconds))
+        await asyncio.shield(self._stopping)
+
+    async def _stop(self, seconds: float) -> None:
         if self.in_flight:
             # Otherwise aiokafka would wait for the answers without limit.
             self._producer._message_accumulator.fail_all(kafka_errors.ProducerClosed())
