@@ -67,9 +67,11 @@ def test_a_wrong_key_opens_no_login_dialog(engage: Server, page: Browser) -> Non
     assert answer["body"]["code"] == "invalid_write_key"
 
 
-def test_retry_after_can_be_read(engage: Server, page: Browser) -> None:
-    with locked(engage.database):
-        answer = post(page, engage.url + "/v1/track", EVENT, Authorization=engage.authorization)
+def test_retry_after_can_be_read(impatient: Server, page: Browser) -> None:
+    with locked(impatient.database):
+        answer = post(
+            page, impatient.url + "/v1/track", EVENT, Authorization=impatient.authorization
+        )
     assert answer["status"] == 503
     assert 1 <= int(answer["retryAfter"]) <= 30
 

@@ -179,16 +179,16 @@ def test_the_last_event_before_leaving_the_page_arrives(
     "kind", [kind for kind in KINDS if kind.retries], ids=lambda kind: kind.name
 )
 def test_an_event_is_sent_again_after_an_error(
-    engage: Server, browser: Browser, pages: Pages, kind: Kind
+    impatient: Server, browser: Browser, pages: Pages, kind: Kind
 ) -> None:
     """The answer is 503 while the storage is locked; afterwards each event is stored once."""
-    pages.pages["/"] = kind.page(engage)
+    pages.pages["/"] = kind.page(impatient)
     browser.open(pages.url + "/")
     browser.run('sdk.track("First");')
-    eventually(lambda: engage.export("events"), lambda e: len(e) == 1)
+    eventually(lambda: impatient.export("events"), lambda e: len(e) == 1)
     browser.errors()
-    with locked(engage.database):
+    with locked(impatient.database):
         browser.run('sdk.track("Again");')
         eventually(browser.errors, lambda errors: any("503" in error for error in errors))
-    stored = eventually(lambda: engage.export("events"), lambda e: len(e) >= 2)
+    stored = eventually(lambda: impatient.export("events"), lambda e: len(e) >= 2)
     assert [event["event"] for event in stored] == ["First", "Again"]
