@@ -19,7 +19,7 @@ from support.waiting import eventually
 
 
 @asynccontextmanager
-async def catching_up(broker: MemoryBroker, wait: float = 5.0) -> AsyncIterator[CatchUp]:
+async def catching_up(broker: MemoryBroker, wait: float = 30.0) -> AsyncIterator[CatchUp]:
     log = MemoryLog(broker)
     await log.open(create=True)
     one = CatchUp(log, group="engage", wait=wait, timeout=5)
@@ -52,7 +52,7 @@ async def test_all_partitions_must_be_passed() -> None:
 
 async def test_an_empty_log_and_one_without_backlog_are_passed_at_once() -> None:
     broker = MemoryBroker(3)
-    async with catching_up(broker, wait=0.04) as one:
+    async with catching_up(broker) as one:
         await one()
         append(broker, 1)
         broker.commit("engage", broker.ends())
@@ -155,7 +155,7 @@ async def test_a_partition_whose_records_were_all_deleted_is_passed_at_once() ->
         append(broker, partition)
     broker.commit("engage", {0: 1})
     broker.expire(1, broker.ends()[1])
-    async with catching_up(broker, wait=0.04) as one:
+    async with catching_up(broker) as one:
         await one()
         assert broker.calls["firsts"] == 1
 
@@ -166,7 +166,7 @@ async def test_a_partition_whose_first_records_were_deleted_must_be_passed() -> 
     for _ in range(3):
         append(broker, 1)
     broker.expire(1, 2)
-    async with catching_up(broker, wait=0.04) as one:
+    async with catching_up(broker, wait=0.5) as one:
         with pytest.raises(ApiError, match="not stored yet"):
             await one()
         broker.commit("engage", {1: 3})
@@ -177,7 +177,7 @@ async def test_a_group_that_never_ran_is_behind() -> None:
     broker = MemoryBroker(3)
     append(broker, 2)
     broker.commit("another", broker.ends())
-    async with catching_up(broker, wait=0.04) as one:
+    async with catching_up(broker, wait=0.5) as one:
         with pytest.raises(ApiError, match="not stored yet"):
             await one()
 
