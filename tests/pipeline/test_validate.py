@@ -122,9 +122,12 @@ def test_an_object_with_too_many_members_is_not_searched() -> None:
     """Checking each member of a body of 1 MiB would take 0.2 s."""
     changes = dict.fromkeys(map(str, range(100_000)), True)
     value = {"workspaceId": "w", "identifier": "i", "identifierKey": "k", "hash": "h"}
-    before = time.thread_time()
-    found = SCHEMAS.problems("subscriptions", {**value, "changes": changes})
-    assert time.thread_time() - before < 0.05
+    taken = []
+    for _ in range(10):
+        before = time.thread_time()
+        found = SCHEMAS.problems("subscriptions", {**value, "changes": changes})
+        taken.append(time.thread_time() - before)
+    assert min(taken) < 0.05
     assert [(problem.pointer, problem.message) for problem in found] == [
         ("/changes", "has too many members (100000; the limit is 1000)")
     ]

@@ -60,7 +60,7 @@ Webhook providers:
 Programs and files:
 
 - ``times``: clocks that a test sets; ``system_clock``: that of the machine
-- ``waiting``: waits until a condition is true
+- ``waiting``: waits until a condition is true; ``loop_time``: how long the event loop is held
 - ``processes``: the processes that another one started
 - ``hosts``: hosts of their own, in network namespaces
 - ``png``: small picture files
