@@ -104,17 +104,12 @@ class SubscriptionTests:
 
     @on_store
     async def test_one_change_from_concurrent_calls_is_applied_once(self, bench: Bench) -> None:
-        store, second = (
-            await bench.open_as(SubscriptionStore),
-            await bench.open_as(SubscriptionStore),
-        )
-        results = await asyncio.gather(
-            *(
-                (store, second)[number % 2].apply(change("1", a=True, b=True))
-                for number in range(20)
-            )
-        )
-        assert all(dict(one) == {"a": True, "b": True} for one in results)
+        stores = [await bench.open_as(SubscriptionStore)]
+        if bench.subject.can("atomic-updates"):
+            stores.append(await bench.open_as(SubscriptionStore))
+        calls = [stores[n % len(stores)].apply(change("1", a=True, b=True)) for n in range(20)]
+        assert [dict(one) for one in await asyncio.gather(*calls)] == [{"a": True, "b": True}] * 20
+        store = stores[0]
         assert len(await all_pages(store.history, None, None)) == 2
 
     @on_store
