@@ -37,7 +37,10 @@ class Earlier:
         """
         self.kind = kind
         self.made = version
-        self._context = StorageContext(base_dir=folder, identifiers={"acme": ("email", "phone")})
+        # A migration writes much, and the disk of a busy machine may then stall.
+        self._context = StorageContext(
+            base_dir=folder, identifiers={"acme": ("email", "phone")}, write_timeout=60
+        )
         if kind == "sqlite":
             self._path = folder / "engage.db"
             name = f"sqlite-{version}-merged" if merged else f"sqlite-{version}"

@@ -6,10 +6,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import shutil
+import signal
 import sqlite3
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -83,26 +83,28 @@ async def test_a_migration_does_not_wait_indefinitely(
     assert earlier.version() == 3
 
 
-#: Slowly, so that it can be killed in the middle.
+#: It kills itself when the log has a size.
 _MIGRATES = """
-import sqlite3, sys, time
+import os, pathlib, signal, sqlite3, sys
 from engage_plugins.sqlite import migration
-db = sqlite3.connect(sys.argv[1], isolation_level=None)
+path, size = pathlib.Path(sys.argv[1]), float(sys.argv[2])
+log = path.with_name("engage.db-wal")
+
+def look():
+    if log.exists() and log.stat().st_size > size:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+db = sqlite3.connect(path, isolation_level=None)
 db.execute("PRAGMA cache_size = 10")
-db.set_progress_handler(lambda: time.sleep(0.001), 10_000)
-migration.migrate(db, sys.argv[1], 0)
+db.set_progress_handler(look, 10_000)
+migration.migrate(db, str(path), 0)
 """
 
 
 def migrate_until(path: Path, size: float) -> None:
-    """Bring a store up to date in a process, and kill it when the log has this size."""
-    log = path.with_name("engage.db-wal")
-    command = [sys.executable, "-c", _MIGRATES, str(path)]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
-    while process.poll() is None and not (log.exists() and log.stat().st_size > size):
-        time.sleep(0.001)
-    process.kill()
-    process.wait()
+    """Bring a store up to date in a process, which is killed when the log has this size."""
+    done = subprocess.run([sys.executable, "-c", _MIGRATES, str(path), str(size)])
+    assert done.returncode == -signal.SIGKILL
 
 
 @pytest.mark.parametrize("at", [0.0, 0.2, 0.4, 0.6, 0.8])
