@@ -171,7 +171,7 @@ def test_errors_have_one_shape(send: Send, sent: Sent) -> None:
 
 
 def test_a_503_has_retry_after_in_seconds(tmp_path: Path, send: Send) -> None:
-    storage = SQLITE.replace("[storage]", "[storage]\nwrite_timeout = 1")
+    storage = SQLITE.replace("[storage]", "[storage]\nwrite_timeout = 4")
     with start_server(tmp_path, storage=storage) as server:
         sent = Sent(server)
         with locked(server.database):

@@ -35,6 +35,8 @@ from typing import Any
 import pymongo
 import pymongo.errors
 
+from engage.api import StorageUnavailable
+from engage.testing.harness import eventually
 from support.cache import cached
 from support.go import go
 
@@ -294,6 +296,14 @@ def own(folder: Path, kind: str | None = None, host: str = "127.0.0.1") -> Itera
         yield made
     finally:
         made.kill()
+
+
+async def prepared(store: Any) -> None:
+    """Wait until an opened store is prepared.
+
+    On a busy machine, that takes longer than a call of a test with short time limits.
+    """
+    await eventually(store._ready, StorageUnavailable, seconds=60)
 
 
 # ------------------------------------------------------------------------------ what it can do

@@ -38,6 +38,7 @@ def new(tmp_path: Path, url: str) -> MongoStorage:
 async def opened(tmp_path: Path, url: str) -> AsyncIterator[MongoStorage]:
     made = new(tmp_path, url)
     await made.open(create=True)
+    await mongo.prepared(made)
     try:
         yield made
     finally:
@@ -85,6 +86,7 @@ async def test_a_store_works_although_cut_off_changes_cannot_be_completed_at_onc
         url = proxy.url(f"engage_test_{os.urandom(6).hex()}", "timeoutMS=2000")
         dying = new(tmp_path, url)
         await dying.open(create=True)
+        await mongo.prepared(dying)
         proxy.rule = lambda name, _: CLOSE if name == "update" else None
         with pytest.raises(StorageUnavailable):
             await dying.write([identify(f"m{n}", f"u{n}", n, traits={"n": n}) for n in range(20)])

@@ -31,6 +31,7 @@ async def opened(tmp_path: Path, url: str) -> AsyncIterator[MongoStorage]:
     context = StorageContext(base_dir=tmp_path, identifiers={WORKSPACE: ("email",)})
     made = MongoStorage.from_options({"url": url}, context)
     await made.open(create=True)
+    await mongo.prepared(made)
     try:
         yield made
     finally:

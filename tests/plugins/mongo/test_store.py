@@ -52,6 +52,7 @@ def new(tmp_path: Path, url: str, **context: Any) -> MongoStorage:
 async def opened(tmp_path: Path, url: str, **context: Any) -> AsyncIterator[MongoStorage]:
     made = new(tmp_path, url, **context)
     await made.open(create=True)
+    await mongo.prepared(made)
     try:
         yield made
     finally:
@@ -307,6 +308,7 @@ async def _cut_off(tmp_path: Path, url: str, proxy: Proxy, events: Sequence[Any]
     """Insert events without applying their changes, like a process that is killed."""
     dying = new(tmp_path, url)
     await dying.open(create=True)
+    await mongo.prepared(dying)
     proxy.rule = lambda name, _: CLOSE if name == "update" else None
     with pytest.raises(StorageUnavailable):
         await dying.write(events)
@@ -380,6 +382,7 @@ async def test_a_choice_and_its_record_are_one_write(tmp_path: Path) -> None:
 
         dying = new(tmp_path, url)
         await dying.open(create=True)
+        await mongo.prepared(dying)
         for user in ("u", "v"):
             await dying.state(WORKSPACE, user)
 

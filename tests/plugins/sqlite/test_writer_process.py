@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import os
 import signal
 import sqlite3
@@ -20,7 +21,9 @@ from engage.api import Event, Record, Status, StorageMissing, StorageUnavailable
 from engage.testing import StorageConformance, event, identify
 from engage.testing.factories import ids, store_all
 from engage_plugins.sqlite import writer_start
+from engage_plugins.sqlite.lock import read_note
 from engage_plugins.sqlite.writer import AVAILABLE
+from engage_plugins.sqlite.writer_socket import local_address
 from support.processes import alive, children
 from support.writer import client_of, holder, make, opened, pid_of, until
 
@@ -193,12 +196,15 @@ async def test_signals_to_the_group_do_not_end_the_process(tmp_path: Path) -> No
 
 async def test_a_process_that_hangs_is_unavailability(tmp_path: Path) -> None:
     """The caller gets an error in time; when the process goes on, the store works."""
-    async with opened(make(tmp_path, timeout=3)) as store:
+    async with opened(make(tmp_path)) as store:
         await store_all(store, event("before"))
-        pid = pid_of(store)
+        pid, client = pid_of(store), client_of(store)
+        patient = client._settings
         os.kill(pid, signal.SIGSTOP)
+        client._settings = dataclasses.replace(patient, timeout=0.7)
         with pytest.raises(StorageUnavailable, match=f"no answer from the writer process {pid}"):
             await store.write([event("during")])
+        client._settings = patient
         os.kill(pid, signal.SIGCONT)
         await store.write([event("after")])
         # The process has skipped the request whose time was over.
@@ -306,7 +312,10 @@ async def test_what_the_process_logs_is_in_the_log_of_a_client(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with opened(make(tmp_path)) as store:
-        (tmp_path / "engage.db-writer.sock").unlink()
+        # In a long folder the socket is elsewhere.
+        note = read_note(str(tmp_path / "engage.db"))
+        assert note is not None
+        os.unlink(local_address(str(tmp_path / "engage.db"), note.address))
         await until(lambda: "the socket of the writer process was deleted" in caplog.text)
         assert client_of(store).is_connected
 
