@@ -176,7 +176,7 @@ def test_a_hidden_tab_asks_for_nothing(browser: Browser, console: Server) -> Non
         browser.driver.switch_to.new_window("tab")
         second = browser.driver.current_window_handle
         try:
-            time.sleep(0.5)
+            time.sleep(3)  # The last answers may be on their way.
             before = polls()
             time.sleep(3)
             assert polls() == before
@@ -186,7 +186,7 @@ def test_a_hidden_tab_asks_for_nothing(browser: Browser, console: Server) -> Non
         assert second != first
         since = polls()
         browser.cdp("Page.bringToFront")
-        one.until(lambda: polls() == since + 1)
+        one.until(lambda: polls() > since)
         console.track("m-after-hidden", event="After")
         one.see("After", "#live")
 
