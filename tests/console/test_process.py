@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import pty
 import signal
@@ -60,15 +61,15 @@ def test_however_often_the_console_dies_the_server_stays(tmp_path: Path) -> None
     """Ten deaths of workers within a minute would end it."""
     with start_server(tmp_path, config_extra=CONSOLE) as server:
         worker = server.worker
-        killed: set[int] = set()
-        end = time.monotonic() + 12
-        while time.monotonic() < end:
-            for pid in server.consoles() - killed:
-                killed.add(pid)
+        killed: list[tuple[int, float]] = []
+        for _ in range(4):
+            known = {pid for pid, _ in killed}
+            for pid in wait_for(lambda known=known: server.consoles() - known, what="a console"):  # type: ignore[misc]
+                killed.append((pid, time.monotonic()))
                 os.kill(pid, signal.SIGKILL)
-            time.sleep(0.05)
-        # The pauses grow: 1, 2, 4, 8 seconds.
-        assert 3 <= len(killed) <= 5
+        pauses = [later - earlier for (_, earlier), (_, later) in itertools.pairwise(killed)]
+        # They grow; the time of a start comes in addition.
+        assert all(pause > least for pause, least in zip(pauses, (1, 2, 4), strict=True)), pauses
         assert server.track("m1").status_code == 200
         assert server.worker == worker
         assert server.stop() == 0

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
+import statistics
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -83,13 +84,12 @@ async def test_a_new_key_works_at_its_first_use_in_each_place(tmp_path: Path) ->
 async def test_a_wrong_key_is_refused_in_each_place(tmp_path: Path) -> None:
     async with serving(tmp_path) as server:
         for number, request in enumerate(places("nope")):
-            began = time.monotonic()
             answer = await server.send(**request)
+            # After WAIT_SECONDS it would be a 503.
             assert (number, answer.status) == (
                 number,
                 404 if "projects" in request["path"] else 401,
             )
-            assert time.monotonic() - began < keys.WAIT_SECONDS
 
 
 @pytest.mark.parametrize("sent", ["Basic é", "Basic", "Basic a=b c", "Bearer nope", "x" * 600])
@@ -105,10 +105,14 @@ async def test_what_cannot_be_a_key_does_not_wait(tmp_path: Path, sent: str) -> 
         assert reads.count == before
 
 
-async def test_only_a_refresh_that_began_later_counts(tmp_path: Path) -> None:
+async def test_only_a_refresh_that_began_later_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A key is created while a refresh runs that has read the version before."""
+    monkeypatch.setattr(keys, "WAIT_SECONDS", 60.0)  # The disk may need long for the key.
     gate = asyncio.Event()
     reading = asyncio.Event()
+    hanging = asyncio.Event()
 
     def meddle(store: EventStore) -> None:
         read: Callable[[str], Awaitable[int]] = store.records_version  # type: ignore[attr-defined]
@@ -116,6 +120,7 @@ async def test_only_a_refresh_that_began_later_counts(tmp_path: Path) -> None:
         async def late(kind: str) -> int:
             version = await read(kind)
             if kind == "key-override" and reading.is_set():
+                hanging.set()
                 await gate.wait()
             return version
 
@@ -124,10 +129,11 @@ async def test_only_a_refresh_that_began_later_counts(tmp_path: Path) -> None:
     async with serving(tmp_path, meddle=meddle) as server:
         reading.set()
         first = asyncio.create_task(server.send("/v1/track", EVENT, key=basic("nope")))
-        await asyncio.sleep(0.5)  # The refresh hangs now.
+        await hanging.wait()
         key = await create(server)
+        waiting = server.app.keys._waiting
         second = asyncio.create_task(server.send("/v1/track", EVENT, key=basic(key)))
-        await asyncio.sleep(0.2)
+        await eventually(lambda: server.app.keys._waiting > waiting)
         reading.clear()
         gate.set()
         assert (await first).status == 401
@@ -139,7 +145,8 @@ async def test_a_flood_of_unknown_keys_costs_one_read_a_second(tmp_path: Path) -
     reads = Reads()
     seconds = 5.0
     async with serving(tmp_path, meddle=reads, refresh_gap=keys.GAP_SECONDS) as server:
-        before, end = reads.count, time.monotonic() + seconds
+        before, began = reads.count, time.monotonic()
+        end = began + seconds
         statuses: dict[int, int] = {}
         refused: list[Answer] = []
 
@@ -156,18 +163,20 @@ async def test_a_flood_of_unknown_keys_costs_one_read_a_second(tmp_path: Path) -
                         await asyncio.sleep(0.05)
 
         flooding = [asyncio.create_task(flood(number)) for number in range(150)]
-        slowest = 0.0
+        waited: list[float] = []
         async with await server.connect() as client:
             while time.monotonic() < end:
-                began = time.monotonic()
+                sent = time.monotonic()
                 assert (await server.track(client)).status == 200
-                slowest = max(slowest, time.monotonic() - began)
+                waited.append(time.monotonic() - sent)
                 await asyncio.sleep(0.02)
         await asyncio.gather(*flooding)
-        assert reads.count - before <= seconds + 2
+        took = time.monotonic() - began
+        assert reads.count - before <= took + 2
         assert set(statuses) == {401, 503}
-        assert statuses[401] <= keys.MAX_WAITING * (seconds + 2)
-        assert slowest < 1.0
+        assert statuses[401] <= keys.MAX_WAITING * (took + 2)
+        # It would be a second, if they waited for a read too.
+        assert statistics.median(waited) < 0.5
         for answer in refused:
             assert answer.json["code"] == "overloaded"
             assert 1 <= int(answer.headers["retry-after"]) <= 5
@@ -177,8 +186,11 @@ async def test_a_flood_of_unknown_keys_costs_one_read_a_second(tmp_path: Path) -
         ).status == 200
 
 
-async def test_a_waiting_request_leaves_its_body_unread(tmp_path: Path) -> None:
+async def test_a_waiting_request_leaves_its_body_unread(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Bodies of 1 MB whose key is in the header: the server holds a small part of each."""
+    monkeypatch.setattr(keys, "WAIT_SECONDS", 8.0)
     valve = Valve("records_version")
     async with serving(tmp_path, meddle=valve) as server:
         valve.gate.clear()
@@ -188,13 +200,13 @@ async def test_a_waiting_request_leaves_its_body_unread(tmp_path: Path) -> None:
             asyncio.create_task(server.send(path, body, key=basic(f"unknown-{number}")))
             for number in range(20)
         ]
-        await asyncio.sleep(1.0)
         listener = server.app.listener
         assert listener is not None
+        # They are given up first when memory is short.
+        await eventually(lambda: sum(one.stalls for one in listener.connections) == 20)
+        await asyncio.sleep(0.5)
         held = listener.shared.capacity.held
         assert 0 < held < 20 * 400_000
-        # They are given up first when memory is short.
-        assert sum(one.stalls for one in listener.connections) == 20
         assert (await server.track()).status == 200
         for task in tasks:
             answer = await task

@@ -159,7 +159,7 @@ async def test_a_client_that_stalls_loses_its_place(
 
 async def test_a_body_that_arrives_keeps_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
     """While its client makes progress, another request is answered 503."""
-    monkeypatch.setattr(capacity_module, "STALL_SECONDS", 5.0)
+    monkeypatch.setattr(capacity_module, "STALL_SECONDS", 30.0)
     async with running(max_connections=1) as server, Clients(server) as clients:
         upload = await clients.connect(POST + b"Content-Length: 9\r\n\r\n123")
         answer = await server.ask(request(b"new"))
@@ -243,8 +243,11 @@ async def test_a_trickle_is_no_progress() -> None:
         assert answer.status == 200
 
 
-async def test_an_upload_that_arrives_is_not_given_up_for_another_large_one() -> None:
+async def test_an_upload_that_arrives_is_not_given_up_for_another_large_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """The newcomer gives way: else no upload would ever be complete under load."""
+    monkeypatch.setattr(capacity_module, "STALL_SECONDS", 30.0)
     async with (
         running(inflight_bytes=150_000, max_connections=30) as server,
         Clients(server) as clients,
@@ -394,7 +397,7 @@ async def test_reserved_bytes_count_with_the_others() -> None:
 # ------------------------------------------------------------------------------------- the rest
 async def test_a_new_connection_is_closed_if_nothing_comes() -> None:
     """``server.head_timeout`` bounds the silence before the first byte, not the one after it."""
-    async with running(head_timeout=0.3) as server, Clients(server) as clients:
+    async with running(head_timeout=2) as server, Clients(server) as clients:
         used = await clients.connect()
         await used.send(request(b"x"))
         assert (await used.answer()).status == 200
@@ -405,10 +408,10 @@ async def test_a_new_connection_is_closed_if_nothing_comes() -> None:
 
 async def test_the_time_of_a_body_is_not_that_of_a_head() -> None:
     """A body may take longer than ``server.head_timeout``."""
-    async with running(head_timeout=0.2) as server, Clients(server) as clients:
+    async with running(head_timeout=2) as server, Clients(server) as clients:
         client = await clients.connect(POST + b"Content-Length: 4\r\n\r\n")
         for _ in range(4):
-            await asyncio.sleep(0.15)
+            await asyncio.sleep(0.6)
             await client.send(b"x")
         assert (await client.answer()).body == b"xxxx"
 

@@ -166,7 +166,7 @@ async def test_a_slow_body_is_refused(framing: str) -> None:
 
 async def test_idle_connections_are_closed() -> None:
     """Without an answer, because there was no request."""
-    async with running(idle_timeout=0.3) as server:
+    async with running(idle_timeout=2) as server:
         async with await RawClient.connect(server.port) as client:
             assert await client.closed()
         async with await RawClient.connect(server.port) as client:
