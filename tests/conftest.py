@@ -5,6 +5,9 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
+import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -28,6 +31,35 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default=5,
         help="how often the tests of durability kill the server, or the loaders",
     )
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config: pytest.Config) -> None:
+    """Give the run a folder for the temporary files of all programs that it starts.
+
+    A server that a test kills removes none of its files. The processes of a parallel run inherit
+    the folder. That of pytest stays where it is, because it is kept for the next runs.
+    """
+    if hasattr(config, "workerinput"):
+        return
+    usual = tempfile.gettempdir()
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", usual)
+    # A short name: it is a part of the paths of sockets.
+    folder = tempfile.mkdtemp(prefix="engage-test-")
+    before = os.environ.get("TMPDIR")
+    os.environ["TMPDIR"] = tempfile.tempdir = folder
+
+    def remove() -> None:
+        tempfile.tempdir = usual
+        os.environ["TMPDIR"] = before or usual
+        # What was just killed may still write into it.
+        for _ in range(50):
+            shutil.rmtree(folder, ignore_errors=True)
+            if not os.path.exists(folder):
+                return
+            time.sleep(0.1)
+
+    config.add_cleanup(remove)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -188,7 +188,9 @@ def _format(folder: Path, node: int) -> None:
 
 def _java(folder: Path) -> list[str]:
     log = f"-Dlog4j2.configurationFile={folder / 'log4j2.yaml'}"
-    return [_program("java"), *_JAVA, "-cp", f"{folder / 'lib'}/*", log]
+    # Java does not look at TMPDIR.
+    temporary = f"-Djava.io.tmpdir={tempfile.gettempdir()}"
+    return [_program("java"), *_JAVA, temporary, "-cp", f"{folder / 'lib'}/*", log]
 
 
 def _properties(

@@ -181,7 +181,8 @@ class MongoServer:
             java = shutil.which("java")
             if java is None:
                 raise NoServerError(HELP)
-            flags = ["-Xmx1g", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"]
+            flags = ["-Xmx1g", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-XX:-UsePerfData"]
+            flags.append(f"-Djava.io.tmpdir={tempfile.gettempdir()}")  # It ignores TMPDIR.
             return [java, *flags, "-cp", java_classpath(), "MongoJavaServer", str(self.port)]
         return [
             *("mongod", "--dbpath", str(self.folder), "--port", str(self.port)),
