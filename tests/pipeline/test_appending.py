@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from typing import Any
 
 import pytest
@@ -157,14 +157,19 @@ async def test_a_partition_without_leader_fails_only_requests_that_touch_it() ->
         calls = [one.ingest.submit([one.event(user, user)], "key") for user in users]
         both = one.ingest.submit([one.event(f"both {user}", user) for user in users[:2]], "key")
         started = time.monotonic()
-        names, ended = {calls[0]: "0", calls[1]: "1", calls[2]: "2", both: "both"}, []
-        for call in names:
-            call.add_done_callback(lambda done: ended.append(names[done]))
-        outcomes = await asyncio.gather(*names, return_exceptions=True)
-        assert set(ended[:2]) == {"0", "2"}, "they waited for the others"
-        for call in (calls[0], calls[2]):
-            assert call.result()[0].status is Status.STORED
-        assert [type(one) for one in outcomes[1::2]] == [StorageUnavailable] * 2
+        ended: list[tuple[str, object]] = []
+
+        async def wait_for(name: str, call: Awaitable[Sequence[Outcome]]) -> None:
+            try:
+                ended.append((name, (await call)[0].status))
+            except StorageUnavailable:
+                ended.append((name, StorageUnavailable))
+
+        named = {"0": calls[0], "1": calls[1], "2": calls[2], "both": both}
+        await asyncio.gather(*(wait_for(name, call) for name, call in named.items()))
+        # The others did not wait for them.
+        assert set(ended[:2]) == {("0", Status.STORED), ("2", Status.STORED)}
+        assert set(ended[2:]) == {("1", StorageUnavailable), ("both", StorageUnavailable)}
         assert time.monotonic() - started >= 0.15
         assert one.metrics.log_errors == one.failures == 2
         assert (one.log.opened, one.store.opened, one.store.closed) == (1, 0, 0)

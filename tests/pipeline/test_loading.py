@@ -523,11 +523,11 @@ async def test_a_slow_write_does_not_open_the_store_again() -> None:
     broker, store = MemoryBroker(1), MemoryStore()
 
     async def before(written: Sequence[Event]) -> None:
-        await asyncio.sleep(0.3)
+        await asyncio.sleep(1.1)
 
     store.before = before
     put(broker, *events(*map(str, range(100))))
-    async with loading(broker, store, timeout=0.2) as running:
+    async with loading(broker, store, timeout=1.0) as running:
         await caught_up(broker)
     assert len(store.events) == 100
     assert running.metrics.errors == 0
@@ -645,11 +645,11 @@ async def test_a_drain_does_not_wait_for_a_store_that_is_away() -> None:
 
     store.before = before
     put(broker, *events("a"))
-    async with loading(broker, store) as running:
+    async with loading(broker, store, timeout=25) as running:
         await eventually(lambda: store.writes)
         began = asyncio.get_running_loop().time()
         await running.stop()
-        assert asyncio.get_running_loop().time() - began < 1
+        assert asyncio.get_running_loop().time() - began < 15
     assert not broker.commits
 
 
