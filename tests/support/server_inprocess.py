@@ -12,15 +12,25 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from engage.api import DeadLetter, DeadLetterStore, Event, EventFilter, EventLog, EventStore
+from engage.api import (
+    DeadLetter,
+    DeadLetterStore,
+    Event,
+    EventFilter,
+    EventLog,
+    EventStore,
+    StorageUnavailable,
+)
 from engage.app import App, build
 from engage.config import Config, load
 from engage.monitoring.metrics import Metrics
 from engage.pipeline import keys
+from engage.testing.harness import eventually as working
 from support.exports import registry
 from support.http_client import Answer, RawClient, listening
 from support.memory_log import MemoryBroker, MemoryLog
 from support.server_process import KEY, config_text
+from support.waiting import DEADLINE, eventually
 
 #: The usual header.
 BASIC = "Basic " + base64.b64encode(f"{KEY}:".encode()).decode()
@@ -179,11 +189,12 @@ async def serving(
         plugins = Meddling(meddle or (lambda store: None), broker)
     app = build(load(path), plugins, metrics)
     with mock.patch.object(keys, "GAP_SECONDS", refresh_gap):
-        # Every request would get a 503 if a busy disk delayed the first read of the keys.
-        patience = 60.0 if meddle is None else keys.WAIT_SECONDS
-        with mock.patch.object(keys, "WAIT_SECONDS", patience):
-            await app.open()
+        await app.open()
         try:
+            if meddle is None:
+                # Every request would get a 503 if a busy disk delayed the first read of the keys.
+                await working(app.store.check, StorageUnavailable, seconds=DEADLINE)
+                await eventually(lambda: app.keys.loaded, deadline=DEADLINE)
             sock = listening()
             await app.serve(sock)
             yield Serving(app, sock.getsockname()[1])
