@@ -73,7 +73,10 @@ class Clients(Senders):
 def test_nodes_die_under_load(tmp_path: Path, kafka_nodes: Cluster) -> None:
     """One that dies costs time and no error; with two, every answer is a 503; nothing is lost."""
     nodes = kafka_nodes
-    with start_server(tmp_path, workers=2, config_extra=log_section(nodes)) as server:
+    # The other nodes of a busy machine may need long to agree on new leaders.
+    storage = SQLITE.replace("[storage]", "[storage]\nwrite_timeout = 20")
+    extra = log_section(nodes)
+    with start_server(tmp_path, workers=2, storage=storage, config_extra=extra) as server:
         assert server.get("/readyz").json()["storage"] == "available"
         clients = Clients(server)
         with clients.running():
