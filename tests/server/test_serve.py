@@ -302,10 +302,11 @@ def test_a_new_worker_waits_for_a_store_that_is_away(tmp_path: Path) -> None:
         assert server.track("before").status_code == 200
         wait_for(lambda: len(children(parent)) == 2)
         path.rename(away)
-        for victim in children(parent):
+        victims = children(parent)
+        for victim in victims:
             os.kill(victim, signal.SIGKILL)
-        wait_for(lambda: sum("cannot be opened" in line["message"] for line in server.lines()) == 2)
-        started = children(parent)
+        wait_for(lambda: sum("cannot be opened" in line["message"] for line in server.lines()) >= 2)
+        started = wait_for(lambda: len(new := children(parent) - victims) == 2 and new)
         wait_for(lambda: server.track("during").status_code == 503)
         assert not path.exists()
         away.rename(path)
