@@ -16,6 +16,7 @@ requests, and no more.
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 from collections.abc import Collection
 from typing import TYPE_CHECKING, Final, Protocol
@@ -36,6 +37,10 @@ class Movable(Protocol):
 
     #: Whether it is to be handed over.
     moves: bool
+
+    @property
+    def established(self) -> bool:
+        """Whether the client has sent a whole request."""
 
     def move(self) -> None:
         """Hand the connection over as soon as no request is in progress."""
@@ -64,8 +69,10 @@ class Balancer:
         self._timer = self._loop.call_later(_INTERVAL, self._compare)
         shares = self._shares
         shares.ask()
-        surplus = int(shares.surplus())
-        if surplus < 1:
+        # One must move even if the surplus is a fraction: of four workers with 3, 3, 3 and 0
+        # connections, none has a whole one more than its share.
+        surplus = math.ceil(shares.surplus())
+        if surplus < 1 or not shares.ahead(without=1):
             self._forget()
         elif shares.answer():
             self._choose(min(surplus, _CHOSEN))
@@ -74,7 +81,8 @@ class Balancer:
         self._chosen = [one for one in self._chosen if one.moves and one in self._connections]
         # Idle connections as well as busy ones: otherwise the busy ones would gather where
         # connections were given to, and the idle ones where they were given away.
-        others = [one for one in self._connections if not one.moves]
+        # A client that has sent nothing stays: elsewhere it would pass for one that has.
+        others = [one for one in self._connections if one.established and not one.moves]
         more = random.sample(others, min(max(count - len(self._chosen), 0), len(others)))
         self._chosen += more
         for connection in more:

@@ -206,8 +206,12 @@ class Connection(Occupant):
     def move(self) -> None:
         """Hand the connection to another worker as soon as no request is in progress."""
         self.moves = True
-        if self.idle:
-            self._begin_move()
+        self._pace()
+
+    @property
+    def established(self) -> bool:
+        """Whether the client has sent a whole request, and so the connection has a seat."""
+        return not self._expendable
 
     def give_up(self) -> None:
         if self._state == _BODY:
@@ -287,6 +291,8 @@ class Connection(Occupant):
             pause = self._state in (_BODY, _REST)
         if self.moves and self.idle:
             pause = True
+            # Not at once: the event loop may write an answer only in its next turn.
+            self._loop.call_soon(self._end_move)
         if pause is not self._paused and self._state != _CLOSED:
             self._paused = pause
             if pause:
@@ -498,7 +504,7 @@ class Connection(Occupant):
         else:
             self._next()
             if self.moves and not self._buffer:
-                self._begin_move()
+                self._pace()
         if self._buffer or self._half_closed or self._paused or self._state == _REST:
             self._loop.call_soon(self._advance)
 
@@ -511,11 +517,6 @@ class Connection(Occupant):
         self.deadline = self._loop.time() + (
             bounds.request_timeout if self._slow_reader else bounds.idle_timeout
         )
-
-    def _begin_move(self) -> None:
-        """Stop reading, then move: the event loop may write an answer only in its next turn."""
-        self._pace()
-        self._loop.call_soon(self._end_move)
 
     def _end_move(self) -> None:
         """Hand the connection over, unless something has changed since that was decided."""

@@ -267,6 +267,33 @@ async def test_the_connection_of_a_fast_client_moves() -> None:
         assert pair.queues[0].puts == 1
 
 
+@pytest.mark.parametrize(
+    ("first", "second", "status"),
+    [
+        (request(b"x") + b"\r\n", b"", 200),
+        (request(b"x", headers={"X-Refuse": "1"})[:-1], b"x", 403),
+    ],
+    ids=["an empty line after a body", "a body after its answer"],
+)
+@pytest.mark.parametrize("lead", [0, 50], ids=["stays", "moves"])
+async def test_a_client_that_sends_more_before_a_move_is_not_forgotten(
+    lead: int, first: bytes, second: bytes, status: int
+) -> None:
+    """The rest of a request arrives after its answer. The connection moves then, or stays."""
+    async with _pair(started=1) as pair, _clients(pair.servers[0].port, 1) as (client,):
+        pair.shares[1].join()
+        (connection,) = pair.servers[0].listener.connections
+        with _many(pair.shares[0]) if lead else contextlib.nullcontext():
+            connection.moves = True
+            await client.send(first)
+            assert (await client.answer()).status == status
+            await client.send(second)
+            await eventually(lambda: not connection.moves or pair.queues[0].puts)
+            await client.send(request(b"y"))
+            assert (await client.answer()).body == b"y"
+        assert pair.queues[0].puts == bool(lead)
+
+
 async def test_a_connection_stays_until_its_answers_are_sent() -> None:
     async with _pair(started=1) as pair, _clients(pair.servers[0].port, 1) as (client,):
         pair.shares[1].join()
@@ -328,6 +355,58 @@ async def test_a_connection_that_moved_may_be_idle_as_long_as_others() -> None:
         assert connection.deadline > asyncio.get_running_loop().time() + 800
         capacity = pair.servers[1].listener.shared.capacity
         assert connection not in capacity.expendable, "new ones go first"
+
+
+async def test_a_client_that_has_sent_no_request_stays() -> None:
+    """Elsewhere it would have a seat, and the time of a client that has sent some."""
+    async with _pair() as pair, contextlib.AsyncExitStack() as stack:
+        first, second = (server.listener for server in pair.servers)
+        with _many(pair.shares[1]):
+            for number in range(8):
+                client = await stack.enter_async_context(
+                    await RawClient.connect(pair.servers[0].port)
+                )
+                await client.send(request(b"half")[: number % 4 * 10])
+            await eventually(lambda: len(first.shared.capacity.expendable) == 8)
+            await stack.enter_async_context(_clients(pair.servers[0].port, 1))
+            assert pair.sizes == [9, 0]
+        await eventually(lambda: pair.sizes == [8, 1])
+        pair.shares[1].ask()
+        assert first._balancer is not None
+        first._balancer._compare()
+        assert not any(one.moves for one in first.connections)
+        assert not second.shared.capacity.expendable
+
+
+@pytest.mark.parametrize("busy", [2, 7])
+async def test_a_worker_without_connections_gets_one_of_many_equal_workers(busy: int) -> None:
+    """Each of the others has less than one connection more than its share."""
+    with make_shares(busy + 1) as file, _queues(2) as queues:
+        others = [Shares(file.fileno(), number) for number in range(2, busy + 1)]
+        for shares in others:
+            shares.join()
+            for _ in range(busy):
+                shares.opened()
+        async with (
+            running(Shares(file.fileno(), 0, queues[0])) as first,
+            _clients(first.port, busy),
+            running(Shares(file.fileno(), 1, queues[1])) as second,
+        ):
+            await eventually(lambda: len(second.listener.connections) == 1)
+            assert len(first.listener.connections) == busy - 1
+
+
+async def test_nothing_moves_if_one_worker_has_one_connection_more() -> None:
+    async with _pair() as pair, contextlib.AsyncExitStack() as stack:
+        with _many(pair.shares[1]):
+            await stack.enter_async_context(_clients(pair.servers[0].port, 1))
+        assert pair.shares[0].surplus() == 0.5
+        pair.shares[1].ask()
+        balancer = pair.servers[0].listener._balancer
+        assert balancer is not None
+        balancer._compare()
+        assert not any(one.moves for one in pair.servers[0].listener.connections)
+        assert pair.shares[0].answer(), "nobody has answered"
 
 
 async def test_without_a_file_descriptor_a_moving_connection_waits() -> None:
