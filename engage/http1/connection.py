@@ -146,7 +146,9 @@ class Connection(Occupant):
         self._half_closed = True
         self._capacity.end(self)
         if self._state == _BODY:
-            if not self._body.stopped:
+            # Whether all of an unread body has arrived shows only when it is read.
+            unread = self._exchange is not None and self._exchange.unread
+            if not (unread or self._body.stopped):
                 self._fail(Failure.TRUNCATED)
             return True
         if self._state == _HEAD and self._buffer:
@@ -307,7 +309,7 @@ class Connection(Occupant):
             return False
         while buffer.startswith(b"\r\n"):  # Some clients send an empty line after a body.
             del buffer[:2]
-        if not buffer:
+        if not buffer or buffer == b"\r":  # Perhaps half of such a line.
             self._searched = 0
             if self._half_closed:
                 self.close()
@@ -428,6 +430,8 @@ class Connection(Occupant):
 
     def _read_rest(self) -> bool:
         if not self._discard_body():
+            if self._half_closed and not self._body.stopped:
+                self.close()
             return False
         if self._exchange is not None and self._exchange.closes:
             self.close()

@@ -183,6 +183,19 @@ async def test_empty_lines_between_requests_are_ignored() -> None:
         assert (await client.answer()).body == b"two"
 
 
+async def test_half_of_an_empty_line_may_arrive() -> None:
+    async with running() as server, await RawClient.connect(server.port) as client:
+        for body in (b"one", b"two"):
+            await client.send(b"\r")
+            (connection,) = await eventually(lambda: server.listener.connections)
+            await eventually(lambda: connection._buffer)  # noqa: B023 (called here)
+            await client.send(b"\n" + request(body))
+            assert (await client.answer()).body == body
+        await client.send(b"\r")
+        client.half_close()
+        assert await client.closed()
+
+
 async def test_a_client_that_closes_its_side_is_answered() -> None:
     """All requests of ``printf … | nc -N`` are answered."""
     async with running() as server, await RawClient.connect(server.port) as client:

@@ -5,13 +5,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
+from tornado.web import Application
 
+from engage.http1 import connection as connection_module
 from support.http_client import RawClient, request
-from support.http_echo import on_uvloop, running
+from support.http_echo import Echo, on_uvloop, running
 from support.waiting import eventually
+
+if TYPE_CHECKING:
+    from engage.http1.exchange import Exchange
 
 HOST = b"Host: a\r\n"
 POST = b"POST /echo HTTP/1.1\r\n" + HOST
@@ -186,6 +191,56 @@ async def test_a_body_shorter_than_its_length_is_refused() -> None:
                 assert (answer.status, answer.body) == (418, b"truncated")
                 assert await client.closed()
         assert server.seen == []
+
+
+class _Unread(Echo):
+    """Leaves the body unread until the gate opens; refuses a request as :class:`Echo` does."""
+
+    def prepare(self) -> None:
+        """Wait."""
+        cast("Exchange", self.request.connection).leave_unread()
+        self._waiting = asyncio.create_task(self._wait())
+
+    async def _wait(self) -> None:
+        self.settings["seen"].append(b"waits")
+        await self.settings["gate"].wait()
+        super().prepare()
+        if not self._finished:
+            cast("Exchange", self.request.connection).read_on()
+
+
+@pytest.mark.parametrize(
+    ("headers", "cut", "status", "body"),
+    [
+        ({}, None, 200, b"whole"),
+        ({}, -1, 418, b"truncated"),
+        ({"X-Refuse": "1"}, None, 403, b"refused"),
+        ({"X-Refuse": "1"}, -1, 403, b"refused"),
+    ],
+)
+async def test_a_client_closes_its_side_while_its_body_is_unread(
+    headers: dict[str, str],
+    cut: int | None,
+    status: int,
+    body: bytes,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Whether its body is whole shows later."""
+    monkeypatch.setattr(connection_module, "DISCARD_SECONDS", 1000.0)
+    async with running() as server, await RawClient.connect(server.port) as client:
+        application = cast("Application", server.listener.shared.application)
+        application.add_handlers(".*", [("/unread", _Unread)])
+        gate = server.settings["gate"] = asyncio.Event()
+        data = request(b"whole", target="/unread", headers=headers)
+        await client.send(data[:-5])
+        (connection,) = await eventually(lambda: server.seen and server.listener.connections)
+        await client.send(data[-5:cut])
+        client.half_close()
+        await eventually(lambda: connection._half_closed)
+        gate.set()
+        answer = await client.answer()
+        assert (answer.status, answer.body) == (status, body)
+        assert await client.closed()
 
 
 @pytest.mark.parametrize("size", [100_001, 3_000_000, 60_000_000])
