@@ -23,6 +23,8 @@ import tempfile
 from collections.abc import Callable
 from typing import IO, TYPE_CHECKING, Final
 
+from engage.http1.sockets import can_open_files
+
 if TYPE_CHECKING:
     from engage.http1.handover import Handover
 
@@ -94,9 +96,14 @@ class Shares:
         return self._own - sum(counts) / len(counts) if self._present else 0.0
 
     def ask(self) -> None:
-        """Ask the others for connections if this worker has much less than its share."""
+        """Ask the others for connections if this worker has much less than its share.
+
+        A worker that can open no file does not ask: what it is given would wait until the others
+        take it back, again and again.
+        """
         missing = -self.surplus()
-        self._asking[self._number] = missing > 0 and missing >= (self._own + missing) * _FAR
+        behind = missing > 0 and missing >= (self._own + missing) * _FAR
+        self._asking[self._number] = behind and can_open_files()
 
     def answer(self) -> bool:
         """Return whether another worker asks for connections, and note that it has been answered.

@@ -422,6 +422,32 @@ async def test_without_a_file_descriptor_a_moving_connection_waits() -> None:
             assert (await client.answer()).body == b"x"
 
 
+@contextlib.contextmanager
+def _no_free_file() -> Iterator[None]:
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    free = os.open(os.devnull, os.O_RDONLY)
+    os.close(free)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (free, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
+def test_a_worker_that_can_open_no_file_does_not_ask() -> None:
+    with make_shares(2) as file:
+        workers = [Shares(file.fileno(), number) for number in range(2)]
+    for _ in range(4):
+        workers[0].opened()
+    for worker in workers:
+        worker.join()
+    with _no_free_file():
+        workers[1].ask()
+    assert not workers[0].answer()
+    workers[1].ask()
+    assert workers[0].answer()
+
+
 def test_what_is_in_the_queue_survives() -> None:
     """Neither a lack of file descriptors nor the end of a worker closes a connection."""
     ours, theirs = socket.socketpair()
@@ -429,15 +455,8 @@ def test_what_is_in_the_queue_survives() -> None:
         assert queues[0].put(theirs.fileno())
         theirs.close()
         queues[0].close()
-        limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-        free = os.dup(ours.fileno())
-        os.close(free)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (free, limits[1]))
-        try:
-            with pytest.raises(OSError, match="Too many open files"):
-                queues[1].take()
-        finally:
-            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        with _no_free_file(), pytest.raises(OSError, match="Too many open files"):
+            queues[1].take()
         with queues[1].take() as taken:
             assert not taken.get_inheritable()
             taken.sendall(b"x")
