@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 from engage.api import CountStore, CountSum
-from engage.monitoring.history import EVENTS, QUEUE, REFUSED, REQUESTS, UP
+from engage.monitoring.history import EVENTS, QUEUE, REFUSED, REQUESTS, UNKNOWN_KEY, UP
 from engage.monitoring.metrics import REQUEST_BUCKETS
 
 if TYPE_CHECKING:
@@ -30,6 +30,8 @@ RANGES: Final[Mapping[str, tuple[int, int]]] = {
 OUTCOMES: Final = ("stored", "duplicate", "rejected", "refused")
 
 _NAMES: Final = (EVENTS, REFUSED, REQUESTS, QUEUE, UP)
+#: Why a request is refused because of its write key.
+_KEY_REASONS: Final = frozenset({"missing_write_key", "invalid_write_key", "write_key_disabled"})
 #: Sums that one call of the storage returns, and that one overview reads.
 _PAGE: Final = 20_000
 MAX_SUMS: Final = 200_000
@@ -65,7 +67,7 @@ class Overview:
     #: The greatest number of events that waited for the storage in one process; ``None``: unknown.
     queue: Sequence[int | None]
     #: Id of a write key of the workspace → events with it, whatever became of them. ``?``: requests
-    #: with an unknown key.
+    #: that were refused because of their key.
     keys: Mapping[str, Sequence[int]]
 
 
@@ -126,7 +128,9 @@ def _summed(sums: Sequence[CountSum], workspace: str, span: str, at: range) -> O
         elif one.name == REFUSED and one.workspace_id in (workspace, ""):
             # A request without a known key may have been meant for any workspace.
             outcomes["refused"][index] += one.total
-            keys[one.labels[0]][index] += one.total
+            key, _, reason = one.labels
+            if key != UNKNOWN_KEY or reason in _KEY_REASONS:
+                keys[key][index] += one.total
     for index, value in enumerate(queue):
         if value is None and running[index]:
             queue[index] = 0

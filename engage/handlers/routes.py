@@ -66,6 +66,9 @@ _WITH_LETTER: Final = frozenset(
     {"invalid_payload", "event_too_large", "event_refused", "transform_failed", CONFLICT}
 )
 
+#: Routes whose 503 is their answer, and not a refused request.
+_HEALTH: Final = frozenset({"healthz", "readyz"})
+
 #: A handler, and what it knows about its paths.
 _Served = tuple[type[IngestionHandler], Route]
 _NO_SEGMENTS: Final[Mapping[str, str]] = {}
@@ -125,6 +128,7 @@ class Router(httputil.HTTPServerConnectionDelegate):
         name = handler.route.name
         self._metrics.request(name, status, seconds)
         principal = handler.principal
+        code = handler.error_code
         logs.log_request(
             request_id=handler.request_id,
             method=request.method if request.method in _METHODS else "OTHER",
@@ -133,12 +137,12 @@ class Router(httputil.HTTPServerConnectionDelegate):
             seconds=seconds,
             workspace=None if principal is None else principal.workspace.id,
             key_id=None if principal is None else principal.write_key.id,
-            code=handler.error_code,
+            code=code,
             events=handler.event_count,
         )
-        if handler.origin_refused or (
-            handler.error_code is not None and handler.error_code not in _WITH_LETTER
-        ):
+        if name in _HEALTH:
+            return
+        if handler.origin_refused or (code is not None and code not in _WITH_LETTER):
             self._metrics.refused(_refusal(handler))
 
     def _find(self, path: str) -> tuple[_Served, Mapping[str, str]]:

@@ -83,6 +83,23 @@ async def test_every_range_ends_now(tmp_path: Path, span: str) -> None:
     assert found.outcomes["stored"][-1] == 8
 
 
+async def test_only_a_request_with_a_wrong_key_counts_as_one_of_an_unknown_key(
+    tmp_path: Path,
+) -> None:
+    """The server answers others before it knows their key, such as a path that does not exist."""
+    async with open_store(config_file(tmp_path)) as store:
+        assert isinstance(store, CountStore)
+        history = History(Metrics(), Refusals())
+        history.turn(NOON)
+        for reason, status in (("storage_unavailable", 503), ("not_found", 404)):
+            history.refused(Refusal(reason=reason, status=status, route="track"))
+        history.refused(Refusal(reason="write_key_disabled", status=403, route="track"))
+        await history.write_to(store)
+        found = await drawn(store)
+    assert found.outcomes["refused"][59] == 3
+    assert {name: series[59] for name, series in found.keys.items()} == {"?": 1}
+
+
 async def test_a_store_without_counters_has_no_overview() -> None:
     console: Any = SimpleNamespace(store=object(), reader=Reader(8.0), clock=lambda: 0)
     assert await overview(console, "acme", "1h") is None

@@ -311,6 +311,7 @@ async def test_refused_requests_are_collected(tmp_path: Path) -> None:
             )
         await server.send("/v1/track", {"userId": "u", "event": "E"}, key=None)
         await server.send("/v1/track", b"{")
+        await server.send("/readyz", b"", key=None)  # a failing health check is not a refusal
         await server.send(
             "/v1/track",
             method="OPTIONS",
