@@ -206,13 +206,17 @@ class Supervisor:
         if self._stopping.is_set():
             self._failed |= status != 0
             return False
+        about = {"pid": child.process.pid}
+        if status == 0:  # After a SIGTERM to this worker.
+            _log.warning("%s %d has ended", self.what, child.setup.number, extra=about)
+            return True
         _log.error(
             "%s %d died with status %d%s",
             self.what,
             child.setup.number,
             status,
             f": {child.reason}" if child.reason is not None else "",
-            extra={"pid": child.process.pid},
+            extra=about,
         )
         return True
 

@@ -293,6 +293,19 @@ def test_a_worker_that_dies_is_replaced(tmp_path: Path, workers: int) -> None:
         assert server.stop() == 0
 
 
+def test_a_worker_that_is_told_to_end_is_replaced_without_an_error(tmp_path: Path) -> None:
+    with start_server(tmp_path, workers=2) as server:
+        assert server.process is not None
+        parent = server.process.pid
+        before = wait_for(lambda: len(now := children(parent)) == 2 and now)
+        os.kill(min(before), signal.SIGTERM)
+        wait_for(lambda: len(now := children(parent)) == 2 and min(before) not in now)
+        ended = [line for line in server.lines() if "has ended" in line["message"]]
+        assert [(line["level"], line["pid"]) for line in ended] == [("warning", min(before))]
+        assert not [line for line in server.lines() if line["level"] == "error"]
+        assert server.stop() == 0
+
+
 def test_a_new_worker_waits_for_a_store_that_is_away(tmp_path: Path) -> None:
     """It does not create another store, and it does not end until the server would give up."""
     path, away = tmp_path / "engage.db", tmp_path / "away.db"
