@@ -15,6 +15,7 @@ import contextvars
 import logging
 import os
 import random
+import socket
 import ssl
 import time
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -134,6 +135,8 @@ def _reason_of_refusal(error: Exception) -> str:
         return f"its certificate is not accepted: {error.verify_message.rstrip('.')}"
     if isinstance(error, TimeoutError):
         return "no answer in time"
+    if isinstance(error, socket.gaierror):
+        return str(error.strerror)
     if isinstance(error, OSError) and error.errno is not None and error.errno > 0:
         # The text of asyncio is a Python tuple.
         return os.strerror(error.errno)

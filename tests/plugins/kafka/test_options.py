@@ -252,3 +252,11 @@ async def test_brokers_that_cannot_be_reached_are_reported_in_words() -> None:
         " engage signs in (127.0.0.1:1, 127.0.0.1:2: Connection refused)"
     )
     await log.close()
+
+
+async def test_a_broker_whose_name_is_unknown_is_reported_in_words() -> None:
+    log = make_log("broker.invalid:9092", "t")
+    with pytest.raises(StorageUnavailable, match=r"\(broker\.invalid:9092: [A-Z]") as raised:
+        await log.open(create=False)
+    assert "Errno" not in str(raised.value)
+    await log.close()
