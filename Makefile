@@ -12,15 +12,14 @@
 
 VENV ?= .venv
 BIN := $(VENV)/bin
-# setuptools warns about every editable installation.
-PIP = PYTHONWARNINGS="ignore:Editable installation" $(BIN)/pip --disable-pip-version-check -q
+PIP = $(BIN)/pip --disable-pip-version-check -q
 CONFIG ?= engage.toml
 # Additional arguments for pytest, and the number of tests that run at the same time.
 PYTEST_ARGS ?=
 JOBS ?= 3
 PYTEST = $(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(PYTEST_ARGS)
-# Programs of other tests may take the processor or the disk for seconds, so a test that fails is
-# repeated once, and the failure is printed. A lost or doubled event is a failure at once.
+# Other tests and programs may use the processor or the disk for seconds. So a test that fails is
+# repeated once, and the failure is printed. A test that finds an event lost or stored twice is not.
 REPEAT = --reruns 1 --reruns-delay 5 --rerun-except NotExactlyOnce
 # pytest exits with 5 if it selected no test, which is fine for a part of the suite.
 ALLOW_NO_TESTS = || [ $$? -eq 5 ]
@@ -35,10 +34,14 @@ help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
 
 run: install
-	@[ -e "$(CONFIG)" ] || $(BIN)/engage init --config "$(CONFIG)"
+	@[ -e "$(CONFIG)" ] || { $(BIN)/engage init --config "$(CONFIG)" && \
+		printf '\nmake run starts the server now:\n\n'; }
 	@exec $(BIN)/engage serve --config "$(CONFIG)"
 
 install: $(VENV)/.run
+
+# setuptools warns about every editable installation.
+$(VENV)/.run $(VENV)/.test: export PYTHONWARNINGS = ignore:Editable installation
 
 # Changes of the dependencies and plugins in pyproject.toml take effect when it is installed again.
 $(VENV)/.run: pyproject.toml
