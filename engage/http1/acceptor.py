@@ -8,7 +8,7 @@ connection by which it is ahead, and then accepts one. If the other does not mak
 it hangs or is very busy, more and more are accepted after each pause.
 
 Connections that another worker hands over (:mod:`engage.http1.handover`) are accepted in the same
-way. If the others leave them where they are, a worker takes all back that it has handed over.
+way. If the others do not take them, a worker takes back all that it has handed over.
 """
 
 from __future__ import annotations

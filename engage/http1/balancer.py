@@ -2,10 +2,10 @@
 """Moves open connections from workers that have more than their share to one that has few.
 
 Which worker accepts a connection is decided in a moment, in which the others may be busy and their
-counts out of date (:mod:`engage.http1.shares`). A client may then stay for hours. So a worker that
-is far behind asks for connections. A worker that has more than its share chooses some, and puts
-each into the :class:`~engage.http1.handover.Handover` once the answer to its current request is
-sent. Workers accept from there as from the listening socket, with the same patience, so the one
+counts out of date (:mod:`engage.http1.shares`). A client may then stay there for hours. So a worker
+that is far behind asks for connections. A worker that has more than its share chooses some, and
+puts each into the :class:`~engage.http1.handover.Handover` once the answer to its current request
+is sent. Workers accept from there as from the listening socket, with the same patience, so the one
 that is behind gets it.
 
 If no worker takes a connection, the one that put it there does, after that patience. A worker is
@@ -28,7 +28,7 @@ __all__ = ["Balancer", "Movable"]
 
 #: Seconds between two comparisons with the other workers.
 _INTERVAL: Final = 0.1
-#: Connections that are told to move at a time.
+#: Maximum number of connections that are told to move at a time.
 _CHOSEN: Final = 64
 
 

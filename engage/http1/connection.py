@@ -536,7 +536,7 @@ class Connection(Occupant):
             and shares.handover.put(transport.get_extra_info("socket").fileno())
         ):
             self._capacity.end(self)
-            self.abort()  # It is open in the kernel as long as any worker has it.
+            self.abort()  # This closes it here only: the queue keeps it open.
             return
         self.moves = False
         self._pace()

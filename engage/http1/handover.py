@@ -22,18 +22,20 @@ class Handover:
 
     The kernel keeps what is in it, even if the worker that put it there dies.
 
-    :param inlet: one of the sockets that :func:`make_handover` returned …
-    :param outlet: … and the other; both may be closed afterwards.
+    Both sockets may be closed afterwards.
+
+    :param inlet: the file descriptor of the first socket that :func:`make_handover` returned.
+    :param outlet: that of the second.
     """
 
     def __init__(self, inlet: int, outlet: int) -> None:
         self._inlet = socket.socket(fileno=os.dup(inlet))
         self._outlet = socket.socket(fileno=os.dup(outlet))
-        #: How many of those in the queue this worker has put there, at most.
+        #: At most so many of those in the queue were put there by this worker.
         self.own = 0
 
     def fileno(self) -> int:
-        """Return what is readable while there is a connection to take; -1 once closed."""
+        """Return a file descriptor, readable while there is a connection to take; -1 if closed."""
         return self._outlet.fileno()
 
     def put(self, descriptor: int) -> bool:

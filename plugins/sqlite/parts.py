@@ -39,9 +39,9 @@ _MOST_FILTERS: Final = 4
 #: Keys that one step of building reads: about 5 ms.
 BUILD_KEYS: Final = 5000
 
-#: The first keys of a filter are read in smaller steps. Each sets bits all over its memory, which
-#: the system provides when it is used first: 5000 keys in one step take 15 ms in a filter for 25
-#: million.
+#: The first keys of a filter are read in smaller steps. Each key sets bits all over its memory, and
+#: the system provides a page of memory when it is first used: 5000 keys in one step take 15 ms in a
+#: filter for 25 million.
 _FIRST_STEPS: Final = 10
 
 #: Another version of the library may set other bits for a key, and then a key is not found.
@@ -263,5 +263,5 @@ def _numbers(keys: Iterable[bytes]) -> list[int]:
 
 
 def capacity_of(events: int) -> int:
-    """Return for how many events a part has room that begins when this many are stored."""
+    """Return how many events a part has room for if so many are stored when it begins."""
     return max(_LEAST_CAPACITY, events // _SHARE)
