@@ -151,7 +151,7 @@ class Connection(Occupant):
             if not (unread or self._body.stopped):
                 self._fail(Failure.TRUNCATED)
             return True
-        if self._state == _HEAD and self._buffer:
+        if self._state in (_HEAD, _REST) and self._buffer:
             self._loop.call_soon(self._advance)
             return True
         return self._state == _BUSY

@@ -4,8 +4,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
+import socket
 from collections.abc import Callable, Coroutine
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import pytest
 from tornado.web import Application
@@ -243,6 +246,38 @@ async def test_a_client_closes_its_side_while_its_body_is_unread(
         assert await client.closed()
 
 
+class _Hasty(asyncio.Event):
+    """The gate of a handler: the client closes its side just before it gets an answer."""
+
+    def __init__(self, client: RawClient) -> None:
+        super().__init__()
+        self._descriptor: int = client.writer.get_extra_info("socket").fileno()
+
+    async def wait(self) -> Literal[True]:
+        """Wait, then close."""
+        await super().wait()
+        with socket.socket(fileno=os.dup(self._descriptor)) as sock, contextlib.suppress(OSError):
+            sock.shutdown(socket.SHUT_WR)
+        return True
+
+
+async def test_a_client_closes_its_side_while_a_refused_body_is_to_be_discarded() -> None:
+    """What it has sent after that body is answered, too."""
+    async with running() as server, await RawClient.connect(server.port) as client:
+        application = cast("Application", server.listener.shared.application)
+        application.add_handlers(".*", [("/unread", _Unread)])
+        gate = server.settings["gate"] = _Hasty(client)
+        data = request(b"whole", target="/unread", headers={"X-Refuse": "1"})
+        await client.send(data[:-5])
+        (connection,) = await eventually(lambda: server.seen and server.listener.connections)
+        await client.send(data[-5:] + request(b"next"))
+        await eventually(lambda: len(connection._buffer) > 5)
+        gate.set()
+        assert (await client.answer()).status == 403
+        assert (await client.answer()).body == b"next"
+        assert await client.closed()
+
+
 @pytest.mark.parametrize("size", [100_001, 3_000_000, 60_000_000])
 async def test_a_body_that_is_too_long_is_refused(size: int) -> None:
     """Declared or not; the client gets the answer although it goes on sending for a while."""
@@ -303,6 +338,7 @@ async def test_a_client_that_never_reads_is_cut_off() -> None:
     "test",
     [
         test_a_body_shorter_than_its_length_is_refused,
+        test_a_client_closes_its_side_while_a_refused_body_is_to_be_discarded,
         test_a_refused_body_is_skipped,
         test_a_client_that_never_reads_is_cut_off,
     ],
