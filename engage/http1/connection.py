@@ -58,6 +58,9 @@ LARGE_HEAD: Final = 8 * 1024
 #: For a handler that does not limit its time itself.
 HANDLER_SECONDS: Final = 120.0
 
+#: What a buffer has while no request has begun to arrive: perhaps half of an empty line.
+_NOTHING: Final = (bytearray(), bytearray(b"\r"))
+
 # What is read next.
 _HEAD = 0  #: a request's head, or nothing yet
 _BODY = 1  #: the body of a request that is not answered
@@ -172,12 +175,12 @@ class Connection(Occupant):
     @property
     def idle(self) -> bool:
         """Whether no request has begun to arrive and no answer is due."""
-        return self._state == _HEAD and not self._buffer
+        return self._state == _HEAD and self._buffer in _NOTHING
 
     @property
     def stalls(self) -> bool:
         if self._state == _HEAD:
-            return self._slow_reader or bool(self._buffer)
+            return self._slow_reader or not self.idle
         if self._state == _BODY:
             exchange = self._exchange
             return exchange is None or not (exchange.unread and exchange.proven)
@@ -226,7 +229,7 @@ class Connection(Occupant):
                 self._buffer.clear()
                 self._hold()
         elif self._state == _HEAD and not self._slow_reader:
-            if self._buffer:
+            if not self.idle:
                 full = self._capacity.held > self._capacity.limit
                 self._refuse(early_errors.too_many_bytes() if full else early_errors.crowded())
             self.close()
@@ -239,7 +242,7 @@ class Connection(Occupant):
         if self._state == _BODY and self._exchange is not None and not self._exchange.failure:
             self.deadline = self._loop.time() + DISCARD_SECONDS
             self._fail(Failure.TIMEOUT)
-        elif self._state == _HEAD and self._buffer and not self._slow_reader:
+        elif self._state == _HEAD and not (self.idle or self._slow_reader):
             self._refuse(early_errors.slow_head(self._shared.bounds))
         elif self._state in (_HEAD, _REST, _LINGER) and not self._slow_reader:
             self.close()
@@ -291,7 +294,7 @@ class Connection(Occupant):
         pause = behind and len(self._buffer) > self._shared.bounds.pipelined_bytes
         if self._body.stopped:
             pause = self._state in (_BODY, _REST)
-        if self.moves and self.idle:
+        if self.moves and self.idle and not self._buffer:
             pause = True
             # Not at once: the event loop may write an answer only in its next turn.
             self._loop.call_soon(self._end_move)
@@ -309,7 +312,7 @@ class Connection(Occupant):
             return False
         while buffer.startswith(b"\r\n"):  # Some clients send an empty line after a body.
             del buffer[:2]
-        if not buffer or buffer == b"\r":  # Perhaps half of such a line.
+        if buffer in _NOTHING:
             self._searched = 0
             if self._half_closed:
                 self.close()
@@ -528,7 +531,9 @@ class Connection(Occupant):
         if (
             self.moves
             and self.idle
-            and not (self._half_closed or self._shared.draining or transport.is_closing())
+            and not (
+                self._buffer or self._half_closed or self._shared.draining or transport.is_closing()
+            )
             and not transport.get_write_buffer_size()
             and shares is not None
             and shares.handover is not None
