@@ -314,6 +314,7 @@ class Connection(Occupant):
             del buffer[:2]
         if buffer in _NOTHING:
             self._searched = 0
+            self._hold()
             if self._half_closed:
                 self.close()
             return False

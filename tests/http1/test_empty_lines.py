@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 
 import pytest
@@ -36,3 +37,18 @@ async def test_half_of_an_empty_line_begins_no_request(before: bytes) -> None:
                 end(connection)
             assert await client.closed(reset=True)
             await eventually(lambda: not listener.connections)
+
+
+async def test_empty_lines_that_waited_are_not_held() -> None:
+    """They are discarded after the answer."""
+    async with running() as server, await RawClient.connect(server.port) as client:
+        gate = server.settings["gate"] = asyncio.Event()
+        await client.send(request(b"x"))
+        (connection,) = await eventually(lambda: server.listener.connections)
+        await eventually(lambda: connection.serving)
+        await client.send(b"\r\n" * 1000)
+        await eventually(lambda: len(connection._buffer) == 2000)
+        gate.set()
+        assert (await client.answer()).body == b"x"
+        await eventually(lambda: connection.idle and not connection._buffer)
+        assert connection.held == server.listener.shared.capacity.held == 0
