@@ -140,7 +140,7 @@ class Router(httputil.HTTPServerConnectionDelegate):
             code=code,
             events=handler.event_count,
         )
-        if name in _HEALTH:
+        if status == 503 and name in _HEALTH:
             return
         if handler.origin_refused or (code is not None and code not in _WITH_LETTER):
             self._metrics.refused(_refusal(handler))

@@ -311,7 +311,7 @@ async def test_refused_requests_are_collected(tmp_path: Path) -> None:
             )
         await server.send("/v1/track", {"userId": "u", "event": "E"}, key=None)
         await server.send("/v1/track", b"{")
-        await server.send("/readyz", b"", key=None)  # a failing health check is not a refusal
+        await server.send("/readyz", b"", key=None)  # it answers only GET
         await server.send(
             "/v1/track",
             method="OPTIONS",
@@ -324,6 +324,7 @@ async def test_refused_requests_are_collected(tmp_path: Path) -> None:
         ("missing_write_key", "track", ""),
         ("invalid_json", "track", found_key(found)),
         ("origin_not_allowed", "track", ""),
+        ("method_not_allowed", "readyz", ""),
     }
     assert found["invalid_write_key", "track", "wron…"]["count"] == 3
     assert "https://evil.example" in found["origin_not_allowed", "track", ""]["message"]
