@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # make run            install into .venv, write a config if there is none, and start the server
-# make test           install what the tests need and run them, except those in a browser
+# make test           install what the tests need and run them, except those in a browser and of seconds
 # make test-browser   run the tests in a real Chromium (installs it on Debian)
+# make test-timing    run the tests that measure seconds; the machine should do nothing else
 # make test-fast      run the tests that need no other programs
 # make lint           check style and types
 # make bench          measure the speed
@@ -18,9 +19,6 @@ CONFIG ?= engage.toml
 PYTEST_ARGS ?=
 JOBS ?= 3
 PYTEST = $(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(PYTEST_ARGS)
-# Other tests and programs may use the processor or the disk for seconds. So a test that fails is
-# repeated once, and the failure is printed. A test that finds an event lost or stored twice is not.
-REPEAT = --reruns 1 --reruns-delay 5 --rerun-except NotExactlyOnce
 # pytest exits with 5 if it selected no test, which is fine for a part of the suite.
 ALLOW_NO_TESTS = || [ $$? -eq 5 ]
 
@@ -28,7 +26,7 @@ ALLOW_NO_TESTS = || [ $$? -eq 5 ]
 # `make bench` is `make bench-log`.
 BENCH_ARGS ?=
 
-.PHONY: help run install test test-fast test-browser lint bench bench-large bench-log clean
+.PHONY: help run install test test-timing test-fast test-browser lint bench bench-large bench-log clean
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
@@ -58,16 +56,19 @@ $(VENV)/.test: pyproject.toml
 test: $(VENV)/.test
 	@sh .ci/packages
 	@$(BIN)/python tests/support/prepare.py
-	$(PYTEST) $(REPEAT) -m "not sdk and not browser"
-	$(PYTEST) $(REPEAT) --dist worksteal -m "sdk and not browser" $(ALLOW_NO_TESTS)
+	$(PYTEST) -m "not sdk and not browser and not timing"
+	$(PYTEST) --dist worksteal -m "sdk and not browser and not timing" $(ALLOW_NO_TESTS)
+
+test-timing: $(VENV)/.test
+	$(BIN)/python -m pytest -m timing $(PYTEST_ARGS)
 
 test-fast: $(VENV)/.test
-	$(PYTEST) -m "not slow and not sdk and not browser and not mongo and not kafka"
+	$(PYTEST) -m "not timing and not slow and not sdk and not browser and not mongo and not kafka"
 
 test-browser: $(VENV)/.test
 	@sh .ci/packages chromium
 	@$(BIN)/python tests/support/prepare.py browser
-	$(PYTEST) $(REPEAT) --dist worksteal -m browser $(ALLOW_NO_TESTS)
+	$(PYTEST) --dist worksteal -m browser $(ALLOW_NO_TESTS)
 
 lint: $(VENV)/.test
 	$(BIN)/ruff check .

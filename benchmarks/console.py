@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``python benchmarks/console.py``: what an open console costs the clients.
+"""``python benchmarks/console.py``: how much an open console slows clients down.
 
 Clients send single events at a constant rate, and each latency counts from the moment at which the
 request was due. Pairs of measurements: without a tab, then with ten tabs on the page Live.

@@ -14,7 +14,7 @@ import uvloop
 
 
 class _Server(asyncio.Protocol):
-    """The server's end of a connection: what it receives goes to the client at once."""
+    """The server's end of a connection: forwards to the client at once."""
 
     def __init__(self, client: asyncio.Transport) -> None:
         self._client = client
@@ -27,7 +27,7 @@ class _Server(asyncio.Protocol):
 
 
 class _Client(asyncio.Protocol):
-    """The client's end: what it receives goes to the server after the delay."""
+    """The client's end: forwards to the server after the delay."""
 
     def __init__(self, port: int, delay: float) -> None:
         self._port = port

@@ -30,13 +30,13 @@ _PER_ADDRESS = 10_000
 _SPARE = 1000
 #: The part of the rate without idle connections that counts as unchanged.
 UNCHANGED = 0.95
-#: The connections that send events meanwhile, and the events per request.
+#: The connections that send events at the same time, and the events per request.
 CASE = Case(32, 1)
 
 
 @dataclasses.dataclass
 class Figures:
-    """What was measured: one value for each round."""
+    """The measurements: one value for each round."""
 
     alone: list[run.Sample] = dataclasses.field(default_factory=list)
     beside: list[run.Sample] = dataclasses.field(default_factory=list)

@@ -33,7 +33,7 @@ from load import CASES, Case
 from report import Goal
 
 from engage.api import EventFilter
-from engage.storage.retention import FIRST_SECONDS
+from engage.upkeep.retention import FIRST_SECONDS
 from support.server_process import KEY
 
 #: The least ratio to the empty store, for single events and for batches.
@@ -52,7 +52,7 @@ _RETENTION = "[retention]\nevents_days = 1\n"
 
 @dataclasses.dataclass
 class Figures:
-    """What was measured on the stores of one size."""
+    """The measurements on the stores of one size."""
 
     #: (whether retention was on, case) → one sample of each round.
     samples: dict[tuple[bool, Case], list[run.Sample]] = dataclasses.field(default_factory=dict)
@@ -290,7 +290,7 @@ def steady(folder: Path, options: Options, minutes: float) -> tuple[list[Goal], 
     growth = memory.growth()
     report.print_growth(growth)
     for name in memory.incomplete:
-        print(f"\n{name} started or ended meanwhile")
+        print(f"\n{name} started or ended during the benchmark")
     goals = [Goal("99th percentile, worst minute", worst, P99, form=".1f", unit="ms")]
     return [*goals, *report.growth_goals(growth)], bad
 
@@ -310,7 +310,7 @@ def main() -> int:
         "--retention",
         action=argparse.BooleanOptionalAction,
         default=True,
-        help="whether to measure with retention, too; this takes 30 s more for each store",
+        help="whether to also measure with retention; this takes 30 s more for each store",
     )
     parser.add_argument("--folder", type=Path, help="where to keep the stores, and to find them")
     parser.add_argument(

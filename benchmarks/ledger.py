@@ -14,13 +14,13 @@ _SENT, _ACKNOWLEDGED, _STORED = 1, 2, 4
 
 @dataclasses.dataclass
 class Balance:
-    """What was sent, compared with what is stored."""
+    """The sent events, compared with the stored ones."""
 
     acknowledged: int = 0
     stored: int = 0
     #: Acknowledged and not stored.
     lost: int = 0
-    #: Stored again: each further copy counts.
+    #: Stored again: each additional copy counts.
     repeated: int = 0
     #: Stored and never sent.
     foreign: int = 0

@@ -2,7 +2,7 @@
 """``python benchmarks/mixed.py --minutes 30``: is anything lost, and does the memory grow?
 
 Clients send single events, batches, identify events of many users, and signed webhooks, each at a
-constant rate; the disk is slow for a few seconds of each minute. What is not answered with 2xx is
+constant rate; the disk is slow for a few seconds of each minute. A request without a 2xx is
 sent again with the same message id, as SDKs do. At the end, every acknowledged message id must be
 in the store once, and no id that was never sent.
 """
@@ -49,7 +49,7 @@ KINDS = {
     "identify": ("/v1/identify", 8, 300.0),
     "webhook": ("/api/public/webhooks/standard-webhooks", 4, 100.0),
 }
-#: Seconds at the end for what is not answered yet.
+#: Seconds at the end for unanswered requests.
 _LAST_SECONDS = 60.0
 #: Seconds between two attempts to send a request, where the answer names no other time.
 _PAUSE = 0.2
@@ -62,7 +62,7 @@ secret = "whsec_{base64.b64encode(_SECRET).decode()}"
 
 @dataclasses.dataclass
 class Figures:
-    """What the clients of a kind saw."""
+    """The answers to the clients of one kind."""
 
     #: Seconds until each request was answered with 2xx, including the attempts before.
     latencies: array.array[float] = dataclasses.field(default_factory=lambda: array.array("d"))
@@ -279,7 +279,7 @@ def exported(config: Path, kind: str) -> Iterator[dict[str, Any]]:
 
 
 def print_figures(clients: Clients, seconds: float) -> None:
-    """Print what the clients of each kind saw.
+    """Print the answers to the clients of each kind.
 
     :param seconds: how long they sent.
     """
@@ -365,7 +365,7 @@ def main() -> int:
     growth = memory.growth()
     report.print_growth(growth)
     for name in memory.incomplete:
-        print(f"\n{name} started or ended meanwhile")
+        print(f"\n{name} started or ended during the benchmark")
     missing = {f"user-{number}" for number in range(options.users)} - users
     goals = [
         Goal("acknowledged events that are not stored", balance.lost, 0, form=".0f"),

@@ -45,7 +45,7 @@ from support.waiting import wait_for  # noqa: E402
 #: Number of connections and of events per request.
 CASES = ((1, 1), (32, 1), (256, 1), (8, 100), (32, 100))
 
-#: What engage is compared with: for each number of events per request.
+#: The baselines: for each number of events per request.
 PEERS = {True: "hand-written", False: "insert_many"}
 #: The goals: (connections, events per request, whether the peer has engage's indexes) → ratio.
 GOALS = {
@@ -63,7 +63,7 @@ class Row:
     rate: float
     p50: float
     p99: float
-    #: Of what is measured: engage with all its processes, the hand-written service, the driver.
+    #: Of the measured program: engage with all its processes, the hand-written service, the driver.
     cpu: float
     #: Of the server that stores the events; 0 if it is not a process of this machine.
     server_cpu: float
@@ -74,14 +74,14 @@ class Row:
         return cls(*map(statistics.median, zip(*map(dataclasses.astuple, rows), strict=True)))
 
 
-#: What is measured: its name, connections, events per request, whether engage's indexes exist.
+#: The cases: name, connections, events per request, whether engage's indexes exist.
 Case = tuple[str, int, int, bool]
 
 
 def meter(server: mongo.MongoServer, pid: int) -> usage.Meter:
-    """Return a meter of the CPU time of what is measured, and of the server that it stores on.
+    """Return a meter of the CPU time of the measured program, and of the server that it stores on.
 
-    :param pid: what is measured; its children are part of it.
+    :param pid: the measured program; its children are included.
     """
 
     def find() -> dict[int, str]:
@@ -275,7 +275,7 @@ def measure(
 
 
 def all_cases(wanted: Iterable[tuple[int, ...]]) -> list[Case]:
-    """Return what is measured in one round, the cases of engage after what they are compared
+    """Return the cases of one round, those of engage after the baselines they are compared
     with."""
     cases: list[Case] = []
     for connections, size in wanted:

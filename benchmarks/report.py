@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the benchmarks print: tables, goals, and what they ran on."""
+"""The output of the benchmarks: tables, goals, and the machine."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import usage
 
 @dataclasses.dataclass(frozen=True)
 class Goal:
-    """A figure, and what the project wants it to be."""
+    """A figure and its goal."""
 
     name: str
     measured: float
@@ -54,7 +54,7 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
 
 
 def print_goals(goals: Sequence[Goal]) -> None:
-    """Print goals beside what was measured."""
+    """Print goals beside the measurements."""
     if goals:
         print_table(["goal", "wanted", "measured", ""], [goal.row() for goal in goals])
 

@@ -121,7 +121,7 @@ def add_arguments(parser: argparse.ArgumentParser, *, rounds: int = 1) -> None:
 
 
 def print_head(arguments: argparse.Namespace, *what: str) -> None:
-    """Print what the figures are of.
+    """Print a description of the figures.
 
     :param arguments: those of :func:`add_arguments`.
     """
@@ -135,7 +135,7 @@ def print_head(arguments: argparse.Namespace, *what: str) -> None:
 
 
 def goals(rows: Mapping[tuple[int, Case], Row]) -> list[Goal]:
-    """Return the goals for what was measured with two workers.
+    """Return the goals for the measurements with two workers.
 
     :param rows: (workers, case) → medians.
     """

@@ -75,8 +75,8 @@ def engage(
 
     :param folder: for its config, its log and its store, which stay; by default a temporary one.
     :param storage: the tables of the storage; by default SQLite in ``folder``.
-    :param server: further lines of ``[server]``.
-    :param config_extra: further tables of the config.
+    :param server: additional lines of ``[server]``.
+    :param config_extra: additional tables of the config.
     :raises AssertionError: if it does not become ready; the message has its log.
     """
     with contextlib.ExitStack() as stack:

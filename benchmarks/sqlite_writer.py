@@ -20,10 +20,11 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 
-from engage_plugins.sqlite import events, schema
+from engage_plugins.sqlite import schema
 from engage_plugins.sqlite.connection import key_of
 from engage_plugins.sqlite.engine import Engine
-from engage_plugins.sqlite.parts import capacity_of
+from engage_plugins.sqlite.keys.parts import capacity_of
+from engage_plugins.sqlite.tables import events
 from support.sqlite import settings
 
 #: Each write has one of these numbers of events.

@@ -204,7 +204,7 @@ class MemoryLog:
 
     @property
     def incomplete(self) -> Sequence[str]:
-        """The names of the processes that started or ended meanwhile: their growth is unknown."""
+        """The names of the processes that started or ended during it: their growth is unknown."""
         known = {growth.name for growth in self.growth()}
         return [name for role, pid in self._samples if (name := f"{role} {pid}") not in known]
 

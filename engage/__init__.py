@@ -14,8 +14,10 @@ the path of a request
 ``http1/``          HTTP/1.1: connections, requests, limits of size and time
 ``handlers/``       the HTTP API: operations and their paths, answers, CORS, OpenAPI, pages
 ``deliveries/``     the steps of a webhook delivery: verify, translate, store, answer
-``pipeline/``       the steps of an event: write key, decode, validate, normalise, transform, store
-``storage/``        what the core does with any store: readiness, retention, export, copy
+``keys/``           write keys: the table of keys, who may write, creating and disabling them
+``pipeline/``       the steps of an event: decode, validate, normalise, transform, store
+``log/``            all that exists only with ``[log]``: appending, loading, lag
+``upkeep/``         what the core does with any store besides: readiness, retention, export, copy
 ------------------  --------------------------------------------------------------------------------
 what these parts use
 ----------------------------------------------------------------------------------------------------

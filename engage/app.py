@@ -6,32 +6,31 @@
 
 from __future__ import annotations
 
-import logging
+import asyncio
 from typing import TYPE_CHECKING, Final
 
-from engage.api import StorageError
+from engage.api import EventLog, StorageError
 from engage.deliveries.fetcher import Fetcher
 from engage.deliveries.receive import Deliveries
 from engage.errors import Limit
+from engage.handlers.base import Services
 from engage.handlers.cors import CorsPolicy
-from engage.handlers.ingestion import Services
 from engage.handlers.routes import Router
 from engage.http1.listener import Listener
 from engage.http1.shared import Bounds
+from engage.keys.auth import Authenticator
+from engage.keys.table import KeyTable
 from engage.monitoring.metrics import Metrics
-from engage.pipeline.auth import Authenticator
 from engage.pipeline.clock import Clock
 from engage.pipeline.conflicts import Conflicts
 from engage.pipeline.explain import Explainer
 from engage.pipeline.ingest import Ingest
-from engage.pipeline.keys import KeyTable
 from engage.pipeline.observers import Observers
 from engage.pipeline.pipeline import Pipeline
 from engage.pipeline.replay import Replays
 from engage.pipeline.transforms import Transforms
 from engage.pipeline.validate import Schemas
-from engage.storage.readiness import Readiness
-from engage.storage.saved_keys import saved_keys_path
+from engage.upkeep.readiness import Readiness
 
 if TYPE_CHECKING:
     import socket
@@ -39,12 +38,10 @@ if TYPE_CHECKING:
     from engage.api import EventStore
     from engage.config import Config
     from engage.http1.shares import Shares
-    from engage.pipeline.log_front import LogFront
+    from engage.log.front import LogFront
     from engage.registry import Registry
 
 __all__ = ["App", "build"]
-
-_log = logging.getLogger(__name__)
 
 #: Seconds that the start of a server with a log waits for the storage.
 STORE_SECONDS: Final = 2.0
@@ -69,50 +66,20 @@ def build(
     :raises ConfigError: if an option is wrong, or the storage lacks what the config requires.
     """
     metrics = Metrics() if metrics is None else metrics
-    store = registry.make_storage(config, had_store=had_store, server_started=server_started)
-    schemas = Schemas.load()
-    timeout = config.storage.write_timeout
     clock = Clock()
-    log = None if direct else registry.make_log(config)
-    front: LogFront | None = None
-    if log is not None and config.log is not None:
-        # Imported here, so that a server without a log does not have its parts.
-        from engage.pipeline.log_front import LogFront
-
-        front = LogFront(log, config.log, timeout=timeout, clock=clock, metrics=metrics)
+    schemas = Schemas.load()
+    store = registry.make_storage(config, had_store=had_store, server_started=server_started)
+    front = None if direct else _make_front(config, registry, metrics, clock)
     authenticator = Authenticator(config.workspaces)
-    keys = KeyTable(
-        config.workspaces,
-        authenticator,
-        store,
-        timeout=timeout,
-        file=None if direct else saved_keys_path(config),
-    )
-
-    async def check() -> None:
-        await (store if log is None else log).check()
-        keys.check()
-
-    readiness = Readiness(check, timeout=timeout, what="storage" if log is None else "log")
+    keys = KeyTable(config.workspaces, authenticator, store, timeout=config.storage.write_timeout)
+    readiness = _make_readiness(config, store if front is None else front.log, keys)
     # With a log, the loaders know what is stored, and call the observers.
-    observers = Observers(dict(registry.make_observers(config)) if log is None else {}, metrics)
-
-    ingest = Ingest(
-        store,
-        limits=config.limits,
-        write_timeout=config.storage.write_timeout,
-        metrics=metrics,
-        stored=observers.publish if observers else None,
-        alive=readiness.alive,
-        failed=readiness.write_failed,
-        log=log,
-        overdue=None if front is None else lambda: front.lag.overdue,
-    )
-    if front is not None:
-        front.watch(store, ingest.reopen)
+    observers = Observers({} if front else dict(registry.make_observers(config)), metrics)
+    ingest = _make_ingest(config, store, front, observers, readiness, metrics)
     transforms = Transforms(
         registry.make_transforms(config), schemas, json_depth=config.limits.json_depth
     )
+    conflicts = Conflicts(ingest)
     pipeline = Pipeline(
         workspaces=config.workspaces,
         limits=config.limits,
@@ -120,43 +87,18 @@ def build(
         schemas=schemas,
         transforms=transforms,
         ingest=ingest,
-        store=store,
+        conflicts=conflicts,
         metrics=metrics,
-        timeout=config.storage.write_timeout,
         clock=clock,
         catch_up=None if front is None else front.catch_up,
     )
-    fetcher = Fetcher()
-    deliveries = Deliveries(
-        known=registry.webhooks,
-        providers=registry.make_webhooks(config),
-        public_url=config.server.public_url,
-        pipeline=pipeline,
-        ingest=ingest,
-        store=store,
-        limits=config.limits,
-        metrics=metrics,
-        fetcher=fetcher,
-        timeout=config.storage.write_timeout,
-        clock=clock,
-    )
-    conflicts = Conflicts(ingest, store, timeout=config.storage.write_timeout)
     explainer = Explainer(
         schemas=schemas,
         transforms=transforms,
         limits=config.limits,
         conflicts=conflicts,
-        store=store,
-        clock=clock,
-        timeout=config.storage.write_timeout,
-    )
-    replays = Replays(
-        explainer=explainer,
         ingest=ingest,
-        conflicts=conflicts,
-        store=store,
-        retry=deliveries.retry,
-        timeout=config.storage.write_timeout,
+        clock=clock,
     )
     services = Services(
         config=config,
@@ -166,23 +108,92 @@ def build(
         keys=keys,
         cors=CorsPolicy(config.cors),
         readiness=readiness,
-        deliveries=deliveries,
+        deliveries=_make_deliveries(config, registry, metrics, pipeline, ingest, clock),
         draining=lambda: app.draining,
         log_state=None if front is None else front.state,
     )
     app = App(
         services,
         front=front,
-        store=store,
         ingest=ingest,
         observers=observers,
-        fetcher=fetcher,
         metrics=metrics,
-        clock=clock,
         explainer=explainer,
-        replays=replays,
+        conflicts=conflicts,
     )
     return app
+
+
+def _make_front(
+    config: Config, registry: Registry, metrics: Metrics, clock: Clock
+) -> LogFront | None:
+    """Make the log in front of the storage, if the config has one."""
+    log = registry.make_log(config)
+    if log is None or config.log is None:
+        return None
+    # Imported here, so that a server without a log does not have its parts.
+    from engage.log.front import LogFront
+
+    timeout = config.storage.write_timeout
+    return LogFront(log, config.log, timeout=timeout, clock=clock, metrics=metrics)
+
+
+def _make_readiness(config: Config, written: EventStore | EventLog, keys: KeyTable) -> Readiness:
+    """Make the check whether requests can be answered.
+
+    :param written: where events go: the storage, or the log in front of it.
+    """
+
+    async def check() -> None:
+        await written.check()
+        keys.check()
+
+    what = "log" if isinstance(written, EventLog) else "storage"
+    return Readiness(check, timeout=config.storage.write_timeout, what=what)
+
+
+def _make_ingest(
+    config: Config,
+    store: EventStore,
+    front: LogFront | None,
+    observers: Observers,
+    readiness: Readiness,
+    metrics: Metrics,
+) -> Ingest:
+    """Make the part that writes events: to the log if there is one, else to the storage."""
+    ingest = (Ingest if front is None else front.make_ingest)(
+        store,
+        limits=config.limits,
+        write_timeout=config.storage.write_timeout,
+        metrics=metrics,
+        stored=observers.publish if observers else None,
+        alive=readiness.alive,
+        failed=readiness.write_failed,
+    )
+    if front is not None:
+        front.watch(store, ingest)
+    return ingest
+
+
+def _make_deliveries(
+    config: Config,
+    registry: Registry,
+    metrics: Metrics,
+    pipeline: Pipeline,
+    ingest: Ingest,
+    clock: Clock,
+) -> Deliveries:
+    return Deliveries(
+        known=registry.webhooks,
+        providers=registry.make_webhooks(config),
+        public_url=config.server.public_url,
+        pipeline=pipeline,
+        ingest=ingest,
+        limits=config.limits,
+        metrics=metrics,
+        fetcher=Fetcher(),
+        clock=clock,
+    )
 
 
 class App:
@@ -197,35 +208,36 @@ class App:
         services: Services,
         *,
         front: LogFront | None,
-        store: EventStore,
         ingest: Ingest,
         observers: Observers,
-        fetcher: Fetcher,
         metrics: Metrics,
-        clock: Clock,
         explainer: Explainer,
-        replays: Replays,
+        conflicts: Conflicts,
     ) -> None:
         self.config = services.config
         #: The storage; open between :meth:`open` and :meth:`close`.
-        self.store = store
+        self.store = ingest.store
         #: The write keys that are accepted; they follow the store while it is open.
         self.keys = services.keys
         #: Receives webhook deliveries, and can translate dead letters again.
         self.deliveries = services.deliveries
         #: Finds out what would become of an event, and replays dead letters.
         self.explainer = explainer
-        self.replays = replays
+        self.replays = Replays(
+            explainer=explainer,
+            ingest=ingest,
+            conflicts=conflicts,
+            retry=services.deliveries.retry,
+        )
         #: The log in front of the storage, if there is one.
         self.front = front
         self._ingest = ingest
         self._observers = observers
         #: Whether this process should get requests.
         self.readiness = services.readiness
-        self._fetcher = fetcher
         self._metrics = metrics
         #: The time of this process.
-        self.clock = clock
+        self.clock = services.deliveries.clock
         #: Whether this process is about to stop.
         self.draining = False
         self._listener: Listener | None = None
@@ -243,16 +255,17 @@ class App:
         self._ingest.creates = create
         if self.front is not None:
             await self.front.open(create=create, patient=patient)
-            if await self._ingest.open_soon(STORE_SECONDS):
+            opening = self._ingest.reopen()
+            await asyncio.wait([opening], timeout=STORE_SECONDS)
+            if opening.done():
                 await self.front.look_at_store()
         else:
             try:
                 await self.store.open(create=create)
-            except StorageError as error:
+            except StorageError:
                 if not patient:
                     raise
-                _log.error("the storage cannot be opened; retrying: %s", error)
-                self._ingest.open_in_background()
+                self._ingest.reopen()
         await self.keys.start()
         # The first sign of life, so that /readyz can answer 200 right after the start.
         await self.readiness.ready()
@@ -304,7 +317,7 @@ class App:
         await self.keys.close()
         await self._ingest.close()
         await self._observers.close()
-        await self._fetcher.close()
+        await self.deliveries.close()
         if self.front is not None:
             await self.front.close()
         await self.store.close()

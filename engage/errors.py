@@ -138,8 +138,9 @@ class ApiError(EngageError):
     :param errors: the details; at most :data:`MAX_ERRORS` are kept.
     :param retry_after: seconds after which the client can retry (header ``Retry-After``).
     :param status: the status, if it differs from that of the code.
-    :param headers: further headers of the answer, such as ``Allow``. A 401 about a write key also
-        gets ``WWW-Authenticate``; the handler removes it for browsers, which would open a dialog.
+    :param headers: additional headers of the answer, such as ``Allow``. A 401 about a write key
+        also gets ``WWW-Authenticate``; the handler removes it for browsers, which would open a
+        dialog.
     """
 
     def __init__(
@@ -227,10 +228,9 @@ def event_too_large(size: int, limit: Limit) -> ApiError:
 def conflict_not_kept(message: str, problems: Sequence[Problem]) -> ApiError:
     """Return the 400 for an event whose message id another event has, if it cannot be kept.
 
-    A 400 and not a 503: the next attempt would fail too, and a client must not repeat it
-    indefinitely.
+    A 400 and not a 503: a retry would also fail, and a client must not retry indefinitely.
 
-    :param message: what differs from the stored event.
+    :param message: the difference from the stored event.
     """
     return ApiError(
         CONFLICT, f"{message}; send it with a different messageId to store it", errors=problems

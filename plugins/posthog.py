@@ -105,13 +105,13 @@ def _document(name: str, event: Mapping[str, Any], person: object) -> dict[str, 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Translated:
-    """What is special about one kind of event."""
+    """The translation of one kind of event."""
 
     #: Fields of the document; ``None`` removes one that every event has.
     fields: Mapping[str, Any]
     #: Properties that have become such a field.
     used: Collection[str] = ()
-    #: Further properties; they take precedence over PostHog's.
+    #: Additional properties; they take precedence over PostHog's.
     first: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
@@ -166,7 +166,7 @@ def _alias(name: str, properties: Mapping[str, Any], distinct: str | None) -> _T
     return _Translated({"type": "alias", "userId": distinct, "previousId": alias}, {"alias"})
 
 
-#: Event → what is special about it; ``None`` if it is a track event after all.
+#: Event → its translation; ``None`` if it is a track event after all.
 _SPECIAL: Final[
     Mapping[str, Callable[[str, Mapping[str, Any], str | None], _Translated | None]]
 ] = {

@@ -149,7 +149,7 @@ class Stripe(SecretProvider):
 
 
 def _user(thing: Mapping[str, Any]) -> str | None:
-    """Return the user id that was sent to Stripe with an object or what it belongs to."""
+    """Return the user id that was sent to Stripe with an object or its parent."""
     return user_id(*_candidates(thing))
 
 
@@ -169,7 +169,7 @@ def _customer(thing: Mapping[str, Any]) -> str | None:
 
 
 def _envelope(payload: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a payload says about the event rather than about its object."""
+    """Return the fields of a payload that describe the event, not its object."""
     return merged(
         payload,
         {"previous_attributes": at(payload, "data.previous_attributes")},

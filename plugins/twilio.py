@@ -50,7 +50,7 @@ from engage.webhooks import (
     user_id,
 )
 
-#: State of a sent message → what the event's name says after the channel.
+#: State of a sent message → the part of the event's name after the channel.
 STATES: Final = {
     "sent": "Sent",
     "delivered": "Delivered",
@@ -58,7 +58,7 @@ STATES: Final = {
     "failed": "Failed",
     "read": "Read",
 }
-#: What a received message means, according to Twilio's Advanced Opt-Out → the same.
+#: Meaning of a received message, according to Twilio's Advanced Opt-Out → the same.
 OPT_OUTS: Final = {"stop": "Unsubscribed", "start": "Resubscribed"}
 #: Prefix of an address → the channel's name; an address of SMS or MMS has no prefix.
 CHANNELS: Final = {"whatsapp": "WhatsApp", "rcs": "RCS", "messenger": "Messenger"}
@@ -144,7 +144,7 @@ class Twilio(Provider):
             name, _, value = item.partition("=")
             if settings.setdefault(name.strip().lower(), value.strip()) != value.strip():
                 raise SignatureMismatch(f"{SETTINGS}: a setting is repeated")
-        # Twilio's libraries take SHA-1, too, if the settings name no algorithm.
+        # Twilio's libraries also accept SHA-1 if the settings name no algorithm.
         algorithm = ALGORITHMS.get((settings.get("algorithm") or "HMAC_SHA1").upper())
         if algorithm is None:
             raise SignatureMismatch(f"{SETTINGS}: the algorithm is unknown")

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
+import signal
 import tempfile
 import time
 from collections.abc import Iterator
@@ -42,6 +43,9 @@ def pytest_configure(config: pytest.Config) -> None:
     """
     if hasattr(config, "workerinput"):
         return
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        # A script starts its background jobs in this way. The servers of tests would inherit it.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     usual = tempfile.gettempdir()
     os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", usual)
     # A short name: it is a part of the paths of sockets.
@@ -99,7 +103,7 @@ def engage(tmp_path: Path) -> Iterator[Server]:
 
 
 @pytest.fixture
-def impatient(tmp_path: Path) -> Iterator[Server]:
+def short_timeout(tmp_path: Path) -> Iterator[Server]:
     """Start a server for a test that locks its store: a write fails after three seconds.
 
     Where the store is not locked, the disk of a busy machine may need as long.

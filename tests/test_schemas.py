@@ -47,7 +47,15 @@ ANNOTATIONS = {
     "x-messages",
 }
 #: In addition, in schemas of config files; answers use none of these.
-OF_SETTINGS = {"default", "exclusiveMinimum", "propertyNames", "oneOf", "uniqueItems", "writeOnly"}
+OF_SETTINGS = {
+    "default",
+    "exclusiveMinimum",
+    "propertyNames",
+    "oneOf",
+    "uniqueItems",
+    "writeOnly",
+    "x-removed",
+}
 
 
 def files(folder: Any = None, path: str = "") -> Iterator[tuple[str, Any]]:
@@ -405,5 +413,5 @@ def test_both_libraries_agree(kind: str, value: Any) -> None:
 @pytest.mark.parametrize("path", sorted(SETTINGS))
 def test_every_pattern_of_a_setting_has_a_message(path: str) -> None:
     for schema in subschemas(SETTINGS[path]):
-        assert {name for name in schema if name.startswith("x-")} <= {"x-messages"}
+        assert {name for name in schema if name.startswith("x-")} <= {"x-messages", "x-removed"}
         assert "pattern" not in schema or "pattern" in schema.get("x-messages", {}), schema

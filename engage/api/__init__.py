@@ -5,7 +5,7 @@ A plugin is a module named by an entry point of the group ``engage``. It impleme
 :mod:`engage.hookspecs`, marked with :data:`hookimpl`, and registers a storage, a log, a webhook
 provider, a transform, an observer or a command.
 
-The errors of engage, with what raises each of them and what follows::
+The errors of engage, with the code that raises each, and its effect::
 
     EngageError
     ├── ConfigError             a plugin's factory: an option is wrong (start-up stops, exit 1)
@@ -45,100 +45,20 @@ from typing import Final
 
 import pluggy
 
-from engage.api.counts import Count, CountStore, CountSum
-from engage.api.dead_letters import (
-    CONFLICT,
-    BudgetName,
-    BudgetUse,
-    DeadLetter,
-    DeadLetterBudget,
-    DeadLetterStore,
-)
-from engage.api.errors import (
-    ConfigError,
-    EngageError,
-    NothingSigned,
-    PayloadInvalid,
-    SignatureMismatch,
-    StorageError,
-    StorageIncompatible,
-    StorageMissing,
-    StorageUnavailable,
-    WebhookError,
-)
-from engage.api.events import (
-    API_ORIGIN,
-    EVENT_TYPES,
-    OPERATOR_ORIGIN,
-    Change,
-    Event,
-    GroupTraits,
-    Link,
-    Membership,
-    RemovedTraits,
-    Seen,
-    UserTraits,
-    changes_of,
-    identifier_value,
-)
-from engage.api.log import (
-    Backlog,
-    EventLog,
-    LogContext,
-    LogFactory,
-    LogReader,
-    Portion,
-    ReadRecord,
-)
-from engage.api.log_records import (
-    DamagedRecord,
-    LogRecord,
-    UnknownRecord,
-    UnloggableEvent,
-    is_restated,
-    record_of,
-    unpack,
-)
-from engage.api.pages import Page
-from engage.api.profiles import GroupProfile, ProfileStore, UserProfile
-from engage.api.providers import (
-    Fetch,
-    Provider,
-    ProviderContext,
-    ProviderFactory,
-    Recipient,
-    Rejected,
-    Reply,
-    Signing,
-    TranslatedEvent,
-    Translation,
-    WebhookRequest,
-    WebhookResult,
-)
-from engage.api.records import MAX_RECORD_BYTES, Record, RecordStore
-from engage.api.registration import OptionsSchema, Register
-from engage.api.storage import (
-    Arrivals,
-    EventFilter,
-    EventStore,
-    Outcome,
-    ProfileLimits,
-    Status,
-    StorageContext,
-    StorageFactory,
-    SubscriptionChange,
-    SubscriptionRecord,
-    SubscriptionState,
-    SubscriptionStore,
-)
-from engage.api.times import MAX_TIME, render_time
-from engage.api.transforms import (
-    DROP,
-    Observer,
-    ObserverFactory,
-    Transform,
-    TransformFactory,
-)
+from engage.api.counts import *
+from engage.api.dead_letters import *
+from engage.api.errors import *
+from engage.api.events import *
+from engage.api.log import *
+from engage.api.log_records import *
+from engage.api.pages import *
+from engage.api.profiles import *
+from engage.api.providers import *
+from engage.api.records import *
+from engage.api.registration import *
+from engage.api.storage import *
+from engage.api.times import *
+from engage.api.transforms import *
 
 __all__ = [
     "API_ORIGIN",
@@ -148,8 +68,8 @@ __all__ = [
     "MAX_RECORD_BYTES",
     "MAX_TIME",
     "OPERATOR_ORIGIN",
-    "Arrivals",
     "Backlog",
+    "Batch",
     "BudgetName",
     "BudgetUse",
     "Change",

@@ -26,7 +26,7 @@ class Count:
     at: int
     #: The process that counted: a random id, new for each start of a process.
     process: str
-    #: What was counted, such as ``events``: at most 32 characters.
+    #: The counter, such as ``events``: at most 32 characters.
     name: str
     #: ``""``: the whole server.
     workspace_id: str

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Dead letters, their budgets, and what a storage that keeps them promises."""
+"""Dead letters, their budgets, and the interface of a storage that keeps them."""
 
 from __future__ import annotations
 
@@ -56,8 +56,7 @@ class DeadLetter:
     #: Milliseconds since 1970 UTC.
     received_at: int
     #: What is needed to process the item again. The type that the route gave it, such as ``track``;
-    #: ``batch``: the item has its ``type``. ``None`` for a delivery, and if it is unknown, because
-    #: an earlier version made the letter.
+    #: ``batch``: the item has its ``type``. ``None`` for a delivery.
     operation: str | None = None
     #: Compact JSON of an object with what applied to the item and is not in it: the ``context``,
     #: ``integrations`` and ``sentAt`` of its batch, the ``messageId`` from an ``Idempotency-Key``.

@@ -42,12 +42,14 @@ PLACEHOLDER_IDS: Final = frozenset({"undefined", "null", "none", "nan", "[object
 RECIPIENT_PREFIXES: Final = ("email:", "phone:")
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True, init=False)
+# Not frozen: the ``__init__`` of a frozen class takes 1.3 µs instead of 0.5. The difference is a
+# tenth of the time of an event in a batch.
+@dataclasses.dataclass(slots=True, kw_only=True, unsafe_hash=True)
 class Event:
     """One valid, normalised event.
 
     Its identity is (``workspace_id``, ``origin``, ``message_id``). It has plain values only, so it
-    can be sent to another process.
+    can be sent to another process. Observers and requests share it: never change it.
     """
 
     workspace_id: str
@@ -71,35 +73,6 @@ class Event:
     #: What writing it costs, in rows: 1, and 1 for each trait that it sets. Not stored.
     weight: int = dataclasses.field(default=1, compare=False, repr=False)
 
-    def __init__(
-        self,
-        *,
-        workspace_id: str,
-        origin: str,
-        message_id: str,
-        type: str,  # noqa: A002
-        user_id: str | None,
-        anonymous_id: str | None,
-        name: str | None,
-        received_at: int,
-        timestamp: int,
-        body: bytes,
-        weight: int = 1,
-    ) -> None:
-        # The ``__init__`` of a frozen dataclass calls ``object.__setattr__`` for each field. That
-        # takes 1.3 µs instead of 0.7, a tenth of what storing an event in a batch takes.
-        _set_workspace_id(self, workspace_id)
-        _set_origin(self, origin)
-        _set_message_id(self, message_id)
-        _set_type(self, type)
-        _set_user_id(self, user_id)
-        _set_anonymous_id(self, anonymous_id)
-        _set_name(self, name)
-        _set_received_at(self, received_at)
-        _set_timestamp(self, timestamp)
-        _set_body(self, body)
-        _set_weight(self, weight)
-
     @property
     def identity(self) -> tuple[str, str, str]:
         """Workspace id, origin and message id."""
@@ -116,21 +89,6 @@ class Event:
         return self.type in ("identify", "group", "alias") or (
             self.user_id is not None and self.anonymous_id is not None
         )
-
-
-(
-    _set_workspace_id,
-    _set_origin,
-    _set_message_id,
-    _set_type,
-    _set_user_id,
-    _set_anonymous_id,
-    _set_name,
-    _set_received_at,
-    _set_timestamp,
-    _set_body,
-    _set_weight,
-) = (getattr(Event, field.name).__set__ for field in dataclasses.fields(Event))
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

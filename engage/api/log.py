@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a log promises: a replicated queue in front of the storage.
+"""The promises of a log: a replicated queue in front of the storage.
 
 With a log, ``engage serve`` appends events to it and answers when they are durable there.
 ``engage load`` reads them and writes them to the storage. A log does not look for duplicates: the
@@ -17,12 +17,21 @@ from typing import Any
 from engage.api.log_records import LogRecord
 from engage.api.storage import Outcome
 
-__all__ = ["Backlog", "EventLog", "LogContext", "LogFactory", "LogReader", "Portion", "ReadRecord"]
+__all__ = [
+    "Backlog",
+    "Batch",
+    "EventLog",
+    "LogContext",
+    "LogFactory",
+    "LogReader",
+    "Portion",
+    "ReadRecord",
+]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ReadRecord:
-    """A record with its place in the log."""
+    """A record with its partition and offset."""
 
     #: The number of the part of the log that has it. Only records of one partition have an order.
     partition: int
@@ -34,7 +43,7 @@ class ReadRecord:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Portion:
+class Batch:
     """Records that were read together."""
 
     #: In the order of the log within each partition.
@@ -43,15 +52,19 @@ class Portion:
     #: the log is over. Each is the number of the first offset that was expected, and of the first
     #: one that is there. It is an alarm: acknowledged events may be lost.
     gaps: Mapping[int, tuple[int, int]] = dataclasses.field(default_factory=dict)
-    #: Partitions in which the reader has come to a place after the last record that was returned,
-    #: because what is between is not for readers, such as the markers of transactions. The caller
-    #: commits these places with those of the records.
+    #: Partitions in which the reader has come to an offset after the last record that was returned,
+    #: because the records between are not for readers, such as the markers of transactions. The
+    #: caller commits these offsets with those of the records.
     passed: Mapping[int, int] = dataclasses.field(default_factory=dict)
+
+
+#: The earlier name of :class:`Batch`.
+Portion = Batch
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Backlog:
-    """What a group of readers has not committed yet."""
+    """The records that a group of readers has not committed yet."""
 
     #: The number of records. Logs that number with gaps count these too.
     records: int
@@ -59,7 +72,7 @@ class Backlog:
     oldest_at: int | None
     #: How long the log keeps a record, in milliseconds; ``None``: without limit.
     retention: int | None
-    #: Partitions whose committed place is not in the log any more, as in :attr:`Portion.gaps`:
+    #: Partitions whose committed offset is not in the log any more, as in :attr:`Batch.gaps`:
     #: acknowledged events may be lost. A reader that commits again ends the gap.
     gaps: Mapping[int, tuple[int, int]] = dataclasses.field(default_factory=dict)
 
@@ -68,7 +81,7 @@ class LogReader(abc.ABC):
     """Reads the log as one member of a group; made by :meth:`EventLog.reader`.
 
     The partitions are divided between the members of the group. A partition that has no committed
-    place is read from its first record. Every method may raise :class:`StorageUnavailable`.
+    offset is read from its first record. Every method may raise :class:`StorageUnavailable`.
     """
 
     @abc.abstractmethod
@@ -76,10 +89,10 @@ class LogReader(abc.ABC):
         """Join the group. Idempotent."""
 
     @abc.abstractmethod
-    async def read(self, *, max_records: int, max_bytes: int, wait: float) -> Portion:
+    async def read(self, *, max_records: int, max_bytes: int, wait: float) -> Batch:
         """Return the next records of the partitions that this member has now.
 
-        A record is returned once, unless the partitions were divided again before it was committed,
+        A record is returned once, unless the partitions were rebalanced before it was committed,
         or :meth:`rewind` was called. A call that is cancelled has returned none: the next call
         returns them.
 
@@ -89,19 +102,19 @@ class LogReader(abc.ABC):
         """
 
     @abc.abstractmethod
-    async def commit(self, places: Mapping[int, int]) -> None:
+    async def commit(self, offsets: Mapping[int, int]) -> None:
         """Commit where the group continues after this process has ended.
 
-        The caller names the places. A reader commits nothing by itself.
+        The caller names the offsets. A reader commits nothing by itself.
 
-        :param places: partition → the offset after the last record that is done with. Partitions
-            that this member has lost meanwhile are ignored: their next member reads the records
+        :param offsets: partition → the offset after the last record that is done with. Partitions
+            that this member has lost since then are ignored: their next member reads the records
             again.
         """
 
     @abc.abstractmethod
     async def rewind(self) -> None:
-        """Continue each partition at its committed place, so that records are returned again."""
+        """Continue each partition at its committed offset, so that records are returned again."""
 
     @abc.abstractmethod
     def pause(self, partitions: Sequence[int]) -> None:
@@ -155,8 +168,8 @@ class EventLog(abc.ABC):
     async def append_dead(self, records: Sequence[LogRecord]) -> Sequence[Outcome]:
         """Append records to the log of dead letters, which the readers do not read.
 
-        It keeps what was acknowledged and the storage refuses. It returns when they are durable.
-        The loader repeats a call that raises until it succeeds, and loads nothing meanwhile. So a
+        It keeps acknowledged events that the storage refuses. It returns when they are durable.
+        The loader repeats a call that raises until it succeeds, and loads nothing until then. So a
         record that is too large must be ``REFUSED``, alone: the loader then appends a shorter one.
 
         :return: one outcome for each record, as from :meth:`append`.
@@ -177,17 +190,17 @@ class EventLog(abc.ABC):
 
     @abc.abstractmethod
     async def committed(self, group: str) -> Mapping[int, int]:
-        """Return partition → the committed place of a group, without partitions that have none."""
+        """Return partition → the committed offset of a group, without partitions that have none."""
 
     @abc.abstractmethod
     async def backlog(self, group: str) -> Backlog:
-        """Return what a group has not committed yet."""
+        """Return how much a group has not committed yet."""
 
     @abc.abstractmethod
     def reader(self, group: str, *, since: int | None = None) -> LogReader:
         """Return a new member of a group of readers.
 
-        :param since: if the group has no committed places, begin with the records that were
+        :param since: if the group has no committed offsets, begin with the records that were
             appended at or after this time (milliseconds since 1970 UTC) instead of the first ones.
         """
 
@@ -201,7 +214,7 @@ class EventLog(abc.ABC):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class LogContext:
-    """What a log receives from the core in addition to its options."""
+    """The settings that a log receives from the core in addition to its options."""
 
     #: The folder of the config file: relative paths in the options are relative to it.
     base_dir: Path

@@ -52,7 +52,7 @@ class UnloggableEvent(ValueError):
 
 
 class DamagedRecord(ValueError):
-    """A record has a known version, and cannot be read all the same."""
+    """A record has a known version, and nevertheless cannot be read."""
 
 
 class UnknownRecord(ValueError):
@@ -61,7 +61,7 @@ class UnknownRecord(ValueError):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class LogRecord:
-    """What a log carries, as it is in the log."""
+    """A record as it is in the log."""
 
     #: Records with the same key keep their order.
     key: bytes
@@ -82,7 +82,7 @@ def record_of(item: Event | DeadLetter, *, restated: bool = False) -> LogRecord:
     """Return an event or a dead letter as a record.
 
     :param restated: whether the event is a duplicate, and not a conflict, although it differs from
-        what is stored with its message id.
+        the stored event with its message id.
     :raises UnloggableEvent: if it cannot be one.
     """
     try:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A page: what a scan of a storage returns at once."""
+"""A page of a scan of a storage."""
 
 from __future__ import annotations
 

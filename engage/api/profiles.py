@@ -67,7 +67,7 @@ class ProfileStore(abc.ABC):
         *claim* of a value is the least ``received_at`` of the stored events that set the user's
         trait to this value (compared in the form of :func:`identifier_value`), in whatever order
         they arrived and whatever the trait was in between. A client can choose a timestamp, but
-        not a claim. What was set before the store recorded claims is older than every claim.
+        not a claim. A value that was set before the trait was declared is older than all.
         A storage keeps the first 100 claims of a user for each trait, so that anyone with a write
         key cannot make them grow without bound. A later value counts as claimed when it was
         received, while the user has it. Several processes that write to one user at the same moment

@@ -150,7 +150,7 @@ class Reply:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Signing:
-    """What a provider's scheme signs. The conformance suite breaks each of these and expects a 401.
+    """The parts that a scheme signs. The conformance suite breaks each and expects a 401.
 
     A scheme with a static credential signs nothing: ``Signing(credential="authorization")``.
     """
@@ -185,16 +185,16 @@ class Provider(abc.ABC):
     event.
     """
 
-    #: What the scheme signs.
+    #: The signed parts of a delivery.
     signing: Signing
-    #: What the operator sets at the provider, as plain text for ``engage webhook-url``: where to
-    #: enter the URL, which events to choose, where to find the secret.
+    #: The steps for the operator at the provider, as plain text for ``engage webhook-url``: where
+    #: to enter the URL, which events to choose, where to find the secret.
     setup: str = ""
     #: Regular expressions; the core fetches only from hosts that one of them matches as a whole.
     hosts: Sequence[str] = ()
     #: Traits, besides ``email`` and ``phone``, by which the provider's events find their users.
     #: Each workspace that enables the provider declares them as identifiers. The core reads them
-    #: from what is registered, so a factory that is not the class needs this attribute itself.
+    #: from the registered factory: a factory that is not the class needs this attribute itself.
     identifiers: Sequence[str] = ()
     #: The largest body of the service's deliveries in bytes, compressed and decompressed; ``None``:
     #: ``limits.webhook_body_bytes``, which a larger value does not exceed. A body costs time and
@@ -252,7 +252,7 @@ class Provider(abc.ABC):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ProviderContext:
-    """What a provider receives from the core in addition to its options."""
+    """The arguments that a provider receives from the core in addition to its options."""
 
     workspace_id: str
     #: ``[server] public_url`` without a trailing slash; ``None`` if it is not set. A provider that

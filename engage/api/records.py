@@ -19,7 +19,7 @@ MAX_RECORD_BYTES: Final = 64 * 1024
 class Record:
     """One record. Its identity is (``kind``, ``workspace_id``, ``id``)."""
 
-    #: What it is, such as ``key`` or ``audit``: at most 32 characters.
+    #: The kind, such as ``key`` or ``audit``: at most 32 characters.
     kind: str
     #: The workspace that it belongs to; ``""``: the whole server.
     workspace_id: str
@@ -29,7 +29,8 @@ class Record:
     body: bytes
     #: When it was last written: milliseconds since 1970 UTC.
     at: int
-    #: How often it was written: 1, 2, … The store sets it; it is ignored in what is written.
+    #: How often it was written: 1, 2, … The store sets it, and ignores it in
+    #: :meth:`RecordStore.put_record`.
     version: int = 0
 
     def check(self) -> None:

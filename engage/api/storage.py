@@ -18,7 +18,6 @@ from engage.api.events import Event
 from engage.api.pages import Page
 
 __all__ = [
-    "Arrivals",
     "EventFilter",
     "EventStore",
     "Outcome",
@@ -70,8 +69,8 @@ class EventFilter:
     def matches(self, event: Event) -> bool:
         """Return whether an event is wanted.
 
-        The core applies it to what a storage returns, because a storage that was written for an
-        earlier version does not know the newer fields.
+        The core applies it to the events that a storage returns, because a storage that was
+        written for an earlier version does not know the newer fields.
         """
         return (
             (self.workspace_id is None or event.workspace_id == self.workspace_id)
@@ -82,18 +81,6 @@ class EventFilter:
             and (self.origin is None or event.origin == self.origin)
             and (self.until is None or event.received_at < self.until)
         )
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Arrivals:
-    """When the events around a time were received: milliseconds, or ``None`` if there is none."""
-
-    #: The last event before the time.
-    last_before: int | None
-    #: The first event at or after the time.
-    first_after: int | None
-    #: The newest event of the store.
-    newest: int | None
 
 
 class EventStore(abc.ABC):
@@ -110,8 +97,8 @@ class EventStore(abc.ABC):
     async def open(self, *, create: bool) -> None:
         """Open the store, and create it if ``create`` is true and there is none. Idempotent.
 
-        Only with ``create`` is a store of an earlier version brought up to date. Otherwise it is
-        read as it is, and what it has no place for is not written (:class:`StorageUnavailable`).
+        Only ``create`` migrates a store of an earlier version. Otherwise it is read as it is, and
+        writes that it cannot hold raise :class:`StorageUnavailable`.
 
         With ``create``, a store on another machine that cannot be reached *now* is not an error:
         the server starts, ``check`` raises until the store can be reached, and then it is created.
@@ -134,18 +121,6 @@ class EventStore(abc.ABC):
 
         :raises StorageUnavailable: if it could not.
         """
-
-    async def notices(self) -> Sequence[str]:
-        """Return what an operator should know before the next start of a server.
-
-        ``engage check`` shows it: for example, that the server will bring the store up to date, how
-        long this takes and how much space it needs. The store is not changed. By default there is
-        nothing to know.
-
-        :return: texts of one line each.
-        :raises StorageUnavailable: if a server could not start with this store.
-        """
-        return ()
 
     @abc.abstractmethod
     async def write(self, events: Sequence[Event]) -> Sequence[Outcome]:
@@ -193,8 +168,8 @@ class EventStore(abc.ABC):
     ) -> Page[Event] | None:
         """Return one page of events, newest first (the reverse of the order of arrival).
 
-        One call looks at a bounded number of events and takes a bounded time: a page may have fewer
-        items than ``limit``, even none, and a cursor all the same.
+        One call looks at a bounded number of events and takes a bounded time: a page with a
+        cursor may have fewer items than ``limit``, or none.
 
         :param before: the cursor of the previous page; ``None`` for the newest events.
         :param limit: the maximum number of items.
@@ -202,21 +177,11 @@ class EventStore(abc.ABC):
         """
         return None
 
-    async def arrivals(self, at: int) -> Arrivals | None:
-        """Return when the events around a time were received; by default ``None``, "unknown".
-
-        Before the server expires events, it looks for a gap that a wrong clock has left. Served by
-        an index.
-
-        :param at: milliseconds since 1970 UTC, compared with ``received_at``.
-        """
-        return None
-
     def gauges(self) -> Mapping[str, float]:
         """Return the storage's own numbers for the metrics; called often, cheap, never raises.
 
-        The console shows them, too. A storage with a process of its own can show here what that
-        process uses: ``writer_memory_bytes``, ``writer_cpu_seconds``, ``writer_process_pid``.
+        The console also shows them. A storage with its own process can report that process's use:
+        ``writer_memory_bytes``, ``writer_cpu_seconds``, ``writer_process_pid``.
 
         :return: name → value, such as ``{"wal_bytes": 4096, "free_bytes": 1e9}``. Names are few and
             constant, have the form ``[a-z_]+`` and end in their unit (``bytes``, ``seconds``,
@@ -316,7 +281,7 @@ class ProfileLimits:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class StorageContext:
-    """What a storage receives from the core in addition to its options."""
+    """The arguments that a storage receives from the core in addition to its options."""
 
     #: The folder of the config file: relative paths in the options are relative to it.
     base_dir: Path

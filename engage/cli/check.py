@@ -5,10 +5,9 @@ from __future__ import annotations
 
 import asyncio
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import click
 
@@ -20,12 +19,14 @@ from engage.api import (
     StorageMissing,
     StorageUnavailable,
 )
-from engage.cli.common import config_option, opened, registry_of, safe
+from engage.cli.common import config_option, now, opened, registry_of, safe
 from engage.config import Config, load
+from engage.keys.effective import EffectiveKeys, list_keys
 from engage.registry import Registry
-from engage.storage.budgets import use_ratio
-from engage.storage.keys import EffectiveKeys, list_keys
-from engage.storage.log_progress import Progress, past_gaps, read_progress
+from engage.upkeep.budgets import use_ratio
+
+if TYPE_CHECKING:
+    from engage.log.lag import Lag
 
 #: The budgets of dead letters are shown from this ratio on.
 SHOWN_RATIO: Final = 0.8
@@ -56,18 +57,18 @@ def check(ctx: click.Context, config_path: Path) -> None:
         _print("workspace", f"{workspace.id}: {', '.join(parts)}")
     registry = registry_of(ctx)
     registry.check(config)
+    for warning in registry.warnings(config):
+        _print("warning", warning)
     registry.make_log(config)
     registry.make_webhooks(config)
     registry.make_transforms(config)
     registry.make_observers(config)
     _print("plugins", f"{_count(len(registry.plugins), 'plugin')} installed")
-    progress = asyncio.run(_log(registry, config))
-    if progress is not None:
-        _show_progress(config, progress)
-    notices, uses, write_keys, gaps = asyncio.run(_storage(registry, config))
+    lag = asyncio.run(_lag(registry, config))
+    if lag is not None:
+        _show_lag(config, lag)
+    uses, write_keys, gaps = asyncio.run(_storage(registry, config))
     _print("storage", f"{config.storage.backend}: open, accepts events")
-    for notice in notices:
-        _print("notice", notice)
     for gap in gaps:
         _print("warning", gap)
     _show_keys(config, write_keys)
@@ -82,42 +83,45 @@ def check(ctx: click.Context, config_path: Path) -> None:
                 f" {use.size >> 20} of {size >> 20} MiB"
                 + ("; no more are kept" if use.count >= count else ""),
             )
-    if progress is not None and (progress.error is not None or progress.gaps):
-        raise EngageError(progress.alarms[0])
+    if lag is not None and (lag.error is not None or lag.gaps):
+        raise EngageError(lag.alarms[0])
     if sys.stdout.isatty():
         click.secho("Everything is fine.", fg="green")
 
 
-def _show_progress(config: Config, progress: Progress) -> None:
-    """Print how far the loaders are, and what needs attention."""
+def _show_lag(config: Config, lag: Lag) -> None:
+    """Print how far the storage is behind the log, and the alarms."""
     assert config.log is not None
-    if progress.error is None:
+    if lag.error is None:
         loaded = "everything is loaded"
-        if progress.records:
-            oldest = f", the oldest {progress.seconds:.0f} s ago" if progress.seconds else ""
-            loaded = f"{_count(progress.records, 'record')} not loaded yet{oldest}"
+        if lag.records:
+            oldest = f", the oldest {lag.seconds:.0f} s ago" if lag.seconds else ""
+            loaded = f"{_count(lag.records, 'record')} not loaded yet{oldest}"
         _print("log", f"{config.log.backend}: open, accepts events; {loaded}")
-    for alarm in progress.alarms:
+    for alarm in lag.alarms:
         _print("warning", alarm)
 
 
-async def _log(registry: Registry, config: Config) -> Progress | None:
-    """Return how far the loaders are; ``None`` if there is no log.
+async def _lag(registry: Registry, config: Config) -> Lag | None:
+    """Return how far the storage is behind the log; ``None`` if there is no log.
 
     :raises StorageIncompatible: if a server would not start on this log.
     """
     log = registry.make_log(config)
     if log is None or config.log is None:
         return None
-    seconds = config.storage.write_timeout
+    from engage.log.lag import Lag
+
+    lag = Lag(log, config.log, timeout=config.storage.write_timeout, clock=now)
     try:
         await log.open(create=False)
         await log.check()
-        return await read_progress(log, config.log, now=_now(), seconds=seconds)
+        await lag.read()
     except (StorageMissing, StorageUnavailable) as error:
-        return Progress(backlog=None, error=str(error))
+        lag.error = str(error)
     finally:
         await log.close()
+    return lag
 
 
 def _show_keys(config: Config, found: EffectiveKeys) -> None:
@@ -142,20 +146,17 @@ def _show_keys(config: Config, found: EffectiveKeys) -> None:
 
 async def _storage(
     registry: Registry, config: Config
-) -> tuple[Sequence[str], Sequence[BudgetUse], EffectiveKeys, Sequence[str]]:
+) -> tuple[Sequence[BudgetUse], EffectiveKeys, Sequence[str]]:
     async with opened(registry, config) as store:
-        notices = await store.notices()
         await store.check()
         uses = await store.budget_use() if isinstance(store, DeadLetterStore) else ()
         keys = await list_keys(store, config.workspaces)
         gaps: Sequence[str] = ()
         if config.log is not None:
-            gaps = await past_gaps(store, now=_now())
-        return notices, uses, keys, gaps
+            from engage.log.gaps import past_gaps
 
-
-def _now() -> int:
-    return time.time_ns() // 1_000_000
+            gaps = await past_gaps(store, now=now())
+        return uses, keys, gaps
 
 
 def _count(number: int, noun: str) -> str:

@@ -8,6 +8,7 @@ import datetime
 import getpass
 import os
 import platform
+import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import IO, Any, Final, TypeVar
@@ -17,15 +18,16 @@ import click
 from engage.api import EventStore, StorageMissing
 from engage.config import Config
 from engage.config.schema_check import SettingsError
-from engage.console.formats import visible as safe
+from engage.monitoring.visible import visible as safe
 from engage.registry import Registry, load_plugins
-from engage.storage.audit import Actor
+from engage.upkeep.audit import Actor
 
 __all__ = [
     "CONFIG_FILE",
     "DEFAULT_CONFIG",
     "CommandFailed",
     "config_option",
+    "now",
     "opened",
     "operator",
     "parse_time",
@@ -48,6 +50,11 @@ def parse_time(text: str) -> datetime.datetime:
     """
     read = datetime.datetime.fromisoformat(text.upper())
     return read if read.tzinfo is not None else read.replace(tzinfo=datetime.UTC)
+
+
+def now() -> int:
+    """Return the time in milliseconds since 1970."""
+    return time.time_ns() // 1_000_000
 
 
 def operator() -> Actor:

@@ -5,8 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import getpass
-import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,9 +12,9 @@ from typing import TYPE_CHECKING
 import click
 
 from engage.api import ConfigError, EngageError, RecordStore
-from engage.cli.common import config_option, opened, registry_of
+from engage.cli.common import config_option, now, opened, operator, registry_of
 from engage.config import Config, ConsoleConfig, load
-from engage.storage.audit import Actor, record_audit
+from engage.upkeep.audit import record_audit
 
 if TYPE_CHECKING:
     from engage.registry import Registry
@@ -50,8 +48,7 @@ def console_link(ctx: click.Context, config_path: Path) -> None:
 
     The link works once, for 10 minutes.
     """
-    from engage.console.addresses import Addresses
-    from engage.console.links import hash_of, link_record, new_token
+    from engage.server.console import make_link
 
     config = load(config_path)
     settings = _settings(config)
@@ -62,12 +59,10 @@ def console_link(ctx: click.Context, config_path: Path) -> None:
         )
 
     async def make() -> str:
-        token = new_token()
         async with _records(registry_of(ctx), config) as records:
-            now = time.time_ns() // 1_000_000
-            await records.put_record(link_record(hash_of(token), now), expected_version=0)
-            await record_audit(records, _actor(), "link-made", {}, now=now)
-        return f"{Addresses(settings, settings.port).url}/link?t={token}"
+            url = await make_link(settings, records, now())
+            await record_audit(records, operator(), "link-made", {}, now=now())
+        return url
 
     click.echo(asyncio.run(make()))
 
@@ -80,16 +75,15 @@ def console_logout(ctx: click.Context, config_path: Path) -> None:
 
     It takes effect within two seconds, on every console of the store.
     """
-    from engage.console.sessions import new_secret
+    from engage.server.console import end_sessions
 
     config = load(config_path)
     _settings(config)
 
     async def end() -> None:
         async with _records(registry_of(ctx), config) as records:
-            now = time.time_ns() // 1_000_000
-            await records.put_record(new_secret(now))
-            await record_audit(records, _actor(), "all-signed-out", {}, now=now)
+            await end_sessions(records, now())
+            await record_audit(records, operator(), "all-signed-out", {}, now=now())
 
     asyncio.run(end())
     click.echo("All sessions of the console end within 2 seconds.")
@@ -101,14 +95,10 @@ def console_password() -> None:
 
     The line has a hash of the password (scrypt). It belongs in the section [console].
     """
-    from engage.console.passwords import MAX_LENGTH, hash_password
+    from engage.server.console import password_setting
 
     password = click.prompt("Password", hide_input=True, confirmation_prompt=True, err=True)
-    if len(password) < 8:
-        raise EngageError("the password must have at least 8 characters")
-    if len(password) > MAX_LENGTH:
-        raise EngageError(f"the password must have at most {MAX_LENGTH} characters")
-    click.echo(f'password = "{hash_password(password)}"')
+    click.echo(f'password = "{password_setting(password)}"')
 
 
 def _settings(config: Config) -> ConsoleConfig:
@@ -128,11 +118,3 @@ async def _records(registry: Registry, config: Config) -> AsyncIterator[RecordSt
                 " link"
             )
         yield store
-
-
-def _actor() -> Actor:
-    try:
-        who = getpass.getuser()
-    except (KeyError, OSError, ImportError):  # The user of a container may have no name.
-        who = ""
-    return Actor(who=who, origin="command line")

@@ -14,7 +14,7 @@ from engage.cli.common import CONFIG_FILE, opened, registry_of, safe
 from engage.cli.progress import Progress
 from engage.config import Config, load
 from engage.registry import Registry
-from engage.storage.copy import Counts, copy_all
+from engage.upkeep.copy import Counts, copy_all
 
 
 @click.command(epilog="\b\nExample:\n  engage copy --from sqlite.toml --to mongo.toml")

@@ -26,7 +26,8 @@ from engage.cli.letters import (
     workspace_option,
 )
 from engage.cli.replays import check, replay
-from engage.storage.letter_groups import (
+from engage.errors import Problem
+from engage.upkeep.letter_groups import (
     LetterFilter,
     delete_letters,
     group_letters,
@@ -133,7 +134,7 @@ def show(
             ("reason", letter.reason),
             ("message", letter.message),
             *(
-                ("error", f"{error['pointer'] or '-'} {error['message']}")
+                ("error", str(Problem(error["pointer"], error["message"])))
                 for error in letter.errors
             ),
             ("key", letter.write_key_id),
@@ -178,7 +179,7 @@ def delete(
     config = load_with(config_path, workspace_id)
     if every and not yes:
         if not sys.stdin.isatty():
-            raise click.UsageError("--all needs --yes if nobody can be asked")
+            raise click.UsageError("--all needs --yes when there is no terminal")
         click.confirm(f"Delete all matching dead letters of {workspace_id}?", abort=True, err=True)
 
     async def run() -> int:

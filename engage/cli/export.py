@@ -19,8 +19,8 @@ from engage.cli.common import config_option, opened, parse_time, registry_of, sa
 from engage.cli.progress import Progress
 from engage.config import Config, load
 from engage.registry import Registry
-from engage.storage.export import KINDS, Kind, Record, Selection
-from engage.storage.export import export as records
+from engage.upkeep.export import KINDS, Kind, Record, Selection
+from engage.upkeep.export import export as records
 
 _EPOCH: Final = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 #: Lines that are written at once.

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import sys
-import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -13,11 +12,11 @@ from typing import Any, Final, TypeVar
 import click
 
 from engage.api import ConfigError, EventStore, render_time
-from engage.cli.common import config_option, opened, operator, registry_of, safe
+from engage.cli.common import config_option, now, opened, operator, registry_of, safe
 from engage.config import Config, load
+from engage.keys.changes import archive_key, create_key, disable_key, enable_key
+from engage.keys.effective import Key, list_keys
 from engage.registry import Registry
-from engage.storage.key_changes import archive_key, create_key, disable_key, enable_key
-from engage.storage.keys import Key, list_keys
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 Result = TypeVar("Result")
@@ -97,7 +96,7 @@ def add(ctx: click.Context, config_path: Path, workspace_id: str, key_id: str, n
             key_id,
             name=name,
             actor=operator(),
-            now=_now(),
+            now=now(),
         ),
     )
     click.echo(key.key)
@@ -149,7 +148,7 @@ def _change(
         ctx,
         config,
         lambda store: change(
-            store, config.workspaces, workspace_id, key_id, actor=operator(), now=_now()
+            store, config.workspaces, workspace_id, key_id, actor=operator(), now=now()
         ),
     )
     where = f"the key {safe(key_id)!r} of the workspace {safe(workspace_id)!r}"
@@ -179,7 +178,3 @@ def _row(key: Key) -> tuple[str, ...]:
     created = "-" if key.created_at is None else render_time(key.created_at)
     cells = (key.workspace_id, key.id, key.key, state, key.source, created, key.name or "-")
     return tuple(safe(cell) for cell in cells)
-
-
-def _now() -> int:
-    return time.time_ns() // 1_000_000

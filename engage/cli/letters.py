@@ -21,7 +21,7 @@ from engage.api import (
 )
 from engage.cli.common import opened, operator, safe
 from engage.config import Config, load
-from engage.storage.audit import record_audit
+from engage.upkeep.audit import record_audit
 
 if TYPE_CHECKING:
     from engage.registry import Registry

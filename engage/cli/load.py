@@ -28,23 +28,23 @@ __all__ = ["load_command"]
     "--from",
     "since",
     metavar="TIME",
-    help="Load what was appended since this time (RFC 3339) again, and end.",
+    help="Load records appended since this time (RFC 3339) again, and end.",
 )
 @click.pass_context
 def load_command(
     ctx: click.Context, config_path: Path, workers: int | None, since: str | None
 ) -> None:
-    """Write what is in the log to the storage.
+    """Write the records of the log to the storage.
 
     It runs until SIGTERM or Ctrl-C.
 
     With --from, the command reads the log again beside the loaders, up to its current end, and
     stores what is missing: after the store was restored from a backup, for instance. It skips what
-    is past the retention of the config. The places of the loaders do not move.
+    is past the retention of the config. The offsets of the loaders do not move.
     """
     # Imported here, because no other command needs the loaders.
-    from engage.server.load import load as run
-    from engage.server.load_endpoints import log_section
+    from engage.server.load.command import load as run
+    from engage.server.load.endpoints import log_section
 
     if workers is not None and since is not None:
         raise click.UsageError("--workers and --from cannot be combined.", ctx)
@@ -75,7 +75,7 @@ def _parse_since(ctx: click.Context, text: str) -> int:
 
 
 def _load_again(ctx: click.Context, config: Config, registry: Registry, since: int) -> None:
-    from engage.server.reload import reload
+    from engage.server.load.reload import reload
 
     with Progress("records") as progress:
         done = reload(config, registry, since, progress.show)

@@ -35,12 +35,11 @@ from engage.cli.letters import (
 )
 from engage.cli.progress import Progress
 from engage.config import Config, load
-from engage.storage.keys import Key, list_keys
-from engage.storage.letter_groups import LetterFilter
+from engage.keys.effective import Key, list_keys
+from engage.upkeep.letter_groups import LetterFilter
 
 if TYPE_CHECKING:
     from engage.app import App
-    from engage.console.jobs import Job, Jobs
     from engage.errors import Problem
     from engage.pipeline.explain import Explained
     from engage.registry import Registry
@@ -87,7 +86,7 @@ def check(
                 if workspace_id is None:
                     raise click.UsageError("a dead letter needs its --workspace")
                 letter = await letter_of(kept(app.store), workspace_id, letter_id)
-                return await app.replays.check(letter, text, operation=operation, new_id=new_id)
+                return await app.replays.check(letter, text, new_id=new_id)
             found = await list_keys(app.store, config.workspaces) if there else None
             used = _used_key(config, found.keys if found else None, workspace_id, key)
             assert text is not None
@@ -103,7 +102,6 @@ def check(
 )
 @config_option
 @workspace_option
-@type_option
 @new_id_option
 @reason_option
 @pointer_option
@@ -115,7 +113,6 @@ def replay(
     ctx: click.Context,
     config_path: Path,
     workspace_id: str,
-    operation: str | None,
     new_id: bool,
     reason: str | None,
     pointer: str | None,
@@ -126,7 +123,8 @@ def replay(
     """Send a dead letter, or all that match, through the server's steps again.
 
     With FILE, the event in it replaces the event of the letter. The letter is removed when its
-    event is stored. What is replayed twice is stored once.
+    event is stored. Replaying a letter twice stores one event: an interrupted replay can be run
+    again.
     """
     wanted = LetterFilter(reason=reason, pointer=pointer, key=key)
     if every == bool(what) or (what and wanted != LetterFilter()):
@@ -134,13 +132,13 @@ def replay(
     config = load_with(config_path, workspace_id)
     registry = registry_of(ctx)
     if every:
-        asyncio.run(_replay_all(registry, config, workspace_id, wanted, operation, new_id))
+        asyncio.run(_replay_all(registry, config, workspace_id, wanted, new_id))
         return
     letter_id, *files = what
     if not _ID.match(letter_id) or len(files) > 1:
         raise click.UsageError("a replay needs the ID of a dead letter and at most one FILE")
     text = _read(files[0]) if files else None
-    asyncio.run(_replay(registry, config, (workspace_id, letter_id), text, operation, new_id))
+    asyncio.run(_replay(registry, config, (workspace_id, letter_id), text, new_id))
 
 
 async def _replay(
@@ -148,14 +146,13 @@ async def _replay(
     config: Config,
     place: tuple[str, str],
     text: bytes | None,
-    operation: str | None,
     new_id: bool,
 ) -> None:
     from engage.pipeline.replay import audit_details
 
     async with _app(registry, config) as (app, _):
         letter = await letter_of(kept(app.store), *place)
-        replayed = await app.replays.replay(letter, text, operation=operation, new_id=new_id)
+        replayed = await app.replays.replay(letter, text, new_id=new_id)
         details = audit_details(letter, text, replayed)
         await record(app.store, "letter-replayed", details)
     if replayed.outcome == "failed":
@@ -169,46 +166,38 @@ async def _replay_all(
     config: Config,
     workspace_id: str,
     wanted: LetterFilter,
-    operation: str | None,
     new_ids: bool,
 ) -> None:
-    from engage.console.jobs import Jobs
+    from engage.pipeline.bulk_replay import BulkReplay
 
     async with _app(registry, config) as (app, _):
-        jobs = Jobs(app.store, app.replays, clock=app.clock)
+        replay = BulkReplay(
+            kept(app.store),
+            app.replays,
+            workspace_id,
+            wanted,
+            actor=operator(),
+            clock=app.clock,
+            new_ids=new_ids,
+        )
+        replay.start()
         try:
-            interrupted = await jobs.resume()
-            if interrupted is not None:
-                click.echo("engage: an interrupted replay is finished first", err=True)
-                await _follow(jobs, interrupted)
-            job = await jobs.start(
-                workspace_id, wanted, actor=operator(), operation=operation, new_ids=new_ids
-            )
-            await _follow(jobs, job)
+            with Progress("letters") as progress:
+                while not await replay.wait(0.2):
+                    fraction = None if replay.total is None else replay.done / max(replay.total, 1)
+                    progress.show(replay.done, fraction)
         except asyncio.CancelledError:  # Ctrl-C
-            await jobs.cancel()
-            await jobs.wait()
+            replay.cancel()
+            await replay.wait()
             raise
-        finally:
-            await jobs.close()
-    if job.state == "cancelled":
-        raise EngageError("the replay was cancelled")
-    if job.state != "done":
-        raise EngageError(f"the replay stopped: {job.message}")
-    if job.failed:
-        raise EngageError(f"{job.failed} of {number(job.done, 'dead letter')} failed")
-
-
-async def _follow(jobs: Jobs, job: Job) -> None:
-    """Show the progress of a job until it ends, and what became of it."""
-    with Progress("letters") as progress:
-        while jobs.runs:
-            await jobs.wait(0.2)
-            progress.show(job.done, job.fraction)
-    click.echo(f"{job.stored} stored, {job.duplicates} stored before, {job.failed} failed")
-    for failure in job.failures:
-        line = f"{failure['letter']}: {failure['code']}: {failure['message']}"
+    click.echo(f"{replay.stored} stored, {replay.duplicates} stored before, {replay.failed} failed")
+    for failure in replay.failures:
+        line = f"{failure.letter_id}: {failure.code}: {failure.message}"
         click.echo(f"engage: {one_line(line)}", err=True)
+    if replay.state != "done":
+        raise EngageError(f"the replay stopped: {replay.message}")
+    if replay.failed:
+        raise EngageError(f"{replay.failed} of {number(replay.done, 'dead letter')} failed")
 
 
 @contextlib.asynccontextmanager

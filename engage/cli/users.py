@@ -5,13 +5,12 @@ from __future__ import annotations
 
 import asyncio
 import sys
-import time
 from pathlib import Path
 
 import click
 
 from engage.api import ConfigError
-from engage.cli.common import config_option, opened, registry_of, safe
+from engage.cli.common import config_option, now, opened, registry_of, safe
 from engage.config import Config, load
 from engage.pipeline.removal import remove_traits
 from engage.registry import Registry
@@ -56,5 +55,4 @@ async def _remove(
     registry: Registry, config: Config, workspace: str, user: str, traits: tuple[str, ...]
 ) -> list[str]:
     async with opened(registry, config) as store:
-        now = time.time_ns() // 1_000_000
-        return list(await remove_traits(store, workspace, user, traits, now=now))
+        return list(await remove_traits(store, workspace, user, traits, now=now()))

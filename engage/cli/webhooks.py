@@ -26,7 +26,7 @@ from engage.api import (
 from engage.cli.common import config_option, opened, parse_time, registry_of, safe
 from engage.config import Config, load
 from engage.registry import Registered, Registry
-from engage.storage.export import all_pages
+from engage.upkeep.export import all_pages
 
 if TYPE_CHECKING:
     from engage.deliveries.delivery import Delivery, Destination
@@ -104,7 +104,7 @@ def webhook_url(
     missing = [name for name in chosen if name not in enabled]
     if missing:
         click.echo(
-            f"\nThe options belong into the table [workspaces.webhooks.{provider}]. Deliveries are"
+            f"\nThe options belong in the table [workspaces.webhooks.{provider}]. Deliveries are"
             f" refused until\nit is in the config and engage has been restarted."
             f" Missing in: {', '.join(missing)}"
         )

@@ -6,10 +6,12 @@
 ``sections.py``         the sections of the file and their defaults
 ``interpolation.py``    replaces ``${VAR}`` and ``${file:PATH}`` in strings
 ``schema_check.py``     checks values against a JSON Schema; errors by dotted key
+``removed.py``          keys of earlier versions, which are read and reported
 ======================  ============================================================
 
 A new key needs a field in ``sections.py`` and an entry in ``schemas/config.json``, from which the
-tables of ``docs/configuration.md`` are generated.
+tables of ``docs/configuration.md`` are generated. A key that is removed moves to ``x-removed`` of
+its table there, with a sentence that says what decides now.
 """
 
 from __future__ import annotations

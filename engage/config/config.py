@@ -23,6 +23,7 @@ from typing import Any, Final, TypeVar
 
 from engage.api import ConfigError
 from engage.config.interpolation import resolve
+from engage.config.removed import without_removed
 from engage.config.schema_check import SettingsError, problems
 from engage.config.sections import (
     Config,
@@ -68,11 +69,14 @@ def load(path: str | Path, environ: Mapping[str, str] | None = None) -> Config:
     """
     path = Path(path)
     base_dir = path.absolute().parent
-    written = _read(path)
+    schema = config_schema()
+    written, warnings = without_removed(schema, _read(path))
     document, found = resolve(written, base_dir, os.environ if environ is None else environ)
-    found += problems(config_schema(), document, written=written)
+    found += problems(schema, document, written=written)
     if not found:
-        config = _config(path, base_dir, document, written)
+        config = dataclasses.replace(
+            _config(path, base_dir, document, written), warnings=tuple(warnings)
+        )
         found += _contradictions(config)
     if found:
         raise SettingsError([f"{path}: {problem}" for problem in found])

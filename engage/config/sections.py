@@ -110,16 +110,13 @@ class LogConfig:
     group: str = "engage"
     #: Processes of ``engage load``.
     loaders: int = 1
-    #: What a loader writes to the storage at once: records, and their bytes.
+    #: Records that a loader writes to the storage at once.
     portion_records: int = 4000
-    portion_bytes: int = 16 * _MIB
     #: ``engage serve`` accepts no events while the oldest record that is not loaded is older than
     #: this part of the time for which the log keeps records.
     lag_percent: int = 50
     #: Seconds that a subscription change waits until the loaders have loaded its user.
     subscription_wait: float = 2.0
-    #: Where the write keys in the storage are saved; ``None``: beside the config file.
-    keys_file: str | None = None
     #: The address at which ``engage load`` serves ``/readyz`` and ``/metrics``.
     load_host: str = "127.0.0.1"
     #: ``None``: it does not listen. 0: any free port.
@@ -199,8 +196,6 @@ class Cors:
 
     #: ``("*",)``: any.
     origins: tuple[str, ...] = ("*",)
-    #: Seconds for which a browser may cache the answer to a preflight request.
-    max_age: int = 7200
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -282,3 +277,6 @@ class Config:
     workspaces: tuple[Workspace, ...] = ()
     #: The document as written, references unresolved: error messages quote values from here.
     written: Mapping[str, Any] = dataclasses.field(default_factory=dict, repr=False)
+    #: A line for each key that an earlier version had. Those of the options of plugins:
+    #: :meth:`engage.registry.Registry.warnings`.
+    warnings: tuple[str, ...] = ()

@@ -18,18 +18,18 @@ from engage.console.files import MissingHandler, StaticHandler
 from engage.console.pages.audit import AuditHandler
 from engage.console.pages.event import EventHandler, EventJsonHandler
 from engage.console.pages.events import EventsFileHandler, EventsHandler
-from engage.console.pages.jobs import JobsHandler
 from engage.console.pages.keys import KeysHandler
 from engage.console.pages.letter import CheckHandler, LetterHandler, ReplayHandler
 from engage.console.pages.live import LiveHandler, LiveJsonHandler
 from engage.console.pages.overview import OverviewHandler, OverviewJsonHandler
 from engage.console.pages.rejected import RejectedHandler
+from engage.console.pages.replays import ReplaysHandler
 from engage.console.pages.search import SearchHandler
+from engage.console.pages.sign_in import HealthHandler, LinkHandler, LoginHandler, LogoutHandler
 from engage.console.pages.subscriptions import SubscriptionsHandler
 from engage.console.pages.system import SystemHandler
 from engage.console.pages.users import UserHandler, UsersHandler
 from engage.console.pages.webhooks import WebhooksHandler
-from engage.console.sign_in import HealthHandler, LinkHandler, LoginHandler, LogoutHandler
 
 if TYPE_CHECKING:
     from tornado.httputil import (
@@ -60,7 +60,7 @@ ROUTES: Final[Mapping[str, type[ConsoleHandler]]] = {
     "/letter": LetterHandler,
     "/letter/check": CheckHandler,
     "/letter/replay": ReplayHandler,
-    "/jobs": JobsHandler,
+    "/replays": ReplaysHandler,
     "/users": UsersHandler,
     "/user": UserHandler,
     "/keys": KeysHandler,
@@ -74,7 +74,7 @@ ROUTES: Final[Mapping[str, type[ConsoleHandler]]] = {
     "/healthz": HealthHandler,
 }
 
-#: Open connections. A further one takes the place of an older one, see :class:`ConsoleServer`.
+#: Open connections: those of dozens of operators. One more takes the place of an older one.
 MAX_CONNECTIONS: Final = 256
 #: Bytes of a request's head.
 MAX_HEAD_BYTES: Final = 32 * 1024
@@ -118,9 +118,8 @@ class ConsoleServer(HTTPServer):
         """Set the bounds."""
         console: Console = application.settings["console"]
         self._known = functools.partial(_has_session, console)
-        #: Connections without a request of someone who is signed in. The one whose last request
-        #: began first is first.
-        self._waiting: dict[HTTP1ServerConnection, IOStream] = {}
+        #: The open connections. The one whose last request began first is first.
+        self._open: dict[HTTP1ServerConnection, IOStream] = {}
         super().initialize(
             application,
             max_header_size=MAX_HEAD_BYTES,
@@ -135,33 +134,20 @@ class ConsoleServer(HTTPServer):
     ) -> HTTPMessageDelegate:
         """Bound the size of a form by who sends it."""
         assert isinstance(server_conn, HTTP1ServerConnection)
-        self._waiting.pop(server_conn, None)
-        self._waiting[server_conn] = server_conn.stream
-        return _Bounded(
-            super().start_request(server_conn, request_conn),
-            request_conn,
-            self._known,
-            trust=functools.partial(self._waiting.pop, server_conn, None),
-        )
+        self._open.pop(server_conn, None)
+        self._open[server_conn] = server_conn.stream
+        return _Bounded(super().start_request(server_conn, request_conn), request_conn, self._known)
 
     def handle_stream(self, stream: IOStream, address: tuple[str, int]) -> None:
-        """Serve a connection.
-
-        If there are too many, the oldest one without a request of someone who is signed in is
-        closed. So a client that opens connections, and sends or reads slowly, cannot keep the
-        operators away.
-        """
-        if len(self._connections) >= MAX_CONNECTIONS:
-            if not self._waiting:
-                stream.close()
-                return
-            self._waiting.pop(next(iter(self._waiting))).close()
+        """Serve a connection; if there are too many, the one that was idle longest is closed."""
+        if len(self._open) >= MAX_CONNECTIONS:
+            self._open.pop(next(iter(self._open))).close()
         super().handle_stream(stream, address)
 
     def on_close(self, server_conn: object) -> None:
         """Forget a connection."""
         assert isinstance(server_conn, HTTP1ServerConnection)
-        self._waiting.pop(server_conn, None)
+        self._open.pop(server_conn, None)
         super().on_close(server_conn)
 
 
@@ -182,22 +168,16 @@ class _Bounded(HTTPMessageDelegate):
         inner: HTTPMessageDelegate,
         connection: HTTPConnection,
         known: Callable[[HTTPHeaders], bool],
-        *,
-        trust: Callable[[], object],
     ) -> None:
         self._inner = inner
         self._connection = connection
         self._known = known
-        self._trust = trust
 
     def headers_received(
         self, start_line: RequestStartLine | ResponseStartLine, headers: HTTPHeaders
     ) -> Awaitable[None] | None:
         if isinstance(self._connection, HTTP1Connection):
-            limit = MAX_STRANGERS_BODY_BYTES
-            if self._known(headers):
-                limit = MAX_BODY_BYTES
-                self._trust()
+            limit = MAX_BODY_BYTES if self._known(headers) else MAX_STRANGERS_BODY_BYTES
             self._connection.set_max_body_size(limit)
         return self._inner.headers_received(start_line, headers)
 

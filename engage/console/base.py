@@ -9,6 +9,7 @@ and a caller who is not signed in.
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import hashlib
 import http.client
@@ -24,12 +25,12 @@ from tornado.web import Finish, HTTPError, RequestHandler
 
 import engage
 from engage.api import StorageUnavailable
-from engage.console import formats
-from engage.console.addresses import client_address
+from engage.console.data.reader import Outage
+from engage.console.display import formats
 from engage.console.headers import HEADERS
-from engage.console.reader import Outage
-from engage.console.sessions import IDLE_SECONDS, Session
-from engage.storage.audit import Actor, record_audit
+from engage.console.sign_in.addresses import client_address
+from engage.console.sign_in.sessions import IDLE_SECONDS, Session
+from engage.upkeep.audit import Actor, record_audit
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -46,13 +47,9 @@ _REASONS: Final = http.client.responses
 TEMPLATES: Final = Path(__file__).parent / "templates"
 STATIC: Final = Path(__file__).parent / "static"
 
-#: Characters of the page to which signing in leads.
-MAX_NEXT: Final = 1000
-
 #: Parameters of a query that hold a cursor of the store.
 CURSORS: Final = ("before", "after")
 
-#: Methods that change nothing.
 SAFE_METHODS: Final = ("GET", "HEAD")
 
 Result = TypeVar("Result")
@@ -84,7 +81,6 @@ class ConsoleHandler(RequestHandler):
         self.session: Session | None = None
         self._counted = False
 
-    # ------------------------------------------------------------------------------ before the page
     async def prepare(self) -> None:
         """Refuse what must not reach the page. See the module."""
         self.console.requests.begin()
@@ -112,7 +108,10 @@ class ConsoleHandler(RequestHandler):
             self.go("login", next=self._here())
             raise Finish
         if method == "GET" and not self.public and not self.wants_json:
-            self.rejected = await self.console.badge.count(self._workspace_or_first().id)
+            try:
+                self.rejected = await self.console.badge.count(self._workspace_or_first().id)
+            except StorageUnavailable as error:
+                self.show_outage(str(error))
 
     def on_finish(self) -> None:
         """Count the request as answered."""
@@ -126,7 +125,7 @@ class ConsoleHandler(RequestHandler):
             return None
         path = self.request.path.removeprefix(self.console.addresses.prefix).lstrip("/")
         query = self.request.query
-        return (f"{path}?{query}" if query else path)[:MAX_NEXT] or None
+        return (f"{path}?{query}" if query else path) or None
 
     def is_from_console(self) -> bool:
         """Return whether a request that changes something was sent by a page of the console."""
@@ -176,7 +175,6 @@ class ConsoleHandler(RequestHandler):
         """Answer as ``GET`` does; the body is left out."""
         await self.get()  # type: ignore[misc]
 
-    # ---------------------------------------------------------------------------------- for pages
     @functools.cached_property
     def request_id(self) -> str:
         """The id of the request in the log and on error pages."""
@@ -230,7 +228,7 @@ class ConsoleHandler(RequestHandler):
 
         :param template: the name of a file in ``templates/``.
         :param nav: the name of the page in the navigation, such as ``live``; ``None``: none.
-        :param values: further names for the template.
+        :param values: other names for the template.
         """
         self.set_header("Content-Type", "text/html; charset=utf-8")
         self.finish(self.render_string(template, title=title, nav=nav, **values))
@@ -261,15 +259,19 @@ class ConsoleHandler(RequestHandler):
         """Call the store.
 
         A page that reads shows what it can: if the store cannot answer, the page has a bar with
-        the reason. Code that changes something uses ``console.reader.read`` instead, whose error
-        becomes a page with status 503.
+        the reason, and does not call the store again. Code that changes something uses
+        ``console.reader.read`` instead, whose error becomes a page with status 503.
 
         :param call: such as ``self.console.store.find(…)``.
         :return: the result; ``None`` if the store cannot answer.
         :raises HTTPError: 400, if the query has a cursor that the store did not return.
         """
+        if self.outage is not None:
+            if asyncio.iscoroutine(call):
+                call.close()
+            return None
         try:
-            return await self.console.reader.read(call, within=self.console.reader.timeout)
+            return await self.console.reader.read(call)
         except StorageUnavailable as error:
             self.show_outage(str(error))
             return None
@@ -293,13 +295,12 @@ class ConsoleHandler(RequestHandler):
         if records is None:
             _log.info("audit", extra={"who": actor.who, "from": actor.origin, "action": action})
             return
-        now = round(self.console.clock() * 1000)
+        now = self.console.now()
         try:
             await self.console.reader.read(record_audit(records, actor, action, details, now=now))
         except StorageUnavailable:  # The action itself was carried out.
             _log.exception("an entry of the audit could not be stored")
 
-    # ------------------------------------------------------------------------- answers and errors
     def get_template_namespace(self) -> dict[str, Any]:
         """Return the names that every template has."""
         return {
@@ -325,7 +326,7 @@ class ConsoleHandler(RequestHandler):
         """Return the text in the search box."""
         try:
             return self.get_query_argument("q", "")
-        except HTTPError:  # It is not UTF-8. The page that says so has a search box, too.
+        except HTTPError:  # It is not UTF-8. The error page also has a search box.
             return ""
 
     def _workspace_or_first(self) -> Workspace:
@@ -391,6 +392,6 @@ _DETAILS: Final[Mapping[int, str]] = {
 }
 
 
-@functools.lru_cache(maxsize=256)
+@functools.cache
 def _version_of(name: str) -> str:
     return hashlib.sha256((STATIC / name).read_bytes()).hexdigest()[:16]

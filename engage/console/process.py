@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 import ipaddress
 import logging
 import os
@@ -19,22 +18,21 @@ from typing import TYPE_CHECKING, Final
 
 from engage.api import ConfigError, RecordStore, StorageUnavailable
 from engage.app import build
-from engage.console.addresses import Addresses, is_loopback
 from engage.console.application import ConsoleServer, make_application
-from engage.console.jobs import Jobs
-from engage.console.links import Links
-from engage.console.passwords import Passwords, Throttle
-from engage.console.reader import Reader
+from engage.console.data.reader import Reader
 from engage.console.services import Console
-from engage.console.sessions import Sessions
+from engage.console.sign_in.addresses import Addresses, is_loopback
+from engage.console.sign_in.links import Links
+from engage.console.sign_in.passwords import Passwords, Throttle
+from engage.console.sign_in.sessions import Sessions
 from engage.http1.sockets import listen
-from engage.storage.log_progress import LogProgress
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from engage.app import App
     from engage.config import Config
+    from engage.log.lag import Lag
     from engage.registry import Registry
 
 __all__ = ["ConsoleProcess", "make_console"]
@@ -66,10 +64,13 @@ def make_console(
     reader = Reader(config.storage.write_timeout, clock=clock)
     records = app.store if isinstance(app.store, RecordStore) else None
     log = registry.make_log(config)
-    loading: LogProgress | None = None
+    lag: Lag | None = None
     if log is not None and config.log is not None:
+        from engage.log.lag import Lag
+
         timeout = config.storage.write_timeout
-        loading = LogProgress(log, config.log, clock=lambda: round(clock() * 1000), timeout=timeout)
+        now = lambda: round(clock() * 1000)  # noqa: E731
+        lag = Lag(log, config.log, clock=now, timeout=timeout, opens=True)
     return Console(
         config=config,
         settings=settings,
@@ -82,8 +83,7 @@ def make_console(
         passwords=Passwords(settings.password) if settings.password else None,
         throttle=Throttle(),
         sessions=Sessions(records, reader, password=settings.password, clock=clock),
-        jobs=Jobs(app.store, app.replays, clock=app.clock),
-        loading=loading,
+        lag=lag,
         clock=clock,
     )
 
@@ -95,7 +95,7 @@ class ConsoleProcess:
     :param server_running: whether a server has opened the store before; then it is not created.
     :param server_started: see :attr:`engage.api.StorageContext.server_started`.
     :param link_hash: of the token of a one-time link that is valid from now on; see
-        :mod:`engage.console.links`.
+        :mod:`engage.console.sign_in.links`.
     :param ready: called once when requests are answered, with the console's URL.
     :raises ConfigError: if the config has no ``[console]``.
     """
@@ -158,9 +158,6 @@ class ConsoleProcess:
                     opening.add_done_callback(_log_failure)
                 server = ConsoleServer(make_application(console))
                 server.add_socket(sock)
-                # The objects of the application live as long as the process.
-                gc.collect()
-                gc.freeze()
                 self._report(console)
                 await self._stop.wait()
                 await self._drain(server, console)

@@ -7,27 +7,33 @@ import asyncio
 import dataclasses
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Final
 
 from engage.api import RecordStore
-from engage.console.badge import Badge
-from engage.console.housekeeping import expire_periodically
-from engage.console.live import Live
+from engage.console.data.badge import Badge
+from engage.console.data.history import Overview, overview
+from engage.console.data.live import Live
+from engage.console.sign_in.housekeeping import expire_periodically
 
 if TYPE_CHECKING:
     from engage.api import EventStore
     from engage.app import App
     from engage.config import Config, ConsoleConfig
-    from engage.console.addresses import Addresses, Network
-    from engage.console.links import Links
-    from engage.console.passwords import Passwords, Throttle
-    from engage.console.reader import Reader
-    from engage.console.sessions import Sessions
-    from engage.pipeline.keys import KeyTable
+    from engage.console.data.reader import Reader
+    from engage.console.sign_in.addresses import Addresses, Network
+    from engage.console.sign_in.links import Links
+    from engage.console.sign_in.passwords import Passwords, Throttle
+    from engage.console.sign_in.sessions import Sessions
+    from engage.keys.table import KeyTable
+    from engage.log.lag import Lag
+    from engage.pipeline.bulk_replay import BulkReplay
     from engage.registry import Registry
-    from engage.storage.log_progress import LogProgress
 
 __all__ = ["Console", "Requests"]
+
+#: Seconds that a replay has for its last write when the console stops. After that the store is
+#: closed, and what was not removed can be replayed again.
+CLOSE_SECONDS: Final = 5.0
 
 
 class Requests:
@@ -78,11 +84,10 @@ class Console:
     live: Live = dataclasses.field(init=False)
     #: How many events were rejected lately.
     badge: Badge = dataclasses.field(init=False)
-    #: (workspace id, range) → the last :class:`engage.console.history.Overview`, shown while the
-    #: store does not answer.
-    overviews: dict[tuple[str, str], Any] = dataclasses.field(default_factory=dict)
-    #: Work that takes longer than a request, such as a replay.
-    jobs: Any = None
+    #: (workspace id, range) → the last numbers, shown while the store does not answer.
+    overviews: dict[tuple[str, str], Overview] = dataclasses.field(default_factory=dict)
+    #: The last replay of many dead letters that this process began.
+    replay: BulkReplay | None = None
     #: The one-time links.
     links: Links
     #: Checks passwords; ``None``: the console has no password.
@@ -92,7 +97,7 @@ class Console:
     #: The requests that are being answered.
     requests: Requests = dataclasses.field(default_factory=Requests)
     #: How far the loaders are; ``None``: there is no log.
-    loading: LogProgress | None = None
+    lag: Lag | None = None
     #: Deletes old records.
     housekeeping: asyncio.Task[None] | None = None
     #: The time in seconds since 1970.
@@ -104,22 +109,36 @@ class Console:
         self.badge = Badge(self.app.store, self.reader, self.clock)
 
     async def open(self) -> None:
-        """Begin the work in the background: the jobs that an earlier console left unfinished."""
-        if not self.settings.read_only:
-            self.jobs.open()
-            if self.records is not None:
-                work = expire_periodically(self.records, self.reader, self.clock)
-                self.housekeeping = asyncio.create_task(work, name="housekeeping")
+        """Begin the work in the background."""
+        if self.lag is not None:
+            await self.lag.start()
+        if not self.settings.read_only and self.records is not None:
+            work = expire_periodically(self.records, self.reader, self.clock)
+            self.housekeeping = asyncio.create_task(work, name="housekeeping")
 
     async def close(self) -> None:
-        """End the work in the background."""
+        """End the work in the background; a replay stops after the letters that it is writing."""
         if self.housekeeping is not None:
             self.housekeeping.cancel()
             await asyncio.wait([self.housekeeping])
-        if self.loading is not None:
-            await self.loading.close()
+        if self.lag is not None:
+            await self.lag.close()
         await self.live.close()
-        await self.jobs.close()
+        if self.replay is not None:
+            self.replay.cancel()
+            await self.replay.wait(CLOSE_SECONDS)
+
+    async def overview(self, workspace_id: str, span: str) -> Overview | None:
+        """Return the numbers of a workspace; ``None`` if the storage keeps no counters.
+
+        :param span: a key of :data:`engage.console.data.history.RANGES`.
+        :raises StorageUnavailable: if the storage does not answer.
+        """
+        return await overview(self.store, self.reader, workspace_id, span, now=self.now())
+
+    def now(self) -> int:
+        """Return the time in milliseconds since 1970."""
+        return round(self.clock() * 1000)
 
     @property
     def keys(self) -> KeyTable:

@@ -5,7 +5,7 @@
 ``receive.py``         the steps in their order: verify, translate, store, answer
 ``delivery.py``        a delivery, its destination, and the dead letter that keeps one
 ``provider_calls.py``  calls the provider and handles whatever it raises
-``fetcher.py``         fetches what a signature needs, such as a certificate
+``fetcher.py``         fetches documents that a signature needs, such as a certificate
 ``recipients.py``      finds the user of an event by an address or another trait
 ``dry_run.py``         runs a recorded delivery without storing anything
 =====================  =============================================================

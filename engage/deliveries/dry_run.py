@@ -29,7 +29,7 @@ __all__ = ["Rehearsal", "named_workspace", "read_recording", "rehearse"]
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Rehearsal:
-    """What the server would make of a delivery."""
+    """The result that a delivery would have on a server."""
 
     #: The events that it would store.
     documents: Sequence[Mapping[str, Any]]
@@ -47,7 +47,7 @@ def read_recording(data: bytes, provider: str, *, now: float | None = None) -> D
     :param data: a JSON object with ``headers`` (an object or a list of pairs), ``body`` or
         ``body_base64``, and optionally ``url`` and ``now``; or the request as it was sent.
     :param provider: the name in the URL, if the recording has no URL.
-    :param now: when it arrived, in seconds since 1970; ``None``: what the recording says, else now.
+    :param now: when it arrived, in seconds since 1970; ``None``: the recording's time, else now.
     :raises EngageError: if it is neither.
     """
     path = f"/api/public/webhooks/{provider}"

@@ -67,7 +67,7 @@ def probe(provider: Provider, request: WebhookRequest) -> Reply | None:
 
 
 async def verify(provider: Provider, request: WebhookRequest, fetcher: Fetcher) -> None:
-    """Verify that the provider signed the request, and fetch what its signature needs.
+    """Verify that the provider signed the request, and fetch the document that its signature needs.
 
     :raises SignatureMismatch: if it did not, or if the provider failed.
     :raises FetchError: if the document that the signature needs cannot be fetched now.

@@ -9,7 +9,6 @@ kept whole as a dead letter, and the provider sends it again only if the storage
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import logging
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -19,7 +18,6 @@ import orjson
 from engage.api import (
     ConfigError,
     DeadLetter,
-    EventStore,
     Fetch,
     NothingSigned,
     Provider,
@@ -63,7 +61,6 @@ class Deliveries:
     :param known: the names of all installed providers.
     :param providers: provider → workspace id → the provider with the options of that workspace.
     :param public_url: the URL under which providers reach this server, without a trailing slash.
-    :param timeout: seconds that a storage call may take.
     :param clock: the time of this process.
     """
 
@@ -75,11 +72,9 @@ class Deliveries:
         public_url: str | None,
         pipeline: Pipeline,
         ingest: Ingest,
-        store: EventStore,
         limits: Limits,
         metrics: Metrics,
         fetcher: Fetcher,
-        timeout: float = 8.0,
         clock: Clock | None = None,
     ) -> None:
         self._providers = {name: providers.get(name, {}) for name in known}
@@ -90,12 +85,16 @@ class Deliveries:
         self._public_url = public_url
         self._pipeline = pipeline
         self._ingest = ingest
-        self._recipients = Recipients(store, timeout)
+        self._recipients = Recipients(ingest.store, ingest.timeout)
         self._limits = limits
         self._metrics = metrics
         self._fetcher = fetcher
         #: The time of this process.
         self.clock = Clock() if clock is None else clock
+
+    async def close(self) -> None:
+        """Close the connections to providers. Idempotent."""
+        await self._fetcher.close()
 
     def check_provider(self, name: str) -> None:
         """Return if a provider of this name is installed.
@@ -207,18 +206,7 @@ class Deliveries:
         """:raises ApiError: 401, 400 if there is nothing that could be signed, or 503."""
         name = destination.name
         try:
-            try:
-                await provider_calls.verify(destination.provider, request, self._fetcher)
-            except NothingSigned:
-                raise
-            except SignatureMismatch:
-                # The time of a signature must be near that of its arrival. After a step of the
-                # system's clock it is not known yet which time is right.
-                wall = self.clock.disputed
-                if wall is None:
-                    raise
-                request = dataclasses.replace(request, now=wall / 1000)
-                await provider_calls.verify(destination.provider, request, self._fetcher)
+            await provider_calls.verify(destination.provider, request, self._fetcher)
         except NothingSigned as error:
             self._metrics.webhook(name, "invalid_payload")
             raise ApiError("invalid_payload", str(error)) from None
@@ -233,8 +221,8 @@ class Deliveries:
         """Translate a verified request and store its events.
 
         :param undated: the time of events that have none; ``None``: the time of arrival.
-        :return: the translation, what became of it, and what could not be stored: if there is any,
-            the caller keeps the delivery.
+        :return: the translation, its result, and the problems of events that could not be stored;
+            if there are any, the caller keeps the delivery.
         """
         translation, problems = await self._translate(destination, request)
         events = translation.events
@@ -325,7 +313,7 @@ class Deliveries:
 
     def _fetch_failed(self, name: str, error: FetchError) -> ApiError:
         self._metrics.webhook(name, "fetch_failed")
-        _log.warning("webhook %s: cannot fetch what it needs: %s", name, error)
+        _log.warning("webhook %s: cannot fetch a document: %s", name, error)
         return overloaded("a document that the signature needs cannot be fetched now")
 
 

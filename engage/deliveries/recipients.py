@@ -3,8 +3,8 @@
 
 It is the user with that e-mail address or phone number, or with another trait that the provider
 looks users up by (:attr:`engage.api.Provider.identifiers`). If several users have it, it is the one
-with the oldest claim (see :meth:`ProfileStore.find_users`): a user that somebody else makes with
-the address of a person does not take deliveries away from that person. If no user has it, the
+with the oldest claim (see :meth:`ProfileStore.find_users`): a user that an attacker
+makes with a person's address does not get that person's deliveries. If no user has it, the
 address itself becomes the anonymous id, or the provider names the user id.
 
 Nothing is cached: a user may be identified a moment later, by another process, and the next
@@ -22,7 +22,7 @@ from engage.api import (
     TranslatedEvent,
     identifier_value,
 )
-from engage.storage.time_limit import within
+from engage.upkeep.time_limit import within
 
 __all__ = ["Recipients", "is_looked_up", "without_lookup"]
 
@@ -79,7 +79,7 @@ def is_looked_up(event: TranslatedEvent) -> bool:
 
 
 def without_lookup(event: TranslatedEvent) -> dict[str, Any]:
-    """Return the document of an event as if nothing that it is looked up by found a user."""
+    """Return the document of an event as if no look-up found a user."""
     return _identified(event, _keys(event), {})
 
 
@@ -100,7 +100,7 @@ def _identified(
 
 
 def _keys(event: TranslatedEvent) -> list[Key]:
-    """Return what an event is looked up by; empty if it has an id."""
+    """Return the keys by which an event is looked up; empty if it has an id."""
     document = event.document
     if document.get("userId") or document.get("anonymousId"):
         return []

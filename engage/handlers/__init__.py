@@ -4,9 +4,7 @@
 ====================  ==============================================================
 ``operations.py``     the table: paths, methods and documentation of each operation
 ``routes.py``         which handler serves which operation, and the router
-``base.py``           what every handler does: answer, errors, the request's id
-``request.py``        the head of a request, as handlers see it
-``ingestion.py``      what the routes for clients share: CORS, write keys, bodies
+``base.py``           what every handler does: check, answer, errors, CORS
 ``events.py``         identify, track, page, screen, group, alias, batch
 ``subscriptions.py``  a user's subscriptions
 ``webhook.py``        deliveries of webhook providers

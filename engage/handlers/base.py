@@ -9,8 +9,8 @@ A handler is Tornado's ``HTTPMessageDelegate``, the interface between a connecti
 its requests, and not Tornado's ``RequestHandler``: making one of those for each request, with its
 futures and template modules, took more time than storing a small event.
 
-Nothing in here depends on events, write keys or storages. What the routes for clients share beyond
-this is in :mod:`engage.handlers.ingestion`.
+All routes share CORS, the limit of a body, and how a write key in the head is found: a request may
+wait for one that was created just now. A refusal does not wait for the body.
 """
 
 from __future__ import annotations
@@ -19,17 +19,27 @@ import asyncio
 import dataclasses
 import logging
 import re
-from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, Final
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Final
 
 from tornado import httputil
 
-from engage.errors import ApiError, error_body, from_exception
-from engage.handlers.request import Request
+from engage.errors import ApiError, Limit, body_too_large, error_body, from_exception
 from engage.http1 import early_errors
-from engage.http1.exchange import Exchange
+from engage.http1.exchange import Failure
+from engage.keys.auth import UnknownKeyError
 
-__all__ = ["JSON", "METHODS", "Handler", "Route"]
+if TYPE_CHECKING:
+    from engage.config import Config
+    from engage.deliveries.receive import Deliveries
+    from engage.handlers.cors import CorsPolicy
+    from engage.http1.exchange import Exchange
+    from engage.keys.auth import Authenticator, Principal
+    from engage.keys.table import KeyTable
+    from engage.pipeline.pipeline import Pipeline
+    from engage.upkeep.readiness import Readiness
+
+__all__ = ["JSON", "METHODS", "Handler", "Route", "Services"]
 
 _log = logging.getLogger(__name__)
 
@@ -47,7 +57,6 @@ _REQUEST_ID: Final = re.compile(r"[A-Za-z0-9._-]{8,64}")
 #: A header must not contain the beginning of another.
 _HEADER: Final = re.compile(r"[\t\x20-\x7e\x80-\xff]*")
 
-_NO_HEADERS: Final[Mapping[str, str]] = {}
 _NO_SEGMENTS: Final[Mapping[str, str]] = {}
 
 
@@ -63,10 +72,31 @@ class Route:
     credentials: bool = False
 
 
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Services:
+    """What the handlers call. Made by :mod:`engage.app`."""
+
+    config: Config
+    #: The largest body that is accepted, unless a handler lowers it for its request.
+    body_limit: Limit
+    pipeline: Pipeline
+    authenticator: Authenticator
+    keys: KeyTable
+    cors: CorsPolicy
+    readiness: Readiness
+    deliveries: Deliveries
+    #: Whether this process is about to stop.
+    draining: Callable[[], bool]
+    #: With a log, returns the body of ``/readyz`` of a process that is ready.
+    log_state: Callable[[], Mapping[str, object]] | None = None
+
+
 class Handler(httputil.HTTPMessageDelegate):
     """Answers one request. Subclasses implement ``get``, ``post`` …, which may be coroutines.
 
-    :param route: what the handler knows about its paths.
+    :param exchange: the request, and where the answer goes.
+    :param route: the paths that the handler serves.
+    :param services: the rest of the server.
     :param log: called with the handler when it has answered.
     :param segments: name of a part of the path → its value; arguments of ``get``, ``post`` ….
     """
@@ -77,7 +107,16 @@ class Handler(httputil.HTTPMessageDelegate):
     error_code: str | None = None
     #: Its message.
     error_message: str = ""
-    _request_id: str | None = None
+    #: The workspace and write key, once they are known; for the log.
+    principal: Principal | None = None
+    #: How many events the request had, where that is known; for the log.
+    event_count: int | None = None
+    #: Whether the page that asked may not send events, because of its origin.
+    origin_refused = False
+    #: The body, as it was sent. It has not arrived yet when :meth:`check` runs.
+    body = b""
+    #: Whether :meth:`check` has begun.
+    _checking = False
     #: Whether the answer is sent.
     _answered = False
     #: Whether the body has arrived …
@@ -92,16 +131,24 @@ class Handler(httputil.HTTPMessageDelegate):
 
     def __init__(
         self,
-        request: Request,
+        exchange: Exchange,
         route: Route,
+        services: Services,
         log: Callable[[Any], None],
         segments: Mapping[str, str] = _NO_SEGMENTS,
     ) -> None:
-        self.request = request
+        self.exchange = exchange
+        self.request = exchange.request
         self.route = route
+        self.services = services
+        #: The largest body of this request; :meth:`check` may lower it.
+        self.body_limit = services.body_limit
+        sent = self.request.fields.get("X-Request-Id")
+        usable = sent is not None and _REQUEST_ID.fullmatch(sent) is not None
+        #: The client's request id if it sent a usable one, otherwise a new one.
+        self.request_id = sent if sent is not None and usable else early_errors.request_id()
         self._log = log
         self._segments = segments
-        self._chunks: list[bytes] = []
 
     # --------------------------------------------------------------------- for handlers to override
     def check(self) -> None:
@@ -110,13 +157,6 @@ class Handler(httputil.HTTPMessageDelegate):
         :raises ApiError: with the answer, which does not wait for the body.
         """
 
-    def common_headers(self) -> Mapping[str, str]:
-        """Return headers for every answer except that to ``OPTIONS``, errors included.
-
-        They come in addition to ``X-Request-Id`` and ``X-Content-Type-Options``.
-        """
-        return _NO_HEADERS
-
     def not_allowed(self) -> ApiError:
         """Return the answer to a method that the route does not have."""
         allowed = ", ".join(self.route.allowed)
@@ -124,51 +164,53 @@ class Handler(httputil.HTTPMessageDelegate):
             "method_not_allowed", f"this path accepts only {allowed}", headers={"Allow": allowed}
         )
 
-    def prepare(self) -> Awaitable[None] | None:
-        """Call :meth:`check` if the route has the method.
-
-        :return: what to wait for before the body is read; ``None`` to read it at once.
-        """
-        method = self.request.method
-        if method not in self.route.allowed:
-            raise self.not_allowed()
-        if method != "OPTIONS":
-            self.check()
-        return None
-
     def options(self, **_: str) -> None:
-        """Answer with the methods of the route."""
-        self.answer_options(_NO_HEADERS)
+        """Answer with the methods of the route, and a preflight with the headers to send."""
+        fields = self.request.fields
+        preflight = self.services.cors.preflight(
+            fields.get("Origin"),
+            fields.get("Access-Control-Request-Headers"),
+            self.route.allowed,
+            credentials=self.route.credentials,
+        )
+        self.origin_refused = "Origin" in fields and "Access-Control-Allow-Origin" not in preflight
+        sent = {name: _safe(value) for name, value in preflight.items()}
+        sent["Allow"] = ", ".join(self.route.allowed)
+        sent["X-Request-Id"] = self.request_id
+        sent["X-Content-Type-Options"] = "nosniff"
+        self._send(204, sent, b"")
 
     # ------------------------------------------------------------------------- for handlers to call
-    @property
-    def exchange(self) -> Exchange:
-        """Where the answer goes."""
-        return self.request.connection
+    def check_length(self) -> int:
+        """Check the declared length of the body.
 
-    @property
-    def body(self) -> bytes:
-        """The whole body, as it was sent. It has not arrived yet when :meth:`check` runs."""
-        chunks = self._chunks
-        return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+        :return: the length in bytes; 0 if the body comes in chunks.
+        :raises ApiError: 411 if the body has neither a length nor chunks, 413 if it is too long.
+        """
+        request = self.request
+        if request.length > self.body_limit.bytes:
+            raise body_too_large(self.body_limit)
+        if not (request.length or request.chunked or "Content-Length" in request.fields):
+            raise ApiError("length_required", "send a body, with Content-Length or in chunks")
+        return request.length
 
-    def header(self, name: str) -> str | None:
-        """Return a header of the request; several values are joined by commas."""
-        value: str | None = self.request.headers.get(name)
-        return value
+    def principal_of_head(self) -> Principal | None:
+        """Authenticate by the header or the query.
 
-    @property
-    def request_id(self) -> str:
-        """The client's request id if it sent a usable one, otherwise a new one."""
-        if self._request_id is None:
-            sent = self.header("X-Request-Id")
-            usable = sent is not None and _REQUEST_ID.fullmatch(sent) is not None
-            self._request_id = sent if sent is not None and usable else early_errors.request_id()
-        return self._request_id
+        :return: ``None`` if neither has a key.
+        :raises ApiError: 401 or 403 if the key is not accepted; 503 if the keys were not read. An
+            :class:`UnknownKeyError` that :meth:`check` raises is final only after a refresh.
+        """
+        request = self.request
+        keys = request.query_arguments.get("writeKey", ()) if request.query else ()
+        return self.services.authenticator.header_or_query(
+            request.headers.get_list("Authorization"),
+            [key.decode("utf-8", "replace") for key in keys],
+        )
 
     def client_has(self, etag: str) -> bool:
         """Return whether the client has what an ETag stands for, as ``If-None-Match`` names it."""
-        sent = self.request.headers.get("If-None-Match", "")
+        sent = self.request.fields.get("If-None-Match", "")
         known = [tag.strip().removeprefix("W/") for tag in sent.split(",")]
         return etag.removeprefix("W/") in known or "*" in known
 
@@ -184,7 +226,9 @@ class Handler(httputil.HTTPMessageDelegate):
 
         :param headers: in addition to those that every answer has. A ``Vary`` is added to theirs.
         """
-        common = self.common_headers()
+        common = self.services.cors.headers(
+            self.request.fields.get("Origin"), credentials=self.route.credentials
+        )
         if status == 304:
             sent = {}
         else:
@@ -200,17 +244,6 @@ class Handler(httputil.HTTPMessageDelegate):
                 else:
                     sent[name] = _safe(value)
         self._send(status, sent, body)
-
-    def answer_options(self, headers: Mapping[str, str]) -> None:
-        """Send the answer to ``OPTIONS``.
-
-        :param headers: in addition to ``Allow``.
-        """
-        sent = {name: _safe(value) for name, value in headers.items()}
-        sent["Allow"] = ", ".join(self.route.allowed)
-        sent["X-Request-Id"] = self.request_id
-        sent["X-Content-Type-Options"] = "nosniff"
-        self._send(204, sent, b"")
 
     def refuse(self, raised: BaseException) -> None:
         """Answer with an error, unless there is an answer. A crash is logged.
@@ -230,7 +263,7 @@ class Handler(httputil.HTTPMessageDelegate):
         self.error_code = error.code
         self.error_message = error.message
         headers = dict(error.headers)
-        if "Origin" in self.request.headers or "Sec-Fetch-Mode" in self.request.headers:
+        if "Origin" in self.request.fields or "Sec-Fetch-Mode" in self.request.fields:
             # A browser would open a login dialog.
             headers.pop("WWW-Authenticate", None)
         self.answer(error_body(error, self.request_id), status=error.status, headers=headers)
@@ -242,15 +275,15 @@ class Handler(httputil.HTTPMessageDelegate):
         headers: httputil.HTTPHeaders,
     ) -> asyncio.Future[None] | None:
         """Handle the request in the next turn of the event loop. Its body may be there by then."""
-        loop = self.request.connection.loop
-        if self.request.connection.expects_continue:
+        loop = self.exchange.loop
+        if self.exchange.expects_continue:
             self._prepared = loop.create_future()
         self._task = loop.create_task(self._run())
         return self._prepared
 
     def data_received(self, chunk: bytes) -> None:
         # The connection limits how much arrives.
-        self._chunks.append(chunk)
+        self.body += chunk
 
     def finish(self) -> None:
         """Note that the body has arrived."""
@@ -258,31 +291,40 @@ class Handler(httputil.HTTPMessageDelegate):
         self._end_body()
 
     def on_connection_close(self) -> None:
-        """Note that the rest of the body will not arrive.
+        """Note that the rest of the body will not arrive; answer with the reason if there is one.
 
         This is not called later: a client that hangs up after its body cancels nothing.
         """
+        failure = self.exchange.failure
+        # check() may refuse the request for another reason; the failure is looked at afterwards.
+        if failure is not None and self._checking:
+            self.refuse(self._failed(failure))
         self._end_body()
 
     # ---------------------------------------------------------------------------------- internals
     async def _run(self) -> None:
-        """Handle the request: :meth:`prepare`, then wait for the body, then ``get``, ``post`` …"""
+        """Handle the request: :meth:`check`, then wait for the body, then ``get``, ``post`` …"""
         try:
-            name = METHODS.get(self.request.method)
-            if name is None:
+            method = self.request.method
+            if method not in self.route.allowed:
                 raise self.not_allowed()
-            prepared = self.prepare()
-            if prepared is not None:
-                await prepared
+            self._checking = True
+            if method != "OPTIONS":
+                try:
+                    self.check()
+                except UnknownKeyError as unknown:
+                    await self._check_again(unknown)
+            if self.exchange.failure is not None:
+                raise self._failed(self.exchange.failure)
             self._end_preparation()
             if self._answered:
                 return
             if not self._ended:
-                self._body_ends = self.request.connection.loop.create_future()
+                self._body_ends = self.exchange.loop.create_future()
                 await self._body_ends
             if not self._complete:
                 return
-            answered = getattr(self, name)(**self._segments)
+            answered = getattr(self, METHODS[method])(**self._segments)
             if answered is not None:
                 await answered
         except Exception as error:
@@ -295,6 +337,27 @@ class Handler(httputil.HTTPMessageDelegate):
                 raise
         finally:
             self._end_preparation()
+
+    async def _check_again(self, unknown: UnknownKeyError) -> None:
+        """Check again when it is known whether a key was created just now.
+
+        The body is left unread, so that clients with wrong keys cannot make the server hold it. It
+        is there already if it came together with the head.
+        """
+        self.exchange.leave_unread()
+        await self.services.keys.wait(unknown, held=len(self.body))
+        if not self._answered:
+            self.check()
+            self.exchange.read_on()
+
+    def _failed(self, failure: Failure) -> ApiError:
+        if failure is Failure.TIMEOUT:
+            return early_errors.request_timeout(self.services.config.server.request_timeout)
+        if failure is Failure.TOO_LARGE:
+            return body_too_large(self.body_limit)
+        if failure is Failure.OVERLOADED:
+            return early_errors.too_many_bytes()
+        return ApiError("invalid_request", "the body ended before its declared length")
 
     def _end_preparation(self) -> None:
         if self._prepared is not None and not self._prepared.done():
@@ -310,7 +373,7 @@ class Handler(httputil.HTTPMessageDelegate):
             raise RuntimeError("the request is answered already")
         self._answered = True
         self.status = status
-        self.request.connection.respond(status, headers, body)
+        self.exchange.respond(status, headers, body)
         self._log(self)
 
 

@@ -12,7 +12,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
-from engage.http1.grammar import TCHAR
+from engage.http1.request import TCHAR
 
 if TYPE_CHECKING:
     from engage.config import Cors
@@ -26,6 +26,9 @@ _NAMES: Final = re.compile(rf"[ \t]*{TCHAR}+(?:[ \t]*,[ \t]*{TCHAR}+)*[ \t]*")
 _NAMES_LENGTH: Final = 1024
 #: Allowed when a preflight does not request headers in a form that can be echoed.
 _USUAL_HEADERS: Final = "authorization, content-type"
+#: Seconds for which a browser may cache the answer to a preflight request: as long as Chromium does
+#: at most.
+_MAX_AGE: Final = "7200"
 _EXPOSED: Final = "Retry-After, X-Request-Id"
 
 
@@ -35,7 +38,6 @@ class CorsPolicy:
     def __init__(self, cors: Cors) -> None:
         self._any = "*" in cors.origins
         self._origins = frozenset(origin.lower() for origin in cors.origins)
-        self._max_age = str(cors.max_age)
 
     def headers(self, origin: str | None, *, credentials: bool) -> Mapping[str, str]:
         """Return the headers for every answer, errors included.
@@ -43,7 +45,7 @@ class CorsPolicy:
         :param origin: the header ``Origin`` of the request.
         :param credentials: whether beacons are sent to the route.
         """
-        allowed = self._allowed(origin, credentials)
+        allowed = None if origin is None else self._allowed(origin, credentials)
         if allowed is None:
             return {"Vary": "Origin"} if credentials or not self._any else {}
         allowed["Access-Control-Expose-Headers"] = _EXPOSED
@@ -76,7 +78,7 @@ class CorsPolicy:
             | {
                 "Access-Control-Allow-Methods": ", ".join(methods),
                 "Access-Control-Allow-Headers": names,
-                "Access-Control-Max-Age": self._max_age,
+                "Access-Control-Max-Age": _MAX_AGE,
             }
         )
 

@@ -5,46 +5,30 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from engage.handlers.ingestion import IngestionHandler
-from engage.pipeline.admission import LARGE_BODY
-from engage.pipeline.auth import KEYLESS_BODY, UnknownKeyError
+from engage.handlers.base import Handler
+from engage.keys.auth import KEYLESS_BODY, UnknownKeyError
 from engage.pipeline.decode import check_encoding
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable
-
     from engage.pipeline.decode import Encoding
 
 __all__ = ["BatchHandler", "EventHandler"]
 
 
-class _WritingHandler(IngestionHandler):
+class _WritingHandler(Handler):
     """Accepts a body from a client with a write key."""
 
     encoding: Encoding
-    #: The declared length of the body in bytes; 0 if there is none.
-    length = 0
 
     def check(self) -> None:
         """Refuse by encoding, then length, then key, all before the body is decoded."""
-        self.encoding = check_encoding(self.header("Content-Encoding"))
-        self.length = self.check_length()
+        self.encoding = check_encoding(self.request.fields.get("Content-Encoding"))
+        self.check_length()
         self.principal = self.principal_of_head()
         if self.principal is None and self.body_limit.bytes > KEYLESS_BODY.bytes:
             self.body_limit = KEYLESS_BODY
             self.exchange.set_max_body_size(KEYLESS_BODY.bytes)
             self.check_length()
-
-    def before_body(self) -> Awaitable[None] | None:
-        """Leave a large body unread while the queue has no room for it."""
-        if self.length <= LARGE_BODY or self.services.pipeline.reads(self.principal):
-            return None
-        return self._wait_for_room()
-
-    async def _wait_for_room(self) -> None:
-        self.exchange.leave_unread()
-        await self.services.pipeline.until_read(self.principal)
-        self.exchange.read_on()
 
     async def key_created(self, unknown: UnknownKeyError) -> None:
         """Return if the unknown key of a body has been created just now.
@@ -60,8 +44,8 @@ class _WritingHandler(IngestionHandler):
         return {
             "encoding": self.encoding,
             "principal": self.principal,
-            "idempotency_key": self.header("Idempotency-Key"),
-            "strict": self.header("X-Strict-Mode") == "1",
+            "idempotency_key": self.request.fields.get("Idempotency-Key"),
+            "strict": self.request.fields.get("X-Strict-Mode") == "1",
         }
 
 

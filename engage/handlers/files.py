@@ -16,7 +16,7 @@ from importlib import resources
 import orjson
 from tornado import template
 
-from engage.handlers.ingestion import IngestionHandler
+from engage.handlers.base import Handler
 from engage.handlers.openapi import describe
 
 __all__ = ["DescriptionHandler", "PageHandler", "SnippetHandler", "StaticFile"]
@@ -39,14 +39,13 @@ class StaticFile:
         object.__setattr__(self, "etag", hashlib.sha256(self.content).hexdigest()[:16])
 
 
-class FileHandler(IngestionHandler):
+class FileHandler(Handler):
     """Serves one :class:`StaticFile`."""
 
     def get(self) -> None:
         """Answer 200, or 304 if the client has the file."""
         file = self.file()
-        request = self.request.headers
-        zipped = _accepts_gzip(request.get("Accept-Encoding", ""))
+        zipped = _accepts_gzip(self.request.fields.get("Accept-Encoding", ""))
         etag = f'"{file.etag}{"-gzip" if zipped else ""}"'
         headers = {
             **file.headers,

@@ -8,7 +8,7 @@ from typing import Final
 import orjson
 
 from engage.errors import log_unavailable, shutting_down, storage_unavailable
-from engage.handlers.ingestion import IngestionHandler
+from engage.handlers.base import Handler
 
 __all__ = ["AliveHandler", "ReadyHandler"]
 
@@ -16,7 +16,7 @@ _OK: Final = b'{"success":true}'
 _UNCACHED: Final = {"Cache-Control": "no-store"}
 
 
-class AliveHandler(IngestionHandler):
+class AliveHandler(Handler):
     """``/healthz``: this process answers.
 
     It checks nothing else: a storage that is down must not make a supervisor restart a healthy
@@ -30,8 +30,8 @@ class AliveHandler(IngestionHandler):
     head = get
 
 
-class ReadyHandler(IngestionHandler):
-    """``/readyz``: this process can store events. See :mod:`engage.storage.readiness`.
+class ReadyHandler(Handler):
+    """``/readyz``: this process can store events. See :mod:`engage.upkeep.readiness`.
 
     With a log, it is ready if an event can be appended to the log. The state of the storage, and
     whether it is too far behind the log, are shown in the answer.

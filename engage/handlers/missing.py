@@ -4,12 +4,12 @@
 from __future__ import annotations
 
 from engage.errors import ApiError
-from engage.handlers.ingestion import IngestionHandler
+from engage.handlers.base import Handler
 
 __all__ = ["MissingHandler"]
 
 
-class MissingHandler(IngestionHandler):
+class MissingHandler(Handler):
     """Answers 404 to every method."""
 
     def check(self) -> None:
@@ -21,7 +21,7 @@ class MissingHandler(IngestionHandler):
 
     def options(self, **_: str) -> None:
         """Answer ``OPTIONS *`` and preflights, without which no page could read the 404."""
-        preflight = "Access-Control-Request-Method" in self.request.headers
+        preflight = "Access-Control-Request-Method" in self.request.fields
         if self.request.path != "*" and not preflight:
             raise self.not_allowed()
         super().options()

@@ -3,20 +3,19 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final, cast
 
 from tornado import httputil
 
 from engage.api import CONFLICT
-from engage.handlers.base import Route
+from engage.handlers.base import Handler, Route, Services
 from engage.handlers.events import BatchHandler, EventHandler
 from engage.handlers.files import DescriptionHandler, PageHandler, SnippetHandler
 from engage.handlers.health import AliveHandler, ReadyHandler
-from engage.handlers.ingestion import IngestionHandler, Services
 from engage.handlers.missing import MissingHandler
 from engage.handlers.operations import OPERATIONS
-from engage.handlers.request import Request
 from engage.handlers.settings import ProjectSettingsHandler, SourceConfigHandler
 from engage.handlers.subscriptions import SubscriptionsHandler
 from engage.handlers.webhook import WebhookHandler
@@ -24,15 +23,13 @@ from engage.monitoring import logs
 from engage.monitoring.refusals import ORIGIN_NOT_ALLOWED, Refusal, key_prefix
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable
-
     from engage.http1.exchange import Exchange
     from engage.monitoring.metrics import Metrics
 
 __all__ = ["HANDLERS", "Router"]
 
 #: Id of an operation → its handler.
-HANDLERS: Final[Mapping[str, type[IngestionHandler]]] = {
+HANDLERS: Final[Mapping[str, type[Handler]]] = {
     "identify": EventHandler,
     "track": EventHandler,
     "page": EventHandler,
@@ -70,7 +67,7 @@ _WITH_LETTER: Final = frozenset(
 _HEALTH: Final = frozenset({"healthz", "readyz"})
 
 #: A handler, and what it knows about its paths.
-_Served = tuple[type[IngestionHandler], Route]
+_Served = tuple[type[Handler], Route]
 _NO_SEGMENTS: Final[Mapping[str, str]] = {}
 
 
@@ -112,19 +109,16 @@ class Router(httputil.HTTPServerConnectionDelegate):
     def start_request(
         self, server_conn: object, request_conn: httputil.HTTPConnection
     ) -> httputil.HTTPMessageDelegate:
-        """Return what takes a request from its connection."""
-        return _Arriving(self, cast("Exchange", request_conn))
+        """Return the handler of a new request."""
+        exchange = cast("Exchange", request_conn)
+        (handler, route), segments = self._find(exchange.request.path)
+        return handler(exchange, route, self._services, self.log_request, segments)
 
-    def handler(self, request: Request) -> IngestionHandler:
-        """Return what answers a request."""
-        (handler, route), segments = self._find(request.path)
-        return handler(request, route, self.log_request, segments, self._services)
-
-    def log_request(self, handler: IngestionHandler) -> None:
+    def log_request(self, handler: Handler) -> None:
         """Count an answered request and log it."""
         status = handler.status
         request = handler.request
-        seconds = request.seconds()
+        seconds = time.monotonic() - request.began
         name = handler.route.name
         self._metrics.request(name, status, seconds)
         principal = handler.principal
@@ -161,41 +155,13 @@ class Router(httputil.HTTPServerConnectionDelegate):
         return self._unknown, _NO_SEGMENTS
 
 
-class _Arriving(httputil.HTTPMessageDelegate):
-    """Passes a request to its handler, which is known when the head has arrived."""
-
-    _handler: IngestionHandler
-
-    def __init__(self, router: Router, connection: Exchange) -> None:
-        self._router = router
-        self._connection = connection
-
-    def headers_received(
-        self,
-        start_line: httputil.RequestStartLine | httputil.ResponseStartLine,
-        headers: httputil.HTTPHeaders,
-    ) -> Awaitable[None] | None:
-        assert isinstance(start_line, httputil.RequestStartLine)
-        self._handler = self._router.handler(Request(start_line, headers, self._connection))
-        return self._handler.headers_received(start_line, headers)
-
-    def data_received(self, chunk: bytes) -> None:
-        self._handler.data_received(chunk)
-
-    def finish(self) -> None:
-        self._handler.finish()
-
-    def on_connection_close(self) -> None:
-        self._handler.on_connection_close()
-
-
-def _refusal(handler: IngestionHandler) -> Refusal:
+def _refusal(handler: Handler) -> Refusal:
     request = handler.request
     principal = handler.principal
     keys = request.query_arguments.get("writeKey", ()) if request.query else ()
     message = handler.error_message
     if handler.error_code is None:
-        origin = request.headers.get("Origin", "")
+        origin = request.fields.get("Origin", "")
         message = f"pages of {origin[:100]} may not send events (cors.origins)"
     return Refusal(
         reason=handler.error_code or ORIGIN_NOT_ALLOWED,

@@ -16,12 +16,12 @@ import orjson
 
 from engage.api import render_time
 from engage.errors import ApiError
-from engage.handlers.ingestion import IngestionHandler
-from engage.pipeline.auth import UnknownKeyError
+from engage.handlers.base import Handler
+from engage.keys.auth import UnknownKeyError
 from engage.pipeline.clock import Clock
 
 if TYPE_CHECKING:
-    from engage.pipeline.auth import Principal
+    from engage.keys.auth import Principal
 
 __all__ = ["ProjectSettingsHandler", "SourceConfigHandler"]
 
@@ -29,7 +29,7 @@ __all__ = ["ProjectSettingsHandler", "SourceConfigHandler"]
 STARTED: Final = render_time(Clock()())
 
 
-class _SettingsHandler(IngestionHandler):
+class _SettingsHandler(Handler):
     """Answers with settings, which a client may use again only if they are still the same.
 
     A key can be disabled at any time, so a cache must ask the server before each use.

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import orjson
 
-from engage.handlers.ingestion import IngestionHandler
+from engage.handlers.base import Handler
 from engage.pipeline.decode import check_encoding
 
 if TYPE_CHECKING:
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 __all__ = ["SubscriptionsHandler"]
 
 
-class SubscriptionsHandler(IngestionHandler):
+class SubscriptionsHandler(Handler):
     """Changes a user's subscriptions. The hash in the body authorizes it, not a write key."""
 
     encoding: Encoding
 
     def check(self) -> None:
         """Refuse by encoding, then length."""
-        self.encoding = check_encoding(self.header("Content-Encoding"))
+        self.encoding = check_encoding(self.request.fields.get("Content-Encoding"))
         self.check_length()
 
     async def put(self) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from engage.deliveries.delivery import Delivery
 from engage.errors import ApiError
-from engage.handlers.ingestion import IngestionHandler
+from engage.handlers.base import Handler
 from engage.pipeline.decode import check_encoding
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 __all__ = ["WebhookHandler"]
 
 
-class WebhookHandler(IngestionHandler):
+class WebhookHandler(Handler):
     """Receives a delivery with ``POST``; answers ``HEAD`` if the provider is installed."""
 
     encoding: Encoding
@@ -30,12 +30,11 @@ class WebhookHandler(IngestionHandler):
         self.body_limit = deliveries.body_limit(self.provider)
         if self.request.method == "HEAD":
             return
-        headers = self.request.headers
-        self.encoding = check_encoding(headers.get("Content-Encoding"))
+        self.encoding = check_encoding(self.request.fields.get("Content-Encoding"))
         self.check_length()
         self.exchange.set_max_body_size(self.body_limit.bytes)
         self.destination = deliveries.destination(
-            self.provider, self.target, list(headers.get_all())
+            self.provider, self.target, list(self.request.headers.get_all())
         )
 
     def not_allowed(self) -> ApiError:

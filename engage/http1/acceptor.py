@@ -6,9 +6,6 @@ once, all eight were often served by one worker of two. Here a worker that is ah
 (:class:`~engage.http1.shares.Shares`) leaves what waits to it for :data:`PATIENCE` seconds for each
 connection by which it is ahead, and then accepts one. If the other does not make use of it, because
 it hangs or is very busy, more and more are accepted after each pause.
-
-Connections that another worker hands over (:mod:`engage.http1.handover`) are accepted in the same
-way. If the others do not take them, a worker takes back all that it has handed over.
 """
 
 from __future__ import annotations
@@ -19,7 +16,7 @@ import errno
 import logging
 import os
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 from engage.http1.sockets import BACKLOG
 
@@ -49,22 +46,12 @@ _RETRY: Final = 0.1
 _EXHAUSTED: Final = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
-class _Source(NamedTuple):
-    """Where connections come from."""
-
-    #: Accepts one.
-    accept: Callable[[], socket.socket]
-    #: Returns its protocol.
-    make_connection: Callable[[], asyncio.Protocol]
-
-
 class Acceptor:
     """Accepts the connections of one socket, from :meth:`start` to :meth:`close`.
 
     :param sock: a listening socket that does not block.
     :param make_connection: returns the protocol of a new connection.
     :param shares: ``None`` if there are no other workers.
-    :param take_over: returns the protocol of a connection that another worker hands over.
     """
 
     def __init__(
@@ -72,15 +59,10 @@ class Acceptor:
         sock: socket.socket,
         make_connection: Callable[[], asyncio.Protocol],
         shares: Shares | None,
-        take_over: Callable[[], asyncio.Protocol] | None = None,
     ) -> None:
         self._sock = sock
-        self._new = _Source(lambda: self._sock.accept()[0], make_connection)
+        self._make_connection = make_connection
         self._shares = shares
-        self._handover = None if shares is None else shares.handover
-        self._handed_over: _Source | None = None
-        if self._handover is not None:
-            self._handed_over = _Source(self._handover.take, take_over or make_connection)
         self._loop = asyncio.get_running_loop()
         #: Where the event loop cannot wait for a socket, as on Windows.
         self._server: asyncio.Server | None = None
@@ -100,7 +82,7 @@ class Acceptor:
             self._listen()
         except NotImplementedError:
             self._server = await self._loop.create_server(
-                self._new.make_connection, sock=self._sock, backlog=BACKLOG
+                self._make_connection, sock=self._sock, backlog=BACKLOG
             )
             return
         self._keep_spare()
@@ -112,11 +94,10 @@ class Acceptor:
         """Accept what the kernel has completed, then close the socket."""
         self._pause()
         # Closing resets connections that the kernel has completed and nothing has accepted yet.
-        for source in filter(None, (self._handed_over, self._new)):
-            # Usually BlockingIOError: there are no more.
-            with contextlib.suppress(OSError):
-                while True:
-                    self._open(source.accept(), source)
+        # Usually this ends with a BlockingIOError: there are no more.
+        with contextlib.suppress(OSError):
+            while True:
+                self._open(self._sock.accept()[0])
         self.close()
         if self._opening:
             await asyncio.wait(self._opening)
@@ -129,8 +110,6 @@ class Acceptor:
             self._shares.released = None
         if self._server is not None:
             self._server.close()
-        if self._handover is not None:
-            self._handover.close()
         self._sock.close()
         if self._spare is not None:
             os.close(self._spare)
@@ -138,12 +117,10 @@ class Acceptor:
 
     # ---------------------------------------------------------------------------------- internals
     def _listen(self) -> None:
-        self._loop.add_reader(self._sock.fileno(), self._accept, self._new)
-        if self._handover is not None and self._handed_over is not None:
-            self._loop.add_reader(self._handover.fileno(), self._accept, self._handed_over)
+        self._loop.add_reader(self._sock.fileno(), self._accept)
 
-    def _accept(self, source: _Source, extra: int = 0) -> None:
-        """Accept what waits.
+    def _accept(self, extra: int = 0) -> None:
+        """Accept the connections that wait.
 
         :param extra: how many to accept although this worker is ahead.
         """
@@ -155,28 +132,28 @@ class Acceptor:
                     return
                 extra -= 1
             try:
-                connection = source.accept()
+                connection, _ = self._sock.accept()
             except (BlockingIOError, InterruptedError):
                 self._pauses = 0
                 return
             except OSError as error:
                 if error.errno in _EXHAUSTED:
-                    self._turn_away(source)
+                    self._turn_away()
                     return
                 continue  # The client is gone already.
-            self._open(connection, source)
+            self._open(connection)
 
-    def _open(self, connection: socket.socket, source: _Source) -> None:
+    def _open(self, connection: socket.socket) -> None:
         connection.setblocking(False)
         if self._shares is not None:
             self._shares.opened()
-        task = self._loop.create_task(self._connect(connection, source))
+        task = self._loop.create_task(self._connect(connection))
         self._opening.add(task)
         task.add_done_callback(self._opening.discard)
 
-    async def _connect(self, connection: socket.socket, source: _Source) -> None:
+    async def _connect(self, connection: socket.socket) -> None:
         try:
-            await self._loop.connect_accepted_socket(source.make_connection, connection)
+            await self._loop.connect_accepted_socket(self._make_connection, connection)
         except Exception as error:
             _log.debug("a connection could not be opened: %r", error)
             connection.close()
@@ -213,11 +190,7 @@ class Acceptor:
         self._pause()
         self._listen()
         if extra:
-            if self._handover is not None and self._handed_over is not None:
-                pauses = self._pauses
-                self._accept(self._handed_over, max(extra, self._handover.own))
-                self._pauses = pauses
-            self._accept(self._new, extra)
+            self._accept(extra)
 
     def _pause(self) -> None:
         self._patient_until = None
@@ -226,15 +199,10 @@ class Acceptor:
             self._timer = None
         elif self._server is None and self._sock.fileno() >= 0:
             self._loop.remove_reader(self._sock.fileno())
-            if self._handover is not None:
-                self._loop.remove_reader(self._handover.fileno())
 
-    def _turn_away(self, source: _Source) -> None:
-        """Close the next connection, so that its client does not wait in vain.
-
-        One that was handed over is left to the other workers, which can read its requests.
-        """
-        if self._spare is None or source is self._handed_over:
+    def _turn_away(self) -> None:
+        """Close the next connection, so that its client does not wait in vain."""
+        if self._spare is None:
             self._pause()
             self._timer = self._loop.call_later(_RETRY, self._resume, 0)
         else:

@@ -3,7 +3,7 @@
 
 The interfaces are those of ``tornado.httputil``, so any Tornado application can answer the
 requests. Tornado's parser, which was most of the cost of a small request, is replaced. A
-:class:`Connection` cuts heads and bodies out of what a client sends (:mod:`engage.http1.head`,
+:class:`Connection` cuts heads and bodies out of what a client sends (:mod:`engage.http1.request`,
 :mod:`engage.http1.body`). Each request and its answer is an
 :class:`engage.http1.exchange.Exchange`, the ``HTTPConnection`` that a handler writes to.
 
@@ -13,34 +13,30 @@ time (:class:`engage.http1.shared.Bounds`), and in memory all that a connection 
 (:class:`engage.http1.capacity.Capacity`). A request that is refused before its body
 has arrived is answered at once, and the body is read and discarded, so that the client gets the
 answer instead of a reset. What is not HTTP gets a bare 400, and the connection is closed.
-
-Length: one state machine. Every method reads or changes the same state, so splitting the
-file would spread its transitions over two files.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from typing import TYPE_CHECKING, Final, cast
 
 from tornado import httputil
 
 from engage.http1 import early_errors
-from engage.http1.body import Body, BodyTooLargeError
-from engage.http1.chunked import BadChunkError
+from engage.http1.body import BadChunkError, Body, BodyTooLargeError
 from engage.http1.exchange import Exchange, Failure
-from engage.http1.head import (
+from engage.http1.request import (
     MAX_ARGUMENTS,
     MAX_HEADERS,
     BadRequestError,
-    Head,
+    Request,
     TooManyArgumentsError,
     TooManyHeadersError,
     check_beginning,
     peek,
 )
-from engage.http1.occupant import UNREAD_BYTES, Occupant
 
 if TYPE_CHECKING:
     from engage.errors import ApiError
@@ -53,6 +49,9 @@ _log = logging.getLogger(__name__)
 #: How much of a refused body is discarded, and for how long, so that the client gets its answer.
 DISCARD_BYTES: Final = 20 * 1024 * 1024
 DISCARD_SECONDS: Final = 5.0
+#: When more than this of a connection's answers is waiting for the client, all of it counts as
+#: held, and no other request of the connection begins.
+UNREAD_BYTES: Final = 16 * 1024
 #: A larger head is parsed in turn with those of other connections: one of 64 KiB takes 2 ms.
 LARGE_HEAD: Final = 8 * 1024
 #: For a handler that does not limit its time itself.
@@ -60,6 +59,7 @@ HANDLER_SECONDS: Final = 120.0
 
 #: What a buffer has while no request has begun to arrive: perhaps half of an empty line.
 _NOTHING: Final = (bytearray(), bytearray(b"\r"))
+_NO_BODY: Final = Body(0, chunked=False)
 
 # What is read next.
 _HEAD = 0  #: a request's head, or nothing yet
@@ -70,37 +70,49 @@ _LINGER = 4  #: anything, until the client has the last answer
 _CLOSED = 5
 
 
-class Connection(Occupant):
-    """One client's connection, from accept to close.
-
-    :param handed_over: whether another worker has accepted it and answered requests.
-    """
+class Connection(asyncio.Protocol):
+    """One client's connection, from accept to close."""
 
     #: Tornado looks for it in a connection's context.
     protocol = "http"
 
-    def __init__(self, shared: SharedState, *, handed_over: bool = False) -> None:
-        super().__init__(shared.capacity)
-        self._handed_over = handed_over
+    def __init__(self, shared: SharedState) -> None:
+        #: When :meth:`expired` is to be called; by the event loop's clock.
+        self.deadline = math.inf
+        #: Whether the client sends no more, as the workers count it.
+        self.ended = False
+        #: Bytes that count against ``limits.inflight_bytes``.
+        self.held = 0
         self.remote_ip: str | None = None
         self._shared = shared
+        self._capacity = shared.capacity
+        self._loop = shared.loop
+        self._transport: asyncio.Transport = cast("asyncio.Transport", None)
         self._state = _HEAD
+        #: What has arrived and is not parsed.
+        self._buffer = bytearray()
         #: How much of the buffer has no end of a head in it.
         self._searched = 0
-        #: Whether a large head waits for its turn, or has it.
-        self._head_waits = False
-        self._head_turn = False
         #: When the head began to arrive.
         self._began = 0.0
+        #: The current request, its handler, and its body while it arrives.
         self._exchange: Exchange | None = None
         self._delegate: httputil.HTTPMessageDelegate | None = None
+        self._body = _NO_BODY
+        #: Bytes of its head and body that were taken out of the buffer.
+        self._taken = 0
+        #: Bytes of its body that were discarded.
         self._discarded = 0
+        #: Whether a large head or many chunks wait for a turn of the event loop …
+        self._deferred = False
+        #: … and whether this is it.
+        self._has_turn = False
         #: Whether what the client sends after the current request is discarded.
         self._overrun = False
         self._half_closed = False
+        #: Whether answers are waiting for the client to read them.
+        self._slow_reader = False
         self._paused = False
-        #: Whether another worker is to have the connection after the current request.
-        self.moves = False
 
     # ------------------------------------------------------------------- called by the event loop
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -109,14 +121,8 @@ class Connection(Occupant):
         peer = transport.get_extra_info("peername")
         self.remote_ip = peer[0] if isinstance(peer, tuple) else None
         bounds = self._shared.bounds
-        self.progress_at = self._loop.time()
-        first = bounds.idle_timeout if self._handed_over else bounds.head_timeout
-        self.deadline = self.progress_at + min(first, bounds.idle_timeout)
+        self.deadline = self._loop.time() + min(bounds.head_timeout, bounds.idle_timeout)
         self._capacity.admit(self)
-        if self._handed_over:  # It has sent requests, so it has a seat.
-            self._expendable = not self._capacity.take_seat(self)
-            if self._expendable:
-                self._capacity.expend(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Forget the connection. A handler that has its request continues."""
@@ -138,7 +144,7 @@ class Connection(Occupant):
         if state == _CLOSED:
             return
         self._buffer += data
-        if state == _BUSY:
+        if state == _BUSY or self._deferred:
             self._hold()
             self._pace()
         else:
@@ -151,7 +157,7 @@ class Connection(Occupant):
         if self._state == _BODY:
             # Whether all of an unread body has arrived shows only when it is read.
             unread = self._exchange is not None and self._exchange.unread
-            if not (unread or self._body.stopped):
+            if not (unread or self._deferred):
                 self._fail(Failure.TRUNCATED)
             return True
         if self._state in (_HEAD, _REST) and self._buffer:
@@ -162,7 +168,6 @@ class Connection(Occupant):
     def pause_writing(self) -> None:
         """Note that the client does not read its answers. They count as held until it does."""
         self._slow_reader = True
-        self.progress_at = self._loop.time()
 
     def resume_writing(self) -> None:
         """Continue: the client has read its answers."""
@@ -178,15 +183,6 @@ class Connection(Occupant):
         return self._state == _HEAD and self._buffer in _NOTHING
 
     @property
-    def stalls(self) -> bool:
-        if self._state == _HEAD:
-            return self._slow_reader or not self.idle
-        if self._state == _BODY:
-            exchange = self._exchange
-            return exchange is None or not (exchange.unread and exchange.proven)
-        return self._slow_reader and self._state != _BUSY
-
-    @property
     def serving(self) -> bool:
         """Whether a request has begun to arrive and is not answered."""
         return self._state in (_BODY, _BUSY)
@@ -196,7 +192,7 @@ class Connection(Occupant):
         if self._state != _CLOSED:
             self._state = _CLOSED
             self._release()
-            self._expend()
+            self._capacity.waiting[self] = None
             self._last_deadline()
             self._transport.close()
 
@@ -205,35 +201,15 @@ class Connection(Occupant):
         self._state = _CLOSED
         self._slow_reader = False
         self._release()
-        self._capacity.leave(self)
+        self._capacity.forget(self)
         self._transport.abort()
 
-    def move(self) -> None:
-        """Hand the connection to another worker as soon as no request is in progress."""
-        self.moves = True
-        self._pace()
-
-    @property
-    def established(self) -> bool:
-        """Whether the client has sent a whole request, and so the connection has a seat."""
-        return not self._expendable
-
-    def give_up(self) -> None:
-        if self._state == _BODY:
+    def give_way(self) -> None:
+        """Free the memory of an incomplete request, with a 503 if its client can get one."""
+        if self._state == _BODY and self._exchange is not None and not self._exchange.failure:
             self._fail(Failure.OVERLOADED)
-        elif self._state == _BUSY:
-            # The request goes on. What follows it is discarded, and its answer is the last one.
-            if not self._overrun:
-                self._overrun = True
-                self._discard(len(self._buffer))
-                self._buffer.clear()
-                self._hold()
-        elif self._state == _HEAD and not self._slow_reader:
-            if not self.idle:
-                full = self._capacity.held > self._capacity.limit
-                self._refuse(early_errors.too_many_bytes() if full else early_errors.crowded())
-            self.close()
-            self._capacity.leave(self)
+        elif self._state == _HEAD and not (self.idle or self._transport.get_write_buffer_size()):
+            self._refuse_for_room()
         else:
             self.abort()
 
@@ -253,9 +229,42 @@ class Connection(Occupant):
                 )
             self.abort()
 
+    # ------------------------------------------------------------------------------------- memory
+    def _hold(self) -> bool:
+        """Count what the connection holds in memory for requests without an answer.
+
+        :return: false if there is no room for it in this process; the request then has an answer.
+        """
+        count = self._taken + len(self._buffer) + len(self._body.decoded)
+        if self._slow_reader:
+            count += self._transport.get_write_buffer_size()
+        capacity = self._capacity
+        capacity.held += count - self.held
+        self.held = count
+        if capacity.held <= capacity.limit or not count or capacity.make_room(self):
+            return True
+        if self._state != _BUSY:
+            self.give_way()
+        elif not self._overrun:
+            # The request goes on. What follows it is discarded, and its answer is the last one.
+            self._overrun = True
+            self._discard(len(self._buffer))
+            self._buffer.clear()
+            self._hold()
+        return False
+
+    def _release(self) -> None:
+        """Free everything except answers that the client has not read."""
+        self._buffer.clear()
+        self._body = _NO_BODY
+        self._taken = 0
+        self._hold()
+
     # ------------------------------------------------------------------------------------ reading
     def _advance(self) -> None:
         """Process the buffer as far as possible."""
+        if self._deferred:
+            return
         try:
             more = True
             while more:
@@ -266,7 +275,7 @@ class Connection(Occupant):
                 else:
                     more = self._state == _REST and self._read_rest()
             if self._body.stopped and self._state in (_BODY, _REST):
-                self._shared.defer(self._advance)
+                self._defer()
             self._pace()
         except (BadRequestError, BadChunkError, httputil.HTTPInputError):
             if self._state == _REST:
@@ -277,27 +286,33 @@ class Connection(Occupant):
             if unread and delegate is not None:
                 delegate.on_connection_close()
 
+    def _defer(self) -> None:
+        """Go on in a later turn of the event loop, which all connections share."""
+        self._deferred = True
+        self._shared.defer(self._resume)
+
+    def _resume(self) -> None:
+        self._deferred = False
+        self._has_turn = True
+        try:
+            self._advance()
+        finally:
+            self._has_turn = False
+
     def _pace(self) -> None:
         """Pause or resume reading. No other method decides that.
 
         Reading is paused while more than ``limits.pipelined_bytes`` wait behind a request that is
-        being handled, behind answers that the client does not read, or in a body that the handler
-        leaves unread; while very many chunks are decoded in several turns of the loop; and while
-        the connection is handed to another worker, which reads what comes next.
+        being handled, behind answers that the client does not read, in a body that the handler
+        leaves unread, or for a turn of the event loop.
         """
-        if self._state == _BODY:
-            behind = self._exchange is not None and self._exchange.unread
-        else:
-            behind = self._state == _BUSY or (
-                self._state == _HEAD and (self._slow_reader or self._head_waits)
-            )
+        behind = (
+            self._state == _BUSY
+            or self._deferred
+            or (self._state == _HEAD and self._slow_reader)
+            or (self._state == _BODY and self._exchange is not None and self._exchange.unread)
+        )
         pause = behind and len(self._buffer) > self._shared.bounds.pipelined_bytes
-        if self._body.stopped:
-            pause = self._state in (_BODY, _REST)
-        if self.moves and self.idle and not self._buffer:
-            pause = True
-            # Not at once: the event loop may write an answer only in its next turn.
-            self._loop.call_soon(self._end_move)
         if pause is not self._paused and self._state != _CLOSED:
             self._paused = pause
             if pause:
@@ -333,55 +348,41 @@ class Connection(Occupant):
             self._searched = len(buffer)
             if self._half_closed:
                 raise BadRequestError
-            self._expend()
+            self._capacity.waiting.move_to_end(self)
             self._hold()
             return False
-        if end > LARGE_HEAD and not self._head_turn:
+        if end > LARGE_HEAD and not self._has_turn:
             self._searched = end - 4
-            self._head_waits = True
-            self._shared.defer(self._read_large_head)
+            self._defer()
             self._hold()
             return False
-        self._head_turn = False
+        self._has_turn = False
         self._searched = 0
         raw = bytes(buffer[:end])
         del buffer[:end]
         self._begin(raw)
         return self._state == _BODY
 
-    def _read_large_head(self) -> None:
-        self._head_waits = False
-        self._head_turn = True
-        try:
-            self._advance()
-        finally:
-            self._head_turn = False
-
     def _begin(self, raw: bytes) -> None:
         """Hand a complete head to a handler."""
         try:
-            head = Head(raw)
+            request = Request(raw)
         except TooManyHeadersError:
             self._refuse(early_errors.too_many_headers(MAX_HEADERS), raw)
             return
         except TooManyArgumentsError:
             self._refuse(early_errors.too_many_arguments(MAX_ARGUMENTS), raw)
             return
-        if self._expendable:
-            self._expendable = False
-            if not self._capacity.take_seat(self):
-                self._refuse(early_errors.crowded(), raw)
-                return
-        self._begin_body(Body(head.length, chunked=head.chunked), len(raw))
-        exchange = Exchange(
-            self, self._shared, head.version, head.method, keep_alive=head.keep_alive
-        )
-        exchange.expects_continue = head.expects_continue
-        self._exchange = exchange
+        if self._capacity.full:
+            self._refuse(early_errors.crowded(), raw)
+            return
+        self._body = Body(request.length, chunked=request.chunked)
+        self._taken = len(raw)
         self._discarded = 0
-        start_line = httputil.RequestStartLine(head.method, head.target, head.version)
+        self._exchange = exchange = Exchange(self, self._shared, request)
+        start_line = httputil.RequestStartLine(request.method, request.target, request.version)
         delegate = self._shared.application.start_request(self, exchange)
-        prepared = delegate.headers_received(start_line, head.headers)
+        prepared = delegate.headers_received(start_line, request.headers)
         self._delegate = delegate
         self._state = _BODY
         if exchange.expects_continue and prepared is not None and not self._buffer:
@@ -416,15 +417,16 @@ class Connection(Occupant):
             return False
         if body is None:
             self.deadline = self._began + self._shared.bounds.request_timeout
-            self._note_progress()
+            self._capacity.waiting.move_to_end(self)
             if self._hold() and self._half_closed and not self._body.stopped:
                 self._fail(Failure.TRUNCATED)
             return False
         self._taken += len(body)
-        # What follows is held, too, while the handler works.
+        # What follows is held as well while the handler works.
         if not self._hold():
             return False
         self._state = _BUSY
+        self._capacity.waiting.pop(self, None)
         self.deadline = self._loop.time() + HANDLER_SECONDS
         if body:
             delegate.data_received(body)
@@ -487,7 +489,6 @@ class Connection(Occupant):
 
     def read_on(self, exchange: Exchange) -> None:
         if exchange is self._exchange and self._state == _BODY:
-            self.progress_at = self._loop.time()
             self._advance()
 
     def answered(self, exchange: Exchange) -> None:
@@ -501,7 +502,6 @@ class Connection(Occupant):
                 self._linger()
                 return
             self._state = _REST
-            self._expend()
             self.deadline = self._loop.time() + DISCARD_SECONDS
         elif exchange.closes or self._overrun:
             if self._buffer or self._overrun:
@@ -511,14 +511,13 @@ class Connection(Occupant):
             return
         else:
             self._next()
-            if self.moves and not self._buffer:
-                self._pace()
         if self._buffer or self._half_closed or self._paused or self._state == _REST:
             self._loop.call_soon(self._advance)
 
     def _next(self) -> None:
         """Be ready for another request."""
         self._state = _HEAD
+        self._capacity.waiting[self] = None
         self._exchange = None
         self._delegate = None
         bounds = self._shared.bounds
@@ -526,26 +525,12 @@ class Connection(Occupant):
             bounds.request_timeout if self._slow_reader else bounds.idle_timeout
         )
 
-    def _end_move(self) -> None:
-        """Hand the connection over, unless something has changed since that was decided."""
-        shares, transport = self._capacity.shares, self._transport
-        if (
-            self.moves
-            and self.idle
-            and not (
-                self._buffer or self._half_closed or self._shared.draining or transport.is_closing()
-            )
-            and not transport.get_write_buffer_size()
-            and shares is not None
-            and shares.handover is not None
-            and shares.ahead(without=1)
-            and shares.handover.put(transport.get_extra_info("socket").fileno())
-        ):
-            self._capacity.end(self)
-            self.abort()  # This closes it here only: the queue keeps it open.
-            return
-        self.moves = False
-        self._pace()
+    def _refuse_for_room(self) -> None:
+        """Answer 503 to an incomplete head, and close without waiting for the client."""
+        full = self._capacity.held > self._capacity.limit
+        self._refuse(early_errors.too_many_bytes() if full else early_errors.crowded())
+        self.close()
+        self._capacity.forget(self)
 
     def _refuse(self, error: ApiError | None, head: bytes | None = None) -> None:
         """Answer without a handler, and close.
@@ -575,7 +560,7 @@ class Connection(Occupant):
             self.close()
             return
         self._state = _LINGER
-        self._expend()
+        self._capacity.waiting[self] = None
         self._pace()
         self._last_deadline()
         if self._transport.can_write_eof():

@@ -13,6 +13,7 @@ from tornado import httputil
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from engage.http1.request import Request
     from engage.http1.shared import SharedState
 
 __all__ = ["Channel", "Exchange", "Failure"]
@@ -57,38 +58,31 @@ class Channel(Protocol):
 
 
 class Exchange(httputil.HTTPConnection):
-    """Where a handler writes its answer, once: with :meth:`respond`, or in parts as Tornado does.
-
-    :param keep_alive: whether the client can send another request afterwards.
+    """A request, and where a handler writes its answer, once: with :meth:`respond`, or in parts as
+    Tornado does.
     """
 
-    #: Whether the body may be left unread without the connection being one that can be given up:
-    #: the client has shown a write key.
-    proven = True
-
-    def __init__(
-        self, channel: Channel, shared: SharedState, version: str, method: str, *, keep_alive: bool
-    ) -> None:
+    def __init__(self, channel: Channel, shared: SharedState, request: Request) -> None:
+        #: The head of the request.
+        self.request = request
         #: The event loop of the connection.
         self.loop = shared.loop
         self._channel = channel
         self._shared = shared
-        self._version = version
-        self._is_head = method == "HEAD"
-        self._keep_alive = keep_alive
+        self._keep_alive = request.keep_alive
         self._chunked = False
         #: Maximum body size in bytes; a handler may lower it while it prepares.
         self.max_body = shared.bounds.body_bytes
         #: Set before the handler's ``on_connection_close`` is called, unless the client is gone.
         self.failure: Failure | None = None
         #: Whether the client sends the body only after a ``100 Continue``.
-        self.expects_continue = False
+        self.expects_continue = request.expects_continue
         #: Whether the body is left unread, so that it costs the server no memory.
         self.unread = False
         #: Whether the answer has begun …
         self.answering = False
         #: … and whether it is the last one on this connection.
-        self.closes = not keep_alive
+        self.closes = not request.keep_alive
 
     @property
     def context(self) -> Channel:
@@ -102,13 +96,9 @@ class Exchange(httputil.HTTPConnection):
         """Lower the limit of a body whose length was not declared."""
         self.max_body = max_body_size
 
-    def leave_unread(self, *, proven: bool = True) -> None:
-        """Do not read the body until :meth:`read_on`, or until the answer is complete.
-
-        :param proven: see :attr:`proven`.
-        """
+    def leave_unread(self) -> None:
+        """Do not read the body until :meth:`read_on`, or until the answer is complete."""
         self.unread = True
-        self.proven = proven
 
     def read_on(self) -> None:
         """Read the body."""
@@ -125,7 +115,7 @@ class Exchange(httputil.HTTPConnection):
         """
         if status not in _BODILESS:
             headers["Content-Length"] = str(len(body))
-        self._start(_STATUS_LINES[status], headers, b"" if self._is_head else body)
+        self._start(_STATUS_LINES[status], headers, b"" if self.request.method == "HEAD" else body)
         self._channel.answered(self)
 
     def write_headers(
@@ -137,9 +127,9 @@ class Exchange(httputil.HTTPConnection):
         assert isinstance(start_line, httputil.ResponseStartLine)
         code = start_line.code
         if "Content-Length" not in headers and code not in _BODILESS:
-            if self._version == "HTTP/1.1":
+            if self.request.version == "HTTP/1.1":
                 headers["Transfer-Encoding"] = "chunked"
-                self._chunked = not self._is_head
+                self._chunked = self.request.method != "HEAD"
             else:
                 self._keep_alive = False
         line = _STATUS_LINES.get(code) or f"HTTP/1.1 {code} {start_line.reason}\r\n"
@@ -165,7 +155,7 @@ class Exchange(httputil.HTTPConnection):
         self.closes = not self._keep_alive or self._shared.draining or channel.is_last(self)
         if self.closes:
             headers["Connection"] = "close"
-        elif self._version == "HTTP/1.0":
+        elif self.request.version == "HTTP/1.0":
             headers["Connection"] = "keep-alive"
         pairs = headers.items() if isinstance(headers, dict) else headers.get_all()
         date = "" if "Date" in headers else self._shared.date()

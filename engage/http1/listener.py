@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Final, cast
 
 from engage.http1.acceptor import Acceptor
-from engage.http1.balancer import Balancer
 from engage.http1.connection import Connection
 from engage.http1.shared import Bounds, SharedState
 from engage.http1.sockets import can_open_files, open_file_limit
@@ -58,7 +57,6 @@ class Listener:
         #: Whether no file could be opened when that was last tried.
         self._exhausted = False
         self._acceptors: list[Acceptor] = []
-        self._balancer: Balancer | None = None
         self._sweeper: asyncio.TimerHandle | None = None
 
     async def serve(self, sock: socket.socket, shares: Shares | None = None) -> None:
@@ -67,12 +65,10 @@ class Listener:
         :param shares: how many connections the other workers on the socket have; ``None`` if there
             are no others.
         """
-        acceptor = Acceptor(sock, self.make_connection, shares, self._take_over)
+        acceptor = Acceptor(sock, self.make_connection, shares)
         self.shared.capacity.shares = shares
         await acceptor.start()
         self._acceptors.append(acceptor)
-        if shares is not None and shares.handover is not None:
-            self._balancer = Balancer(shares, self.connections)
         limit = open_file_limit()
         if limit is not None:
             self.shared.capacity.restrict(max(limit - _OTHER_FILES, limit // 2))
@@ -83,13 +79,9 @@ class Listener:
         """Return the protocol of a new connection, for the event loop to give it a transport."""
         return Connection(self.shared)
 
-    def _take_over(self) -> Connection:
-        return Connection(self.shared, handed_over=True)
-
     def start_draining(self) -> None:
         """Make each answer the last of its connection, with ``Connection: close``."""
         self.shared.draining = True
-        self._stop_balancing()
 
     async def stop_accepting(self) -> None:
         """Close the listening sockets."""
@@ -118,7 +110,6 @@ class Listener:
 
     def close(self) -> None:
         """Stop accepting and cut off every connection."""
-        self._stop_balancing()
         for acceptor in self._acceptors:
             acceptor.close()
         self._acceptors.clear()
@@ -127,11 +118,6 @@ class Listener:
         if self._sweeper is not None:
             self._sweeper.cancel()
             self._sweeper = None
-
-    def _stop_balancing(self) -> None:
-        if self._balancer is not None:
-            self._balancer.close()
-            self._balancer = None
 
     def _sweep(self) -> None:
         loop = asyncio.get_running_loop()

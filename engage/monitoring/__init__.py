@@ -3,10 +3,12 @@
 
 =================  ===================================================================
 ``logs.py``        the log: a line for each request, and other lines
-``metrics.py``     what is counted
-``prometheus.py``  the same numbers for Prometheus
-``history.py``     the counters per minute and hour, for the console
+``metrics.py``     the table of everything that is counted
+``prometheus.py``  reads the table for Prometheus
+``history.py``     reads it into counters per minute and hour, for the console
 ``refusals.py``    the latest requests that were refused as a whole, for the console
 ``recorder.py``    writes both to the store, in the background
+``visible.py``     escapes text of strangers, for people who read it
+``throttle.py``    limits how often a line is logged
 =================  ===================================================================
 """

@@ -21,17 +21,17 @@ name of the counter   labels
 
 from __future__ import annotations
 
-import bisect
 import collections
+import itertools
 import secrets
 import time
-from collections.abc import Mapping
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import engage
 from engage.api import Count, CountStore
-from engage.monitoring.metrics import REQUEST_BUCKETS, TYPES, WRITE_BUCKETS, Metrics
-from engage.monitoring.refusals import Refusal, Refusals
+
+if TYPE_CHECKING:
+    from engage.monitoring.metrics import Metrics
 
 __all__ = [
     "EVENTS",
@@ -83,113 +83,33 @@ EVENT_ROUTES: Final = frozenset(
     {"identify", "track", "page", "screen", "group", "alias", "batch", "beacon", "webhook"}
 )
 
-_REQUEST_LABELS: Final = (*(f"{bound:g}" for bound in REQUEST_BUCKETS), INFINITE)
-_WRITE_LABELS: Final = (*(f"{bound:g}" for bound in WRITE_BUCKETS), INFINITE)
-
 #: Workspace id, name, labels.
 _Name = tuple[str, str, tuple[str, ...]]
 _Values = dict[_Name, int]
 
 
-class History(Metrics):
-    """Counts for the history, and passes everything on to another :class:`Metrics`.
+class History:
+    """Turns the table of a process into counters per minute and hour.
 
-    :param inner: counts for Prometheus, or nothing.
-    :param refusals: collects the requests that were refused.
+    :param metrics: the table.
     """
 
-    def __init__(self, inner: Metrics, refusals: Refusals) -> None:
-        self._inner = inner
-        self._refusals = refusals
+    def __init__(self, metrics: Metrics) -> None:
+        #: The table that it reads.
+        self.metrics = metrics
         #: The id of this process in the history.
         self.process = secrets.token_hex(8)
         #: Milliseconds since 1970 UTC: when :meth:`turn` was called last.
         self.now = time.time_ns() // 1_000_000
         self._minute = 0
         self._hour = 0
-        self._events: collections.Counter[tuple[str, str, str, str]] = collections.Counter()
-        self._others: collections.Counter[_Name] = collections.Counter()
-        self._requests = [0] * len(_REQUEST_LABELS)
-        self._writes = [0] * len(_WRITE_LABELS)
-        self._queue = 0
+        # The numbers of the table at the start of the minute.
+        self._before: _Values = {}
         self._in_hour: _Values = {}
         # Start of a step → its values, oldest first; those of the current steps are not here.
         self._unwritten: dict[tuple[int, int], _Values] = {}
         self._written: dict[tuple[int, int], _Values] = {}
 
-    # ------------------------------------------------------------------------------------ counting
-    def request(self, route: str, status: int, seconds: float) -> None:
-        self._inner.request(route, status, seconds)
-        if route in EVENT_ROUTES:
-            self._requests[bisect.bisect_left(REQUEST_BUCKETS, seconds)] += 1
-
-    def event(
-        self,
-        kind: str,
-        outcome: str,
-        count: int = 1,
-        workspace_id: str = "",
-        write_key_id: str | None = None,
-    ) -> None:
-        self._inner.event(kind, outcome, count)
-        if kind not in TYPES:
-            kind = "other"
-        self._events[workspace_id, write_key_id or "", kind, outcome] += count
-
-    def write(self, seconds: float, events: int) -> None:
-        self._inner.write(seconds, events)
-        self._writes[bisect.bisect_left(WRITE_BUCKETS, seconds)] += 1
-
-    def append(self, seconds: float, events: int) -> None:
-        self._inner.append(seconds, events)
-        self._writes[bisect.bisect_left(WRITE_BUCKETS, seconds)] += 1
-
-    def log_error(self) -> None:
-        self._inner.log_error()
-
-    def loaded(self, outcome: str, count: int = 1) -> None:
-        self._inner.loaded(outcome, count)
-
-    def gap(self, records: int) -> None:
-        self._inner.gap(records)
-
-    def paused(self, partitions: int) -> None:
-        self._inner.paused(partitions)
-
-    def log(self, gauges: Mapping[str, float]) -> None:
-        self._inner.log(gauges)
-
-    def queue(self, events: int) -> None:
-        self._inner.queue(events)
-        if events > self._queue:
-            self._queue = events
-
-    def refused(self, refusal: Refusal) -> None:
-        self._inner.refused(refusal)
-        self._refusals.add(refusal, self.now)
-        key = refusal.write_key_id or UNKNOWN_KEY
-        self._others[refusal.workspace_id, REFUSED, (key, refusal.route, refusal.reason)] += 1
-
-    def webhook(self, provider: str, outcome: str) -> None:
-        self._inner.webhook(provider, outcome)
-        self._others["", WEBHOOKS, (provider, outcome)] += 1
-
-    def storage_error(self) -> None:
-        self._inner.storage_error()
-
-    def dead_letter(self, reason: str, count: int = 1) -> None:
-        self._inner.dead_letter(reason, count)
-
-    def dropped(self, what: str, count: int = 1) -> None:
-        self._inner.dropped(what, count)
-
-    def dead_letter_budget(self, budget: str, used: float) -> None:
-        self._inner.dead_letter_budget(budget, used)
-
-    def storage(self, gauges: Mapping[str, float]) -> None:
-        self._inner.storage(gauges)
-
-    # ------------------------------------------------------------------------------------- writing
     def turn(self, now: int) -> None:
         """Begin a new minute, and a new hour, if the time has come.
 
@@ -242,31 +162,48 @@ class History(Metrics):
 
     def _values(self) -> _Values:
         """Return the values of the current minute."""
+        metrics = self.metrics
+        metrics.fold()
         values: _Values = {("", UP, (engage.__version__,)): 1}
-        for (workspace_id, key_id, kind, outcome), count in self._events.items():
-            values[workspace_id, EVENTS, (key_id, kind, outcome)] = count
-        values.update(self._others)
-        for labels, buckets, name in (
-            (_REQUEST_LABELS, self._requests, REQUESTS),
-            (_WRITE_LABELS, self._writes, WRITES),
-        ):
-            values.update(
-                {("", name, (label,)): n for label, n in zip(labels, buckets, strict=True) if n}
-            )
-        if self._queue:
-            values["", QUEUE, ()] = self._queue
-        if len(values) > MAX_COUNTERS:
-            values = dict(list(values.items())[:MAX_COUNTERS])
-        return values
+        for (workspace_id, *labels), count in metrics.minute["events"].items():
+            values[workspace_id, EVENTS, tuple(labels)] = count
+        for (workspace_id, key_id, *labels), count in metrics.minute["refused_requests"].items():
+            values[workspace_id, REFUSED, (key_id or UNKNOWN_KEY, *labels)] = count
+        for name, total in self._totals().items():
+            if count := total - self._before.get(name, 0):
+                values[name] = count
+        if metrics.longest_queue:
+            values["", QUEUE, ()] = metrics.longest_queue
+        return dict(itertools.islice(values.items(), MAX_COUNTERS))
+
+    def _totals(self) -> _Values:
+        """Return the numbers of the table since the start of the process."""
+        metrics = self.metrics
+        totals: _Values = collections.Counter()
+        for (provider, outcome), count in metrics.numbers["webhook_deliveries"].items():
+            totals["", WEBHOOKS, (str(provider), str(outcome))] = int(count)
+        histograms = [
+            (REQUESTS, metrics.histograms["request_seconds"].get((route,)))
+            for route in EVENT_ROUTES
+        ]
+        histograms += [
+            (WRITES, metrics.histograms[name][()])
+            for name in ("write_seconds", "log_append_seconds")
+        ]
+        for name, histogram in histograms:
+            if histogram is not None:
+                bounds = (*(f"{bound:g}" for bound in histogram.bounds), INFINITE)
+                for bound, count in zip(bounds, histogram.counts, strict=True):
+                    totals["", name, (bound,)] += count
+        return totals
 
     def _take(self) -> _Values:
         """Return the values of the current minute, and begin again at 0."""
         values = self._values()
-        self._events.clear()
-        self._others.clear()
-        self._requests = [0] * len(_REQUEST_LABELS)
-        self._writes = [0] * len(_WRITE_LABELS)
-        self._queue = 0
+        self._before = self._totals()
+        for counts in self.metrics.minute.values():
+            counts.clear()
+        self.metrics.longest_queue = 0
         return values
 
     def _keep(self, step: tuple[int, int], values: _Values) -> None:

@@ -1,55 +1,196 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the server counts.
-
-Every step counts through :class:`Metrics`, which does nothing. With ``server.metrics_port`` set,
-the steps get a :class:`~engage.monitoring.prometheus.PrometheusMetrics` instead.
+"""What a process counts: one table, which Prometheus and the console's history read.
 
 Labels come from closed sets: a route's name, a status, an event type, an outcome, an error code,
-the name of an installed provider. A value that a client chooses never becomes a label.
+the id of a write key, the name of an installed provider. A value that a client chooses never
+becomes a label.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import bisect
+import collections
+import dataclasses
+import time
+from typing import TYPE_CHECKING, Final, Literal
 
 from engage.api import EVENT_TYPES
+from engage.monitoring.refusals import Refusals
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from engage.monitoring.refusals import Refusal
 
-__all__ = ["REQUEST_BUCKETS", "TYPES", "WRITE_BUCKETS", "Metrics"]
+__all__ = ["REQUEST_BUCKETS", "TYPES", "WRITE_BUCKETS", "Family", "Histogram", "Labels", "Metrics"]
 
 #: Seconds: from one write to a fast disk up to the write timeout.
-WRITE_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 8.0)
-#: Seconds: from a small event on an idle machine up to the request timeout.
-REQUEST_BUCKETS = (
-    0.001,
-    0.0025,
-    0.005,
-    0.01,
-    0.025,
-    0.05,
-    0.1,
-    0.25,
-    0.5,
-    1.0,
-    2.5,
-    5.0,
-    10.0,
-    30.0,
+WRITE_BUCKETS: Final = (
+    *(0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 8.0),
 )
+#: Seconds: from a small event on an idle machine up to the request timeout.
+REQUEST_BUCKETS: Final = (
+    *(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0),
+)
+#: Events in one write.
+SIZE_BUCKETS: Final = (1, 2, 5, 10, 25, 50, 100, 250, 500, 1000, 2500, 5000, 10000)
 #: Values of the label ``type``; any other type is counted as ``other``.
-TYPES = frozenset({*EVENT_TYPES, "subscription"})
+TYPES: Final = frozenset({*EVENT_TYPES, "subscription"})
+#: What becomes of a record that a loader reads.
+LOAD_OUTCOMES: Final = (
+    *("stored", "duplicate", "conflict", "refused", "damaged", "letter", "skipped"),
+)
+
+#: The values of the labels of a number.
+Labels = tuple[str | int, ...]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Family:
+    """The numbers of one name, which differ in their labels."""
+
+    #: In Prometheus after ``engage_``.
+    name: str
+    kind: Literal["counter", "gauge", "histogram"]
+    text: str
+    labels: tuple[str, ...] = ()
+    #: Of a histogram.
+    buckets: tuple[float, ...] = ()
+    #: Whether a gauge is added up over the processes. Of others the latest value counts: all
+    #: processes read the same number.
+    summed: bool = False
+    #: ``log`` and ``loader``: shown as soon as a number of that part is counted.
+    part: Literal["server", "log", "loader"] = "server"
+
+
+FAMILIES: Final = (
+    Family("requests", "counter", "Answered requests", ("route", "status")),
+    Family(
+        "request_seconds",
+        "histogram",
+        "Time from the request to its answer",
+        ("route",),
+        buckets=REQUEST_BUCKETS,
+    ),
+    Family("events", "counter", "Events by what became of them", ("type", "outcome")),
+    Family(
+        "write_seconds", "histogram", "Duration of one write to the storage", buckets=WRITE_BUCKETS
+    ),
+    Family("write_events", "histogram", "Events of one write", buckets=SIZE_BUCKETS),
+    Family("queue_events", "gauge", "Events that wait for the storage", summed=True),
+    Family("storage_errors", "counter", "Calls of the storage that failed"),
+    Family("dead_letters", "counter", "Refused events that were kept", ("reason",)),
+    Family(
+        "refused_requests",
+        "counter",
+        "Requests that were refused as a whole, of which no dead letter exists",
+        ("reason",),
+    ),
+    Family(
+        "webhook_deliveries", "counter", "Deliveries of webhook providers", ("provider", "outcome")
+    ),
+    Family("dropped", "counter", "What was dropped to stay within a limit", ("what",)),
+    Family(
+        "dead_letter_budget_used_ratio",
+        "gauge",
+        "Part of a budget of dead letters that is used, of the fullest workspace",
+        ("budget",),
+    ),
+    Family(
+        "log_append_seconds",
+        "histogram",
+        "Duration of one call that appended events to the log",
+        buckets=WRITE_BUCKETS,
+        part="log",
+    ),
+    Family(
+        "log_append_events",
+        "histogram",
+        "Events of one call that appended to the log",
+        buckets=SIZE_BUCKETS,
+        part="log",
+    ),
+    Family("log_errors", "counter", "Calls of the log that failed", part="log"),
+    Family(
+        "loaded_records",
+        "counter",
+        "Records of the log by what became of them",
+        ("outcome",),
+        part="loader",
+    ),
+    Family(
+        "log_gap_records",
+        "counter",
+        "Records that the log deleted before they were loaded",
+        part="loader",
+    ),
+    Family(
+        "log_paused_partitions",
+        "gauge",
+        "Partitions that are not loaded because of a record of an unknown version",
+        summed=True,
+        part="loader",
+    ),
+)
+
+
+class Histogram:
+    """Counts observations by size.
+
+    :param bounds: the upper bounds of the buckets, except for the last one, which has none.
+    """
+
+    __slots__ = ("bounds", "counts", "total")
+
+    def __init__(self, bounds: tuple[float, ...]) -> None:
+        self.bounds = bounds
+        #: Observations in each bucket.
+        self.counts = [0] * (len(bounds) + 1)
+        #: The sum of the observed values.
+        self.total = 0.0
+
+    def add(self, value: float) -> None:
+        """Count one observation."""
+        self.counts[bisect.bisect_left(self.bounds, value)] += 1
+        self.total += value
 
 
 class Metrics:
-    """Counts nothing, for a server without metrics; ``PrometheusMetrics`` overrides it all.
+    """The table of a process. Every method is cheap, never raises and never blocks."""
 
-    Every method is cheap, never raises and never blocks.
-    """
+    def __init__(self) -> None:
+        #: Name of a family → labels → number.
+        self.numbers: dict[str, collections.defaultdict[Labels, float]] = {
+            family.name: collections.defaultdict(int, {} if family.labels else {(): 0})
+            for family in FAMILIES
+            if not family.buckets
+        }
+        self.histograms: dict[str, dict[Labels, Histogram]] = {
+            family.name: {} if family.labels else {(): Histogram(family.buckets)}
+            for family in FAMILIES
+            if family.buckets
+        }
+        #: Events and refused requests of this minute, by workspace, write key and two more labels.
+        self.minute = {"events": _by_key(), "refused_requests": _by_key()}
+        #: The latest requests that were refused.
+        self.refusals = Refusals()
+        #: The most events that waited since it was last set to 0.
+        self.longest_queue = 0
+        self._parts = {"server"}
+        self._own: dict[str, Family] = {}
+        # The same since :meth:`fold`: there may be thousands of keys, and Prometheus reads often.
+        self._recent = {"events": _by_key(), "refused_requests": _by_key()}
+        # Counted for each request.
+        self._requests = self.numbers["requests"]
+        self._request_seconds = self.histograms["request_seconds"]
+        self._events = self._recent["events"]
+        self._write_seconds = self.histograms["write_seconds"][()]
+        self._write_events = self.histograms["write_events"][()]
+        self._append_seconds = self.histograms["log_append_seconds"][()]
+        self._append_events = self.histograms["log_append_events"][()]
+        self._queue = self.numbers["queue_events"]
 
+    # ------------------------------------------------------------------------------------ counting
     def request(self, route: str, status: int, seconds: float) -> None:
         """Count an answered request.
 
@@ -57,6 +198,11 @@ class Metrics:
             ``unknown``), never a path.
         :param seconds: from the first byte of the request to the last of the answer.
         """
+        self._requests[route, status] += 1
+        durations = self._request_seconds.get((route,))
+        if durations is None:
+            durations = self._request_seconds[route,] = Histogram(REQUEST_BUCKETS)
+        durations.add(seconds)
 
     def event(
         self,
@@ -74,9 +220,15 @@ class Metrics:
         :param workspace_id: the workspace of the events.
         :param write_key_id: the id of their write key; ``None``: a webhook delivery.
         """
+        # Clients choose the name of an unknown type, so the table would have no bound.
+        kind = kind if kind in TYPES else "other"
+        self._events[workspace_id, write_key_id or "", kind, outcome] += count
 
     def refused(self, refusal: Refusal) -> None:
         """Count a request that was refused as a whole."""
+        self.refusals.add(refusal, time.time_ns() // 1_000_000)
+        labels = (refusal.workspace_id, refusal.write_key_id, refusal.route, refusal.reason)
+        self._recent["refused_requests"][labels] += 1
 
     def write(self, seconds: float, events: int) -> None:
         """Count one successful write to the storage.
@@ -84,12 +236,18 @@ class Metrics:
         :param seconds: how long it took.
         :param events: how many events it had.
         """
+        self._write_seconds.add(seconds)
+        self._write_events.add(events)
 
     def queue(self, events: int) -> None:
         """Set the number of events that are waiting for the storage."""
+        self._queue[()] = events
+        if events > self.longest_queue:
+            self.longest_queue = events
 
     def storage_error(self) -> None:
         """Count a storage call that failed."""
+        self.numbers["storage_errors"][()] += 1
 
     def append(self, seconds: float, events: int) -> None:
         """Count one successful call that appended events to the log.
@@ -97,34 +255,46 @@ class Metrics:
         :param seconds: how long it took.
         :param events: how many events it had.
         """
+        self._append_seconds.add(seconds)
+        self._append_events.add(events)
 
     def log_error(self) -> None:
         """Count a call of the log that failed."""
+        self.numbers["log_errors"][()] += 1
 
     def log(self, gauges: Mapping[str, float]) -> None:
         """Set gauges of the log: those that it reports, and how much of it is not stored yet.
 
         :param gauges: as in :meth:`storage`.
         """
+        self._parts.add("log")
+        self._set("log_", "A number of the log", gauges)
 
     def loaded(self, outcome: str, count: int = 1) -> None:
         """Count records that a loader has read from the log.
 
-        :param outcome: ``stored``, ``duplicate``, ``conflict``, ``refused``, ``damaged``,
-            ``letter`` (a dead letter of a server) or ``skipped``.
+        :param outcome: one of :data:`LOAD_OUTCOMES`; ``letter`` is a dead letter of a server.
         """
+        self.numbers["loaded_records"][outcome,] += count
 
     def gap(self, records: int) -> None:
         """Count records that the log deleted before a loader had read them."""
+        self.numbers["log_gap_records"][()] += records
 
     def paused(self, partitions: int) -> None:
         """Set the number of partitions that this loader cannot read on."""
+        if "loader" not in self._parts:
+            self._parts.add("loader")
+            for outcome in LOAD_OUTCOMES:
+                self.loaded(outcome, 0)
+        self.numbers["log_paused_partitions"][()] = partitions
 
     def dead_letter(self, reason: str, count: int = 1) -> None:
         """Count refused events that were kept as dead letters.
 
         :param reason: an error code.
         """
+        self.numbers["dead_letters"][reason,] += count
 
     def webhook(self, provider: str, outcome: str) -> None:
         """Count a delivery.
@@ -132,6 +302,7 @@ class Metrics:
         :param provider: the name of an installed provider, or ``unknown``.
         :param outcome: ``accepted``, ``ignored``, ``probe``, ``untranslated`` or the error code.
         """
+        self.numbers["webhook_deliveries"][provider, outcome] += 1
 
     def dropped(self, what: str, count: int = 1) -> None:
         """Count what was dropped to stay within a limit.
@@ -139,6 +310,7 @@ class Metrics:
         :param what: ``dead_letter``, ``conflict``, ``observer_batch``, ``profile_change``,
             ``connection``, ``accept`` (no file descriptor was left) …
         """
+        self.numbers["dropped"][what,] += count
 
     def dead_letter_budget(self, budget: str, used: float) -> None:
         """Set how much of a budget of dead letters is used.
@@ -146,9 +318,44 @@ class Metrics:
         :param budget: ``api``, ``webhook`` or ``conflict``.
         :param used: 0 to 1, of the workspace that uses most of it.
         """
+        self.numbers["dead_letter_budget_used_ratio"][budget,] = used
 
     def storage(self, gauges: Mapping[str, float]) -> None:
         """Set the gauges that the storage reports.
 
         :param gauges: name (``wal_bytes``, ``free_bytes`` …; the last word is the unit) → value.
         """
+        self._set("storage_", "A number of the storage's own", gauges)
+
+    def _set(self, prefix: str, text: str, gauges: Mapping[str, float]) -> None:
+        for gauge, value in gauges.items():
+            name = prefix + gauge
+            if name not in self._own:
+                self._own[name] = Family(name, "gauge", text)
+                self.numbers[name] = collections.defaultdict(int)
+            self.numbers[name][()] = value
+
+    # ------------------------------------------------------------------------------------- reading
+    def rows(self) -> Iterator[tuple[Family, tuple[str, ...], float | Histogram]]:
+        """Yield family, labels and value of each number for Prometheus."""
+        self.fold()
+        for family in (*FAMILIES, *self._own.values()):
+            if family.part not in self._parts:
+                continue
+            table: Mapping[Labels, float | Histogram]
+            table = (self.histograms if family.buckets else self.numbers)[family.name]
+            for labels, value in table.items():
+                yield family, tuple(map(str, labels)), value
+
+    def fold(self) -> None:
+        """Add the latest counts by write key to the minute, and without the key to the numbers."""
+        for name, labels_kept in (("events", 2), ("refused_requests", 1)):
+            recent = self._recent[name]
+            for labels, count in recent.items():
+                self.minute[name][labels] += count
+                self.numbers[name][labels[-labels_kept:]] += count
+            recent.clear()
+
+
+def _by_key() -> collections.defaultdict[tuple[str, str, str, str], int]:
+    return collections.defaultdict(int)

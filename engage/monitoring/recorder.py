@@ -35,7 +35,7 @@ REFUSED_KEPT: Final = 24 * 3600 * 1000
 
 
 async def record_periodically(
-    store: EventStore, history: History, refusals: Refusals, clock: Callable[[], int]
+    store: EventStore, history: History, clock: Callable[[], int]
 ) -> None:
     """Write the history every five seconds, and the refused requests every second if there are any.
 
@@ -44,6 +44,7 @@ async def record_periodically(
 
     :param clock: returns milliseconds since 1970 UTC.
     """
+    refusals = history.metrics.refusals
     written = 0
     since_write = 0.0
     try:

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Final
 
-from engage.errors import far_behind, overloaded
+from engage.errors import overloaded
 
 __all__ = [
     "BRIEF_BODY",
@@ -27,7 +27,6 @@ __all__ = [
     "SUBSCRIPTIONS_SHARE",
     "Admission",
     "Admitted",
-    "GuardedAdmission",
 ]
 
 #: Bytes of a body beyond which decoding it waits for a turn. A smaller one takes less time than a
@@ -39,9 +38,6 @@ BRIEF_BODY: Final = 4096
 PACE_SECONDS: Final = 0.02
 #: Requests beyond these that are let in with each further turn of the event loop.
 PACE_REQUESTS: Final = 4
-#: Complete bodies of one write key that may wait in memory for their turn, before further large
-#: bodies of that key are left unread.
-BODIES_AHEAD: Final = 4
 
 #: The share of the queue of requests that write no events.
 SUBSCRIPTIONS_SHARE: Final = "subscriptions"
@@ -59,10 +55,8 @@ class Admission:
     def __init__(self, has_room: Callable[[str], bool], *, wait: float) -> None:
         self._has_room = has_room
         self._wait = wait
-        #: By write key, in the order of rotation: requests that wait for a turn …
+        #: By write key, in the order of rotation: requests that wait for a turn.
         self._turns: dict[str, _Waiting] = {}
-        #: … and requests whose body is left unread until there is room.
-        self._unread: dict[str, _Waiting] = {}
         self._taken = False
         #: The same: small requests that wait for a turn of the event loop with time left.
         self._paced: dict[str, _Waiting] = {}
@@ -123,23 +117,6 @@ class Admission:
         self._spent += seconds
         self._schedule_next()
 
-    def reads(self, key: str) -> bool:
-        """Return whether a large body may be read now."""
-        if key in self._unread:
-            return False
-        waiting = self._turns.get(key)
-        if waiting is not None and len(waiting) >= BODIES_AHEAD:
-            return False
-        return self._has_room(key)
-
-    async def until_read(self, key: str) -> None:
-        """Wait until a large body may be read.
-
-        :raises ApiError: 503 ``overloaded`` if that takes too long.
-        """
-        if not self.reads(key):
-            await self._queue(self._unread, key)
-
     def wake(self) -> None:
         """Let waiting requests in; called when there may be room again."""
         if self._turns and not self._taken:
@@ -147,12 +124,6 @@ class Admission:
                 if self._has_room(key) and self._release(self._turns, key):
                     self._taken = True
                     break
-        if self._unread:
-            for key in list(self._unread):
-                ahead = len(self._turns.get(key, ()))
-                if self._has_room(key):
-                    for _ in range(BODIES_AHEAD - ahead):
-                        self._release(self._unread, key)
 
     def _schedule_next(self) -> None:
         if not self._next_scheduled:
@@ -213,34 +184,6 @@ class Admission:
                 waiting.remove(future)
             if not waiting:
                 del queues[key]
-
-
-class GuardedAdmission(Admission):
-    """Lets no events in while the storage is too far behind the log.
-
-    :param overdue: whether it is, see :attr:`engage.storage.log_lag.Lag.overdue`.
-    """
-
-    def __init__(
-        self, has_room: Callable[[str], bool], *, wait: float, overdue: Callable[[], bool]
-    ) -> None:
-        super().__init__(has_room, wait=wait)
-        self._overdue = overdue
-
-    async def enter(self, key: str, *, small: bool, brief: bool = False) -> Admitted:
-        self._check(key)
-        return await super().enter(key, small=small, brief=brief)
-
-    async def until_read(self, key: str) -> None:
-        self._check(key)
-        await super().until_read(key)
-
-    def reads(self, key: str) -> bool:
-        return not self._overdue() and super().reads(key)
-
-    def _check(self, key: str) -> None:
-        if key != SUBSCRIPTIONS_SHARE and self._overdue():
-            raise far_behind()
 
 
 class Admitted:

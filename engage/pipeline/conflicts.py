@@ -9,10 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from engage.api import API_ORIGIN, Event, EventStore, Outcome, Status, StorageUnavailable
+from engage.api import API_ORIGIN, Event, Outcome, Status, StorageUnavailable
 from engage.errors import ApiError, conflict_not_kept, overloaded
 from engage.pipeline.dead_letters import Conflict, find_conflict, letter_of_conflict
-from engage.storage.time_limit import within
 
 if TYPE_CHECKING:
     from engage.pipeline.ingest import Ingest
@@ -24,15 +23,11 @@ __all__ = ["Conflicts"]
 class Conflicts:
     """Finds and keeps conflicts.
 
-    :param ingest: writes the dead letters.
-    :param store: the store that ``ingest`` writes to.
-    :param timeout: seconds that a call of the store may take.
+    :param ingest: writes the dead letters, and finds stored events.
     """
 
-    def __init__(self, ingest: Ingest, store: EventStore, *, timeout: float) -> None:
+    def __init__(self, ingest: Ingest) -> None:
         self._ingest = ingest
-        self._store = store
-        self._timeout = timeout
 
     async def problem(self, event: Event, outcome: Outcome) -> ApiError | Conflict | None:
         """Find out why an event was not stored.
@@ -44,9 +39,8 @@ class Conflicts:
             return ApiError("event_refused", reason)
         stored = outcome.stored
         if stored is None:
-            async with within(self._timeout):
-                found = await self._store.find(*event.identity)
-            if found is None:  # it has expired meanwhile, so the next attempt stores this one
+            found = await self._ingest.find(event)
+            if found is None:  # it has just expired, so the next attempt stores this one
                 raise StorageUnavailable("the event with this message id has just expired")
             stored = found.body
         return find_conflict(event, stored)

@@ -27,7 +27,6 @@ from engage.api import (
     EVENT_TYPES,
     Change,
     Event,
-    EventStore,
     GroupTraits,
     Link,
     Membership,
@@ -46,10 +45,10 @@ from engage.pipeline.decode import decode_json, decode_json_in_slices, decompres
 from engage.pipeline.items import Items
 from engage.pipeline.normalise import Arrival, Envelope
 from engage.pipeline.transforms import Transforms
-from engage.storage.time_limit import within
 
 if TYPE_CHECKING:
     from engage.config import Limits
+    from engage.pipeline.ingest import Ingest
     from engage.pipeline.validate import Schemas
 
 __all__ = ["OPERATIONS", "Explained", "Explainer", "Submission", "describe_change"]
@@ -113,7 +112,7 @@ class Explainer:
 
     :param conflicts: for :class:`Items`; a check does not keep conflicts.
     :param clock: returns milliseconds since 1970 UTC.
-    :param timeout: seconds that a call of the store may take.
+    :param ingest: finds the event that is stored with the message id.
     """
 
     def __init__(
@@ -123,16 +122,14 @@ class Explainer:
         transforms: Transforms,
         limits: Limits,
         conflicts: Conflicts,
-        store: EventStore,
+        ingest: Ingest,
         clock: Callable[[], int],
-        timeout: float,
     ) -> None:
         self._limits = limits
         self._size = Limit(limits.decompressed_bytes, "limits.decompressed_bytes")
         self._event_limit = Limit(limits.event_bytes, "limits.event_bytes")
-        self._store = store
+        self._ingest = ingest
         self._clock = clock
-        self._timeout = timeout
         metrics = Metrics()
         self._items = Items(
             schemas=schemas, transforms=transforms, conflicts=conflicts, metrics=metrics
@@ -165,8 +162,7 @@ class Explainer:
             return Explained(outcome="dropped", event=event)
         stored: Event | None = None
         if look_up:
-            async with within(self._timeout):
-                stored = await self._store.find(*event.identity)
+            stored = await self._ingest.find(event)
         if stored is None:
             return Explained(outcome="stored", event=event, changes=changes_of(event))
         conflict = find_conflict(event, stored.body)

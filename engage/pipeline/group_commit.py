@@ -5,63 +5,48 @@ Requests that arrive during a call wait and share the next call; a request that 
 written at once. A storage may take several calls at the same time. Then the next call begins beside
 the others as soon as enough requests wait (:attr:`WriteQueue.is_due`), so that the store works on
 one call while this process prepares another. A call takes requests of all write keys in rotation,
-so one busy key does not delay the others. Each request has a time limit, which includes its wait.
+so one busy key does not delay the others.
 
-What waits is limited in weight and bytes, in total and for each key. The limit is asked for before
-a request is decoded (:mod:`engage.pipeline.admission`): :meth:`GroupCommit.submit` accepts
-everything.
+The waiting requests are limited in weight and bytes, in total and for each key. The limit is asked
+for before a request is decoded (:mod:`engage.pipeline.admission`): :meth:`GroupCommit.submit`
+accepts everything.
 
-When a call fails quickly or unexpectedly, the requests in it are retried one by one, so that one
-poisonous request cannot fail the others.
-
-Length: one state machine. A call, its time limits and what follows its failure change the same
-state.
+- **A call that fails** is repeated for each of its requests alone, so that one poisonous request
+  fails alone.
+- **A call that does not return in time** fails for all of its requests, and the store is opened
+  again. The repetitions after a failure are part of that time.
+- **A request that waits too long** for its call fails without one.
 """
 
 from __future__ import annotations
 
 import asyncio
+import collections
 import logging
 import math
 from collections.abc import Awaitable, Callable, Sequence
 from itertools import chain
-from typing import Any, Final, Generic, TypeVar
+from typing import Final, Generic, TypeVar
 
 from engage.api import StorageUnavailable
 from engage.errors import shutting_down
-from engage.pipeline.write_queue import WriteQueue, WriteRequest
 
-__all__ = ["GroupCommit"]
+__all__ = ["GROUP_WEIGHT", "GroupCommit", "Room", "WriteQueue", "WriteRequest"]
 
 _log = logging.getLogger(__name__)
 
-#: Seconds. If a store takes longer than this to fail, it is down: its requests are not retried
-#: one by one.
-_QUICK_FAILURE: Final = 1.0
+#: Requests in a row for which the storage is unavailable, after which it is down, and not only
+#: unable to store one of them.
+_DOWN: Final = 2
+
+#: Maximum weight and bytes of the writes that run at the same time, except for a single request
+#: that is larger. Beyond this, throughput does not improve, while every request in a write waits
+#: for all of it.
+GROUP_WEIGHT: Final = 4000
+GROUP_BYTES: Final = 16 * 1024 * 1024
 
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
-
-
-class _Call(Generic[_Item, _Result]):
-    """A task that calls the storage with one group of requests after the other."""
-
-    __slots__ = ("given_up", "group", "late", "started", "task", "timer")
-
-    #: The task; assigned before it begins.
-    task: asyncio.Task[None]
-
-    def __init__(self) -> None:
-        #: The requests of the current call, in the order of their deadlines …
-        self.group: Sequence[WriteRequest[_Item, _Result]] = ()
-        #: … how many of them failed because their time is over …
-        self.late = 0
-        #: … when it began, and what fails the next request at its deadline.
-        self.started = 0.0
-        self.timer: asyncio.Handle | None = None
-        #: Whether the call did not return in time. Its requests have failed, and its result is
-        #: ignored.
-        self.given_up = False
 
 
 class GroupCommit(Generic[_Item, _Result]):
@@ -69,15 +54,15 @@ class GroupCommit(Generic[_Item, _Result]):
 
     :param call: returns one result per item. Raises :class:`StorageUnavailable` if the items cannot
         be stored now.
-    :param max_weight: the weight, waiting and in the current call, at which there is no more room.
+    :param max_weight: the weight, waiting and in the current calls, at which there is no more room.
     :param max_bytes: the same in bytes.
     :param share: the part of both that one write key may have.
     :param calls: the maximum number of calls at the same time.
-    :param timeout: seconds that a request may take, including its wait.
+    :param timeout: seconds that a call may take, and that a request may wait for it.
     :param done: called after each successful call with its seconds, items and results.
     :param failed: called after each failed call.
-    :param recover: called after a call that did not return in time.
-    :param freed: called when there may be room again.
+    :param recover: called after a call that did not return in time. No call begins until it
+        returns.
     """
 
     def __init__(
@@ -92,23 +77,25 @@ class GroupCommit(Generic[_Item, _Result]):
         done: Callable[[float, Sequence[_Item], Sequence[_Result]], None],
         failed: Callable[[], None],
         recover: Callable[[], Awaitable[None]],
-        freed: Callable[[], None] = lambda: None,
     ) -> None:
         self._call = call
         self._queue: WriteQueue[_Item, _Result] = WriteQueue(
             max_weight=max_weight, max_bytes=max_bytes, share=share, writes=calls
         )
+        #: Returns whether there is room for a request of a write key.
+        self.has_room = self._queue.has_room
         self._calls = calls
         self._timeout = timeout
         self._done = done
         self._failed = failed
         self._recover = recover
-        self._freed = freed
-        #: The tasks that make the calls, each one call at a time, and the one that recovers.
+        #: Called when there may be room again.
+        self.freed: Callable[[], None] = lambda: None
+        #: The tasks that make the calls, each one call at a time.
         self._tasks: set[asyncio.Task[None]] = set()
         #: Whether a task was made that has not begun yet.
         self._starting = False
-        #: Whether a call did not return in time, and the store recovers. No call begins meanwhile.
+        #: Whether the store recovers from a call that did not return in time.
         self._recovering = False
         #: When a call was successful last.
         self._answered = -math.inf
@@ -127,10 +114,6 @@ class GroupCommit(Generic[_Item, _Result]):
         """The number of items that wait."""
         return self._queue.waiting
 
-    def has_room(self, key: str) -> bool:
-        """Return whether there is room for a request of a write key."""
-        return self._queue.has_room(key)
-
     def submit(
         self, items: Sequence[_Item], size: int, *, weight: int | None = None, key: str = ""
     ) -> asyncio.Future[Sequence[_Result]]:
@@ -139,21 +122,23 @@ class GroupCommit(Generic[_Item, _Result]):
         Cancelling a caller does not cancel the write.
 
         :param size: bytes of all items together.
-        :param weight: what the items cost the storage; ``None`` for one each.
+        :param weight: the cost of the items for the storage; ``None`` for one each.
         :param key: the write key, or another name for who sends them.
         :return: one result per item, in their order. It raises :class:`StorageUnavailable` if not
-            all items are durable.
+            all items are durable; its cause is the error of the storage, if there is one.
         :raises ApiError: 503 ``shutting_down``; nothing was written.
         """
         if self._closed:
             raise shutting_down()
-        if weight is None:
-            weight = len(items)
         loop = self._loop
         if loop is None:
             loop = self._loop = asyncio.get_running_loop()
         future: asyncio.Future[Sequence[_Result]] = loop.create_future()
+        weight = len(items) if weight is None else weight
         request = WriteRequest(key, items, weight, size, loop.time() + self._timeout, future)
+        if self._recovering:
+            _fail([request])
+            return future
         self._queue.add(request)
         if not self._starting and len(self._tasks) < self._calls:
             self._start_if_due()
@@ -169,99 +154,97 @@ class GroupCommit(Generic[_Item, _Result]):
         self._closed = True
         await self.drain()
 
+    # ---------------------------------------------------------------------------------- internals
     def _start_if_due(self) -> None:
         """Start another task if a call is due that no task will make, and the limit allows it."""
-        if (
-            self._starting
-            or self._recovering
-            or len(self._tasks) >= self._calls
-            or not self._queue.is_due
-        ):
+        if self._starting or len(self._tasks) >= self._calls or not self._queue.is_due:
             return
         # In a separate task, so that cancelling the first caller does not harm the others. The
         # task starts in the next turn of the loop, with all requests that arrived in this one.
         assert self._loop is not None
         self._starting = True
-        call: _Call[_Item, _Result] = _Call()
-        call.task = self._loop.create_task(self._run(call))
-        self._tasks.add(call.task)
+        task = self._loop.create_task(self._run())
+        self._tasks.add(task)
 
-    async def _run(self, call: _Call[_Item, _Result]) -> None:
+    async def _run(self) -> None:
+        """Make one call after the other while one is due.
+
+        There is no await after the last look at the queue, so no request is missed.
+        """
+        loop, queue = self._loop, self._queue
+        assert loop is not None
         self._starting = False
-        ended = False
         try:
-            # What is not due is written after one of the calls that run now.
-            while not self._recovering and self._queue.is_due:
-                group = self._queue.next_group()
-                self._start_if_due()
+            while queue.is_due:
+                group = queue.next_group()
+                if len(self._tasks) < self._calls:
+                    self._start_if_due()
                 try:
-                    await self._write(call, group)
+                    await self._write(group)
                 except BaseException as error:
-                    if call.given_up:
-                        raise
-                    # A bug here, or the loop is closing: no caller may wait indefinitely.
-                    for request in group:
-                        request.fail(StorageUnavailable("the write was abandoned"))
+                    # No caller may wait indefinitely, whatever has happened.
+                    _fail(group, error)
                     if not isinstance(error, Exception):
                         raise
                     _log.exception("a group commit failed unexpectedly")
                 finally:
-                    if not call.given_up:
-                        self._free(group)
-                if call.given_up:
-                    return
-            ended = True
+                    queue.free(group)
+                    self.freed()
+                if queue.waiting and (late := queue.drop(late_at=loop.time())):
+                    self._failed()
+                    self._fail_waiting(late)
         finally:
-            if not call.given_up:
-                # There is no await since the last look at the queue, so no request was missed.
-                self._end(call.task, failed=not ended)
+            self._tasks.discard(asyncio.current_task(loop))
 
-    def _end(self, task: asyncio.Task[None], *, failed: bool) -> None:
-        """Forget a task.
-
-        :param failed: whether the task ended unexpectedly. Then the waiting requests fail, because
-            no other task may follow.
-        """
-        self._tasks.discard(task)
-        if failed:
-            self._fail(self._drop())
-
-    async def _write(
-        self, call: _Call[_Item, _Result], group: Sequence[WriteRequest[_Item, _Result]]
-    ) -> None:
-        loop = self._loop
-        assert loop is not None
-        started = loop.time()
+    async def _write(self, group: Sequence[WriteRequest[_Item, _Result]]) -> None:
+        """Write requests within the time limit; recover if the storage does not answer."""
+        assert self._loop is not None
+        started = self._loop.time()
         try:
-            await self._attempt_group(call, group)
+            async with asyncio.timeout(self._timeout):
+                error = await self._attempt(group)
+                if error is not None:
+                    await self._write_each(group, error)
         except TimeoutError:
-            await self._time_out(group, loop.time() - started)
-        except StorageUnavailable as error:
-            self._log_unavailable(error)
-            quick = loop.time() - started < _QUICK_FAILURE and not self._recovering
-            if len(group) > 1 and quick:
-                await self._one_by_one(group)
-            else:
-                self._fail(group)
-        except Exception:
-            _log.exception("the storage raised an unexpected error")
-            if len(group) > 1:
-                await self._one_by_one(group)
-            else:
-                self._fail(group)
+            self._failed()
+            _fail(group)
+            # If another call was successful since then, the store is slow, but it answers.
+            if self._recovering or self._answered > started:
+                return
+            _log.error("the storage did not answer within %.1f s", self._timeout)
+            self._recovering = True
+            try:
+                self._fail_waiting(self._queue.drop())
+                await self._recover()
+            finally:
+                self._recovering = False
 
-    # ------------------------------------------------------------------------------ a usual call
-    # The task awaits the storage itself, and a timer watches its time. With another task for the
-    # call, a request that is alone took three more turns of the event loop.
-    async def _attempt_group(
-        self, call: _Call[_Item, _Result], group: Sequence[WriteRequest[_Item, _Result]]
+    async def _write_each(
+        self, group: Sequence[WriteRequest[_Item, _Result]], error: Exception
     ) -> None:
+        """Write each request of a call that failed in a separate call.
+
+        :param error: why the call failed.
+        """
+        if len(group) == 1 or self._recovering:
+            _fail(group, error)
+            return
+        unavailable = 0
+        for index, request in enumerate(group):
+            alone = await self._attempt((request,))
+            if alone is None:
+                unavailable = 0
+                continue
+            _fail((request,), alone)
+            unavailable = unavailable + 1 if isinstance(alone, StorageUnavailable) else 0
+            if unavailable == _DOWN:
+                _fail(group[index:], alone)
+                return
+
+    async def _attempt(self, group: Sequence[WriteRequest[_Item, _Result]]) -> Exception | None:
         """Make one call of the storage and hand each request its results.
 
-        If the call does not return in time, it is given up, and whatever follows does nothing.
-
-        :raises TimeoutError: if the time of every request was over before.
-        :raises StorageUnavailable: if the storage raised it, or cancelled the call.
+        :return: the error of the storage; ``None`` if all is written.
         """
         loop = self._loop
         assert loop is not None
@@ -269,242 +252,251 @@ class GroupCommit(Generic[_Item, _Result]):
         if len(group) > 1:
             items = list(chain.from_iterable(request.items for request in group))
         started = loop.time()
-        if group[-1].deadline <= started:
-            self._failed()
-            raise TimeoutError
-        call.group, call.started, call.late = group, started, 0
-        call.timer = loop.call_at(group[0].deadline, self._due, call)
         try:
             results = await self._call(items)
-            if call.given_up:
-                return
-            _check_number(results, items)
+            if len(results) != len(items):
+                raise TypeError(f"{len(results)} results for {len(items)} items")
         except asyncio.CancelledError:
-            if call.given_up or call.task.cancelling():
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
                 raise
-            self._failed()
-            raise StorageUnavailable("the storage cancelled the write") from None
-        except Exception:
-            if call.given_up:
-                return
-            self._failed()
-            raise
-        finally:
-            if call.timer is not None:
-                call.timer.cancel()
-        self._hand_out(group, items, results, started)
-
-    def _due(self, call: _Call[_Item, _Result]) -> None:
-        """Call :meth:`_overdue` in the next turn, so that a result that has arrived is used."""
-        assert self._loop is not None
-        call.timer = self._loop.call_soon(self._overdue, call)
-
-    def _overdue(self, call: _Call[_Item, _Result]) -> None:
-        """Fail the requests of a call whose time is over. If there are no others, give it up."""
-        loop, group = self._loop, call.group
-        assert loop is not None
-        # In the order of arrival, which is that of the deadlines: each request fails at its
-        # deadline, and the call goes on for those that arrived later.
-        late = call.late + 1
-        while late < len(group) and group[late].deadline <= loop.time():
-            late += 1
-        self._fail(group[call.late : late])
-        call.late = late
-        if late < len(group):
-            call.timer = loop.call_at(group[late].deadline, self._due, call)
-            return
-        call.timer = None
-        call.given_up = True
-        self._failed()
-        # Not awaited: a call that overruns its time may ignore the cancellation as well.
-        call.task.cancel()
-        self._tasks.discard(call.task)
-        if self._note_time_out(group, loop.time() - call.started):
-            self._tasks.add(loop.create_task(self._recover_after(group)))
-        else:
-            self._free(group)
-            self._start_if_due()
-
-    def _hand_out(
-        self,
-        group: Sequence[WriteRequest[_Item, _Result]],
-        items: Sequence[_Item],
-        results: Sequence[_Result],
-        started: float,
-    ) -> None:
-        """Hand each request its results."""
-        assert self._loop is not None
+            return self._report(StorageUnavailable("the storage cancelled the write"))
+        except Exception as error:
+            return self._report(error)
         if not self._healthy:
             self._healthy = True
             _log.warning("the storage is available again")
-        self._answered = self._loop.time()
+        self._answered = loop.time()
         self._done(self._answered - started, items, results)
         start = 0
         for request in group:
             end = start + len(request.items)
-            if not request.future.done():
-                whole = start == 0 and end == len(results)
+            if not request.future.done():  # it is done if the caller was cancelled
+                whole = len(group) == 1
                 request.future.set_result(results if whole else results[start:end])
             start = end
+        return None
 
-    # ---------------------------------------------------------------------------- a failed call
-    async def _time_out(
-        self, group: Sequence[WriteRequest[_Item, _Result]], seconds: float
-    ) -> None:
-        """Fail requests whose time is over, and recover if the store does not answer."""
-        if self._note_time_out(group, seconds):
-            await self._wait_for_recovery()
-
-    def _note_time_out(self, group: Sequence[WriteRequest[_Item, _Result]], seconds: float) -> bool:
-        """Fail requests whose time is over.
-
-        :param seconds: the duration of the call that they waited for.
-        :return: whether the store has to recover. No call begins until it has.
-        """
-        self._fail(group)
-        if self._recovering:
-            return False
-        assert self._loop is not None
-        if min(seconds, self._loop.time() - self._answered) < self._timeout / 2:
-            # Most of their time was spent waiting, or another call was successful meanwhile: the
-            # store is slow, but it answers.
-            return False
-        _log.error("the storage did not answer within %.1f s", seconds)
-        self._recovering = True
-        # The requests that arrived meanwhile wait for the same store.
-        self._fail(self._drop())
-        return True
-
-    async def _recover_after(self, group: Sequence[WriteRequest[_Item, _Result]]) -> None:
-        """Recover after a call that was given up, then go on."""
-        task = asyncio.current_task()
-        assert task is not None
-        ended = False
-        try:
-            await self._wait_for_recovery()
-            ended = True
-        except Exception:
-            _log.exception("the storage could not recover")
-            ended = True
-        finally:
-            self._free(group)
-            self._end(task, failed=not ended)
-            self._start_if_due()
-
-    async def _wait_for_recovery(self) -> None:
-        """Recover; requests that arrive meanwhile wait until their usual deadline."""
-        loop = self._loop
-        assert loop is not None
-        try:
-            recovering = asyncio.ensure_future(self._recover())
-            while not recovering.done():
-                now = loop.time()
-                until = self._queue.earliest_deadline(now + self._timeout)
-                await asyncio.wait((recovering,), timeout=max(until - now, 0))
-                self._fail(self._drop(late_at=loop.time()))
-            await recovering
-        finally:
-            self._recovering = False
-
-    async def _attempt(self, request: WriteRequest[_Item, _Result]) -> None:
-        """Make one call of the storage for one request.
-
-        :raises TimeoutError: if the time of the request is over.
-        :raises StorageUnavailable: if the storage raised it, or cancelled the call.
-        """
-        loop = self._loop
-        assert loop is not None
-        started = loop.time()
-        if request.deadline <= started:
-            self._failed()
-            raise TimeoutError
-        call = asyncio.ensure_future(self._call(request.items))
-        try:
-            await asyncio.wait((call,), timeout=max(request.deadline - started, 0))
-            if not call.done():
-                self._fail((request,))
-                self._failed()
-                raise TimeoutError
-        finally:
-            if not call.done():
-                # Not awaited: a call that overruns its time may ignore the cancellation as well.
-                call.cancel()
-                call.add_done_callback(_retrieve_exception)
-        try:
-            results = call.result()
-            _check_number(results, request.items)
-        except asyncio.CancelledError:
-            self._failed()
-            raise StorageUnavailable("the storage cancelled the write") from None
-        except Exception:
-            self._failed()
-            raise
-        self._hand_out((request,), request.items, results, started)
-
-    async def _one_by_one(self, group: Sequence[WriteRequest[_Item, _Result]]) -> None:
-        """Write each request in a separate call.
-
-        If the storage is unavailable for two requests in a row, it is down, and the rest fail
-        without a call.
-        """
-        loop = self._loop
-        assert loop is not None
-        in_a_row = 0
-        for index, request in enumerate(group):
-            started = loop.time()
-            try:
-                await self._attempt(request)
-                in_a_row = 0
-            except TimeoutError:
-                await self._time_out(group[index:], loop.time() - started)
-                return
-            except StorageUnavailable as error:
-                self._fail((request,))
-                self._log_unavailable(error)
-                in_a_row += 1
-                if in_a_row == 2:
-                    self._fail(group[index:])
-                    return
-            except Exception:
-                _log.exception("the storage raised an unexpected error for a single request")
-                self._fail((request,))
-                in_a_row = 0
-
-    def _log_unavailable(self, error: StorageUnavailable) -> None:
-        if self._healthy:
+    def _report(self, error: Exception) -> Exception:
+        """Count and log the failure of a call."""
+        self._failed()
+        if not isinstance(error, StorageUnavailable):
+            _log.error("the storage raised an unexpected error", exc_info=error)
+        elif self._healthy:
             self._healthy = False
             cause = error.__cause__
-            _log.error(
-                "the storage is unavailable: %s%s",
-                error,
-                f" ({type(cause).__name__})" if cause is not None else "",
-            )
+            shown = f" ({type(cause).__name__})" if cause is not None else ""
+            _log.error("the storage is unavailable: %s%s", error, shown)
+        return error
 
-    def _drop(self, late_at: float = math.inf) -> list[WriteRequest[_Item, _Result]]:
-        dropped = self._queue.drop(late_at)
-        if dropped:
-            self._freed()
+    def _fail_waiting(self, requests: Sequence[WriteRequest[_Item, _Result]]) -> None:
+        """Fail requests that were removed from the queue."""
+        _fail(requests)
+        self.freed()
+
+
+def _fail(
+    requests: Sequence[WriteRequest[_Item, _Result]], cause: BaseException | None = None
+) -> None:
+    """Fail those requests that have no result yet."""
+    for request in requests:
+        if not request.future.done():
+            error = StorageUnavailable("not all events are durable")
+            error.__cause__ = cause
+            request.future.set_exception(error)
+
+
+class WriteRequest(Generic[_Item, _Result]):
+    """The items of one caller, and the future on which it waits.
+
+    :param key: the write key, or another name for the sender.
+    :param weight: the cost of the items for the storage, together.
+    :param size: bytes of all items together.
+    :param deadline: the time of the event loop until which the request may wait for its call.
+    :param future: for one result per item.
+    """
+
+    __slots__ = ("deadline", "future", "items", "key", "size", "weight")
+
+    def __init__(
+        self,
+        key: str,
+        items: Sequence[_Item],
+        weight: int,
+        size: int,
+        deadline: float,
+        future: asyncio.Future[Sequence[_Result]],
+    ) -> None:
+        self.key = key
+        self.items = items
+        self.weight = weight
+        self.size = size
+        self.deadline = deadline
+        self.future = future
+
+
+class _Usage:
+    """What one write key has in the queue and in the current call."""
+
+    __slots__ = ("size", "weight")
+
+    def __init__(self) -> None:
+        self.weight = 0
+        self.size = 0
+
+
+class Room(Generic[_Item, _Result]):
+    """Counts the requests that wait or are being written.
+
+    :param max_weight: the weight at which there is no more room.
+    :param max_bytes: the same in bytes.
+    :param share: the part of both that one write key may have.
+    """
+
+    def __init__(self, *, max_weight: int, max_bytes: int, share: float) -> None:
+        self._max_weight = max_weight
+        self._max_bytes = max_bytes
+        self._key_weight = max_weight * share
+        self._key_bytes = max_bytes * share
+        self._used: dict[str, _Usage] = {}
+        self._weight = 0
+        self._bytes = 0
+        #: How many items wait or are being written.
+        self.items = 0
+
+    def has_room(self, key: str) -> bool:
+        """Return whether a request of a write key may be added.
+
+        A key that has nothing in a full queue has room for a first request, up to twice the limit
+        in total: other keys cannot shut it out.
+        """
+        used = self._used.get(key)
+        if used is None:
+            return self._weight < 2 * self._max_weight and self._bytes < 2 * self._max_bytes
+        return (
+            self._weight < self._max_weight
+            and self._bytes < self._max_bytes
+            and used.weight < self._key_weight
+            and used.size < self._key_bytes
+        )
+
+    def add(self, request: WriteRequest[_Item, _Result]) -> None:
+        """Count a request; :meth:`free` stops counting it."""
+        used = self._used.get(request.key)
+        if used is None:
+            used = self._used[request.key] = _Usage()
+        used.weight += request.weight
+        used.size += request.size
+        self.items += len(request.items)
+        self._weight += request.weight
+        self._bytes += request.size
+
+    def free(self, requests: Sequence[WriteRequest[_Item, _Result]]) -> None:
+        """Stop counting requests that are neither waiting nor being written any more."""
+        for request in requests:
+            self.items -= len(request.items)
+            self._weight -= request.weight
+            self._bytes -= request.size
+            used = self._used[request.key]
+            used.weight -= request.weight
+            used.size -= request.size
+            if not used.weight and not used.size:
+                del self._used[request.key]
+
+
+class WriteQueue(Room[_Item, _Result]):
+    """The requests that wait for a group commit or are being written.
+
+    :param max_weight: the weight at which there is no more room.
+    :param max_bytes: the same in bytes.
+    :param share: the part of both that one write key may have.
+    :param writes: how many writes may run at the same time; they share :data:`GROUP_WEIGHT` and
+        :data:`GROUP_BYTES`.
+    """
+
+    def __init__(self, *, max_weight: int, max_bytes: int, share: float, writes: int = 1) -> None:
+        super().__init__(max_weight=max_weight, max_bytes=max_bytes, share=share)
+        self._writes = writes
+        #: By write key, in the order of rotation; never empty.
+        self._queues: dict[str, collections.deque[WriteRequest[_Item, _Result]]] = {}
+        #: The weight of the requests that are being written.
+        self._writing = 0
+        #: How many items wait.
+        self.waiting = 0
+
+    @property
+    def is_due(self) -> bool:
+        """Whether a write should begin: requests wait, and no write runs, or they weigh as much as
+        each of the other writes.
+
+        With a smaller part, a write beside others would cost more than the wait that it saves: each
+        write has a fixed cost, however small it is.
+        """
+        if not self._queues:
+            return False
+        writing = self._writing
+        return not writing or (self._weight - writing) * (self._writes - 1) >= writing
+
+    def add(self, request: WriteRequest[_Item, _Result]) -> None:
+        """Queue a request, and count it until :meth:`free`."""
+        queue = self._queues.get(request.key)
+        if queue is None:
+            queue = self._queues[request.key] = collections.deque()
+        queue.append(request)
+        self.waiting += len(request.items)
+        super().add(request)
+
+    def next_group(self) -> list[WriteRequest[_Item, _Result]]:
+        """Remove the requests of the next write from the queues, one of each key in turn."""
+        queues = self._queues
+        group: list[WriteRequest[_Item, _Result]] = []
+        weight = size = 0
+        max_weight, max_size = GROUP_WEIGHT // self._writes, GROUP_BYTES // self._writes
+        keys = list(queues)
+        while keys:
+            left = []
+            for key in keys:
+                waiting = queues[key]
+                request = waiting[0]
+                # The first one always fits.
+                if group and (
+                    weight + request.weight > max_weight or size + request.size > max_size
+                ):
+                    continue
+                waiting.popleft()
+                weight += request.weight
+                size += request.size
+                group.append(request)
+                # Served, so it goes to the end of the rotation.
+                del queues[key]
+                if waiting:
+                    queues[key] = waiting
+                    left.append(key)
+            keys = left
+        self._writing += weight
+        for request in group:
+            self.waiting -= len(request.items)
+        return group
+
+    def drop(self, late_at: float = math.inf) -> list[WriteRequest[_Item, _Result]]:
+        """Remove requests from the queues and return them.
+
+        :param late_at: remove only those whose deadline is not later. Each queue is in the order of
+            deadlines.
+        """
+        dropped = []
+        for key, waiting in list(self._queues.items()):
+            while waiting and waiting[0].deadline <= late_at:
+                dropped.append(waiting.popleft())
+            if not waiting:
+                del self._queues[key]
+        for request in dropped:
+            self.waiting -= len(request.items)
+        super().free(dropped)
         return dropped
 
-    def _free(self, requests: Sequence[WriteRequest[_Item, _Result]]) -> None:
-        self._queue.free(requests)
-        self._freed()
-
-    def _fail(self, requests: Sequence[WriteRequest[_Item, _Result]]) -> None:
+    def free(self, requests: Sequence[WriteRequest[_Item, _Result]]) -> None:
+        """Stop counting requests that :meth:`next_group` returned: they are written, or failed."""
         for request in requests:
-            request.fail(StorageUnavailable("not all events are durable"))
-
-
-def _check_number(results: Sequence[Any], items: Sequence[Any]) -> None:
-    """Check that there is one result for each item.
-
-    :raises TypeError: if there is not.
-    """
-    if len(results) != len(items):
-        raise TypeError(f"{len(results)} results for {len(items)} items")
-
-
-def _retrieve_exception(task: asyncio.Future[Any]) -> None:
-    """Retrieve the exception of an abandoned call, so that asyncio does not log it."""
-    if not task.cancelled():
-        task.exception()
+            self._writing -= request.weight
+        super().free(requests)

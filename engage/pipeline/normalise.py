@@ -367,12 +367,8 @@ def parse_time(text: str) -> int | None:
         moment = datetime.fromisoformat(text)
     except ValueError:
         text = text.upper()  # fromisoformat does not accept a lower-case z
-        leap = text[17:19] == "60"
-        if leap:
-            end = 19
-            while text[end : end + 1] in _FRACTION_CHARACTERS:
-                end += 1
-            text = text[:17] + "59.999" + text[end:]
+        if text[17:19] == "60":
+            text = text[:17] + "59.999" + text[19:].lstrip(".0123456789")
         try:
             moment = datetime.fromisoformat(text)
         except ValueError:
@@ -390,6 +386,5 @@ def parse_time(text: str) -> int | None:
     return milliseconds if _MIN_TIME <= milliseconds <= MAX_TIME else None
 
 
-_FRACTION_CHARACTERS: Final = frozenset(".0123456789")
 #: The first millisecond of the year 1.
 _MIN_TIME: Final = (1 - _EPOCH_ORDINAL) * _DAY

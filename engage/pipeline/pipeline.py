@@ -14,12 +14,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 import orjson
 
-from engage.api import EventStore, Status
+from engage.api import Status
 from engage.errors import ApiError, Limit, from_problems, overloaded
+from engage.keys.auth import KEYLESS_BODY, Authenticator, Principal
 from engage.pipeline.admission import BRIEF_BODY, LARGE_BODY, SUBSCRIPTIONS_SHARE, Admitted
-from engage.pipeline.auth import KEYLESS_BODY, Authenticator, Principal
 from engage.pipeline.clock import Clock
-from engage.pipeline.conflicts import Conflicts
 from engage.pipeline.dead_letters import Conflict, envelope_of, letter_of
 from engage.pipeline.decode import (
     Encoding,
@@ -43,6 +42,7 @@ from engage.pipeline.validate import Schemas
 if TYPE_CHECKING:
     from engage.config import Limits, Workspace
     from engage.monitoring.metrics import Metrics
+    from engage.pipeline.conflicts import Conflicts
     from engage.pipeline.ingest import Ingest
     from engage.pipeline.transforms import Transforms
 
@@ -60,8 +60,7 @@ _KEYLESS_SHARE: Final = ""
 class Pipeline:
     """Runs the steps.
 
-    :param store: the store that ``ingest`` writes to; used here for conflicts and subscriptions.
-    :param timeout: seconds that a call of the store may take (``storage.write_timeout``).
+    :param ingest: writes events; subscriptions are changed in its store.
     :param clock: returns milliseconds since 1970 UTC.
     :param catch_up: see :class:`engage.pipeline.subscriptions.Subscriptions`.
     """
@@ -75,9 +74,8 @@ class Pipeline:
         schemas: Schemas,
         transforms: Transforms,
         ingest: Ingest,
-        store: EventStore,
+        conflicts: Conflicts,
         metrics: Metrics,
-        timeout: float = 8.0,
         clock: Callable[[], int] | None = None,
         catch_up: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
@@ -89,9 +87,9 @@ class Pipeline:
         self._schemas = schemas
         self._valid_envelope = schemas.validator("batch")
         self._valid_fields = schemas.validator("common")
-        self._conflicts = Conflicts(ingest, store, timeout=timeout)
+        self._conflicts = conflicts
         self._items = Items(
-            schemas=schemas, transforms=transforms, conflicts=self._conflicts, metrics=metrics
+            schemas=schemas, transforms=transforms, conflicts=conflicts, metrics=metrics
         )
         self._ingest = ingest
         self._decoding_again = asyncio.Lock()
@@ -99,7 +97,7 @@ class Pipeline:
         self._clock = Clock() if clock is None else clock
         self._last_arrival: tuple[Principal | None, Arrival | None] = (None, None)
         self._subscriptions = Subscriptions(
-            workspaces, store, clock=self._clock, timeout=timeout, catch_up=catch_up
+            workspaces, ingest.store, clock=self._clock, timeout=ingest.timeout, catch_up=catch_up
         )
 
     # ------------------------------------------------------------------------------- operations
@@ -280,14 +278,6 @@ class Pipeline:
             duplicates += taken.duplicates
             rejected += taken.sorted_rejected(start)
         return Delivered(accepted, duplicates, rejected)
-
-    def reads(self, principal: Principal | None) -> bool:
-        """Return whether a large body may be read now: see :meth:`Admission.reads`."""
-        return self._ingest.admission.reads(_key_of(principal))
-
-    async def until_read(self, principal: Principal | None) -> None:
-        """Wait until a large body may be read: see :meth:`Admission.until_read`."""
-        await self._ingest.admission.until_read(_key_of(principal))
 
     # ------------------------------------------------------------------------------------ steps
     async def _admit(

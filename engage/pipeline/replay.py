@@ -3,13 +3,13 @@
 
 The composed server has one :class:`Replays` (``app.replays``)::
 
-    obstacle_of(letter, operation=None)   # why it cannot be replayed: a sentence, or None
+    obstacle_of(letter)   # why it cannot be replayed: a sentence, or None
     is_delivery(letter)                   # a webhook delivery: cannot be edited or checked
     text_of(letter)                       # its item, for a person to edit: str
 
-    explained = await replays.check(letter, text, operation=None, new_id=False)   # an Explained
-    replayed = await replays.replay(letter, text, operation=None, new_id=False)   # a Replayed
-    several = await replays.replay_all(letters, operation=None, new_id=False)
+    explained = await replays.check(letter, text, new_id=False)   # an Explained
+    replayed = await replays.replay(letter, text, new_id=False)   # a Replayed
+    several = await replays.replay_all(letters, new_id=False)
     audit_details(letter, text, replayed)   # what the audit keeps, action "letter-replayed"
 
 ``text`` is UTF-8 JSON as bytes; ``None`` replays the letter as it is.
@@ -40,7 +40,6 @@ from engage.api import (
     DeadLetter,
     DeadLetterStore,
     Event,
-    EventStore,
     Outcome,
     Status,
     StorageUnavailable,
@@ -49,7 +48,7 @@ from engage.api import (
 from engage.errors import STATUS, ApiError, Problem
 from engage.pipeline.dead_letters import MAX_ENVELOPE, MAX_ITEM
 from engage.pipeline.explain import Explained, Explainer, Submission
-from engage.storage.time_limit import within
+from engage.upkeep.time_limit import within
 
 if TYPE_CHECKING:
     from engage.pipeline.conflicts import Conflicts
@@ -96,19 +95,11 @@ def is_delivery(letter: DeadLetter) -> bool:
     return letter.origin != API_ORIGIN and letter.reason != CONFLICT and letter.operation is None
 
 
-def obstacle_of(letter: DeadLetter, operation: str | None = None) -> str | None:
-    """Return why a letter cannot be replayed: one sentence, or ``None`` if it can.
-
-    :param operation: the type that the operator gives a letter of an earlier version.
-    """
+def obstacle_of(letter: DeadLetter) -> str | None:
+    """Return why a letter cannot be replayed: one sentence, or ``None`` if it can."""
     if letter.truncated:
         return f"only its first {MAX_ITEM // 1024} KiB were kept; send the event again"
-    if is_delivery(letter):
-        return None
-    if letter.operation is None:
-        if operation is None:
-            return "an earlier version of engage made it without the type of its route; give one"
-    elif letter.envelope is None:
+    if not is_delivery(letter) and letter.envelope is None:
         return (
             f"the context and integrations of its batch are larger than {MAX_ENVELOPE // 1024} KiB,"
             " or those of all refused items were too large to keep; send the event again"
@@ -150,7 +141,6 @@ class Replays:
 
     :param conflicts: finds out why an event was not stored.
     :param retry: translates a delivery again (:meth:`engage.deliveries.receive.Deliveries.retry`).
-    :param timeout: seconds that a call of the store may take.
     """
 
     def __init__(
@@ -159,51 +149,43 @@ class Replays:
         explainer: Explainer,
         ingest: Ingest,
         conflicts: Conflicts,
-        store: EventStore,
         retry: Callable[[DeadLetter], Awaitable[WebhookResult]],
-        timeout: float,
     ) -> None:
         self._explainer = explainer
         self._ingest = ingest
         self._conflicts = conflicts
-        self._store = store
         self._retry = retry
-        self._timeout = timeout
 
     async def check(
         self,
         letter: DeadLetter,
         text: bytes | None = None,
         *,
-        operation: str | None = None,
         new_id: bool = False,
     ) -> Explained:
         """Return what a replay would do. Nothing is stored.
 
         :param text: the edited item; ``None``: as it is.
-        :param operation: the type of the route, for a letter of an earlier version.
         :param new_id: whether to make a new message id.
         :raises StorageUnavailable: if the store does not answer.
         """
-        obstacle = obstacle_of(letter, operation)
+        obstacle = obstacle_of(letter)
         if obstacle is None and is_delivery(letter):
             obstacle = "it is a webhook delivery; a replay translates it again"
         if obstacle is not None:
             return Explained(outcome="refused", code=NOT_REPLAYABLE, message=obstacle)
         explained = await self._explainer.check(
-            letter.item if text is None else text, _submission(letter, operation, new_id)
+            letter.item if text is None else text, _submission(letter, new_id)
         )
-        if explained.outcome != "conflict" or explained.stored is None:
+        if explained.outcome != "conflict":
             return explained
-        message = _advice(letter, explained.message, explained.stored.body)
-        return dataclasses.replace(explained, message=message)
+        return dataclasses.replace(explained, message=_advice(explained.message))
 
     async def replay(
         self,
         letter: DeadLetter,
         text: bytes | None = None,
         *,
-        operation: str | None = None,
         new_id: bool = False,
     ) -> Replayed:
         """Replay a letter, and remove it when its event is durable. Idempotent.
@@ -213,56 +195,49 @@ class Replays:
         :raises StorageUnavailable: if the event may not be durable or the letter may not be
             removed; it is safe to replay it again.
         """
-        (replayed,) = await self._run([(letter, text)], operation, new_id)
+        (replayed,) = await self._run([(letter, text)], new_id)
         return replayed
 
     async def replay_all(
         self,
         letters: Sequence[DeadLetter],
         *,
-        operation: str | None = None,
         new_id: bool = False,
     ) -> Sequence[Replayed]:
         """Replay letters as :meth:`replay` does, in one write.
 
+        :param letters: letters of one workspace.
         :return: what became of each, in their order.
         :raises StorageUnavailable: as :meth:`replay`.
         """
-        return await self._run([(letter, None) for letter in letters], operation, new_id)
+        return await self._run([(letter, None) for letter in letters], new_id)
 
     # ------------------------------------------------------------------------------------ steps
     async def _run(
         self,
         wanted: Sequence[tuple[DeadLetter, bytes | None]],
-        operation: str | None,
         new_id: bool,
     ) -> Sequence[Replayed]:
-        results: dict[int, Replayed] = {}
-        events: dict[str, list[tuple[int, Event]]] = {}
-        for index, (letter, text) in enumerate(wanted):
-            made = await self._prepare(letter, text, operation, new_id)
-            if isinstance(made, Event):
-                events.setdefault(letter.workspace_id, []).append((index, made))
-            else:
-                results[index] = made
-        for workspace, prepared in events.items():
-            outcomes = await self._write(workspace, [event for _, event in prepared])
-            for (index, event), outcome in zip(prepared, outcomes, strict=True):
-                results[index] = await self._settle(wanted[index][0], event, outcome)
-        await self._remove(
-            [
-                letter
-                for index, (letter, _) in enumerate(wanted)
-                if results[index].outcome != "failed"
-            ]
-        )
-        return [results[index] for index in range(len(wanted))]
+        made = [await self._prepare(letter, text, new_id) for letter, text in wanted]
+        events = [one for one in made if isinstance(one, Event)]
+        outcomes = iter(await self._write(events) if events else ())
+        results = [
+            await self._settle(letter, one, next(outcomes)) if isinstance(one, Event) else one
+            for (letter, _), one in zip(wanted, made, strict=True)
+        ]
+        settled = [one.letter_id for one in results if one.outcome != "failed"]
+        if settled:
+            store = self._ingest.store
+            assert isinstance(store, DeadLetterStore)
+            async with within(self._ingest.timeout):
+                await store.remove(wanted[0][0].workspace_id, settled)
+        return results
 
     async def _prepare(
-        self, letter: DeadLetter, text: bytes | None, operation: str | None, new_id: bool
+        self, letter: DeadLetter, text: bytes | None, new_id: bool
     ) -> Event | Replayed:
         """Return the event of a letter, or why there is none, or what became of a delivery."""
-        obstacle = obstacle_of(letter, operation)
+        obstacle = obstacle_of(letter)
         if obstacle is None and is_delivery(letter):
             if text is None:
                 return await self._deliver(letter)
@@ -271,7 +246,7 @@ class Replays:
             return _failed(letter, NOT_REPLAYABLE, obstacle)
         try:
             event, dropped = await self._explainer.prepare(
-                letter.item if text is None else text, _submission(letter, operation, new_id)
+                letter.item if text is None else text, _submission(letter, new_id)
             )
         except ApiError as error:
             return _failed(letter, error.code, error.message, error.errors)
@@ -295,9 +270,9 @@ class Replays:
         stored = result.accepted or not result.duplicates
         return Replayed(letter_id=letter.id, outcome="stored" if stored else "duplicate")
 
-    async def _write(self, workspace_id: str, events: Sequence[Event]) -> Sequence[Outcome]:
+    async def _write(self, events: Sequence[Event]) -> Sequence[Outcome]:
         try:
-            return await self._ingest.submit(events, f"replay {workspace_id}")
+            return await self._ingest.submit(events, f"replay {events[0].workspace_id}")
         except ApiError as error:  # 503: the server stops, or too much waits to be written
             raise StorageUnavailable(error.message) from error
 
@@ -308,34 +283,18 @@ class Replays:
         problem = await self._conflicts.problem(event, outcome)
         if problem is None:
             return Replayed(letter_id=letter.id, outcome="duplicate", message_id=made)
-        message = problem.message
-        if problem.code == CONFLICT:
-            stored = outcome.stored
-            if stored is None:
-                async with within(self._timeout):
-                    found = await self._store.find(*event.identity)
-                stored = b"{}" if found is None else found.body
-            message = _advice(letter, message, stored)
+        message = _advice(problem.message) if problem.code == CONFLICT else problem.message
         return _failed(letter, problem.code, message, problem.errors, made)
 
-    async def _remove(self, letters: Sequence[DeadLetter]) -> None:
-        assert isinstance(self._store, DeadLetterStore)
-        ids: dict[str, list[str]] = {}
-        for letter in letters:
-            ids.setdefault(letter.workspace_id, []).append(letter.id)
-        for workspace_id, removed in ids.items():
-            async with within(self._timeout):
-                await self._store.remove(workspace_id, removed)
 
-
-def _submission(letter: DeadLetter, operation: str | None, new_id: bool) -> Submission:
+def _submission(letter: DeadLetter, new_id: bool) -> Submission:
     conflict = letter.reason == CONFLICT
     # An equal item that arrives after a replay makes a letter with the same id.
     arrived = f" {letter.received_at}" if new_id else ""
     return Submission(
         workspace_id=letter.workspace_id,
         write_key_id=letter.write_key_id,
-        operation=letter.operation or operation,
+        operation=letter.operation,
         envelope=letter.envelope or b"{}",
         received_at=letter.received_at,
         origin=letter.origin,
@@ -347,15 +306,8 @@ def _submission(letter: DeadLetter, operation: str | None, new_id: bool) -> Subm
     )
 
 
-def _advice(letter: DeadLetter, message: str | None, stored: bytes) -> str:
-    """Return the reason of a conflict with what the operator can do.
-
-    :param stored: the body of the event that is stored with the message id.
-    """
-    context: Any = orjson.loads(stored).get("context")
-    replay = context.get("engage") if isinstance(context, dict) else None
-    if isinstance(replay, dict) and replay.get("replayOf") == letter.id:
-        message = f"{message}: this letter or an equal one was replayed already, with another text"
+def _advice(message: str | None) -> str:
+    """Return the reason of a conflict with what the operator can do."""
     return f"{message}; replay it with a new message id"
 
 

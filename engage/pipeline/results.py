@@ -15,7 +15,7 @@ from engage.errors import MAX_ERRORS, STATUS, ApiError, Problem, located
 from engage.pipeline.dead_letters import Conflict
 
 if TYPE_CHECKING:
-    from engage.pipeline.auth import Principal
+    from engage.keys.auth import Principal
 
 __all__ = [
     "BatchResult",

@@ -28,19 +28,17 @@ from engage.api import (
 )
 from engage.errors import ApiError, Problem, from_problems, overloaded, pointer
 from engage.pipeline.ids import uuid7
-from engage.pipeline.shared_search import SharedSearch
-from engage.storage.time_limit import within
+from engage.upkeep.time_limit import within
 
 if TYPE_CHECKING:
     from engage.config import Workspace
 
 __all__ = ["Subscriptions", "subscription_hash"]
 
-#: Users with the same identifier value whose hashes every request computes at once.
-FIRST_HOLDERS: Final = 100
-#: Users that are read at once beyond these, in the search that requests share.
-HOLDERS_STEP: Final = 500
-#: Seconds after which a request that has not found its user is refused with 503.
+#: Users with the same identifier value that are read and compared at once, between other work of
+#: the event loop (about 3 ms for each secret).
+STEP: Final = 500
+#: Seconds after which a search that has not compared all users ends with 503.
 SEARCH_SECONDS: Final = 60.0
 
 #: Namespace of the ids of changes.
@@ -68,7 +66,7 @@ class Subscriptions:
     :param clock: returns milliseconds since 1970 UTC.
     :param timeout: seconds that a call of the storage may take.
     :param catch_up: with a log, waits until everything is stored that is in it now: see
-        :class:`engage.pipeline.catch_up.CatchUp`.
+        :class:`engage.log.catch_up.CatchUp`.
     """
 
     def __init__(
@@ -85,10 +83,11 @@ class Subscriptions:
         self._clock = clock
         self._timeout = timeout
         self._catch_up = catch_up
-        #: Held for a turn of the event loop by each request that has read the first users.
-        self._first = asyncio.Lock()
-        #: Searches beyond the first users with an identifier.
-        self._shared = SharedSearch()
+        #: The last search for each identifier, in the form in which it was sent.
+        self._searches: dict[tuple[str, str, str], _Search] = {}
+        #: Held by the search that reads and compares a page: one for identifiers in the form in
+        #: which users are looked up, and one for all others, of which anyone can send any number.
+        self._turns = (asyncio.Lock(), asyncio.Lock())
 
     async def change(self, body: Mapping[str, Any]) -> Mapping[str, bool]:
         """Apply a change and return once it is durable.
@@ -104,7 +103,11 @@ class Subscriptions:
             raise from_problems([Problem("/userId", "must be a string or an integer")])
         workspace = self._workspaces.get(body["workspaceId"])
         user_id = await self._verify(workspace, body)
-        if user_id is None and self._catch_up is not None and _is_looked_up(workspace, body):
+        if (
+            user_id is None
+            and self._catch_up is not None
+            and _named(workspace, body)[1] is not None
+        ):
             await self._catch_up()
             user_id = await self._verify(workspace, body)
         if workspace is None or user_id is None or not isinstance(self._store, SubscriptionStore):
@@ -146,87 +149,118 @@ class Subscriptions:
         """Return the user that the hash belongs to, if there is one.
 
         At least one HMAC is computed in any case, to reveal less by timing.
-
-        Anyone who has a write key can give any number of users the address of another person. So a
-        link must work however many users have the address, and requests with wrong hashes, which
-        are compared with all of them, must not stop others.
         """
         given = body["hash"].encode()
         secrets = () if workspace is None else workspace.subscription_secrets
-        if workspace is None or not secrets:
-            _is_hash_of("", body, secrets or ("-",), given)
-            return None
-        page = await self._first_candidates(workspace, body)
-        # All of a page, so that the time does not tell which one it is.
-        equal = [user for user in page.items or ("",) if _is_hash_of(user, body, secrets, given)]
-        if equal:
-            return equal[0] if page.items else None
-        return None if page.cursor is None else await self._search(workspace, body, given)
-
-    async def _first_candidates(self, workspace: Workspace, body: Mapping[str, Any]) -> Page[str]:
-        """Return the users whom the request may mean, or the first of them with a cursor."""
-        key, identifier = body["identifierKey"], body["identifier"]
-        nobody: Page[str] = Page((), None)
-        if key != "id" and key not in workspace.subscription_identifiers:
-            return nobody  # not indexed: a request must not cause a scan
-        user_id = body.get("userId")
-        if user_id is not None and user_id != "":
-            return Page((str(user_id),), None)
-        if key == "id":
-            return Page((identifier,), None)
-        value = identifier_value(key, identifier)
-        if value is None or not isinstance(self._store, ProfileStore):
-            return nobody
-        page = await self._holders(workspace.id, key, value, None, FIRST_HOLDERS)
-        # The hashes of many requests, computed without a pause, would hold the event loop.
-        async with self._first:
-            await asyncio.sleep(0)
-        return page
-
-    async def _search(
-        self, workspace: Workspace, body: Mapping[str, Any], given: bytes
-    ) -> str | None:
-        """Return the user that the hash belongs to, among all users with the identifier."""
-        key, identifier = body["identifierKey"], body["identifier"]
-        value = identifier_value(key, identifier)
-        assert value is not None
-
-        async def read(after: str | None) -> Page[str]:
-            return await self._holders(workspace.id, key, value, after, HOLDERS_STEP)
-
-        def hashes(user_id: str) -> list[bytes]:
-            return _hashes(user_id, body, workspace.subscription_secrets)
-
+        user_id, value = _named(workspace, body)
+        right = _hashes(user_id or "", body, secrets or ("-",))
+        equal = [hmac.compare_digest(one, given) for one in right]
+        if workspace is None or value is None:
+            return user_id if any(equal) else None
+        form = (workspace.id, body["identifierKey"], body["identifier"])
+        last = self._searches.get(form)
+        if last is None or last.begun:
+            self._searches[form] = last = _Search(after=last)
+            last.task = asyncio.create_task(self._run(last, form, value, body))
+        last.wanted.add(given)
+        last.requests += 1
         try:
+            # A look-up takes as long for a wrong hash of which the first bytes are right.
+            return (await asyncio.shield(last.task)).get(given)
+        finally:
+            last.requests -= 1
+            if not last.requests:
+                # A search ends with its requests: their clients may have disconnected.
+                self._end(last, form)
+                last.task.cancel()
+
+    async def _run(
+        self, search: _Search, form: tuple[str, str, str], value: str, body: Mapping[str, Any]
+    ) -> dict[bytes, str]:
+        """Compare the hashes that requests sent with all users who have an identifier.
+
+        Anyone who has a write key can give any number of users the address of another person. So a
+        link must work however many users have the address, and requests with wrong hashes must not
+        stop others: those for one identifier share a search, in which each user's hash is computed
+        once, and the searches take turns, a page each.
+
+        :return: those of ``search.wanted`` that are right, with their users.
+        """
+        workspace = self._workspaces[form[0]]
+        try:
+            if search.after is not None:
+                await asyncio.wait([search.after.task])
+                search.after = None
+            search.begun = True
+            found: dict[bytes, str] = {}
+            cursor = None
             async with asyncio.timeout(SEARCH_SECONDS):
-                # The identifier as it was sent, because the hash contains it in that form.
-                form = (workspace.id, key, identifier)
-                return await self._shared.find(form, given, read, hashes, odd=identifier != value)
+                while not found.keys() >= search.wanted:
+                    async with self._turns[form[2] != value]:
+                        page = await self._holders(form, value, cursor)
+                        # All of a page, so that the time does not tell which user it is.
+                        for user in page.items:
+                            right = _hashes(user, body, workspace.subscription_secrets)
+                            found.update((one, user) for one in right if one in search.wanted)
+                        await asyncio.sleep(0)
+                    cursor = page.cursor
+                    if cursor is None:
+                        break
+            return found
         except TimeoutError as error:
             raise overloaded(
                 "the hash could not be compared with all users of the identifier in time;"
                 " send the same request again later"
             ) from error
+        finally:
+            self._end(search, form)
+
+    def _end(self, search: _Search, form: tuple[str, str, str]) -> None:
+        """Let no other request join a search."""
+        if self._searches.get(form) is search:
+            del self._searches[form]
 
     async def _holders(
-        self, workspace_id: str, trait: str, value: str, after: str | None, limit: int
+        self, form: tuple[str, str, str], value: str, after: str | None
     ) -> Page[str]:
-        assert isinstance(self._store, ProfileStore)
+        """Return a page of the users who have a value."""
+        if not isinstance(self._store, ProfileStore):
+            return Page((), None)
         async with within(self._timeout):
-            return await self._store.holders(workspace_id, trait, value, after=after, limit=limit)
+            return await self._store.holders(form[0], form[1], value, after=after, limit=STEP)
 
 
-def _is_looked_up(workspace: Workspace | None, body: Mapping[str, Any]) -> bool:
-    """Return whether the user of a request is found by a trait, which the store must have."""
+class _Search:
+    """A search for the users that hashes belong to.
+
+    :param after: an earlier search for the same identifier, which must end first.
+    """
+
+    task: asyncio.Task[dict[bytes, str]]
+
+    def __init__(self, after: _Search | None) -> None:
+        self.after = after
+        #: The hashes that requests sent.
+        self.wanted: set[bytes] = set()
+        #: How many requests wait for the result.
+        self.requests = 0
+        #: Whether it is too late to add a hash.
+        self.begun = False
+
+
+def _named(workspace: Workspace | None, body: Mapping[str, Any]) -> tuple[str | None, str | None]:
+    """Return the user id that a request contains, or else the value by which the user is looked up;
+    neither if the credentials are wrong anyway."""
     key = body["identifierKey"]
-    return (
-        workspace is not None
-        and bool(workspace.subscription_secrets)
-        and key != "id"
-        and key in workspace.subscription_identifiers
-        and body.get("userId") in (None, "")
-        and identifier_value(key, body["identifier"]) is not None
-    )
+    if workspace is None or not workspace.subscription_secrets:
+        return None, None
+    if key != "id" and key not in workspace.subscription_identifiers:
+        return None, None  # not indexed: a request must not cause a scan
+    if body.get("userId") not in (None, ""):
+        return str(body["userId"]), None
+    if key == "id":
+        return body["identifier"], None
+    return None, identifier_value(key, body["identifier"])
 
 
 def _hashes(user_id: str, body: Mapping[str, Any], secrets: Iterable[str]) -> list[bytes]:
@@ -241,15 +275,6 @@ def _hashes(user_id: str, body: Mapping[str, Any], secrets: Iterable[str]) -> li
         ).encode()
         for secret in secrets
     ]
-
-
-def _is_hash_of(
-    user_id: str, body: Mapping[str, Any], secrets: Iterable[str], given: bytes
-) -> bool:
-    found = False
-    for expected in _hashes(user_id, body, secrets):
-        found |= hmac.compare_digest(expected, given)
-    return found
 
 
 def _change_id(message_id: str | None, user_id: str, changes: Mapping[str, bool], now: int) -> str:

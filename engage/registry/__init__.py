@@ -3,7 +3,7 @@
 
 =================  ==================================================================
 ``discovery.py``   finds plugins through the entry-point group ``engage``
-``registry.py``    checks the options in a config, and makes what the config selects
+``registry.py``    checks the options in a config, and makes the selected plugins' objects
 =================  ==================================================================
 """
 

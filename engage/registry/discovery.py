@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Find the installed plugins and collect what they register.
+"""Find the installed plugins and collect their registrations.
 
 pluggy alone would silently drop a second entry point of the same name, raise an import error
 without naming the plugin, and ignore a misspelt hook. Here each of these is a :class:`PluginError`:
@@ -88,7 +88,7 @@ class Discovered:
     """Everything that the installed plugins register, each table sorted by name."""
 
     plugins: tuple[Plugin, ...]
-    #: Kind (:data:`KINDS`) → name → what was registered.
+    #: Kind (:data:`KINDS`) → name → registration.
     tables: Mapping[str, Mapping[str, Registered[Any]]]
     commands: Mapping[str, click.Command]
     #: Name of a command → the plugin that registered it.
@@ -172,13 +172,6 @@ def _register(manager: pluggy.PluginManager, plugin: Plugin, module: ModuleType)
             meant = nearest(hook, known)
             hint = f"did you mean {meant}?" if meant else f"the hooks are {', '.join(known)}"
             raise plugin.error(f"there is no hook named {hook}", hint)
-        expected = list(inspect.signature(getattr(hookspecs, hook)).parameters)
-        for argument in inspect.signature(function).parameters:
-            if argument not in expected:
-                raise plugin.error(
-                    f"{hook} has an unknown parameter {argument!r}",
-                    f"rename it to {' or '.join(map(repr, expected))}",
-                )
     if not implemented:
         raise plugin.error(
             "it does not implement a hook",

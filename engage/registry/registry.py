@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Check the options that a config gives to plugins, and make what the config selects.
+"""Check the options that a config gives to plugins, and make the selected objects.
 
 :func:`load_plugins` finds the plugins; :mod:`engage.registry.discovery` has the rules. The
 :class:`Registry` checks their options and makes storages, logs, providers, transforms and
@@ -32,6 +32,7 @@ from engage.api import (
     Transform,
     TransformFactory,
 )
+from engage.config.removed import without_removed
 from engage.config.schema_check import Path, SettingsError, dotted, nearest, problems, secret_values
 from engage.registry.discovery import Discovered, Plugin, PluginError, Registered, discover
 
@@ -52,7 +53,7 @@ __all__ = [
 
 Made = TypeVar("Made")
 
-#: What a dead letter has beside its item and its headers, at most: errors, ids, an envelope.
+#: Bytes of a dead letter beside its item and its headers, at most: errors, ids, an envelope.
 _LETTER_EXTRA: Final = 128 * 1024
 
 
@@ -82,11 +83,11 @@ class _Use:
 
 
 class Registry:
-    """The installed plugins, as tables from a name to what was registered under it."""
+    """The installed plugins, as tables from a name to a registration."""
 
     def __init__(self, discovered: Discovered) -> None:
         self.plugins: Sequence[Plugin] = discovered.plugins
-        #: Kind → name → what was registered. The five attributes below are these tables, typed.
+        #: Kind → name → registration. The five attributes below are these tables, typed.
         self.tables: Mapping[str, Mapping[str, Registered[Any]]] = discovered.tables
         self.commands: Mapping[str, click.Command] = discovered.commands
         self.command_plugins: Mapping[str, Plugin] = discovered.command_plugins
@@ -102,9 +103,17 @@ class Registry:
         :raises SettingsError: if any is wrong; it lists all problems.
         """
         found = [problem for use in _uses(config) for problem in self._problems(config, use)]
-        found += self._shared_secrets(config)
         if found:
             raise SettingsError([f"{config.path}: {problem}" for problem in found])
+
+    def warnings(self, config: Config) -> list[str]:
+        """Return a line for each key of a config that has no effect, because it was removed."""
+        found = list(config.warnings)
+        for use in _uses(config):
+            if use.name in self.tables[use.kind]:
+                schema = self.tables[use.kind][use.name].schema
+                found += without_removed(schema, use.options, use.at)[1]
+        return found
 
     def make_storage(
         self, config: Config, *, had_store: bool = False, server_started: float | None = None
@@ -182,7 +191,7 @@ class Registry:
         for workspace, use in _webhook_uses(config):
             context = ProviderContext(workspace_id=workspace, public_url=config.server.public_url)
             made.setdefault(use.name, {})[workspace] = self._make(config, use, context)
-        for problem in (*self._shared_secrets(config), *shared_credentials(made)):
+        for problem in shared_credentials(made):
             raise ConfigError(f"{config.path}: {problem}")
         return made
 
@@ -215,8 +224,9 @@ class Registry:
         for problem in self._problems(config, use):
             raise ConfigError(f"{config.path}: {problem}")
         registered = self.tables[use.kind][use.name]
+        options, _ = without_removed(registered.schema, use.options)
         try:
-            return registered.factory(use.options, *context)
+            return registered.factory(options, *context)
         except ConfigError as error:
             key, message = dotted(use.at), str(error)
             option, colon, rule = message.partition(": ")
@@ -252,7 +262,9 @@ class Registry:
                 written = written[part]
         except (KeyError, IndexError, TypeError):
             written = {}
-        yield from problems(table[use.name].schema, use.options, written=written, at=use.at)
+        schema = table[use.name].schema
+        options, _ = without_removed(schema, use.options)
+        yield from problems(schema, options, written=written, at=use.at)
 
     def _unknown(self, kind: str, name: str) -> str:
         thing = "webhook provider" if kind == "webhook" else kind
@@ -270,24 +282,6 @@ class Registry:
             f"no {thing} {name!r} is installed; install its plugin with pip"
             f" (installed: {installed})"
         )
-
-    def _shared_secrets(self, config: Config) -> list[str]:
-        """Report secrets that two workspaces share: a delivery must not verify in both."""
-        seen: dict[str, tuple[str, str]] = {}
-        found = []
-        for workspace, use in _webhook_uses(config):
-            registered = self.webhooks.get(use.name)
-            if registered is None:
-                continue
-            for key, value in secret_values(registered.schema, use.options):
-                where = f"{use.named_at}.{key}"
-                other, first = seen.setdefault(value, (workspace, where))
-                if other != workspace:
-                    found.append(
-                        f"{where}: is the same secret as {first}, which belongs to another"
-                        " workspace; use a different one"
-                    )
-        return found
 
 
 def shared_credentials(providers: Mapping[str, Mapping[str, Provider]]) -> list[str]:
@@ -375,7 +369,7 @@ def largest_record(config: Config) -> int:
 
 
 def _missing_capabilities(config: Config, store: EventStore) -> Iterator[str]:
-    """Yield what the config needs and the storage cannot do."""
+    """Yield the capabilities that the config needs and the storage lacks."""
     groups = any(workspace.subscription_groups for workspace in config.workspaces)
     secrets = any(workspace.subscription_secrets for workspace in config.workspaces)
     if groups and not isinstance(store, SubscriptionStore):

@@ -10,11 +10,7 @@
 ``child.py``             the main program of a child process
 ``console.py``           the console without a server beside it
 ``worker.py``            one process: opens the store, serves, drains, closes
-``load.py``              runs the supervisor of the loaders
-``load_supervisor.py``   starts the loaders, and answers whether they are ready
-``load_endpoints.py``    serves ``/readyz`` and ``/metrics`` of the loaders
-``loader.py``            one process that loads: opens log and store, loads, drains
-``reload.py``            reads a part of the log again
+``load/``                the processes of ``engage load``
 ``metrics_endpoint.py``  serves ``/metrics`` for Prometheus on a separate port
 =======================  ===========================================================
 """

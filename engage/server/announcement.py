@@ -7,7 +7,7 @@ import logging
 import sys
 from typing import TYPE_CHECKING, Final
 
-from engage.console.links import new_token
+from engage.console.sign_in.links import new_token
 
 if TYPE_CHECKING:
     from engage.config import Config

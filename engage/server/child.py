@@ -25,7 +25,7 @@ import signal
 import socket
 import struct
 import sys
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from engage.api import EngageError
 from engage.monitoring import logs
@@ -36,10 +36,10 @@ if TYPE_CHECKING:
 
     from engage.config import Config
     from engage.console.process import ConsoleProcess
-    from engage.server.loader import LoaderProcess
+    from engage.server.load.process import LoaderProcess
     from engage.server.worker import Worker
 
-__all__ = ["BLOCKED", "ConsoleSetup", "Setup", "SharedFiles", "main", "receive_setup", "send_setup"]
+__all__ = ["BLOCKED", "ConsoleSetup", "Setup", "main", "receive_setup", "send_setup"]
 
 _log = logging.getLogger(__name__)
 #: Signals that stay blocked in a new child until it can handle them.
@@ -53,18 +53,8 @@ _PR_SET_PDEATHSIG = 1
 class ConsoleSetup:
     """What the console receives in addition."""
 
-    #: The hash of the token of a one-time link; see :mod:`engage.console.links`.
+    #: The hash of the token of a one-time link; see :mod:`engage.console.sign_in.links`.
     link_hash: str | None
-
-
-class SharedFiles(NamedTuple):
-    """The file descriptors by which the workers share connections."""
-
-    #: The number of connections of each; see :mod:`engage.http1.shares`.
-    counts: int
-    #: The two ends of a queue of connections; see :mod:`engage.http1.handover`.
-    inlet: int
-    outlet: int
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -85,8 +75,9 @@ class Setup:
     secrets: tuple[str, ...]
     #: Whether this worker serves the metrics, because it is the only one.
     serves_metrics: bool = False
-    #: What the workers share; ``None`` if there is only one worker.
-    shares: SharedFiles | None = None
+    #: Descriptor of the file in which the workers count their connections
+    #: (:mod:`engage.http1.shares`); ``None`` if there is only one worker.
+    shares: int | None = None
     #: ``None``: the child is a worker or a loader.
     console: ConsoleSetup | None = None
     #: Whether the child is a loader.
@@ -160,16 +151,12 @@ def main(channel_fd: int, listening_fd: int | None = None) -> int:
 
 
 async def _run_worker(setup: Setup, sock: socket.socket, channel: socket.socket) -> int:
-    from engage.http1.handover import Handover
     from engage.http1.shares import Shares
     from engage.registry import load_plugins
     from engage.server.worker import Worker
 
     reader, writer = await asyncio.open_connection(sock=channel.dup())
-    files, shares = setup.shares, None
-    if files is not None:
-        handover = Handover(files.inlet, files.outlet)
-        shares = Shares(files.counts, setup.number, handover)
+    shares = None if setup.shares is None else Shares(setup.shares, setup.number)
     worker = Worker(
         setup.config,
         load_plugins(),
@@ -186,7 +173,7 @@ async def _run_worker(setup: Setup, sock: socket.socket, channel: socket.socket)
 
 async def _run_loader(setup: Setup, channel: socket.socket) -> int:
     from engage.registry import load_plugins
-    from engage.server.loader import LoaderProcess
+    from engage.server.load.process import LoaderProcess
 
     reader, writer = await asyncio.open_connection(sock=channel.dup())
 

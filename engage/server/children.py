@@ -65,7 +65,7 @@ async def start_child(setup: Setup, inherited: Sequence[socket.socket] = ()) -> 
     """
     ours, theirs = socket.socketpair()
     sockets = [sock.fileno() for sock in inherited]
-    shares = () if setup.shares is None else setup.shares
+    shares = [] if setup.shares is None else [setup.shares]
     environment = dict(os.environ)
     if setup.console is not None:
         # The metrics are those of the workers.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``engage console``: the console without a server beside it."""
+"""Runs the console without a server beside it, and makes links and passwords for commands."""
 
 from __future__ import annotations
 
@@ -9,18 +9,21 @@ import os
 from typing import TYPE_CHECKING
 
 from engage.api import EngageError
-from engage.console.links import hash_of
-from engage.console.process import ConsoleProcess
+from engage.console.sign_in.addresses import Addresses
+from engage.console.sign_in.links import hash_of, link_record, new_token
+from engage.console.sign_in.passwords import MAX_LENGTH, MIN_LENGTH, hash_password
+from engage.console.sign_in.sessions import new_secret
 from engage.monitoring import logs
 from engage.server.announcement import announce, token_for_terminal
 from engage.server.serve import secrets_of
 from engage.server.worker import handle_signals
 
 if TYPE_CHECKING:
-    from engage.config import Config
+    from engage.api import RecordStore
+    from engage.config import Config, ConsoleConfig
     from engage.registry import Registry
 
-__all__ = ["serve_console"]
+__all__ = ["end_sessions", "make_link", "password_setting", "serve_console"]
 
 _log = logging.getLogger(__name__)
 
@@ -41,7 +44,42 @@ def serve_console(config: Config, registry: Registry) -> int:
         logs.flush()
 
 
+async def make_link(settings: ConsoleConfig, records: RecordStore, now: int) -> str:
+    """Store a new one-time link, and return its URL.
+
+    :param now: milliseconds since 1970 UTC.
+    :raises StorageUnavailable: if the store does not answer.
+    """
+    token = new_token()
+    await records.put_record(link_record(hash_of(token), now), expected_version=0)
+    return f"{Addresses(settings, settings.port).url}/link?t={token}"
+
+
+async def end_sessions(records: RecordStore, now: int) -> None:
+    """End all sessions, on every console of a store.
+
+    :param now: milliseconds since 1970 UTC.
+    :raises StorageUnavailable: if the store does not answer.
+    """
+    await records.put_record(new_secret(now))
+
+
+def password_setting(password: str) -> str:
+    """Return the value of ``console.password`` for a password.
+
+    :raises EngageError: if the password is too short or too long.
+    """
+    if len(password) < MIN_LENGTH:
+        raise EngageError(f"the password must have at least {MIN_LENGTH} characters")
+    if len(password) > MAX_LENGTH:
+        raise EngageError(f"the password must have at most {MAX_LENGTH} characters")
+    return hash_password(password)
+
+
 async def _run(config: Config, registry: Registry) -> int:
+    # The commands that only make a link need no pages.
+    from engage.console.process import ConsoleProcess
+
     token = token_for_terminal(config)
     process = ConsoleProcess(
         config,

@@ -14,7 +14,7 @@ import logging
 import time
 from typing import TYPE_CHECKING, Final
 
-from engage.console.links import hash_of
+from engage.console.sign_in.links import hash_of
 from engage.server.announcement import announce, token_for_terminal
 from engage.server.child import ConsoleSetup, Setup
 from engage.server.children import Child, start_child

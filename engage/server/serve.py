@@ -50,6 +50,8 @@ def serve(config: Config, registry: Registry) -> int:
     """
     secrets = tuple(secrets_of(config, registry))
     logs.configure(config.logging.level, config.logging.format, secrets=secrets)
+    for warning in registry.warnings(config):
+        _log.warning("%s", warning)
     try:
         _raise_open_file_limit(config.server.max_connections)
         sock = listen(config.server.host, config.server.port)

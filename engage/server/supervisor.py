@@ -20,11 +20,10 @@ import time
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from engage.api import EngageError
-from engage.http1.handover import make_handover
 from engage.http1.shares import Shares, make_shares
 from engage.http1.sockets import url_of
 from engage.monitoring import logs
-from engage.server.child import Setup, SharedFiles
+from engage.server.child import Setup
 from engage.server.children import Child, start_child
 from engage.server.console_keeper import ConsoleKeeper
 from engage.server.metrics_endpoint import forget_process, serve_shared_metrics
@@ -76,7 +75,8 @@ class Supervisor:
         self._server_running = False
         self._started = time.monotonic()
         self._shares_file = make_shares(count)
-        self._handover = make_handover() if sock is not None and count > 1 else None
+        #: Whether several workers accept connections of the socket.
+        self._shared = sock is not None and count > 1
         # Only to note which workers have died.
         self._shares = Shares(self._shares_file.fileno(), 0)
         self._console: ConsoleKeeper | None = None
@@ -147,14 +147,10 @@ class Supervisor:
             self._started,
             self._secrets,
             serves_metrics=self._count == 1,
-            shares=self._shared_files(),
+            shares=self._shares_file.fileno()
+            if self._sock is not None and self._count > 1
+            else None,
         )
-
-    def _shared_files(self) -> SharedFiles | None:
-        if self._handover is None:
-            return None
-        inlet, outlet = self._handover
-        return SharedFiles(self._shares_file.fileno(), inlet.fileno(), outlet.fileno())
 
     async def _start_worker(self, number: int) -> Child:
         child = await start_child(self._setup(number), [] if self._sock is None else [self._sock])
@@ -241,8 +237,6 @@ class Supervisor:
         # Otherwise connections would pile up here after the last worker has stopped accepting.
         if self._sock is not None:
             self._sock.close()
-        for end in self._handover or ():
-            end.close()
         for child in self._children:
             child.drain()
         if self._console is not None:

@@ -22,13 +22,12 @@ from engage.http1.sockets import url_of
 from engage.monitoring import logs
 from engage.monitoring.history import History
 from engage.monitoring.metrics import Metrics
-from engage.monitoring.prometheus import PrometheusMetrics
+from engage.monitoring.prometheus import SharedNumbers, registry_of
 from engage.monitoring.recorder import expire_history, record_periodically
-from engage.monitoring.refusals import Refusals
 from engage.server.metrics_endpoint import serve_metrics
-from engage.storage.budgets import fullness
-from engage.storage.dropped_changes import report_dropped_changes
-from engage.storage.retention import expire_periodically
+from engage.upkeep.budgets import fullness
+from engage.upkeep.dropped_changes import report_dropped_changes
+from engage.upkeep.retention import expire_periodically
 
 if TYPE_CHECKING:
     import socket
@@ -124,15 +123,13 @@ class Worker:
             handle_signals(self._on_signal)
         shown = config.server.metrics_port is not None
         metrics = Metrics()
-        if shown:
-            metrics = PrometheusMetrics(later=asyncio.get_running_loop().call_later)
-            self._flush = metrics.flush
-        refusals = Refusals()
-        history = History(metrics, refusals)
+        shared = SharedNumbers(metrics) if shown and not self._serves_metrics else None
+        if shared is not None:
+            self._flush = shared.flush
         app = build(
             config,
             self._registry,
-            history,
+            metrics,
             had_store=self._server_running,
             server_started=self._server_started,
         )
@@ -141,20 +138,23 @@ class Worker:
             # Close the store in any case: a failed open may have acquired resources too.
             stack.push_async_callback(app.close)
             await app.open(patient=self._server_running)
-            if self._serves_metrics and isinstance(metrics, PrometheusMetrics):
-                stack.callback(serve_metrics(config, metrics.registry))
+            if shown and self._serves_metrics:
+                stack.callback(serve_metrics(config, registry_of(metrics)))
             # Background tasks need the open store, so they end before it is closed.
             background = await stack.enter_async_context(contextlib.AsyncExitStack())
             # Only the first worker expires records.
             if not self._number:
-                expiring = expire_periodically(app.store, config.retention, app.clock)
+                clock = app.clock.without_steps_ahead
+                expiring = expire_periodically(app.store, config.retention, clock)
                 start_task(background, "retention", expiring)
-                start_task(background, "old history", expire_history(app.store, app.clock))
-            recording = record_periodically(app.store, history, refusals, app.clock)
+                start_task(background, "old history", expire_history(app.store, clock))
+            recording = record_periodically(app.store, History(metrics), app.clock)
             start_task(background, "history", recording)
             reporting = report_dropped_changes(app.store, metrics)
             start_task(background, "dropped changes", reporting)
-            if isinstance(metrics, PrometheusMetrics):
+            if shared is not None:
+                start_task(background, "metrics", shared.run())
+            if shown:
                 start_task(background, "sampling", sample(app.store, metrics))
                 measuring = _measure_budgets(app.store, config.limits.dead_letter_budget, metrics)
                 start_task(background, "budgets", measuring)

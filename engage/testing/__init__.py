@@ -26,28 +26,14 @@ For a log in front of the storage see :class:`LogConformance`, which is used in 
 
 For a webhook provider see :class:`ProviderConformance` (:mod:`engage.testing.providers`).
 
-====================  ==================================================================
-``harness.py``        what a subclass defines (:class:`Subject`), and opening stores for it
-``factories.py``      events, dead letters, records and counters for the tests
-``events.py``         the tests of writing and finding events
-``scans.py``          the tests of scanning and expiring events, and of the newest ones
-``profiles.py``       the tests of merging events into profiles
-``users.py``          the tests of links, limits and scans of profiles
-``identifiers.py``    the tests of users that are looked up by an identifier
-``subscriptions.py``  the tests of subscription choices
-``dead_letters.py``   the tests of dead letters
-``records.py``        the tests of records
-``counts.py``         the tests of counters
-``failures.py``       the tests of a store that is broken
-``processes.py``      the tests of several processes, and of a killed one
-``log_harness.py``    what a subclass defines (:class:`LogSubject`), and opening logs for it
-``log_appending.py``  the tests of appending to a log
-``log_reading.py``    the tests of one reader of a log: portions, places, what is left to read
-``log_groups.py``     the tests of several readers of a log, which come and go
-``log_failures.py``   the tests of a log that is broken, and of several processes
-``providers.py``      the tests of webhook providers
-``mutations.py``      changed deliveries, for the tests of providers
-====================  ==================================================================
+================  ==================================================================
+``storage/``      the tests of a storage
+``log/``          the tests of a log
+``providers/``    the tests of webhook providers
+``harness.py``    opens what a plugin registers, and closes it after each test
+``factories.py``  events, dead letters, records and counters for the tests
+``processes.py``  child processes of the tests
+================  ==================================================================
 """
 
 from __future__ import annotations
@@ -55,45 +41,31 @@ from __future__ import annotations
 import pytest
 
 pytest.register_assert_rewrite(
-    "engage.testing.counts",
-    "engage.testing.events",
-    "engage.testing.failures",
-    "engage.testing.dead_letters",
-    "engage.testing.identifiers",
-    "engage.testing.log_appending",
-    "engage.testing.log_failures",
-    "engage.testing.log_groups",
-    "engage.testing.log_harness",
-    "engage.testing.log_reading",
-    "engage.testing.mutations",
+    "engage.testing.log",
     "engage.testing.processes",
-    "engage.testing.profiles",
     "engage.testing.providers",
-    "engage.testing.records",
-    "engage.testing.scans",
-    "engage.testing.subscriptions",
-    "engage.testing.users",
+    "engage.testing.storage",
 )
 
-from .counts import CountTests  # noqa: E402
-from .dead_letters import DeadLetterTests  # noqa: E402
-from .events import EventTests  # noqa: E402
 from .factories import WORKSPACE, event, identify, letter  # noqa: E402
-from .failures import FailureTests  # noqa: E402
-from .harness import Bench, Subject, on_store  # noqa: E402
-from .identifiers import IdentifierTests  # noqa: E402
-from .log_appending import LogAppendTests  # noqa: E402
-from .log_failures import LogFailureTests, LogProcessTests  # noqa: E402
-from .log_groups import LogGroupTests  # noqa: E402
-from .log_harness import LogBench, LogSubject, on_log  # noqa: E402
-from .log_reading import LogReadTests  # noqa: E402
-from .processes import ProcessTests  # noqa: E402
-from .profiles import ProfileTests  # noqa: E402
+from .log.appending import LogAppendTests  # noqa: E402
+from .log.failures import LogFailureTests, LogProcessTests  # noqa: E402
+from .log.groups import LogGroupTests  # noqa: E402
+from .log.harness import LogBench, LogSubject, on_log  # noqa: E402
+from .log.reading import LogReadTests  # noqa: E402
 from .providers import ProviderConformance  # noqa: E402
-from .records import RecordTests  # noqa: E402
-from .scans import ScanTests  # noqa: E402
-from .subscriptions import SubscriptionTests  # noqa: E402
-from .users import UserTests  # noqa: E402
+from .storage.counts import CountTests  # noqa: E402
+from .storage.dead_letters import DeadLetterTests  # noqa: E402
+from .storage.events import EventTests  # noqa: E402
+from .storage.failures import FailureTests  # noqa: E402
+from .storage.harness import Bench, Subject, on_store  # noqa: E402
+from .storage.identifiers import IdentifierTests  # noqa: E402
+from .storage.processes import ProcessTests  # noqa: E402
+from .storage.profiles import ProfileTests  # noqa: E402
+from .storage.records import RecordTests  # noqa: E402
+from .storage.scans import ScanTests  # noqa: E402
+from .storage.subscriptions import SubscriptionTests  # noqa: E402
+from .storage.users import UserTests  # noqa: E402
 
 __all__ = [
     "WORKSPACE",

@@ -29,48 +29,11 @@ making events                          :func:`track` :func:`message_id` :func:`e
 
 from __future__ import annotations
 
-from engage.webhooks.credentials import SecretProvider, StaticCredentialProvider
-from engage.webhooks.events import (
-    ElementIds,
-    at,
-    content_id,
-    email_recipient,
-    event_id,
-    iso_time,
-    merged,
-    message_id,
-    own_user_id,
-    phone_recipient,
-    spread,
-    text,
-    track,
-    unix_time,
-    user_id,
-)
-from engage.webhooks.options import (
-    options_schema,
-    public_url,
-    secrets,
-    signed_url,
-    standard_webhook_key,
-)
-from engage.webhooks.reading import (
-    form_bytes,
-    form_fields,
-    one_header,
-    optional_header,
-    parse_envelope,
-    parse_json,
-    parse_object,
-)
-from engage.webhooks.signatures import (
-    check_hmac,
-    check_secret,
-    check_standard_webhook,
-    check_timestamp,
-    decode_base64,
-    decode_hex,
-)
+from engage.webhooks.credentials import *
+from engage.webhooks.events import *
+from engage.webhooks.options import *
+from engage.webhooks.reading import *
+from engage.webhooks.signatures import *
 
 __all__ = [
     "ElementIds",

@@ -69,7 +69,7 @@ def options_schema(package: str, path: str) -> dict[str, Any]:
     """Read the JSON Schema of a provider's options from a file that is packaged with it.
 
     A ``$ref`` to another file of the same folder, such as ``common.json#/$defs/secret``, is
-    replaced by what it refers to; keywords beside the ``$ref`` take precedence. The schema that is
+    replaced by its target; keywords beside the ``$ref`` take precedence. The schema that is
     returned refers to no other file.
 
     :param package: an importable package, such as ``engage_schemas``.

@@ -4,10 +4,11 @@
 ================  ==================================================================================
 ``log.py``        what the core calls: opening, readiness, backlog
 ``appending.py``  the queue of each partition, and the batches that are sent
-``reading.py``    one member of a group of readers: places, gaps, rebalances
+``reading.py``    one member of a group of readers: offsets, gaps, rebalances
 ``topics.py``     the topics: how they are created, which settings are refused
 ``options.py``    the options: addresses, TLS and SASL
-``client.py``     the only module that imports aiokafka: connections, errors, time limits
+``client.py``     what engage asks of Kafka: connections, errors, time limits
+``aio.py``        the classes of aiokafka, as engage needs them, in subclasses
 ================  ==================================================================================
 """
 

@@ -1,38 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The only module that imports aiokafka: connections, errors, time limits.
+"""What engage asks of Kafka: connections, errors, time limits.
 
 Three kinds of clients: :class:`Cluster` looks up and administers, :class:`Sender` appends,
 :class:`Member` reads as a member of a group.
-
-Length: one file shows all that engage needs of aiokafka, and what has to change when it does.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import contextvars
 import logging
-import os
-import random
-import socket
-import ssl
-import time
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
-import aiokafka.admin.client
-import aiokafka.client
 import aiokafka.codec
-from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, ConsumerRebalanceListener, TopicPartition
+from aiokafka import ConsumerRebalanceListener, TopicPartition
 from aiokafka import errors as kafka_errors
-from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 from aiokafka.admin.new_topic import NewTopic as _NewTopic
-from aiokafka.protocol.metadata import MetadataRequest
 
 from engage.api import StorageError, StorageUnavailable
 
+from .aio import Admin, Consumer, Producer, closed, limit_warnings
 from .options import Address
 from .topics import NewTopic
 
@@ -41,43 +30,26 @@ _Answer = TypeVar("_Answer")
 
 #: Milliseconds: after that, the brokers give the partitions of a silent member to others.
 _SESSION: Final = 6000
-_HEARTBEAT: Final = 1500
 #: Seconds of a request of a member: the answer to that which joins the group waits until all other
-#: members have joined again or have lost their place, and in a new group three seconds more.
+#: members have joined again or have lost their offset, and in a new group three seconds more.
 _JOIN: Final = 10.0
-#: A node that fails like this may still be in the list of nodes: it stays there for some seconds.
-_UNREACHABLE: Final = (
-    kafka_errors.NodeNotReadyError,
-    kafka_errors.KafkaConnectionError,
-    kafka_errors.RequestTimedOutError,
-)
 #: As milliseconds, a member keeps its partitions however long the storage takes.
 _UNLIMITED: Final = 2**31 - 1
 #: Bytes that a member fetches of a partition at once, unless a record is larger.
 _FETCH: Final = 1024 * 1024
 #: Seconds until a question is asked again that no broker could answer.
 _AGAIN: Final = 0.1
-#: How often closing a part of aiokafka is tried. Each attempt ends at least one of its tasks.
-_CLOSE_ATTEMPTS: Final = 5
-#: Seconds between two equal messages of aiokafka, which logs each attempt of each partition.
-_QUIET: Final = 60.0
-_LOGGERS: Final = (
-    *("aiokafka", "aiokafka.cluster", "aiokafka.conn"),
-    *("aiokafka.producer.producer", "aiokafka.producer.sender"),
-    *("aiokafka.consumer.consumer", "aiokafka.consumer.fetcher"),
-    *("aiokafka.consumer.subscription_state", "aiokafka.consumer.group_coordinator"),
-)
 
 
 class OutOfRange(Exception):
-    """The place of a partition is not in the log: it is before its first record, or after its end.
+    """The offset of a partition is not in the log: it is before its first record, or after its end.
 
-    Its arguments are the partition and the place.
+    Its arguments are the partition and the offset.
     """
 
 
-class NoPlace(Exception):
-    """The group has no committed place in a partition, which is the argument."""
+class NoOffset(Exception):
+    """The group has no committed offset in a partition, which is the argument."""
 
 
 class TooFewBrokers(Exception):
@@ -97,85 +69,6 @@ class SendFailed(Exception):
         self.too_large = too_large
 
 
-class _MetadataRequest(MetadataRequest):  # type: ignore[misc] # aiokafka has no types
-    """Asks about topics without creating them.
-
-    Otherwise brokers with ``auto.create.topics.enable``, which is Kafka's default, would create a
-    missing or deleted topic with one partition and one replica, and acknowledge events in it.
-    """
-
-    def __init__(self, topics: list[str] | None = None) -> None:
-        super().__init__(topics, allow_auto_topic_creation=False)
-
-
-# aiokafka has no option for it.
-aiokafka.admin.client.MetadataRequest = _MetadataRequest
-aiokafka.client.MetadataRequest = _MetadataRequest
-
-_connect: Final = aiokafka.client.create_conn
-#: Host and port → why it could not be connected to, in the call that this task makes.
-_refused: Final[contextvars.ContextVar[dict[str, str]]] = contextvars.ContextVar("refused")
-
-
-async def _connect_noting(host: str, port: int, **options: Any) -> Any:
-    """Connect to a broker, and note why that fails: aiokafka only logs it."""
-    try:
-        return await _connect(host, port, **options)
-    except Exception as error:
-        if (refused := _refused.get(None)) is not None:
-            refused[f"{host}:{port}"] = _reason_of_refusal(error)
-        raise
-
-
-aiokafka.client.create_conn = _connect_noting
-
-
-def _reason_of_refusal(error: Exception) -> str:
-    if isinstance(error, ssl.SSLCertVerificationError):
-        return f"its certificate is not accepted: {error.verify_message.rstrip('.')}"
-    if isinstance(error, TimeoutError):
-        return "no answer in time"
-    if isinstance(error, socket.gaierror):
-        return str(error.strerror)
-    if isinstance(error, OSError) and error.errno is not None and error.errno > 0:
-        # The text of asyncio is a Python tuple.
-        return os.strerror(error.errno)
-    return _reason(error)
-
-
-class _Rarely(logging.Filter):
-    """Passes an equal warning once a minute, and no news."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._passed: dict[str, float] = {}
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        if record.levelno < logging.WARNING:
-            return record.levelno < logging.INFO
-        now = time.monotonic()
-        key = f"{record.name} {record.msg}"
-        if now - self._passed.get(key, -_QUIET) < _QUIET:
-            return False
-        self._passed[key] = now
-        return True
-
-
-class _NotAwaited(logging.Filter):
-    """Drops the report of an error that this module has dealt with.
-
-    When a commit takes too long, its task in aiokafka goes on, and asyncio reports its error
-    because nothing waits for it any more. The caller commits again.
-    """
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        return "GroupCoordinator._do_commit_offsets()" not in str(record.msg)
-
-
-_rarely: Final = _Rarely()
-_not_awaited: Final = _NotAwaited()
-
-
 def readable(codec: str) -> bool:
     """Return whether batches can be read that a topic's ``compression.type`` compresses."""
     has = {
@@ -193,35 +86,23 @@ def translated(what: str) -> Iterator[None]:
 
     Not only for aiokafka's own: some answers of brokers make it raise an ``AttributeError``.
     """
-    refused: dict[str, str] = {}
-    _refused.set(refused)
     try:
         yield
-    except (StorageError, OutOfRange, NoPlace, TooFewBrokers):
+    except (StorageError, OutOfRange, NoOffset, TooFewBrokers):
         raise
     except Exception as error:
-        raise StorageUnavailable(f"{what}: {_cause(error, refused)}") from error
+        raise StorageUnavailable(f"{what}: {_cause(error)}") from error
 
 
-def _cause(error: Exception, refused: Mapping[str, str]) -> str:
-    """Say why a call failed: the error, and why brokers could not be connected to."""
+def _cause(error: Exception) -> str:
+    """Say in one line why a call failed."""
     if isinstance(error, TimeoutError):
-        text = "Kafka did not answer in time"
-    elif "Unable to bootstrap" in str(error):
-        # The error lists the servers, each time in another order, as Python writes them.
-        text = "no server of log.kafka.servers answers, or none accepts how engage signs in"
-    else:
-        text = _reason(error)
-    brokers: dict[str, list[str]] = {}
-    for broker, reason in sorted(refused.items()):
-        # Some reasons of aiokafka name the broker.
-        brokers.setdefault(reason.replace(broker, "it"), []).append(broker)
-    reasons = "; ".join(f"{', '.join(those)}: {reason}" for reason, those in brokers.items())
-    return f"{text} ({reasons})" if reasons else text
-
-
-def _reason(error: Exception) -> str:
-    """Return the name and the text of an error in one line."""
+        return "Kafka did not answer in time"
+    if "Unable to bootstrap" in str(error):
+        return (
+            "no server of log.kafka.servers answers, or none accepts how engage signs in; "
+            "aiokafka has logged why"
+        )
     # The text of an error of aiokafka begins with its name.
     name = f"{type(error).__name__}: "
     return " ".join(f"{name}{str(error).removeprefix(name)}".split())
@@ -229,10 +110,7 @@ def _reason(error: Exception) -> str:
 
 def _common(address: Address, timeout: float) -> dict[str, Any]:
     """Return the arguments that all clients have."""
-    for name in _LOGGERS:
-        # Adding it again has no effect.
-        logging.getLogger(name).addFilter(_rarely)
-    logging.getLogger("asyncio").addFilter(_not_awaited)
+    limit_warnings()
     protocol = ("SASL_" if address.sasl_mechanism else "") + ("SSL" if address.tls else "PLAINTEXT")
     common: dict[str, Any] = {
         "bootstrap_servers": address.servers,
@@ -252,67 +130,6 @@ def _common(address: Address, timeout: float) -> dict[str, Any]:
     return common
 
 
-async def _closed(close: Callable[[], Awaitable[Any]], seconds: float) -> bool:
-    """Close a part of aiokafka, and return whether that succeeded.
-
-    aiokafka waits for tasks that it has cancelled, and lets their ``CancelledError`` escape.
-    """
-    try:
-        async with asyncio.timeout(seconds):
-            await close()
-    except asyncio.CancelledError:
-        task = asyncio.current_task()
-        if task is not None and task.cancelling():
-            raise
-        return False
-    except Exception:
-        return False
-    return True
-
-
-async def _stopped(consumer: AIOKafkaConsumer, seconds: float) -> None:
-    """Stop a consumer, also one whose coordinator cannot be reached, or whose task was waiting."""
-    if await _closed(consumer.stop, seconds):
-        return
-    # Without this, its connections would stay open. It has no fetcher before it has connected.
-    for part in filter(None, (consumer._fetcher, consumer._client)):
-        for _ in range(_CLOSE_ATTEMPTS):
-            if await _closed(part.close, 1.0):
-                break
-
-
-class _Admin(AIOKafkaAdminClient):  # type: ignore[misc] # aiokafka has no types
-    """Asks all nodes one after the other for what every node knows, until one answers.
-
-    aiokafka asks one at random, also one that has just died.
-    """
-
-    def __init__(self, **common: Any) -> None:
-        super().__init__(**common)
-        self._failed: set[int] = set()
-
-    async def _send_request(self, request: Any, node_id: int | None = None) -> Any:
-        nodes = [node.nodeId for node in self._client.cluster.brokers()]
-        if node_id is not None or not nodes:
-            return await super()._send_request(request, node_id)
-        random.shuffle(nodes)
-        # A host that is off is noticed only when the time of the request is over.
-        *others, last = sorted(nodes, key=self._failed.__contains__)
-        for node in others:
-            with contextlib.suppress(*_UNREACHABLE):
-                return await self._send_noting(request, node)
-        return await self._send_noting(request, last)
-
-    async def _send_noting(self, request: Any, node: int) -> Any:
-        try:
-            answer = await super()._send_request(request, node)
-        except _UNREACHABLE:
-            self._failed.add(node)
-            raise
-        self._failed.discard(node)
-        return answer
-
-
 class Cluster:
     """Answers about topics, offsets and groups.
 
@@ -323,8 +140,8 @@ class Cluster:
     def __init__(self, address: Address, *, request_timeout: float, timeout: float) -> None:
         self.timeout = timeout
         self._common = _common(address, request_timeout)
-        self._admin: _Admin | None = None
-        self._offsets: AIOKafkaConsumer | None = None
+        self._admin: Admin | None = None
+        self._offsets: Consumer | None = None
         self._lock = asyncio.Lock()
 
     async def start(self) -> None:
@@ -335,8 +152,8 @@ class Cluster:
         async with self._lock:
             if self._admin is not None:
                 return
-            admin = _Admin(**self._common)
-            offsets = AIOKafkaConsumer(
+            admin = Admin(**self._common)
+            offsets = Consumer(
                 **self._common,
                 auto_offset_reset="earliest",
                 enable_auto_commit=False,
@@ -365,9 +182,9 @@ class Cluster:
         if admin is not None and offsets is not None:
             await self._close(admin, offsets)
 
-    async def _close(self, admin: _Admin, offsets: AIOKafkaConsumer) -> None:
-        await _stopped(offsets, self.timeout)
-        await _closed(admin.close, self.timeout)
+    async def _close(self, admin: Admin, offsets: Consumer) -> None:
+        await offsets.end(self.timeout)
+        await closed(admin.close, self.timeout)
 
     @contextlib.asynccontextmanager
     async def _calling(self, what: str) -> Any:
@@ -391,7 +208,7 @@ class Cluster:
                 await asyncio.sleep(_AGAIN)
 
     @property
-    def _opened(self) -> _Admin:
+    def _opened(self) -> Admin:
         if self._admin is None:
             raise StorageUnavailable("the log is not open")
         return self._admin
@@ -446,9 +263,7 @@ class Cluster:
     async def let_create(self, topic: str) -> None:
         """Ask about a topic so that brokers create it which do this, and have no other way."""
         async with self._calling(f"topic {topic} does not exist and cannot be created"):
-            await self._opened._send_request(
-                MetadataRequest([topic], allow_auto_topic_creation=True)
-            )
+            await self._opened.let_create(topic)
 
     async def settings(self, topic: str) -> dict[str, str]:
         """Return all settings of a topic, including the defaults of the brokers."""
@@ -467,38 +282,36 @@ class Cluster:
     async def firsts(self, topic: str, partitions: Iterable[int]) -> dict[int, int]:
         """Return partition → the offset of the first record that is there."""
         async with self._calling("offsets"):
-            places = [TopicPartition(topic, number) for number in partitions]
-            found = await self._reader.beginning_offsets(places)
-            return {place.partition: offset for place, offset in found.items()}
+            tps = [TopicPartition(topic, number) for number in partitions]
+            found = await self._reader.beginning_offsets(tps)
+            return {tp.partition: offset for tp, offset in found.items()}
 
     async def ends(self, topic: str, partitions: Iterable[int]) -> dict[int, int]:
         """Return partition → the offset that the next record will have."""
         async with self._calling("offsets"):
-            places = [TopicPartition(topic, number) for number in partitions]
-            found = await self._reader.end_offsets(places)
-            return {place.partition: offset for place, offset in found.items()}
+            tps = [TopicPartition(topic, number) for number in partitions]
+            found = await self._reader.end_offsets(tps)
+            return {tp.partition: offset for tp, offset in found.items()}
 
     async def since(self, topic: str, partition: int, at: int) -> int | None:
         """Return the first offset at or after a time in milliseconds; ``None``: there is none."""
         async with self._calling("offsets"):
-            place = TopicPartition(topic, partition)
-            found = (await self._reader.offsets_for_times({place: at}))[place]
+            tp = TopicPartition(topic, partition)
+            found = (await self._reader.offsets_for_times({tp: at}))[tp]
             return None if found is None else int(found.offset)
 
     async def committed(self, topic: str, group: str, partitions: Iterable[int]) -> dict[int, int]:
-        """Return partition → the committed place of a group, without those that have none."""
-        places = [TopicPartition(topic, number) for number in partitions]
+        """Return partition → the committed offset of a group, without those that have none."""
+        tps = [TopicPartition(topic, number) for number in partitions]
 
         async def ask() -> dict[int, int]:
-            found = await self._opened.list_consumer_group_offsets(group, partitions=places)
-            return {
-                place.partition: value.offset for place, value in found.items() if value.offset >= 0
-            }
+            found = await self._opened.list_consumer_group_offsets(group, partitions=tps)
+            return {tp.partition: value.offset for tp, value in found.items() if value.offset >= 0}
 
-        return await self._answered(f"the places of group {group} cannot be read", ask)
+        return await self._answered(f"the offsets of group {group} cannot be read", ask)
 
     async def appended_at(
-        self, topic: str, places: Mapping[int, int], ends: Mapping[int, int]
+        self, topic: str, offsets: Mapping[int, int], ends: Mapping[int, int]
     ) -> dict[int, int]:
         """Return partition → when its first record at or after an offset was appended.
 
@@ -508,31 +321,31 @@ class Cluster:
         found: dict[int, int] = {}
         async with self._lock:
             reader = self._reader
-            reader.assign([TopicPartition(topic, number) for number in places])
+            reader.assign([TopicPartition(topic, number) for number in offsets])
             try:
                 with contextlib.suppress(StorageUnavailable):
                     async with self._calling("records"):
-                        for number, offset in places.items():
+                        for number, offset in offsets.items():
                             reader.seek(TopicPartition(topic, number), offset)
-                        while len(found) < len(places):
-                            left = [TopicPartition(topic, n) for n in places if n not in found]
+                        while len(found) < len(offsets):
+                            left = [TopicPartition(topic, n) for n in offsets if n not in found]
                             batch = await reader.getmany(*left, timeout_ms=200, max_records=1)
-                            for place, records in batch.items():
-                                found[place.partition] = records[0].timestamp
-                                reader.pause(place)
-                            for place in left:
-                                number = place.partition
+                            for tp, records in batch.items():
+                                found[tp.partition] = records[0].timestamp
+                                reader.pause(tp)
+                            for tp in left:
+                                number = tp.partition
                                 if number not in found and (
-                                    await reader.position(place) >= ends[number]
+                                    await reader.position(tp) >= ends[number]
                                 ):
                                     found[number] = -1
-                                    reader.pause(place)
+                                    reader.pause(tp)
             finally:
                 reader.unsubscribe()
         return found
 
     @property
-    def _reader(self) -> AIOKafkaConsumer:
+    def _reader(self) -> Consumer:
         if self._offsets is None:
             raise StorageUnavailable("the log is not open")
         return self._offsets
@@ -547,7 +360,7 @@ class Sender:
     """
 
     def __init__(self, address: Address, *, request_timeout: float) -> None:
-        self._producer = AIOKafkaProducer(
+        self._producer = Producer(
             **_common(address, request_timeout),
             acks="all",
             enable_idempotence=True,
@@ -599,8 +412,8 @@ class Sender:
     async def _stop(self, seconds: float) -> None:
         if self.in_flight:
             # Otherwise aiokafka would wait for the answers without limit.
-            self._producer._message_accumulator.fail_all(kafka_errors.ProducerClosed())
-        await _closed(self._producer.stop, seconds)
+            self._producer.fail_all()
+        await closed(self._producer.stop, seconds)
 
 
 _TOO_LARGE: Final = (
@@ -613,22 +426,10 @@ _FORBIDDEN: Final = (
 )
 
 
-def _numbers(places: Collection[TopicPartition]) -> str:
-    """Return the numbers of partitions as text, such as ``partitions 0 to 3, 7``."""
-    spans: list[list[int]] = []
-    for number in sorted(place.partition for place in places):
-        if spans and spans[-1][-1] == number - 1:
-            spans[-1][1:] = [number]
-        else:
-            spans.append([number])
-    texts = [" to ".join(map(str, span)) for span in spans]
-    return f"partitions {', '.join(texts)}" if texts else "no partitions"
-
-
 class Member(ConsumerRebalanceListener):  # type: ignore[misc] # aiokafka has no types
     """A member of a group of readers. It commits nothing by itself.
 
-    :param revoked: called when the member loses its partitions: they are divided again.
+    :param revoked: called when the member loses its partitions: they are rebalanced.
     :param assigned: called when it has got some.
     """
 
@@ -645,7 +446,7 @@ class Member(ConsumerRebalanceListener):  # type: ignore[misc] # aiokafka has no
         self._topic = topic
         self._revoked = revoked
         self._assigned = assigned
-        self._consumer = AIOKafkaConsumer(
+        self._consumer = Consumer(
             **_common(address, _JOIN),
             group_id=group,
             enable_auto_commit=False,
@@ -653,7 +454,7 @@ class Member(ConsumerRebalanceListener):  # type: ignore[misc] # aiokafka has no
             auto_offset_reset="none",
             isolation_level="read_committed",
             session_timeout_ms=_SESSION,
-            heartbeat_interval_ms=_HEARTBEAT,
+            heartbeat_interval_ms=_SESSION // 4,
             rebalance_timeout_ms=_SESSION,
             max_poll_interval_ms=_UNLIMITED,
             max_partition_fetch_bytes=max(_FETCH, max_batch),
@@ -669,57 +470,53 @@ class Member(ConsumerRebalanceListener):  # type: ignore[misc] # aiokafka has no
 
     async def stop(self, seconds: float) -> None:
         """Leave the group."""
-        await _stopped(self._consumer, seconds)
+        await self._consumer.end(seconds)
 
     def on_partitions_revoked(self, revoked: Collection[TopicPartition]) -> None:
-        """Called by aiokafka when the partitions are divided again."""
+        """Called by aiokafka when the partitions are rebalanced."""
         self._revoked()
 
     def on_partitions_assigned(self, assigned: Collection[TopicPartition]) -> None:
         """Called by aiokafka when the member has partitions."""
-        _log.info("reading %s of topic %s", _numbers(assigned), self._topic)
+        _log.info(
+            "reading partitions %s of topic %s",
+            *(sorted(tp.partition for tp in assigned), self._topic),
+        )
         self._assigned()
 
     @property
     def assigned(self) -> set[int]:
         """The partitions that this member has."""
-        return {place.partition for place in self._consumer.assignment()}
+        return {tp.partition for tp in self._consumer.assignment()}
 
     async def poll(
         self, partitions: Collection[int], *, max_records: int, wait: float
     ) -> Sequence[Any]:
         """Return records of aiokafka.
 
-        :raises OutOfRange: if the place of one of the partitions is not in the log.
-        :raises NoPlace: if the group has no place in one of them.
+        :raises OutOfRange: if the offset of one of the partitions is not in the log.
+        :raises NoOffset: if the group has no offset in one of them.
         """
-        places = [TopicPartition(self._topic, number) for number in partitions]
+        tps = [TopicPartition(self._topic, number) for number in partitions]
         with translated("reading the log"):
             try:
-                # aiokafka waits without limit while the partitions are divided again.
+                # aiokafka waits without limit while the partitions are rebalanced.
                 async with asyncio.timeout(wait + 1.0):
                     found = await self._consumer.getmany(
-                        *places, timeout_ms=int(wait * 1000), max_records=max_records
+                        *tps, timeout_ms=int(wait * 1000), max_records=max_records
                     )
             except TimeoutError:
                 return ()
             except kafka_errors.OffsetOutOfRangeError as error:
-                ((place, offset),) = error.args[0].items()
-                raise OutOfRange(place.partition, offset) from None
+                ((tp, offset),) = error.args[0].items()
+                raise OutOfRange(tp.partition, offset) from None
             except kafka_errors.NoOffsetForPartitionError as error:
-                raise NoPlace(error.args[0].partition) from None
+                raise NoOffset(error.args[0].partition) from None
             return [record for records in found.values() for record in records]
 
     def positions(self) -> dict[int, int]:
         """Return partition → the offset after all that :meth:`poll` has returned or left out."""
-        subscription = self._consumer._subscription.subscription
-        assignment = None if subscription is None else subscription.assignment
-        if assignment is None or not assignment.active:
-            return {}
-        states = {place.partition: assignment.state_value(place) for place in assignment.tps}
-        return {
-            number: state.position for number, state in states.items() if state.has_valid_position
-        }
+        return {tp.partition: offset for tp, offset in self._consumer.positions().items()}
 
     def seek(self, partition: int, offset: int) -> None:
         """Continue at an offset, if the member still has the partition."""
@@ -732,33 +529,34 @@ class Member(ConsumerRebalanceListener):  # type: ignore[misc] # aiokafka has no
             self._consumer.pause(TopicPartition(self._topic, partition))
 
     async def committed(self, partition: int, seconds: float) -> int | None:
-        """Return the committed place of the group in a partition."""
-        with translated("the places of the group cannot be read"):
+        """Return the committed offset of the group in a partition."""
+        with translated("the offsets of the group cannot be read"):
             async with asyncio.timeout(seconds):
-                place = TopicPartition(self._topic, partition)
-                found: int | None = await self._consumer.committed(place)
+                tp = TopicPartition(self._topic, partition)
+                found: int | None = await self._consumer.committed(tp)
                 return found
 
-    async def placed(self, partitions: Iterable[int], seconds: float) -> set[int]:
-        """Return those of the partitions in which the group has a committed place."""
-        places = [TopicPartition(self._topic, number) for number in partitions]
-        with translated("the places of the group cannot be read"):
+    async def with_offset(self, partitions: Iterable[int], seconds: float) -> set[int]:
+        """Return those of the partitions in which the group has a committed offset."""
+        tps = [TopicPartition(self._topic, number) for number in partitions]
+        with translated("the offsets of the group cannot be read"):
             async with asyncio.timeout(seconds):
-                found = await self._consumer._coordinator.fetch_committed_offsets(places)
-                return {place.partition for place, value in found.items() if value.offset >= 0}
+                found = await self._consumer.all_committed(tps)
+                return {tp.partition for tp, value in found.items() if value.offset >= 0}
 
-    async def commit(self, places: Mapping[int, int], seconds: float) -> bool:
-        """Commit places.
+    async def commit(self, offsets: Mapping[int, int], seconds: float) -> bool:
+        """Commit offsets.
 
-        :return: false if the partitions have been divided again: the places are not committed.
+        :return: false if the partitions were rebalanced: the offsets are not committed.
         """
-        with translated("the places cannot be committed"):
+        with translated("the offsets cannot be committed"):
             try:
+                tps = {TopicPartition(self._topic, n): offset for n, offset in offsets.items()}
                 async with asyncio.timeout(seconds):
-                    await self._consumer.commit(
-                        {TopicPartition(self._topic, n): place for n, place in places.items()}
-                    )
+                    # aiokafka goes on with a commit that takes too long. If that were cancelled,
+                    # asyncio would report its later error; the caller commits again.
+                    await asyncio.shield(self._consumer.commit(tps))
             except (kafka_errors.CommitFailedError, kafka_errors.IllegalStateError) as error:
-                _log.info("places not committed: %s", error)
+                _log.info("offset commit failed: %s", error)
                 return False
             return True

@@ -74,7 +74,7 @@ class KafkaLog(EventLog):
         #: The check that runs now. All that come meanwhile share it.
         self._checking: asyncio.Task[str | None] | None = None
         self._unavailable = 0
-        #: Partition → a place, and when its first record was appended.
+        #: Partition → an offset, and when its first record was appended.
         self._oldest: dict[int, tuple[int, int]] = {}
         self._warned: set[str] = set()
 
@@ -284,7 +284,7 @@ class KafkaLog(EventLog):
             return str(error)
         return None
 
-    # ---------------------------------------------------------------------------------- places
+    # ---------------------------------------------------------------------------------- offsets
     async def ends(self) -> Mapping[int, int]:
         return await self._cluster.ends(self._topic, await self._numbers())
 
@@ -296,34 +296,34 @@ class KafkaLog(EventLog):
 
     async def backlog(self, group: str) -> Backlog:
         numbers = await self._numbers()
-        # The places first: what is committed meanwhile may be after an end that was read before.
-        places = await self._cluster.committed(self._topic, group, numbers)
+        # The offsets first: what is committed meanwhile may be after an end that was read before.
+        offsets = await self._cluster.committed(self._topic, group, numbers)
         ends, firsts = await asyncio.gather(
             self._cluster.ends(self._topic, numbers),
             self._cluster.firsts(self._topic, numbers),
         )
         late = {
-            number: max(places.get(number, 0), firsts[number])
+            number: max(offsets.get(number, 0), firsts[number])
             for number in numbers
-            if ends[number] > max(places.get(number, 0), firsts[number])
+            if ends[number] > max(offsets.get(number, 0), firsts[number])
         }
-        known = {n: at for n, (place, at) in self._oldest.items() if late.get(n) == place}
-        unknown = {number: place for number, place in late.items() if number not in known}
+        known = {n: at for n, (offset, at) in self._oldest.items() if late.get(n) == offset}
+        unknown = {number: offset for number, offset in late.items() if number not in known}
         if unknown:
             found = await self._cluster.appended_at(self._topic, unknown, ends)
-            late = {number: place for number, place in late.items() if found.get(number, 0) >= 0}
+            late = {number: offset for number, offset in late.items() if found.get(number, 0) >= 0}
             known |= {number: at for number, at in found.items() if at >= 0}
         self._oldest = {number: (late[number], at) for number, at in known.items()}
         if late and not known:
             raise StorageUnavailable("the oldest record could not be read")
         return Backlog(
-            records=sum(ends[number] - place for number, place in late.items()),
+            records=sum(ends[number] - offset for number, offset in late.items()),
             oldest_at=min(known.values(), default=None),
             retention=self._retention,
             gaps={
-                number: (place, firsts[number])
-                for number, place in places.items()
-                if number in firsts and not firsts[number] <= place <= ends[number]
+                number: (offset, firsts[number])
+                for number, offset in offsets.items()
+                if number in firsts and not firsts[number] <= offset <= ends[number]
             },
         )
 

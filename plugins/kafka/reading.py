@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One member of a group of readers: places, gaps, rebalances."""
+"""One member of a group of readers: offsets, gaps, rebalances."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
-from engage.api import LogReader, LogRecord, Portion, ReadRecord, StorageUnavailable
+from engage.api import Batch, LogReader, LogRecord, ReadRecord, StorageUnavailable
 
-from .client import Cluster, Member, NoPlace, OutOfRange
+from .client import Cluster, Member, NoOffset, OutOfRange
 
 _log = logging.getLogger("engage.log.kafka")
 
@@ -26,7 +26,7 @@ class KafkaReader(LogReader):
 
     :param make_member: makes a member. Its first argument is called when it loses its partitions,
         the second when it has got some.
-    :param since: where to begin in partitions without a committed place; ``None``: the beginning.
+    :param since: where to begin in partitions without a committed offset; ``None``: the beginning.
     :param timeout: seconds of a call.
     """
 
@@ -48,15 +48,15 @@ class KafkaReader(LogReader):
         self._is_open = False
         self._member: Member | None = None
         self._paused: set[int] = set()
-        #: Records that were fetched, and that the last portions had no room for.
+        #: Records that were fetched, and that the last batches had no room for.
         self._held: collections.deque[ReadRecord] = collections.deque()
-        #: Partition → the place after the last record that was returned since the member has it.
+        #: Partition → the offset after the last record that was returned since the member has it.
         #: Nothing beyond it may be committed.
         self._returned: dict[int, int] = {}
         self._gaps: dict[int, tuple[int, int]] = {}
-        #: Partitions in which the group may have no committed place.
+        #: Partitions in which the group may have no committed offset.
         self._unplaced: set[int] = set()
-        #: Partition → the last place that this member committed, also before it lost the partition.
+        #: Partition → the last offset that this member committed, also before it lost it.
         self._committed: dict[int, int] = {}
 
     async def open(self) -> None:
@@ -105,7 +105,7 @@ class KafkaReader(LogReader):
         self._unplaced.clear()
 
     # ------------------------------------------------------------------------------ reading
-    async def read(self, *, max_records: int, max_bytes: int, wait: float) -> Portion:
+    async def read(self, *, max_records: int, max_bytes: int, wait: float) -> Batch:
         member = await self._joined()
         deadline = time.monotonic() + wait
         while not self._held and not self._gaps:
@@ -113,10 +113,10 @@ class KafkaReader(LogReader):
             await self._fetch(member, max_records, left)
             if not left:
                 break
-        return self._portion(max_records, max_bytes)
+        return self._batch(max_records, max_bytes)
 
     async def _fetch(self, member: Member, max_records: int, wait: float) -> None:
-        """Get records, or find the place in a partition that has none."""
+        """Get records, or find the offset in a partition that has none."""
         mine = member.assigned
         for partition in mine & self._paused:
             member.pause(partition)
@@ -127,7 +127,7 @@ class KafkaReader(LogReader):
         wait = min(wait, _POLL if wanted else _LOOK)
         try:
             found = await member.poll(wanted, max_records=max_records, wait=wait)
-        except NoPlace as error:
+        except NoOffset as error:
             (partition,) = error.args
             await self._start(member, partition)
         except OutOfRange as error:
@@ -140,7 +140,7 @@ class KafkaReader(LogReader):
             self._held.extend(map(_record, found))
 
     async def _start(self, member: Member, partition: int) -> None:
-        """Begin in a partition without a committed place."""
+        """Begin in a partition without a committed offset."""
         first = await self._start_of(partition)
         expected = self._committed.get(partition)
         if expected is None:
@@ -150,7 +150,7 @@ class KafkaReader(LogReader):
             self._gone(member, partition, expected, first)
 
     async def _start_of(self, partition: int) -> int:
-        """Return where to begin in a partition without a committed place."""
+        """Return where to begin in a partition without a committed offset."""
         if self._since is not None:
             found = await self._cluster.since(self._topic, partition, self._since)
             if found is not None:
@@ -159,14 +159,14 @@ class KafkaReader(LogReader):
         return (await self._cluster.firsts(self._topic, [partition]))[partition]
 
     async def _jump(self, member: Member, partition: int, expected: int) -> None:
-        """Continue at the first record of a partition whose place is not in the log.
+        """Continue at the first record of a partition whose offset is not in the log.
 
-        That is right even if the place is after the *end*: the log was replaced by another one, or
+        That is right even if the offset is after the *end*: the log was replaced by another one, or
         an unclean election cut it off, and it is unknown which of its records were read.
         """
         first = (await self._cluster.firsts(self._topic, [partition]))[partition]
         if first == expected:
-            # A broker that lags behind; or the log has the place by now.
+            # A broker that lags behind; or the log has the offset by now.
             member.seek(partition, expected)
             return
         _log.error(
@@ -183,7 +183,7 @@ class KafkaReader(LogReader):
         self._returned[partition] = first
         member.seek(partition, first)
 
-    def _portion(self, max_records: int, max_bytes: int) -> Portion:
+    def _batch(self, max_records: int, max_bytes: int) -> Batch:
         """Return what is held, as far as it fits."""
         gaps, self._gaps = self._gaps, {}
         records: list[ReadRecord] = []
@@ -199,22 +199,22 @@ class KafkaReader(LogReader):
             self._returned[one.partition] = max(
                 self._returned.get(one.partition, 0), one.offset + 1
             )
-        return Portion(records=records, gaps=gaps, passed=self._passed())
+        return Batch(records=records, gaps=gaps, passed=self._passed())
 
     def _passed(self) -> dict[int, int]:
-        """Return where there is nothing for readers between the last record and the place."""
+        """Return where there is nothing for readers between the last record and the offset."""
         if self._held or self._member is None:
             return {}
         passed = {
-            partition: place
-            for partition, place in self._member.positions().items()
-            if place > self._returned.get(partition, 0) and partition not in self._paused
+            partition: offset
+            for partition, offset in self._member.positions().items()
+            if offset > self._returned.get(partition, 0) and partition not in self._paused
         }
         self._returned.update(passed)
         return passed
 
-    # ------------------------------------------------------------------------------- places
-    async def commit(self, places: Mapping[int, int]) -> None:
+    # ------------------------------------------------------------------------------- offsets
+    async def commit(self, offsets: Mapping[int, int]) -> None:
         self._check_open()
         member = self._member
         if member is None:
@@ -222,27 +222,27 @@ class KafkaReader(LogReader):
             return
         mine = member.assigned & self._returned.keys()
         known = {
-            partition: place
-            for partition, place in places.items()
-            if partition in mine and place <= self._returned[partition]
+            partition: offset
+            for partition, offset in offsets.items()
+            if partition in mine and offset <= self._returned[partition]
         }
         expected = known.keys() - self._unplaced
         if expected:
-            for partition in expected - await member.placed(expected, self._timeout):
+            for partition in expected - await member.with_offset(expected, self._timeout):
                 await self._start_again(member, partition)
                 del known[partition]
-            # If the partitions were divided again meanwhile, they are read again.
+            # If the partitions were rebalanced meanwhile, they are read again.
             known = {number: known[number] for number in known.keys() & self._returned.keys()}
-        # Without success, the partitions are divided again: the next member reads from the
-        # committed places.
+        # Without success, the partitions are rebalanced: the next member reads from the
+        # committed offsets.
         if known and await member.commit(known, self._timeout):
             self._unplaced -= known.keys()
             self._committed |= known
 
     async def _start_again(self, member: Member, partition: int) -> None:
-        """Read a partition from its first record: the place of the group is gone.
+        """Read a partition from its first record: the offset of the group is gone.
 
-        Kafka deletes the places of a topic with the topic. If it was made again, the next records
+        Kafka deletes the offsets of a topic with the topic. If it was made again, the next records
         have offsets that this member has passed, so it would skip them, and no other one would
         read them after a commit.
         """
@@ -252,7 +252,7 @@ class KafkaReader(LogReader):
 
     def _gone(self, member: Member, partition: int, expected: int, first: int) -> None:
         _log.error(
-            "%s, partition %d: the place of the group is gone: the topic was deleted and made"
+            "%s, partition %d: the offset of the group is gone: the topic was deleted and made"
             " again; it is read from %d",
             *(self._topic, partition, first),
         )
@@ -263,11 +263,11 @@ class KafkaReader(LogReader):
         member = await self._joined()
         self._held.clear()
         for partition in member.assigned:
-            place = await member.committed(partition, self._timeout)
-            if place is None:
+            offset = await member.committed(partition, self._timeout)
+            if offset is None:
                 self._unplaced.add(partition)
-                place = await self._start_of(partition)
-            member.seek(partition, place)
+                offset = await self._start_of(partition)
+            member.seek(partition, offset)
         # A fetch that ran meanwhile may have added records.
         self._held.clear()
 

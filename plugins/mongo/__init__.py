@@ -3,13 +3,10 @@
 
 ====================  =================================================================
 ``store.py``          what the core calls: opening, readiness, the work left for later
-``preparation.py``    preparing the store before its first use
 ``writer.py``         storing events with their changes, and completing what a crash cut off
-``batch.py``          the events of one write, and what becomes of each
 ``events.py``         the collection of events
 ``profiles.py``       users, groups, links and memberships
-``identifiers.py``    users by the value of a trait
-``claims.py``         when each user first had each of these values
+``identifiers.py``    users by the value of a trait, and when each first had it
 ``changes.py``        the profile changes of one write, folded, as update statements
 ``subscriptions.py``  subscription choices and their history
 ``dead_letters.py``   dead letters and their budgets
@@ -19,7 +16,7 @@
 ``documents.py``      events as documents, keys that MongoDB cannot hold, ids
 ``connection.py``     the only module that names the driver's client: errors, time limits
 ``url.py``            the connection string
-``schema.py``         collections, indexes, version, warnings about shard keys
+``schema.py``         preparing the store: collections, indexes, version, shard keys
 ====================  =================================================================
 
 The modules of the SQLite storage have the same names. It has a ``reader.py`` besides, because

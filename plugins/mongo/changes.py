@@ -30,8 +30,8 @@ from engage.api import (
     identifier_value,
 )
 
-from .claims import MAX_CLAIMS, Claim, StoredClaims, claim_id
 from .documents import decode_value, encode_value, escape_key, pair_id, scoped_id, unescape_key
+from .identifiers import MAX_CLAIMS, Claim, StoredClaims, claim_id
 from .schema import CLAIMS, GROUPS, LINKS, MEMBERSHIPS, USERS
 
 #: (timestamp, message id, origin): the greatest wins.
@@ -309,7 +309,6 @@ class FoldedChanges:
                 count += added
                 total += size - was
             if value is _REMOVED:
-                # A process of an earlier version reads null.
                 register = _register(version, {"v": None, "x": True})
             else:
                 register = _register(version, encode_value(value))

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The connection: the only module that names the driver's client.
+"""The connection: the only module that names the driver's clients.
 
-This package makes only calls that motor and ``pymongo.AsyncMongoClient`` share: ``aggregate``,
-``list_indexes`` and the like are awaited with one and not with the other.
+This package makes only calls that motor's client and ``pymongo.AsyncMongoClient`` share:
+``aggregate``, ``list_indexes`` and the like are awaited with one and not with the other.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ import pymongo
 from bson.codec_options import CodecOptions, DatetimeConversion
 from bson.errors import BSONError
 from bson.raw_bson import RawBSONDocument
-from motor.motor_asyncio import AsyncIOMotorClient
 from pymongo.errors import (
     AutoReconnect,
     BulkWriteError,
@@ -36,9 +35,6 @@ from .documents import MAX_BYTES
 from .url import DEFAULT_DATABASE, parse_url
 
 _log = logging.getLogger("engage.storage.mongo")
-
-#: Makes the client. When motor ends: ``make_client: Any = pymongo.AsyncMongoClient``.
-make_client: Any = AsyncIOMotorClient
 
 #: The code for a document whose ``_id`` is stored already.
 DUPLICATE: Final = 11000
@@ -64,20 +60,20 @@ CODEC: Final[CodecOptions[Any]] = CodecOptions(datetime_conversion=DatetimeConve
 
 _RAW: Final = CODEC.with_options(document_class=RawBSONDocument)
 
-#: Statements of one update command at most.
-_MAX_STATEMENTS: Final = 1000
+#: Statements of one update command at most, and documents that one command reads or deletes.
+BATCH: Final = 1000
 #: The same for FerretDB 1. It has 100 connections to its SQLite file, takes one for each statement
 #: that changes a document, and keeps it until the end of the command: with more statements, those
 #: of the commands that run at the same time included, it hangs.
 _MAX_STATEMENTS_FERRETDB: Final = 12
 #: Bytes of a message or a command that are not documents.
 _MESSAGE_OVERHEAD: Final = 16 * 1024
-#: How often the statements of one command are sent again because two upserts met.
-_MAX_RACES: Final = 100
+#: How often a change is tried again because another caller changed the same document.
+MAX_ATTEMPTS: Final = 50
 #: Seconds within which a server must be found.
 _SELECTION_SECONDS: Final = 3.0
-#: Seconds that closing may spend on ending the sessions with the server.
-_CLOSE_SECONDS: Final = 1.0
+#: Seconds that closing may spend on a last call, and on ending the sessions with the server.
+CLOSE_SECONDS: Final = 1.0
 #: Seconds between two attempts to reach a server whose answer was lost.
 _RETRY_PAUSE: Final = 0.05
 
@@ -86,14 +82,18 @@ class Connection:
     """A client with its database. :meth:`connect` makes them.
 
     :param url: the connection string.
+    :param driver: ``motor``, or ``pymongo`` for its asynchronous client.
     :param allow_weak: accept one that allows acknowledged events to be lost.
     :param timeout: seconds of one call, unless the connection string says ``timeoutMS``.
     :raises ConfigError: if the connection string cannot be used. The message never quotes it: it
         may contain a password.
     """
 
-    def __init__(self, url: str, *, allow_weak: bool, timeout: float) -> None:
+    def __init__(
+        self, url: str, *, driver: str = "motor", allow_weak: bool, timeout: float
+    ) -> None:
         self._url = url
+        self._driver = driver
         self._parsed = parse_url(url)
         self.weaknesses = self._parsed.weaknesses()
         if self.weaknesses and not allow_weak:
@@ -107,8 +107,7 @@ class Connection:
         )
         #: Hosts and database, for messages; never the credentials.
         self.name = self._parsed.name
-        self.make_client = make_client
-        self._max_statements = _MAX_STATEMENTS
+        self._max_statements = BATCH
         self._client: Any = None
         #: The database; set by :meth:`connect`.
         self.db: Any = None
@@ -137,7 +136,7 @@ class Connection:
             if name.lower() not in self._parsed.options
         }
         try:
-            client = self.make_client(self._url, **defaults)
+            client = self._make_client(defaults)
             database = client.get_default_database(DEFAULT_DATABASE)
         except (PyMongoError, OSError, ValueError) as error:
             raise StorageUnavailable(
@@ -149,12 +148,20 @@ class Connection:
             codec_options=CODEC, read_preference=pymongo.ReadPreference.PRIMARY
         )
 
+    def _make_client(self, defaults: Mapping[str, Any]) -> Any:
+        if self._driver == "pymongo":
+            return pymongo.AsyncMongoClient(self._url, **defaults)
+        # It takes time and memory that the other driver does not need.
+        from motor.motor_asyncio import AsyncIOMotorClient
+
+        return AsyncIOMotorClient(self._url, **defaults)
+
     async def recognise(self) -> None:
         """Find out which server it is. To be called within :meth:`calling`, before the first
         :meth:`update`."""
         found = await self.db.command("buildInfo")
         is_ferretdb = "ferretdbVersion" in found
-        self._max_statements = _MAX_STATEMENTS_FERRETDB if is_ferretdb else _MAX_STATEMENTS
+        self._max_statements = _MAX_STATEMENTS_FERRETDB if is_ferretdb else BATCH
 
     async def close(self) -> None:
         """Close the client. Idempotent."""
@@ -163,7 +170,7 @@ class Connection:
             return
         # The client ends its sessions with the server, which may not answer. Motor's waits for that
         # in the thread that calls it: this must not be that of the event loop.
-        with pymongo.timeout(_CLOSE_SECONDS):
+        with pymongo.timeout(CLOSE_SECONDS):
             if inspect.iscoroutinefunction(client.close):
                 await client.close()
             else:
@@ -257,7 +264,7 @@ class Connection:
         :raises PyMongoError: if at least one is not durable.
         """
         codes = [0] * len(statements)
-        announced = self._announced("max_write_batch_size", _MAX_STATEMENTS)
+        announced = self._announced("max_write_batch_size", BATCH)
         limit = min(self._max_statements, announced)
         for start, part in _commands(statements, limit, self.max_bytes):
             todo = list(range(start, start + len(part)))
@@ -271,7 +278,7 @@ class Connection:
                     index, code = todo[failure["index"]], failure["code"]
                     if code in PERMANENT:
                         codes[index] = code
-                    elif code == DUPLICATE and races < _MAX_RACES:
+                    elif code == DUPLICATE and races < MAX_ATTEMPTS:
                         races += 1
                     else:
                         raise OperationFailure("an update failed", code)

@@ -23,19 +23,15 @@ from bson.datetime_ms import DatetimeMS
 
 from engage.api import Count, CountSum, Page
 
-from .connection import Connection
+from .connection import BATCH, Connection
 from .documents import any_of, is_text
 from .paging import read_page
-from .schema import COUNTS, Schema
+from .schema import COUNTS
 
 _log = logging.getLogger("engage.storage.mongo")
 
-#: The version of the store that has counters.
-_SINCE: Final = 3
 #: Registers that one page of sums reads at most, except the first sum, which is never cut off.
 MAX_ROWS: Final = 50_000
-#: Registers that are read, or deleted, with one command.
-_BATCH: Final = 1000
 #: The end of the times that an ``_id`` can have: in the year 5138.
 _END: Final = 10**14
 
@@ -57,9 +53,8 @@ class Wanted:
 class Counts:
     """Writes, sums and expires counters."""
 
-    def __init__(self, connection: Connection, schema: Schema) -> None:
+    def __init__(self, connection: Connection) -> None:
         self._connection = connection
-        self._schema = schema
         #: Updates of one register by one process are made one after the other, because FerretDB 1
         #: loses some of those that are made at the same time.
         self._writing = asyncio.Lock()
@@ -77,7 +72,6 @@ class Counts:
                 greatest[key] = count
         if not greatest:
             return
-        await self._schema.require(_SINCE)
         statements = [_statement(key, count) for key, count in greatest.items()]
         async with self._writing:
             with self._connection.calling():
@@ -114,12 +108,11 @@ class Counts:
         """Delete the oldest registers of a step, and return how many."""
         query = {"_id": {"$gte": _start(step, 0), "$lt": _start(step, before)}}
         deleted = 0
-        await self._schema.require(_SINCE)
         with self._connection.calling() as db:
             cursor = db[COUNTS].find(query, {"_id": 1}).sort([("_id", 1)]).limit(limit)
             ids = [one["_id"] for one in await cursor.to_list(None)]
-            for begin in range(0, len(ids), _BATCH):
-                condition = {"_id": any_of(ids[begin : begin + _BATCH])}
+            for begin in range(0, len(ids), BATCH):
+                condition = {"_id": any_of(ids[begin : begin + BATCH])}
                 deleted += (await db[COUNTS].delete_many(condition)).deleted_count
         return deleted
 
@@ -131,7 +124,7 @@ async def _summed(cursor: Any, step: int, limit: int) -> Page[CountSum]:
     values: list[int] = []
     rows = 0
     try:
-        async for document in cursor.batch_size(_BATCH):
+        async for document in cursor.batch_size(BATCH):
             _, found, _ = _parse(document["_id"])
             if found != series:
                 if series is not None:

@@ -211,8 +211,7 @@ def _encode(key: str, letter: DeadLetter, budget: BudgetName, size: int, seq: An
 
 
 def _decode(document: Mapping[str, Any]) -> DeadLetter:
-    # An earlier version of engage stored letters without the two.
-    operation, envelope = document.get("operation"), document.get("envelope")
+    envelope = document["envelope"]
     return DeadLetter(
         id=document["id"],
         workspace_id=document["workspaceId"],
@@ -228,7 +227,7 @@ def _decode(document: Mapping[str, Any]) -> DeadLetter:
         truncated=document["truncated"],
         headers=[(header["name"], header["value"]) for header in document["headers"]],
         received_at=int(document["receivedAt"]),
-        operation=operation,
+        operation=document["operation"],
         envelope=None if envelope is None else bytes(envelope),
     )
 

@@ -12,7 +12,7 @@ from bson.datetime_ms import DatetimeMS
 from bson.objectid import ObjectId
 from pymongo.errors import OperationFailure, PyMongoError
 
-from engage.api import Arrivals, Event, EventFilter, Page
+from engage.api import Event, EventFilter, Page
 
 from .connection import Connection
 from .documents import any_of, decode_event, event_id, is_text, of_origin
@@ -29,9 +29,8 @@ from .paging import (
 )
 from .schema import BY_USER, EVENTS
 
-#: Seconds of one call of :meth:`Events.recent`, and of its look at the events of a user.
+#: Seconds of one call of :meth:`Events.recent`; half of them for its look at the events of a user.
 _RECENT_SECONDS: Final = 2.0
-_USER_SECONDS: Final = 1.0
 #: The numbers of events that such a call looks at, one after the other, until it has a page: 50,000
 #: together.
 _WINDOWS: Final = (1_000, 4_000, 15_000, 30_000)
@@ -110,7 +109,7 @@ class Events:
         many, or if that index is missing."""
         user = {name: fields[name] for name in ("workspaceId", "userId")}
         try:
-            with pymongo.timeout(min(_USER_SECONDS, self._connection.timeout / 2)):
+            with pymongo.timeout(min(_RECENT_SECONDS, self._connection.timeout) / 2):
                 if await db[EVENTS].count_documents(user, limit=_MAX_OF_USER + 1) > _MAX_OF_USER:
                     return None
                 # Without the hint, the server may search all events for those of the user.
@@ -158,23 +157,6 @@ class Events:
         cursor = db[EVENTS].find(query, {"_id": 0, "receivedAt": 1, "_seq": 1})
         found = await cursor.sort(NEWEST_FIRST).skip(number - 1).limit(1).to_list(None)
         return found[0] if found else None
-
-    async def arrivals(self, at: int) -> Arrivals:
-        """Return when the events around a time were received."""
-        time = DatetimeMS(at)
-        with self._connection.calling() as db:
-
-            async def first(query: dict[str, Any], way: int) -> int | None:
-                order = ARRIVAL if way > 0 else NEWEST_FIRST
-                cursor = db[EVENTS].find(query, {"receivedAt": 1}).sort(order).limit(1)
-                found = await cursor.to_list(None)
-                return int(found[0]["receivedAt"]) if found else None
-
-            return Arrivals(
-                last_before=await first({"receivedAt": {"$lt": time}}, -1),
-                first_after=await first({"receivedAt": {"$gte": time}}, 1),
-                newest=await first({}, -1),
-            )
 
     async def expire(self, before: int, *, limit: int, force: bool) -> int:
         """Delete the oldest events, and return how many; see :meth:`EventStore.expire`."""

@@ -2,23 +2,31 @@
 """Users by the value of an identifier trait, such as an e-mail address.
 
 The register of such a trait has the form that is looked up as ``i``, with an index for each trait.
-The collection of claims has when each user first had each value (``claims.py``). It is read only
-for a value that several users have.
+The collection of claims has when each user first had each value. It is read only for a value that
+several users have.
+
+A claim is a document that is changed only by ``$min``, so that the least time stays in whatever
+order events arrive. A user keeps the first :data:`MAX_CLAIMS` claims of a trait, and the user's
+document counts them (``claims.<trait>``): that is read with the traits, so that only a value that
+may be new to the user needs another look-up.
+
+All later values share one document, the *late* claim of the user and the trait. It belongs to the
+value that became the current one last.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+import functools
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final
 
 from bson.datetime_ms import DatetimeMS
 
 from engage.api import ConfigError, Page, identifier_value
 
-from .claims import Claim
-from .connection import Connection
-from .documents import any_of, decode_value, escape_key, is_text, scoped_id
+from .connection import BATCH, Connection
+from .documents import any_of, decode_value, escape_key, is_text, pair_id, scoped_id
 from .paging import id_after
 from .schema import CLAIMS, META, USERS
 
@@ -28,11 +36,16 @@ _MAX_TRAITS: Final = 40
 _MAX_USERS: Final = 100
 #: The order in which the index of an identifier has the users.
 _ORDER: Final = [("createdAt", 1), ("_id", 1)]
-#: Claims that are read at once, and how often, to find the oldest of very many users: so many users
-#: may have had the value earlier and not have it now. Then the order is that of ``createdAt``.
-_CLAIMS: Final = (1000, 20)
-#: Users whose registers are completed at once.
-_STEP: Final = 200
+#: Pages of claims that are read to find the oldest of very many users: so many users may have had
+#: the value earlier and not have it now. Then the order is that of ``createdAt``.
+_CLAIM_PAGES: Final = 20
+#: Users that are read at once, with their registers, links and memberships.
+STEP: Final = 200
+
+
+#: Maximum number of claims that are stored for a trait of a user, beside the late one; the
+#: interface defines it. Without it, anyone who has a write key could make them grow without bound.
+MAX_CLAIMS: Final = 100
 
 
 def declared_traits(identifiers: Mapping[str, Sequence[str]]) -> set[str]:
@@ -48,6 +61,130 @@ def declared_traits(identifiers: Mapping[str, Sequence[str]]) -> set[str]:
             f"indexes for at most {_MAX_TRAITS}"
         )
     return traits
+
+
+def claim_id(workspace: str, user: str, trait: str, value: str) -> str:
+    """Return the ``_id`` of a claim."""
+    return pair_id(workspace, user, _held(trait, value))
+
+
+def _held(trait: str, value: str) -> str:
+    return f"{len(trait)}:{trait}:{value}"
+
+
+@dataclasses.dataclass(eq=False)
+class Claim:
+    """A user's trait was set to a value; see :meth:`~engage.api.ProfileStore.find_users`.
+
+    It is never changed. It is not frozen, because making it would then take twice as long.
+    """
+
+    workspace: str
+    user: str
+    trait: str
+    #: In the form in which users are looked up.
+    value: str
+
+    @functools.cached_property
+    def owner(self) -> str:
+        """The ``_id`` of the user."""
+        return scoped_id(self.workspace, self.user)
+
+    @functools.cached_property
+    def name(self) -> str:
+        """The trait as a key in the document of the user."""
+        return escape_key(self.trait)
+
+    @functools.cached_property
+    def key(self) -> str:
+        """The ``_id`` of the claim."""
+        return claim_id(self.workspace, self.user, self.trait, self.value)
+
+    @property
+    def late_key(self) -> str:
+        """The ``_id`` of the late claim of the same trait; no claim has an empty value."""
+        return claim_id(self.workspace, self.user, self.trait, "")
+
+    @property
+    def held(self) -> str:
+        """The trait with the value, within the workspace."""
+        return scoped_id(self.workspace, _held(self.trait, self.value))
+
+    @functools.cached_property
+    def form(self) -> str:
+        """The value as a register has it in ``i``."""
+        return scoped_id(self.workspace, self.value)
+
+    def statement(self, times: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the statement that stores the claim.
+
+        :param times: the operator that sets ``at``.
+        """
+        return self._upsert(self.key, times)
+
+    def late_statements(self, at: int) -> list[dict[str, Any]]:
+        """Return the statements that give the late claim to this value: with the time ``at``, or
+        the time that it has if it belongs to this value already."""
+        time = DatetimeMS(at)
+        return [
+            {
+                "q": {"_id": self.late_key, "held": {"$ne": self.held}},
+                "u": {"$set": {"held": self.held, "at": time}},
+            },
+            self._upsert(self.late_key, {"$min": {"at": time}}),
+        ]
+
+    def _upsert(self, key: str, times: Mapping[str, Any]) -> dict[str, Any]:
+        fields = {"workspaceId": self.workspace, "userId": self.user, "held": self.held}
+        inserted = {**fields, **times.get("$setOnInsert", {})}
+        return {"q": {"_id": key}, "u": {**times, "$setOnInsert": inserted}, "upsert": True}
+
+
+class StoredClaims:
+    """What is stored of the claims of a write's users, as far as the bound needs it.
+
+    :param owners: the ``_id`` of the users that are needed.
+    """
+
+    def __init__(self, owners: Collection[str] = ()) -> None:
+        self._owners = owners
+        #: ``_id`` of a user → for each trait, escaped, the value in the form in which users are
+        #: looked up, and how many claims are stored.
+        self._users: dict[str, tuple[Mapping[str, str | None], Mapping[str, int]]] = {}
+        #: The ``_id`` of claims that were looked up, and are stored.
+        self.keys: set[str] = set()
+
+    def add(self, user: Mapping[str, Any]) -> None:
+        """Take in the stored document of a user."""
+        if user["_id"] in self._owners:
+            traits = user.get("traits", {}).items()
+            forms = {name: register.get("i") for name, register in traits}
+            self._users[user["_id"]] = (forms, user.get("claims", {}))
+
+    def count(self, claim: Claim) -> int:
+        """Return how many claims the user has of the trait."""
+        found = self._users.get(claim.owner)
+        return 0 if found is None else int(found[1].get(claim.name, 0))
+
+    def form(self, claim: Claim) -> str | None:
+        """Return the current value of the trait, in the form in which users are looked up."""
+        found = self._users.get(claim.owner)
+        return None if found is None else found[0].get(claim.name)
+
+    def is_doubtful(self, claim: Claim) -> bool:
+        """Return whether a look-up must show if the claim is stored."""
+        if claim.owner not in self._users:
+            return False
+        forms, counts = self._users[claim.owner]
+        return (claim.name in forms or claim.name in counts) and not self._is_current(claim)
+
+    def has(self, claim: Claim) -> bool:
+        """Return whether the claim is stored, or at least counted."""
+        return self._is_current(claim) or claim.key in self.keys
+
+    def _is_current(self, claim: Claim) -> bool:
+        # While there is room, each value that became the current one has a claim.
+        return self.form(claim) == claim.form and self.count(claim) < MAX_CLAIMS
 
 
 class Identifiers:
@@ -112,17 +249,16 @@ class Identifiers:
         """Return the users with the oldest claims of a value that they have now."""
         found: list[Mapping[str, Any]] = []
         held: dict[str, Any] = {"held": claim.held}
-        step, pages = _CLAIMS
-        for _ in range(pages):
+        for _ in range(_CLAIM_PAGES):
             cursor = db[CLAIMS].find(held, {"userId": 1, "at": 1})
-            claims = await cursor.sort([("at", 1), ("_id", 1)]).limit(step).to_list(None)
+            claims = await cursor.sort([("at", 1), ("_id", 1)]).limit(BATCH).to_list(None)
             ids = [scoped_id(claim.workspace, document["userId"]) for document in claims]
             if ids:
                 fields = {"userId": 1, "createdAt": 1}
                 users = db[USERS].find({"_id": any_of(ids), **query}, fields)
                 by_id = {document["_id"]: document for document in await users.to_list(None)}
                 found += [by_id[one] for one in ids if one in by_id]
-            if len(claims) < step or len(found) >= _MAX_USERS:
+            if len(claims) < BATCH or len(found) >= _MAX_USERS:
                 break
             last = claims[-1]
             held["at"] = {"$gte": last["at"]}
@@ -180,7 +316,7 @@ class Identifiers:
         while True:
             query = {**id_after(workspace, after), field: {"$exists": True}}
             with self._connection.calling() as db:
-                cursor = db[USERS].find(query, names).sort([("_id", 1)]).limit(_STEP)
+                cursor = db[USERS].find(query, names).sort([("_id", 1)]).limit(STEP)
                 documents = await cursor.to_list(None)
                 statements, claims = [], []
                 for document in documents:
@@ -200,7 +336,7 @@ class Identifiers:
                         )
                 await self._connection.update(CLAIMS, claims)
                 await self._connection.update(USERS, statements)
-            if len(documents) < _STEP:
+            if len(documents) < STEP:
                 return
             after = documents[-1]["_id"]
 

@@ -10,15 +10,13 @@ from typing import Any, Final, TypeVar
 from bson.datetime_ms import DatetimeMS
 from bson.objectid import ObjectId
 
-from .connection import Connection
+from .connection import BATCH, Connection
 from .documents import any_of, in_workspace
 
 Item = TypeVar("Item")
 
 #: A page ends early when its documents are this large.
 _MAX_BYTES: Final = 32 * 1024 * 1024
-#: Documents of one delete command at most.
-_MAX_DELETES: Final = 1000
 
 #: The order of arrival; the index of the same keys serves it.
 ARRIVAL: Final = [("receivedAt", 1), ("_seq", 1)]
@@ -38,7 +36,7 @@ async def read_page(
     """
     items: list[Item] = []
     total = 0
-    cursor = cursor.limit(limit).batch_size(max(2, min(limit, 1000)))
+    cursor = cursor.limit(limit).batch_size(max(2, min(limit, BATCH)))
     try:
         async for document in cursor:
             item, size = decode(document)
@@ -149,7 +147,7 @@ async def delete_oldest(
         cursor = db[collection].find(query, {"_id": 1}).sort(ARRIVAL).limit(limit)
         ids = [document["_id"] for document in await cursor.to_list(None)]
         deleted = 0
-        for start in range(0, len(ids), _MAX_DELETES):
-            condition = {"_id": any_of(ids[start : start + _MAX_DELETES])}
+        for start in range(0, len(ids), BATCH):
+            condition = {"_id": any_of(ids[start : start + BATCH])}
             deleted += (await db[collection].delete_many(condition)).deleted_count
         return deleted

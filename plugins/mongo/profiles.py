@@ -20,21 +20,17 @@ from engage.api import (
 )
 
 from .changes import FoldedChanges, StoredState, stored_traits, user_statement
-from .claims import StoredClaims
 from .connection import Connection
 from .documents import any_of, decode_value, pair_id, scoped_id, unescape_key
-from .identifiers import Identifiers
+from .identifiers import STEP, Identifiers, StoredClaims
 from .paging import id_after, read_page
 from .schema import CLAIMS, GROUPS, LINKS, MEMBERSHIPS, USERS
 
 _log = logging.getLogger("engage.storage.mongo")
 
-#: How many durable links are remembered: most events of a visitor then need no look-up of the link.
-_MAX_KNOWN_LINKS: Final = 100_000
-#: How many durable claims are remembered, so that not each identify call writes its claim again.
-_MAX_KNOWN_CLAIMS: Final = 100_000
-#: Users whose links and memberships are read at once.
-_STEP: Final = 200
+#: How many durable links, and how many durable claims, are remembered: most events of a visitor
+#: then need no look-up of the link, and not each identify call writes its claim again.
+_MAX_KNOWN: Final = 100_000
 
 
 class Profiles:
@@ -146,11 +142,11 @@ class Profiles:
         durable = [statement["q"]["_id"] for statement in statements.get(LINKS, ())]
         for key in durable:
             self._links[key] = None
-        while len(self._links) > _MAX_KNOWN_LINKS:
+        while len(self._links) > _MAX_KNOWN:
             self._links.popitem(last=False)
         for key, at in folded.kept_claims.items():
             self._claims[key] = min(at, self._claims.get(key, at))
-        while len(self._claims) > _MAX_KNOWN_CLAIMS:
+        while len(self._claims) > _MAX_KNOWN:
             self._claims.popitem(last=False)
         return dropped
 
@@ -194,8 +190,8 @@ class Profiles:
             cursor = db[USERS].find(id_after(workspace_id, after)).sort([("_id", 1)])
             documents, last = await read_page(cursor, limit, _sized)
             users = []
-            for start in range(0, len(documents), _STEP):
-                part = documents[start : start + _STEP]
+            for start in range(0, len(documents), STEP):
+                part = documents[start : start + STEP]
                 ids = [document["_id"] for document in part]
                 links, groups = await asyncio.gather(self._links_of(ids), self._groups_of(ids))
                 users += [_user(document, links, groups) for document in part]

@@ -21,15 +21,11 @@ from pymongo.errors import DuplicateKeyError
 
 from engage.api import Page, Record, StorageUnavailable
 
-from .connection import Connection
+from .connection import MAX_ATTEMPTS, Connection
 from .documents import any_of, is_text, pair_id
 from .paging import read_page
-from .schema import META, RECORDS, Schema
+from .schema import META, RECORDS
 
-#: The version of the store that has records.
-_SINCE: Final = 3
-#: Attempts to replace a record that other callers insert and delete at the same time.
-_MAX_ATTEMPTS: Final = 20
 #: The order of records; the index of the same keys serves it.
 _ORDER: Final = ("kind", "workspaceId", "id")
 
@@ -37,14 +33,12 @@ _ORDER: Final = ("kind", "workspaceId", "id")
 class Records:
     """Reads and writes records."""
 
-    def __init__(self, connection: Connection, schema: Schema) -> None:
+    def __init__(self, connection: Connection) -> None:
         self._connection = connection
-        self._schema = schema
 
     async def put(self, record: Record, *, expected_version: int | None) -> int | None:
         """Write a record; see :meth:`RecordStore.put_record`."""
         record.check()
-        await self._schema.require(_SINCE)
         key = pair_id(record.kind, record.workspace_id, record.id)
         names = {"kind": record.kind, "workspaceId": record.workspace_id, "id": record.id}
         fields = {"body": record.body.decode(), "at": DatetimeMS(record.at)}
@@ -63,7 +57,7 @@ class Records:
     async def _replace(
         self, db: Any, key: str, names: Mapping[str, str], fields: Mapping[str, Any]
     ) -> int:
-        for _ in range(_MAX_ATTEMPTS):
+        for _ in range(MAX_ATTEMPTS):
             try:
                 found = await db[RECORDS].find_one_and_update(
                     {"_id": key},
@@ -142,7 +136,6 @@ class Records:
         key = pair_id(kind, workspace_id, record_id)
         if not is_text(key):
             return False
-        await self._schema.require(_SINCE)
         with self._connection.calling() as db:
             done = await db[RECORDS].delete_one({"_id": key})
             deleted = bool(done.raw_result["n"])
@@ -154,7 +147,6 @@ class Records:
         """Delete old records of a kind, and return how many."""
         if not is_text(kind):
             return 0
-        await self._schema.require(_SINCE)
         old = {"kind": kind, "at": {"$lt": DatetimeMS(before)}}
         deleted = 0
         with self._connection.calling() as db:

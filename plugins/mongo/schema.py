@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Collections, their indexes, the version of the store, and whether its shard keys are safe.
+"""Preparing the store before its first use: collections, indexes, version, shard keys.
 
 Everything here is idempotent, and several processes can do it at the same time.
 """
@@ -16,7 +16,7 @@ from typing import Any, Final
 from bson.datetime_ms import DatetimeMS
 from pymongo.errors import DuplicateKeyError, OperationFailure, PyMongoError
 
-from engage.api import StorageIncompatible, StorageMissing, StorageUnavailable
+from engage.api import StorageError, StorageIncompatible, StorageMissing, StorageUnavailable
 
 from .connection import Connection
 from .documents import escape_key
@@ -24,10 +24,13 @@ from .paging import ARRIVAL
 
 _log = logging.getLogger("engage.storage.mongo")
 
-#: The version of what this plugin writes, and the oldest version that can read it. Each version is
-#: in :data:`MIGRATIONS`.
-VERSION: Final = 3
+#: The version of what this plugin writes, and the oldest version of the plugin that can read it.
+VERSION: Final = 1
 MIN_READER: Final = 1
+#: Version → what makes a store of it from one of the version before. Collections and indexes are
+#: made for every version alike. A migration only adds, is idempotent, and several processes may run
+#: it at the same time: processes of an earlier version may be using the store.
+MIGRATIONS: Final[dict[int, Callable[[Any], Awaitable[None]]]] = {}
 
 EVENTS: Final = "events"
 USERS: Final = "users"
@@ -43,7 +46,6 @@ COUNTS: Final = "counts"
 META: Final = "meta"
 
 _ARRIVAL: Final = dict(ARRIVAL)
-_RECEIVED: Final = {"receivedAt": 1}
 #: The index of the events of a user.
 BY_USER: Final[Mapping[str, int]] = {"workspaceId": 1, "userId": 1, "timestamp": 1}
 
@@ -97,6 +99,11 @@ _BUILD_SECONDS: Final = 6 * 3600.0
 _LARGE: Final = 50_000
 
 
+#: The part of a call's time for which a call waits until the store is prepared. The core waits for
+#: the opening of a store as long as for one call.
+_WAIT: Final = 3 / 4
+
+
 def identifier_index(trait: str) -> dict[str, int]:
     """Return the keys of the index by which users are found by ``trait``, oldest first."""
     return {f"traits.{escape_key(trait)}.i": 1, "createdAt": 1, "_id": 1}
@@ -107,42 +114,16 @@ def index_name(keys: Mapping[str, int]) -> str:
     return "_".join(f"{field}_{way}" for field, way in keys.items())
 
 
-async def _index_identifiers_again(db: Any) -> None:
-    """Forget which identifiers are indexed: they are indexed again, now with claims."""
-    await db[META].delete_one({"_id": "identifiers"})
-
-
-async def _only_collections(db: Any) -> None:
-    """Do nothing: version 3 added the collections of records and of counters, and fields of dead
-    letters that may be absent."""
-
-
-#: Version → what makes a store of it from one of the version before. Collections and indexes are
-#: made for every version alike. A migration only adds, is idempotent, and several processes may run
-#: it at the same time: processes of an earlier version may be using the store.
-MIGRATIONS: Final[Mapping[int, Callable[[Any], Awaitable[None]]]] = {
-    2: _index_identifiers_again,
-    3: _only_collections,
-}
-
-
 class Schema:
     """Prepares the store.
 
     :param traits: all declared identifier traits.
     """
 
-    def __init__(
-        self,
-        connection: Connection,
-        *,
-        traits: Iterable[str],
-    ) -> None:
+    def __init__(self, connection: Connection, *, traits: Iterable[str]) -> None:
         self._connection = connection
         self._traits = sorted(set(traits))
         self._building: set[asyncio.Task[None]] = set()
-        #: The version of the store, as far as it is known.
-        self._version = 0
 
     async def prepare(self, *, create: bool) -> None:
         """Check the store, and create what is missing if ``create`` is true.
@@ -154,7 +135,7 @@ class Schema:
             await self._connection.recognise()
             found = await db[META].find_one({"_id": "schema"})
         if found is not None:
-            self._version = _check_version(found, self._connection.name)
+            _check_version(found, self._connection.name)
         elif not create:
             raise StorageMissing(
                 f"{self._connection.name}: there is no engage store; `engage serve` creates one"
@@ -173,36 +154,18 @@ class Schema:
                     await db[META].insert_one(document)
             else:
                 await self._migrate(found["version"])
-            self._version = max(self._version, VERSION)
             await self._warn_of_shard_keys()
-
-    async def require(self, version: int) -> None:
-        """Check that the store has a version, before something is written that came with it.
-
-        Otherwise a command would write what the servers that use the store do not read.
-
-        :raises StorageUnavailable: if an earlier version of engage made the store.
-        """
-        if self._version >= version:
-            return
-        with self._connection.calling() as db:
-            found = await db[META].find_one({"_id": "schema"})
-        if found is not None:
-            self._version = _check_version(found, self._connection.name)
-        if self._version < version:
-            raise StorageUnavailable(
-                f"{self._connection.name}: made by an earlier version of engage; start "
-                "`engage serve` once, which brings the store up to date"
-            )
 
     async def _migrate(self, version: int) -> None:
         """Bring a store of an earlier version up to date."""
+        if version >= VERSION:
+            return
         with self._connection.calling() as db:
-            for number, migration in MIGRATIONS.items():
-                if number > version:
-                    await migration(db)
-                    done = {"$max": {"version": number, "minReader": MIN_READER}}
-                    await db[META].update_one({"_id": "schema"}, done)
+            for number in range(version + 1, VERSION + 1):
+                await MIGRATIONS[number](db)
+            done = {"$max": {"version": VERSION, "minReader": MIN_READER}}
+            await db[META].update_one({"_id": "schema"}, done)
+        _log.info("%s: store version %d is now %d", self._connection.name, version, VERSION)
 
     async def close(self) -> None:
         """Stop waiting for indexes; the server continues to build them."""
@@ -249,7 +212,9 @@ class Schema:
     async def _make_indexes(
         self, collection: str, wanted: Iterable[tuple[Mapping[str, int], Mapping[str, Any]]]
     ) -> None:
-        seconds = await self._build_limit(collection)
+        with self._connection.calling() as db:
+            count = await db[collection].estimated_document_count()
+        seconds = _BUILD_SECONDS if count > _LARGE else None
         with self._connection.calling(seconds=seconds) as db:
             there = await _existing(db, collection)
             missing = [
@@ -259,50 +224,36 @@ class Schema:
             ]
             if missing:
                 await _create(db, collection, missing)
-            if collection in (EVENTS, DEAD_LETTERS):
-                await _drop_ttl(db, collection, there.get(tuple(_RECEIVED.items())))
-
-    async def _build_limit(self, collection: str) -> float | None:
-        with self._connection.calling() as db:
-            count = await db[collection].estimated_document_count()
-        return _BUILD_SECONDS if count > _LARGE else None
 
     # ------------------------------------------------------------------------------- sharding
     async def _warn_of_shard_keys(self) -> None:
-        for collection, key in await self.unsafe_shard_keys():
-            _log.error(
-                "%s: the collection %s is sharded on %s, which lets one message id be stored twice "
-                "(an _id is unique within a shard only): shard it on {_id: 'hashed'}",
-                self._connection.name,
-                collection,
-                key,
-            )
-
-    async def unsafe_shard_keys(self) -> list[tuple[str, dict[str, Any]]]:
-        """Return the collections, with their shard keys, that are sharded on a key under which an
-        ``_id`` can be stored twice; nothing if the user may not read the shard keys.
-        """
+        """Log the collections that are sharded on a key under which an ``_id`` can be stored twice;
+        nothing if the user may not read the shard keys."""
         with self._connection.calling() as db:
             hello = await db.command("isMaster")
             if hello.get("msg") != "isdbgrid":
-                return []
+                return
             query = {"_id": {"$in": [f"{db.name}.{name}" for name in SAFE_SHARD_KEYS]}}
             try:
                 found = await db.client["config"]["collections"].find(query).to_list(None)
             except OperationFailure as error:
                 _log.info("the shard keys cannot be read (code %s)", error.code)
-                return []
-        unsafe = []
+                return
         for document in found:
             collection = document["_id"].split(".", 1)[1]
             key = document.get("key") or {}
             if not key.keys() <= SAFE_SHARD_KEYS[collection]:
-                unsafe.append((collection, dict(key)))
-        return unsafe
+                _log.error(
+                    "%s: the collection %s is sharded on %s, which lets one message id be stored "
+                    "twice (an _id is unique within a shard only): shard it on {_id: 'hashed'}",
+                    self._connection.name,
+                    collection,
+                    dict(key),
+                )
 
 
-def _check_version(document: Mapping[str, Any], name: str) -> int:
-    """Return the version of the store."""
+def _check_version(document: Mapping[str, Any], name: str) -> None:
+    """:raises StorageIncompatible: if this version cannot read the store."""
     version, min_reader = document.get("version"), document.get("minReader")
     if not isinstance(version, int) or not isinstance(min_reader, int):
         raise StorageIncompatible(f"{name}: the collection meta is not engage's")
@@ -312,21 +263,18 @@ def _check_version(document: Mapping[str, Any], name: str) -> int:
             f"version {min_reader} on; this is version {VERSION}): use that version of engage, or "
             "another database"
         )
-    return version
 
 
-async def _existing(
-    db: Any, collection: str
-) -> dict[tuple[tuple[str, Any], ...], Mapping[str, Any]]:
-    """Return the indexes of a collection: keys → index."""
+async def _existing(db: Any, collection: str) -> set[tuple[tuple[str, Any], ...]]:
+    """Return the keys of the indexes of a collection."""
     try:
         reply = await db.command({"listIndexes": collection})
     except OperationFailure as error:
         if error.code == _NAMESPACE_NOT_FOUND:
-            return {}
+            return set()
         raise
     # A collection has at most 64 indexes; the first batch of the reply contains up to 101.
-    return {tuple(index["key"].items()): index for index in reply["cursor"]["firstBatch"]}
+    return {tuple(index["key"].items()) for index in reply["cursor"]["firstBatch"]}
 
 
 async def _create(db: Any, collection: str, indexes: list[dict[str, Any]]) -> None:
@@ -344,19 +292,6 @@ async def _create(db: Any, collection: str, indexes: list[dict[str, Any]]) -> No
         _log.warning("an index of %s exists with other options; it is left as it is", collection)
 
 
-async def _drop_ttl(db: Any, collection: str, there: Mapping[str, Any] | None) -> None:
-    """Drop the TTL index that an earlier version created.
-
-    The server would delete by its clock, and everything at once if that is ahead. The core expires
-    the documents, after it has checked the time.
-
-    :param there: the index on ``receivedAt``, if there is one.
-    """
-    if there is not None and "expireAfterSeconds" in there:
-        with contextlib.suppress(OperationFailure):
-            await db.command({"dropIndexes": collection, "index": there["name"]})
-
-
 def _log_result(task: asyncio.Task[None]) -> None:
     if not task.cancelled():
         error = task.exception()
@@ -366,3 +301,92 @@ def _log_result(task: asyncio.Task[None]) -> None:
             _log.error("the indexes cannot be built", exc_info=error)
         else:
             _log.info("all indexes are built")
+
+
+class Preparation:
+    """Finds or creates the store, and completes what a crash cut off.
+
+    :param complete: completes it.
+    :param later: called if that cannot be done now.
+    :param index: indexes identifiers that were declared since the last start.
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        schema: Schema,
+        *,
+        complete: Callable[[], Awaitable[None]],
+        later: Callable[[], None],
+        index: Callable[[], Awaitable[None]],
+    ) -> None:
+        self._connection = connection
+        self._schema = schema
+        self._complete = complete
+        self._later = later
+        self._index = index
+        #: Whether the store is prepared.
+        self.done = False
+        #: Whether the collections, the indexes and the version are.
+        self._created = False
+        self._task: asyncio.Task[None] | None = None
+
+    async def wait(self) -> None:
+        """Wait until the store is prepared; create it if there is none.
+
+        The preparation continues when the time of the call is over: an overloaded server would
+        never be done if each call began again.
+
+        :raises StorageError: if it fails, or takes longer.
+        """
+        if self._task is None or self._task.done():
+            self._task = asyncio.create_task(self.prepare(create=True))
+            self._task.add_done_callback(_retrieve_exception)
+        task = self._task
+        done, _ = await asyncio.wait([task], timeout=_WAIT * self._connection.timeout)
+        if not done:
+            raise StorageUnavailable(f"{self._connection.name}: the store is still being prepared")
+        task.result()
+
+    async def prepare(self, *, create: bool) -> None:
+        """Prepare the store now, however long it takes.
+
+        :param create: whether to create what is missing.
+        """
+        self._connection.connect()
+        if not self._created:
+            await self._schema.prepare(create=create)
+            self._created = create
+        try:
+            await self._complete()
+        except StorageError:
+            # The server may be too busy for it; a command that only reads may run with credentials
+            # that only allow reading. Nothing of it was acknowledged: it can be done later.
+            _log.info("what a crash may have cut off was not completed", exc_info=True)
+            if create:
+                self._later()
+        try:
+            await self._index()
+        except StorageError:
+            if create:
+                raise
+            _log.info("the identifiers were not indexed", exc_info=True)
+        self.done = True
+
+    async def stop(self) -> None:
+        """Stop preparing. The server continues to build indexes."""
+        task, self._task = self._task, None
+        if task is not None:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+        await self._schema.close()
+
+    def forget(self) -> None:
+        """Prepare the store again before the next call: it was closed."""
+        self.done = self._created = False
+
+
+def _retrieve_exception(task: asyncio.Task[None]) -> None:
+    """Retrieve the exception, so that asyncio does not log it if no call waits any more."""
+    if not task.cancelled():
+        task.exception()

@@ -13,7 +13,6 @@ from typing import Any, Final
 from bson.datetime_ms import DatetimeMS
 
 from engage.api import (
-    Arrivals,
     BudgetUse,
     Count,
     CountStore,
@@ -39,27 +38,23 @@ from engage.api import (
     UserProfile,
 )
 
-from .connection import Connection
+from .connection import CLOSE_SECONDS, Connection
 from .counts import Counts, Wanted
 from .dead_letters import DeadLetters
 from .documents import Sequencer
 from .events import Events
 from .identifiers import Identifiers, declared_traits
-from .preparation import Preparation
 from .profiles import Profiles
 from .records import Records
-from .schema import META, Schema
+from .schema import META, Preparation, Schema
 from .subscriptions import Subscriptions
 from .url import DEFAULT_URL
 from .writer import Writer
 
 _log = logging.getLogger("engage.storage.mongo")
 
-#: Seconds between an acknowledgement and the removal of its marks; when that fails, the pause is
-#: doubled each time, up to the second number.
-_PAUSE: Final = (1.0, 10.0)
-#: Seconds that closing may spend on removing marks; marks that are left do no harm.
-_CLOSE_SECONDS: Final = 3.0
+#: Seconds between an acknowledgement and the removal of its marks.
+_PAUSE: Final = 1.0
 
 
 class MongoStorage(
@@ -81,8 +76,8 @@ class MongoStorage(
         self._writer = Writer(connection, self._events, self._profiles, sequence, self._work)
         self._subscriptions = Subscriptions(connection, self._profiles, sequence)
         self._dead_letters = DeadLetters(connection, context.dead_letter_budget, sequence)
-        self._records = Records(connection, self._schema)
-        self._counts = Counts(connection, self._schema)
+        self._records = Records(connection)
+        self._counts = Counts(connection)
         self.dropped_changes = 0
         self._preparation = Preparation(
             connection,
@@ -102,6 +97,7 @@ class MongoStorage(
         """
         connection = Connection(
             options.get("url", DEFAULT_URL),
+            driver=options.get("driver", "motor"),
             allow_weak=options.get("allow_weak_acknowledgement", False),
             timeout=context.write_timeout,
         )
@@ -151,8 +147,9 @@ class MongoStorage(
         if self._preparation.done:
             with (
                 contextlib.suppress(StorageError),
-                self._connection.calling(seconds=_CLOSE_SECONDS),
+                self._connection.calling(seconds=CLOSE_SECONDS),
             ):
+                # Marks that are left do no harm.
                 await self._tidy()
         await self._connection.close()
         self._preparation.forget()
@@ -168,28 +165,23 @@ class MongoStorage(
     async def _keep_house(self) -> None:
         """Remove marks, many at once, and complete what a failed write left. Runs until it is
         cancelled."""
-        pause, longest = _PAUSE
         while True:
             await self._work.wait()
-            await asyncio.sleep(pause)
+            await asyncio.sleep(_PAUSE)
             self._work.clear()
             try:
-                if not self._preparation.done:
-                    await self._ready()
+                await self._ready()
                 with self._connection.calling():
                     await self._tidy()
-                pause = _PAUSE[0]
                 if self._writer.completions_due:
                     await self._writer.complete_due(self._complete)
                     if self._writer.completions_due:
                         self._work.set()
-            except StorageUnavailable:
+            except Exception as error:
+                if not isinstance(error, StorageUnavailable):
+                    _log.exception("housekeeping failed")
                 self._work.set()
-                pause = min(pause * 2, longest)
-            except Exception:
-                _log.exception("housekeeping failed")
-                self._work.set()
-                pause = longest
+                await asyncio.sleep(self._connection.timeout)
 
     async def _tidy(self) -> None:
         await self._writer.remove_marks()
@@ -227,10 +219,6 @@ class MongoStorage(
     ) -> Page[Event]:
         await self._ready()
         return await self._events.recent(wanted, before=before, limit=limit)
-
-    async def arrivals(self, at: int) -> Arrivals:
-        await self._ready()
-        return await self._events.arrivals(at)
 
     # --------------------------------------------------------------------------------- profiles
     async def profile(self, workspace_id: str, user_id: str) -> UserProfile | None:

@@ -27,14 +27,12 @@ from engage.api import (
     SubscriptionState,
 )
 
-from .connection import DUPLICATE, Connection
+from .connection import BATCH, DUPLICATE, MAX_ATTEMPTS, Connection
 from .documents import Sequencer, any_of, escape_key, in_workspace, scoped_id, unescape_key
 from .paging import read_page
 from .profiles import Profiles
 from .schema import HISTORY, SUBSCRIPTIONS
 
-#: Attempts to change a document that other callers change at the same time.
-_MAX_ATTEMPTS: Final = 50
 #: Changes without effect that are remembered of one user.
 MAX_IDLE: Final = 16
 
@@ -60,7 +58,7 @@ class Subscriptions:
             if known is not None:
                 # It is written again, because it may not be durable yet.
                 await self._connection.insert(HISTORY, [bson.encode(known)])
-            for _ in range(_MAX_ATTEMPTS):
+            for _ in range(MAX_ATTEMPTS):
                 if document is not None and (pending := document.get("pending")) is not None:
                     await self._copy(document, pending)
                     if pending["changeId"] == change.id:
@@ -159,7 +157,7 @@ class Subscriptions:
         """Remove the changes of a user that had no effect, except the latest."""
         history = self._connection.db[HISTORY]
         idle = history.find({**user, "records": []}, {"_id": 1}).sort([("_seq", -1)])
-        old = [one["_id"] async for one in idle.skip(MAX_IDLE).limit(1000)]
+        old = [one["_id"] async for one in idle.skip(MAX_IDLE).limit(BATCH)]
         if old:
             await history.delete_many({"_id": any_of(old)})
 

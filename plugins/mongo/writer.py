@@ -24,21 +24,124 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Final
 
-from engage.api import Change, Event, Outcome, StorageUnavailable
+from engage.api import Change, Event, Outcome, Status, StorageUnavailable
 
-from .batch import Batch
-from .connection import Connection
-from .documents import Sequencer, any_of
+from .connection import DUPLICATE, Connection
+from .documents import Sequencer, UnstorableError, any_of, encode_event, event_id
 from .events import Events
 from .profiles import Profiles
 from .schema import EVENTS
 
-#: Marked events that are completed at once. After a failure it is half as many, and so on.
+#: Marked events that are completed at once.
 _STEP: Final = 500
-#: After a failure to complete them: the time until the next attempt, as a multiple of the time of
-#: the last one, and in seconds at most. FerretDB 1 reads all events to find those with a mark.
-_REST: Final = 10
-_LONGEST_REST: Final = 60.0
+
+
+class Batch:
+    """The events of one write, encoded one by one: one that cannot be stored does not affect the
+    others.
+
+    :param changes: returns the changes of an event.
+    :param mark: the mark of the events that have changes.
+    """
+
+    def __init__(
+        self,
+        events: Sequence[Event],
+        changes: Callable[[Event], tuple[Change, ...]],
+        sequence: Sequencer,
+        mark: str,
+    ) -> None:
+        self.mark = mark
+        self._events = events
+        #: Position of an event → the reason why it is refused.
+        self._refused: dict[int, str] = {}
+        #: Position of a document → position of its event.
+        self._positions: list[int] = []
+        #: ``_id`` → position of its document.
+        self._first: dict[str, int] = {}
+        #: Events with the identity of an earlier one: position of the event, and of the document.
+        self._repeats: list[tuple[int, int]] = []
+        self._changes: list[tuple[Change, ...]] = []
+        #: Position of a document that was not stored → code of the server.
+        self._codes: Mapping[int, int] = {}
+        self.documents: list[bytes] = []
+        #: The ``_id`` of each document.
+        self.ids: list[str] = []
+        #: The events that were stored before this write: ``_id`` → event, and its mark if it has
+        #: one.
+        self.present: dict[str, tuple[Event, str | None]] = {}
+        for index, event in enumerate(events):
+            key = event_id(*event.identity)
+            first = self._first.get(key)
+            if first is not None:
+                self._repeats.append((index, first))
+                continue
+            event_changes = changes(event)
+            try:
+                document = encode_event(event, key, sequence(), mark if event_changes else None)
+            except UnstorableError as error:
+                self._refused[index] = str(error)
+                continue
+            self._first[key] = len(self.documents)
+            self._positions.append(index)
+            self._changes.append(event_changes)
+            self.documents.append(document)
+            self.ids.append(key)
+
+    def changing(self) -> list[tuple[Event, tuple[Change, ...]]]:
+        """Return all events that have changes, each with its changes, stored or not."""
+        return [
+            (self._events[index], event_changes)
+            for index, event_changes in zip(self._positions, self._changes, strict=True)
+            if event_changes
+        ]
+
+    def settle(self, codes: Mapping[int, int]) -> None:
+        """Take in the result of the insert.
+
+        :param codes: what :meth:`Connection.insert` returned.
+        """
+        self._codes = codes
+        for position, code in codes.items():
+            if code != DUPLICATE:
+                self._refused[self._positions[position]] = (
+                    f"the storage cannot store a value, or the size, of this event (code {code})"
+                )
+
+    @property
+    def duplicates(self) -> list[int]:
+        """Positions of the documents whose events were stored before this write."""
+        return [position for position, code in self._codes.items() if code == DUPLICATE]
+
+    @property
+    def stored(self) -> list[tuple[Event, tuple[Change, ...]]]:
+        """The newly stored events that have changes, each with its changes."""
+        return [
+            (self._events[index], event_changes)
+            for position, (index, event_changes) in enumerate(
+                zip(self._positions, self._changes, strict=True)
+            )
+            if event_changes and position not in self._codes
+        ]
+
+    def repeats_of_refused(self) -> list[int]:
+        """Return the positions of events whose identity a refused event of this write has, too:
+        nothing is stored under it yet."""
+        return [index for index, first in self._repeats if self._positions[first] in self._refused]
+
+    def outcomes(self) -> list[Outcome]:
+        """Return one outcome per event, in their order."""
+        outcomes = [Outcome(Status.STORED)] * len(self._events)
+        for index, reason in self._refused.items():
+            outcomes[index] = Outcome(Status.REFUSED, reason=reason)
+        for position in self.duplicates:
+            body = self.present[self.ids[position]][0].body
+            outcomes[self._positions[position]] = Outcome(Status.DUPLICATE, stored=body)
+        for index, first in self._repeats:
+            before = outcomes[self._positions[first]]
+            body = before.stored or self._events[self._positions[first]].body
+            outcomes[index] = Outcome(Status.DUPLICATE, stored=body)
+        return outcomes
 
 
 class Writer:
@@ -62,8 +165,6 @@ class Writer:
         self._work = work
         #: How many changes were dropped.
         self.dropped_changes = 0
-        #: How many marked events are completed at once.
-        self._step = _STEP
         #: How often :meth:`complete` must be called because writes failed.
         self.completions_due = 0
         #: When :meth:`complete_due` does so next.
@@ -112,8 +213,7 @@ class Writer:
         :param complete: completes it.
         :raises StorageUnavailable: if the server fails, or needs too long.
         """
-        began = time.monotonic()
-        if began < self._complete_at:
+        if time.monotonic() < self._complete_at:
             return
         # Counted before the work: a write that fails meanwhile sets it to two again.
         self.completions_due -= 1
@@ -121,10 +221,9 @@ class Writer:
             await complete()
         except BaseException:
             self.completions_due = 2
-            ended = time.monotonic()
-            self._complete_at = ended + min((ended - began) * _REST, _LONGEST_REST)
             raise
-        self._complete_at = time.monotonic() + self._connection.timeout
+        finally:
+            self._complete_at = time.monotonic() + self._connection.timeout
 
     async def _insert(self, batch: Batch) -> None:
         """Insert events that have no changes."""
@@ -195,25 +294,16 @@ class Writer:
     async def complete(self) -> None:
         """Apply the changes of all marked events, and remove their marks.
 
-        :raises StorageUnavailable: if the server fails. The next call takes smaller steps, so that
-            an overloaded server makes progress, too.
+        :raises StorageUnavailable: if the server fails.
         """
-        while True:
-            step = self._step
-            try:
-                found = await self._complete_some(step)
-            except StorageUnavailable:
-                self._step = max(step // 2, 1)
-                raise
-            self._step = min(2 * step, _STEP)
-            if found < step:
-                return
+        while await self._complete_some() == _STEP:
+            pass
 
-    async def _complete_some(self, step: int) -> int:
-        """Apply the changes of at most ``step`` marked events; return how many there were."""
+    async def _complete_some(self) -> int:
+        """Apply the changes of at most ``_STEP`` marked events; return how many there were."""
         with self._connection.calling() as db:
             query = {"_mark": {"$exists": True}}
-            cursor = db[EVENTS].find(query, {"_id": 1, "_seq": 1}).limit(step)
+            cursor = db[EVENTS].find(query, {"_id": 1, "_seq": 1}).limit(_STEP)
             found = await cursor.to_list(None)
             if not found:
                 return 0

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from engage.api import Event, Outcome, Status, changes_of
 
-from .changes import EncodedChange, encode
-from .events import STORED, Row, UnstorableError, event_of
+from .tables.changes import EncodedChange, encode
+from .tables.events import STORED, Row, UnstorableError, event_of
 
 
 class Batch:

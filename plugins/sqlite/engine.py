@@ -23,10 +23,11 @@ from engage.api import (
     SubscriptionChange,
 )
 
-from . import counts, dead_letters, events, records, schema, subscriptions
+from . import schema
 from .batch import Batch
 from .checkpoint import Checkpoints
 from .connection import Settings, is_text, key_of, translating_errors
+from .tables import counts, dead_letters, events, records, subscriptions
 from .transactions import Transactions
 
 #: Seconds without an event after which :meth:`Engine.work` makes separate transactions.
@@ -123,7 +124,6 @@ class Engine(Transactions):
         keys = self._keys
         keys.require_room()
         with self._transaction() as db:
-            self._require_current()
             if not keys.is_taken_over:
                 self._take_over(db)
             duplicates = events.existing(db, keys.candidates(db, batch.rows.keys()))
@@ -177,7 +177,6 @@ class Engine(Transactions):
     def keep(self, letters: Sequence[DeadLetter]) -> list[bool]:
         """Store dead letters, and return whether each is stored."""
         with translating_errors(self.settings.path), self._transaction() as db:
-            self._require_current()
             return dead_letters.keep(db, letters, self.settings.budget)
 
     def remove(self, workspace_id: str, ids: Sequence[str]) -> int:
@@ -194,29 +193,24 @@ class Engine(Transactions):
     def put_record(self, record: Record, expected_version: int | None) -> int | None:
         """Write a record; see :meth:`RecordStore.put_record`."""
         with translating_errors(self.settings.path), self._transaction() as db:
-            self._require_current()
             return records.put(db, record, expected_version)
 
     def delete_record(self, kind: str, workspace_id: str, record_id: str) -> bool:
         """Delete a record, and return whether there was one."""
         with translating_errors(self.settings.path), self._transaction(needs_space=False) as db:
-            self._require_current()
             return records.delete(db, kind, workspace_id, record_id)
 
     def expire_records(self, kind: str, before: int, limit: int) -> int:
         """Delete the oldest records of a kind, and return how many."""
         with translating_errors(self.settings.path), self._transaction(needs_space=False) as db:
-            self._require_current()
             return records.expire(db, kind, before, limit)
 
     def put_counts(self, rows: Sequence[Count]) -> None:
         """Write registers of counters, in one transaction."""
         with translating_errors(self.settings.path), self._transaction() as db:
-            self._require_current()
             counts.put(db, rows)
 
     def expire_counts(self, step: int, before: int, limit: int) -> int:
         """Delete the oldest registers of a step, and return how many."""
         with translating_errors(self.settings.path), self._transaction(needs_space=False) as db:
-            self._require_current()
             return counts.expire(db, step, before, limit)

@@ -11,7 +11,6 @@ import sqlite3
 from collections.abc import Iterator, Sequence
 
 from engage.api import (
-    Arrivals,
     BudgetUse,
     Count,
     CountSum,
@@ -25,16 +24,6 @@ from engage.api import (
     UserProfile,
 )
 
-from . import (
-    counts,
-    dead_letters,
-    events,
-    identifiers,
-    migration,
-    profiles,
-    records,
-    subscriptions,
-)
 from .connection import (
     Session,
     Settings,
@@ -43,7 +32,8 @@ from .connection import (
     key_of,
     translating_errors,
 )
-from .schema import require_readable, version_of
+from .schema import require_current, require_readable
+from .tables import counts, dead_letters, events, identifiers, profiles, records, subscriptions
 
 
 class Reader(Session):
@@ -68,20 +58,14 @@ class Reader(Session):
                 if self._db is not None and self._db.in_transaction:
                     self._db.execute("ROLLBACK")
 
+    def prepare(self, db: sqlite3.Connection) -> None:
+        super().prepare(db)
+        require_current(db, self.settings.path)
+
     def open(self) -> None:
         """Open the store; see :meth:`EventStore.open`."""
         with translating_errors(self.settings.path, opening=True):
             self.connection()
-
-    def notice(self) -> str | None:
-        """Return what the next server has to do with the store; see :func:`migration.notice`."""
-        with self._snapshot() as db:
-            return migration.notice(db, self.settings)
-
-    def arrivals(self, at: int) -> Arrivals:
-        """Return when the events around a time were received."""
-        with self._snapshot() as db:
-            return events.arrivals(db, at)
 
     def find(self, workspace_id: str, origin: str, message_id: str) -> Event | None:
         """Return the event of this identity, or ``None``."""
@@ -180,13 +164,9 @@ class Reader(Session):
         with self._snapshot() as db:
             return dead_letters.find(db, workspace_id, letter_id)
 
-    # A store of a version before 3, which a command may read, has neither records nor counters.
-
     def record(self, kind: str, workspace_id: str, record_id: str) -> Record | None:
         """Return a record, or ``None``."""
         with self._snapshot() as db:
-            if version_of(db) < 3:
-                return None
             return records.get(db, kind, workspace_id, record_id)
 
     def scan_records(
@@ -199,14 +179,12 @@ class Reader(Session):
     ) -> tuple[list[Record], records.Place | None]:
         """Return a page of records, and where it ends."""
         with self._snapshot() as db:
-            if version_of(db) < 3:
-                return [], None
             return records.scan(db, kind, workspace_id, reverse, after, limit)
 
     def records_version(self, kind: str) -> int:
         """Return how often records of a kind were written or deleted."""
         with self._snapshot() as db:
-            return 0 if version_of(db) < 3 else records.version(db, kind)
+            return records.version(db, kind)
 
     def count_sums(
         self,
@@ -220,8 +198,6 @@ class Reader(Session):
     ) -> tuple[list[CountSum], counts.Place | None]:
         """Return a page of the sums of counters, and where it ends."""
         with self._snapshot() as db:
-            if version_of(db) < 3:
-                return [], None
             return counts.sums(db, step, since, until, names, workspace_id, after, limit)
 
     def scan_counts(
@@ -229,4 +205,4 @@ class Reader(Session):
     ) -> tuple[list[Count], counts.Register | None]:
         """Return a page of registers of counters, and where it ends."""
         with self._snapshot() as db:
-            return ([], None) if version_of(db) < 3 else counts.scan(db, after, limit)
+            return counts.scan(db, after, limit)

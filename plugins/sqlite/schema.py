@@ -16,11 +16,10 @@ from typing import Final
 
 from engage.api import StorageIncompatible, StorageMissing, StorageUnavailable
 
-#: Version of what is written. It increases with every addition to the tables.
-VERSION: Final = 5
-#: The oldest reader that understands what is written. It increases when a change would mislead
-#: older readers: before version 5, the keys of the events were in another table.
-MIN_READER: Final = 5
+#: Version of the tables. It increases with every addition to them.
+VERSION: Final = 1
+#: The oldest version that can read the tables. It increases when a change would mislead older ones.
+MIN_READER: Final = 1
 #: ``PRAGMA application_id``: "engg".
 APPLICATION_ID: Final = 0x656E6767
 
@@ -28,18 +27,24 @@ APPLICATION_ID: Final = 0x656E6767
 USER: Final = 0
 GROUP: Final = 1
 
-#: Version 1. What came later is in :data:`MIGRATIONS`.
 _TABLES: Final = (
-    # Names and numbers of the store itself: version, min_reader, opens, and those of version 4.
+    # Numbers of the store itself: version, min_reader, opens (how often it was opened), merged (the
+    # keys of all events up to this one are in event_keys) and epoch (another one for each writer).
     "CREATE TABLE store (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID",
     # seq is the order of commits: it is assigned inside the write transaction, and SQLite runs one
     # of these at a time. AUTOINCREMENT, so that the number of an expired event is never used again.
     """CREATE TABLE events (
         seq INTEGER PRIMARY KEY AUTOINCREMENT,
-        key BLOB NOT NULL UNIQUE,
+        key BLOB NOT NULL,
         workspace TEXT NOT NULL, origin TEXT NOT NULL, message_id TEXT NOT NULL,
         type TEXT NOT NULL, user_id TEXT, anonymous_id TEXT, name TEXT,
         received_at INTEGER NOT NULL, timestamp INTEGER NOT NULL, body BLOB NOT NULL)""",
+    # A new event has a random key, and a unique index would change another page for each of them.
+    # So the keys of the newest events are only in the events, and are merged into this table in
+    # order, many at a time, in parts: see keys/. A key may be here without its event.
+    """CREATE TABLE event_keys (
+        part INTEGER NOT NULL, key BLOB NOT NULL, seq INTEGER NOT NULL,
+        PRIMARY KEY (part, key)) WITHOUT ROWID""",
     # Events arrive nearly in this order, so the index costs little; expiry and --since use it.
     "CREATE INDEX events_received ON events (received_at)",
     # A user without created_at does not exist yet: an anonymous id was linked to the user id.
@@ -65,9 +70,16 @@ _TABLES: Final = (
     # The current values of declared identifier traits, in the form in which they are looked up.
     """CREATE TABLE identifiers (
         profile INTEGER NOT NULL, trait TEXT NOT NULL, workspace TEXT NOT NULL, value TEXT NOT NULL,
-        PRIMARY KEY (profile, trait)) WITHOUT ROWID""",
-    "CREATE INDEX identifiers_value ON identifiers (workspace, trait, value)",
-    # The traits for which the table above is complete.
+        claimed_at INTEGER NOT NULL, PRIMARY KEY (profile, trait)) WITHOUT ROWID""",
+    """CREATE INDEX identifiers_claimed
+        ON identifiers (workspace, trait, value, claimed_at, profile)""",
+    # When an event first set a trait of a user to a value: see ProfileStore.find_users. Only for
+    # declared identifier traits, and for values that the user does not have now; a row for the
+    # current value may exist as well.
+    """CREATE TABLE claims (
+        profile INTEGER NOT NULL, trait TEXT NOT NULL, value TEXT NOT NULL,
+        received_at INTEGER NOT NULL, PRIMARY KEY (profile, trait, value)) WITHOUT ROWID""",
+    # The traits for which the table of identifiers is complete.
     """CREATE TABLE indexed (
         workspace TEXT NOT NULL, trait TEXT NOT NULL,
         PRIMARY KEY (workspace, trait)) WITHOUT ROWID""",
@@ -86,102 +98,36 @@ _TABLES: Final = (
         workspace TEXT NOT NULL, origin TEXT NOT NULL, write_key_id TEXT, user_id TEXT,
         anonymous_id TEXT, message_id TEXT, reason TEXT NOT NULL, message TEXT NOT NULL,
         errors BLOB NOT NULL, item BLOB NOT NULL, truncated INTEGER NOT NULL,
-        headers BLOB NOT NULL, received_at INTEGER NOT NULL, size INTEGER NOT NULL)""",
+        headers BLOB NOT NULL, received_at INTEGER NOT NULL, size INTEGER NOT NULL,
+        operation TEXT, envelope BLOB)""",
     "CREATE INDEX letters_received ON letters (received_at)",
     # For the budgets. api is 1 for refused items of the API, 2 for its conflicts, 0 for deliveries.
     """CREATE TABLE letter_totals (
         workspace TEXT NOT NULL, api INTEGER NOT NULL,
         count INTEGER NOT NULL, size INTEGER NOT NULL,
         PRIMARY KEY (workspace, api)) WITHOUT ROWID""",
+    """CREATE TABLE records (
+        number INTEGER PRIMARY KEY, kind TEXT NOT NULL, workspace TEXT NOT NULL,
+        id TEXT NOT NULL, body BLOB NOT NULL, at INTEGER NOT NULL, version INTEGER NOT NULL,
+        UNIQUE (kind, workspace, id))""",
+    "CREATE INDEX records_at ON records (kind, at)",
+    # How often records of a kind were written or deleted.
+    """CREATE TABLE record_versions (
+        kind TEXT PRIMARY KEY, version INTEGER NOT NULL) WITHOUT ROWID""",
+    # The labels are a JSON array. A row stays: the order of the registers depends on its
+    # number, and there are few.
+    """CREATE TABLE count_series (
+        number INTEGER PRIMARY KEY, name TEXT NOT NULL, workspace TEXT NOT NULL,
+        labels TEXT NOT NULL, UNIQUE (name, workspace, labels))""",
+    # The primary key serves reading in the order of time, and expiring.
+    """CREATE TABLE counts (
+        step INTEGER NOT NULL, at INTEGER NOT NULL, series INTEGER NOT NULL,
+        process TEXT NOT NULL, value INTEGER NOT NULL,
+        PRIMARY KEY (step, at, series, process)) WITHOUT ROWID""",
 )
 
-#: Version → the statements that make a store of it from one of the version before. Up to version 3
-#: they only add. Version 4 makes a new table of events, because SQLite cannot remove a UNIQUE: a
-#: process of an earlier version that is still running then gets an error for each event. One of
-#: version 4 notices that it does not own the store any more.
-MIGRATIONS: Final[Mapping[int, Sequence[str]]] = {
-    2: (
-        # When an event first set a trait of a user to a value: see ProfileStore.find_users. Only
-        # for declared identifier traits, and for values that the user does not have now; a row for
-        # the current value may exist, too.
-        """CREATE TABLE claims (
-            profile INTEGER NOT NULL, trait TEXT NOT NULL, value TEXT NOT NULL,
-            received_at INTEGER NOT NULL, PRIMARY KEY (profile, trait, value)) WITHOUT ROWID""",
-        # The claim of the current value. 0: it was set before claims were recorded; of these, the
-        # profile that was stored first comes first.
-        "ALTER TABLE identifiers ADD COLUMN claimed_at INTEGER NOT NULL DEFAULT 0",
-        "INSERT INTO claims SELECT profile, trait, value, 0 FROM identifiers",
-        """CREATE INDEX identifiers_claimed
-            ON identifiers (workspace, trait, value, claimed_at, profile)""",
-        # The index above serves the same queries.
-        "DROP INDEX identifiers_value",
-    ),
-    3: (
-        "ALTER TABLE letters ADD COLUMN operation TEXT",
-        "ALTER TABLE letters ADD COLUMN envelope BLOB",
-        """CREATE TABLE records (
-            number INTEGER PRIMARY KEY, kind TEXT NOT NULL, workspace TEXT NOT NULL,
-            id TEXT NOT NULL, body BLOB NOT NULL, at INTEGER NOT NULL, version INTEGER NOT NULL,
-            UNIQUE (kind, workspace, id))""",
-        "CREATE INDEX records_at ON records (kind, at)",
-        # How often records of a kind were written or deleted.
-        """CREATE TABLE record_versions (
-            kind TEXT PRIMARY KEY, version INTEGER NOT NULL) WITHOUT ROWID""",
-        # The labels are a JSON array. A row stays: the order of the registers depends on its
-        # number, and there are few.
-        """CREATE TABLE count_series (
-            number INTEGER PRIMARY KEY, name TEXT NOT NULL, workspace TEXT NOT NULL,
-            labels TEXT NOT NULL, UNIQUE (name, workspace, labels))""",
-        # The primary key serves reading in the order of time, and expiring.
-        """CREATE TABLE counts (
-            step INTEGER NOT NULL, at INTEGER NOT NULL, series INTEGER NOT NULL,
-            process TEXT NOT NULL, value INTEGER NOT NULL,
-            PRIMARY KEY (step, at, series, process)) WITHOUT ROWID""",
-    ),
-    4: (
-        # Its name is needed for the new index.
-        "DROP INDEX events_received",
-        "ALTER TABLE events RENAME TO earlier",
-        """CREATE TABLE events (
-            seq INTEGER PRIMARY KEY AUTOINCREMENT, key BLOB NOT NULL,
-            workspace TEXT NOT NULL, origin TEXT NOT NULL, message_id TEXT NOT NULL,
-            type TEXT NOT NULL, user_id TEXT, anonymous_id TEXT, name TEXT,
-            received_at INTEGER NOT NULL, timestamp INTEGER NOT NULL, body BLOB NOT NULL)""",
-        "CREATE INDEX events_received ON events (received_at)",
-        "INSERT INTO events SELECT seq, key, workspace, origin, message_id, type, user_id, "
-        "anonymous_id, name, received_at, timestamp, body FROM earlier ORDER BY seq",
-        # A new event has a random key, and a unique index would change another page for each of
-        # them. So the keys of the newest events are only in the events, and are merged into this
-        # table in order, many at a time: see keys.py. A key may be here without its event.
-        "CREATE TABLE keys (key BLOB PRIMARY KEY, seq INTEGER NOT NULL) WITHOUT ROWID",
-        "INSERT INTO keys SELECT key, seq FROM earlier ORDER BY key",
-        # The numbers of expired events are not used again.
-        "DELETE FROM sqlite_sequence WHERE name = 'events'",
-        "UPDATE sqlite_sequence SET name = 'events' WHERE name = 'earlier'",
-        # The keys of all events up to the number "merged" are in the table, and none of an event
-        # below "swept". "epoch" is another number for each writer.
-        "INSERT INTO store SELECT 'merged', coalesce(max(seq), 0) FROM events",
-        "INSERT INTO store SELECT 'swept', coalesce(min(seq), 0) FROM events",
-        "INSERT INTO store VALUES ('epoch', 0)",
-        "DROP TABLE earlier",
-    ),
-    5: (
-        # In one order of all keys, the more there are, the more pages a merge changes. So they are
-        # in parts, each for the events from the number "part" to the next part: see parts.py.
-        """CREATE TABLE event_keys (
-            part INTEGER NOT NULL, key BLOB NOT NULL, seq INTEGER NOT NULL,
-            PRIMARY KEY (part, key)) WITHOUT ROWID""",
-        "INSERT INTO event_keys SELECT (SELECT min(seq) FROM keys), key, seq FROM keys "
-        "ORDER BY key",
-        "DROP TABLE keys",
-        "DELETE FROM store WHERE name = 'swept'",
-        "UPDATE store SET value = abs(random() / 2) WHERE name = 'epoch'",
-    ),
-}
-
-#: The first version whose keys are in a table, and the first that has them in parts.
-KEYS_VERSION: Final = 4
-PARTS_VERSION: Final = 5
+#: Version → the statements that make a store of it from one of the version before.
+MIGRATIONS: Final[Mapping[int, Sequence[str]]] = {}
 
 
 class NotADatabase(StorageIncompatible, StorageUnavailable):
@@ -241,21 +187,46 @@ def create(db: sqlite3.Connection) -> None:
     db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
     for statement in _TABLES:
         db.execute(statement)
-    db.executemany("INSERT INTO store VALUES (?, ?)", [("version", 1), ("opens", 0)])
-    apply_migrations(db, 1)
+    names = {"version": VERSION, "min_reader": MIN_READER, "opens": 0, "merged": 0, "epoch": 0}
+    db.executemany("INSERT INTO store VALUES (?, ?)", names.items())
 
 
-def apply_migrations(db: sqlite3.Connection, version: int) -> None:
-    """Bring a store from ``version`` to :data:`VERSION`, inside a transaction of the caller."""
-    for number, statements in MIGRATIONS.items():
-        if number > version:
-            for statement in statements:
-                db.execute(statement)
-    db.executemany(
-        "INSERT INTO store VALUES (?, ?) ON CONFLICT (name) DO UPDATE "
-        "SET value = max(value, excluded.value)",
-        [("version", VERSION), ("min_reader", MIN_READER)],
-    )
+def migrate(db: sqlite3.Connection) -> None:
+    """Bring a store of an earlier version up to date, in one transaction.
+
+    :raises sqlite3.Error: if it fails; the store is as it was.
+    """
+    if version_of(db) >= VERSION:
+        return
+    db.execute("BEGIN IMMEDIATE")
+    try:
+        # Another process may have done it meanwhile.
+        version = version_of(db)
+        for number, statements in MIGRATIONS.items():
+            if number > version:
+                for statement in statements:
+                    db.execute(statement)
+        if version < VERSION:
+            numbers = [(VERSION, "version"), (MIN_READER, "min_reader")]
+            db.executemany("UPDATE store SET value = max(value, ?) WHERE name = ?", numbers)
+        db.execute("COMMIT")
+    except BaseException:
+        if db.in_transaction:
+            db.execute("ROLLBACK")
+        raise
+
+
+def require_current(db: sqlite3.Connection, path: str) -> None:
+    """Check that an earlier version did not make the tables.
+
+    :raises StorageIncompatible: if it did, and no server has brought the store up to date yet.
+    """
+    version = version_of(db)
+    if version < VERSION:
+        raise StorageIncompatible(
+            f"{path}: made by an earlier version of engage (store version {version}; this is "
+            f"version {VERSION}): start `engage serve` once, which brings the store up to date"
+        )
 
 
 def version_of(db: sqlite3.Connection) -> int:

@@ -12,7 +12,6 @@ from typing import Any, Final, TypeVar
 import orjson
 
 from engage.api import (
-    Arrivals,
     BudgetUse,
     Count,
     CountStore,
@@ -37,11 +36,12 @@ from engage.api import (
     UserProfile,
 )
 
-from . import dead_letters, operations
 from .connection import Settings, is_text
 from .reader import Reader
+from .tables import dead_letters
 from .worker_thread import WorkerThread
-from .writer import Writer
+from .writer import operations
+from .writer.writer import Writer
 
 Item = TypeVar("Item")
 
@@ -54,15 +54,10 @@ class SqliteStorage(
 ):
     """The storage that keeps everything in one SQLite file."""
 
-    def __init__(
-        self, settings: Settings, *, had_store: bool = False, started: float | None = None
-    ) -> None:
-        """
-        :param had_store: see :attr:`StorageContext.had_store`.
-        :param started: see :attr:`StorageContext.server_started`.
-        """
+    def __init__(self, settings: Settings, *, had_store: bool = False) -> None:
+        """:param had_store: see :attr:`StorageContext.had_store`."""
         self._settings = settings
-        self._writer = Writer(settings, had_store=had_store, started=started)
+        self._writer = Writer(settings, had_store=had_store)
         self._reader = Reader(settings)
         self._reader_thread: WorkerThread | None = None
         self.dropped_changes = 0
@@ -86,7 +81,6 @@ class SqliteStorage(
                 writer=options.get("writer", "auto"),
             ),
             had_store=context.had_store,
-            started=context.server_started,
         )
 
     # ------------------------------------------------------------------------------ life
@@ -116,10 +110,6 @@ class SqliteStorage(
 
     async def check(self) -> None:
         await self._writer.call(operations.CHECK)
-
-    async def notices(self) -> Sequence[str]:
-        found = await self._read(self._reader.notice)
-        return () if found is None else (f"{self._settings.path}: {found}",)
 
     def gauges(self) -> Mapping[str, float]:
         path = self._settings.path
@@ -177,9 +167,6 @@ class SqliteStorage(
         self, wanted: EventFilter, *, before: str | None = None, limit: int
     ) -> Page[Event]:
         return await self._page(self._reader.recent, wanted, after=before, limit=limit)
-
-    async def arrivals(self, at: int) -> Arrivals:
-        return await self._read(self._reader.arrivals, at)
 
     # -------------------------------------------------------------------------- profiles
     async def profile(self, workspace_id: str, user_id: str) -> UserProfile | None:

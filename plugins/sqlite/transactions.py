@@ -25,9 +25,8 @@ from .connection import (
     primary_code,
     translating_errors,
 )
-from .keys import Keys
-from .migration import migrate
-from .profiles import Profiles
+from .keys.keys import Keys
+from .tables.profiles import Profiles
 
 #: Seconds between two attempts to get a lock that another process holds.
 LOCK_PAUSE: Final = 0.0005
@@ -65,10 +64,8 @@ class Transactions(Session):
         #: and did not sync, and a duplicate of that must not be acknowledged.
         self._has_committed = False
         self._serving = False
-        #: Whether the store is of an earlier version, because no server has opened it yet.
-        self._outdated = False
-        #: Whether the tables of the store are being changed, which takes a while if it is large.
-        self.is_migrating = False
+        #: Whether a server prepares the tables, which takes a while if the store is large.
+        self.is_preparing = False
 
     # ----------------------------------------------------------------------------- opening
     def open(self, create: bool, serving: bool) -> None:
@@ -107,8 +104,7 @@ class Transactions(Session):
         # commits.
         if self._serving and (not self._has_committed or self._needs_checkpoint):
             with self._transaction(needs_space=False) as db:
-                if not self._outdated:
-                    self._take_over(db)
+                self._take_over(db)
 
     def _refuse_orphaned(self, has_log: bool) -> None:
         if has_log:
@@ -142,14 +138,14 @@ class Transactions(Session):
         super().prepare(db)
         self._has_committed = False
         self._configure(db)
-        self.is_migrating = self._serving
+        self.is_preparing = self._serving
         try:
             if self._serving:
-                migrate(db, self.settings.path, self.settings.min_free_bytes)
+                schema.migrate(db)
+            schema.require_current(db, self.settings.path)
             self._profiles.prepare(db, serving=self._serving)
         finally:
-            self.is_migrating = False
-        self._outdated = schema.version_of(db) < schema.VERSION
+            self.is_preparing = False
         # From here on only _begin waits for a lock.
         db.execute("PRAGMA busy_timeout = 0")
 
@@ -168,11 +164,6 @@ class Transactions(Session):
     def require_checkpoint(self) -> None:
         """Acknowledge nothing before a checkpoint: another writer may have met an I/O error."""
         self._needs_checkpoint = self._was_killed = True
-
-    @property
-    def needs_checkpoint(self) -> bool:
-        """Whether the next writer must call :meth:`require_checkpoint`."""
-        return self._needs_checkpoint
 
     # --------------------------------------------------------------------- transactions
     @contextlib.contextmanager
@@ -284,14 +275,3 @@ class Transactions(Session):
                     f"{self.settings.path}: {free >> 20} MiB free on the disk, "
                     f"less than storage.sqlite.min_free_bytes ({least >> 20} MiB)"
                 )
-
-    def _require_current(self) -> None:
-        """Refuse to write what the tables of an earlier version have no place for.
-
-        :raises StorageUnavailable: if no server has brought the store up to date yet.
-        """
-        if self._outdated:
-            raise StorageUnavailable(
-                f"{self.settings.path}: made by an earlier version of engage; start "
-                "`engage serve` once, which brings the store up to date"
-            )

@@ -67,10 +67,10 @@ def test_a_wrong_key_opens_no_login_dialog(engage: Server, page: Browser) -> Non
     assert answer["body"]["code"] == "invalid_write_key"
 
 
-def test_retry_after_can_be_read(impatient: Server, page: Browser) -> None:
-    with locked(impatient.database):
+def test_retry_after_can_be_read(short_timeout: Server, page: Browser) -> None:
+    with locked(short_timeout.database):
         answer = post(
-            page, impatient.url + "/v1/track", EVENT, Authorization=impatient.authorization
+            page, short_timeout.url + "/v1/track", EVENT, Authorization=short_timeout.authorization
         )
     assert answer["status"] == 503
     assert 1 <= int(answer["retryAfter"]) <= 30

@@ -184,33 +184,6 @@ def test_a_key_by_keyboard_created_used_disabled(manager: Operator, starred: Ser
         assert action in shown
 
 
-def test_a_key_of_the_config_is_disabled_and_stays_so(manager: Operator, starred: Server) -> None:
-    manager.open("keys")
-    manager.click("Disable", row_of(manager, "website"))
-    manager.see("was disabled", "[role=status]")
-    assert until_refused(starred, KEY) < IN_EFFECT
-    starred.kill()
-    starred.start()
-    with one_to_each_worker(starred) as workers:
-        assert [worker.status(KEY) for worker in workers.values()] == [403, 403]
-    manager.url = console_url(starred)
-    manager.sign_in(starred)
-    manager.open("keys")
-    assert "config file" in manager.text(row_of(manager, "website"))
-    manager.click("Enable", row_of(manager, "website"))
-    manager.see("was enabled", "[role=status]")
-
-
-def test_a_rotation_shows_both_keys(manager: Operator, starred: Server) -> None:
-    manager.open("keys")
-    manager.click("Rotate", row_of(manager, "website"))
-    manager.see("website → website-2")
-    key = manager.text(f"{row_of(manager, 'website-2')} code")
-    with one_to_each_worker(starred) as workers:
-        for worker in workers.values():
-            assert (worker.status(key), worker.status(KEY)) == (200, 200)
-
-
 # ------------------------------------------------------------------------------ clipboard, search
 def test_the_buttons_copy_the_exact_key_header_and_line(
     operator: Operator, console: Server
@@ -250,11 +223,8 @@ def test_the_buttons_copy_the_exact_key_header_and_line(
     assert copied() == header
 
 
-@pytest.mark.parametrize(
-    ("user", "email"),
-    [("ann/100%", "Slash.Percent@Example.com"), ("..", "dots@example.com"), ("a?b#c&d", "q@x.org")],
-)
-def test_the_search_box(operator: Operator, console: Server, user: str, email: str) -> None:
+def test_the_search_box(operator: Operator, console: Server) -> None:
+    user, email = "../a?b#c&d/100%", "Slash.Percent@Example.com"
     sent = {"userId": user, "traits": {"email": email}, "messageId": f"id of {user}"}
     assert console.post("/v1/identify", sent).status_code == 200
     for text, page in (

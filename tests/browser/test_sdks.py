@@ -179,16 +179,16 @@ def test_the_last_event_before_leaving_the_page_arrives(
     "kind", [kind for kind in KINDS if kind.retries], ids=lambda kind: kind.name
 )
 def test_an_event_is_sent_again_after_an_error(
-    impatient: Server, browser: Browser, pages: Pages, kind: Kind
+    short_timeout: Server, browser: Browser, pages: Pages, kind: Kind
 ) -> None:
     """The answer is 503 while the storage is locked; afterwards each event is stored once."""
-    pages.pages["/"] = kind.page(impatient)
+    pages.pages["/"] = kind.page(short_timeout)
     browser.open(pages.url + "/")
     browser.run('sdk.track("First");')
-    eventually(lambda: impatient.export("events"), lambda e: len(e) == 1)
+    eventually(lambda: short_timeout.export("events"), lambda e: len(e) == 1)
     browser.errors()
-    with locked(impatient.database):
+    with locked(short_timeout.database):
         browser.run('sdk.track("Again");')
         eventually(browser.errors, lambda errors: any("503" in error for error in errors))
-    stored = eventually(lambda: impatient.export("events"), lambda e: len(e) >= 2)
+    stored = eventually(lambda: short_timeout.export("events"), lambda e: len(e) >= 2)
     assert [event["event"] for event in stored] == ["First", "Again"]

@@ -105,17 +105,17 @@ def test_another_user_gets_another_anonymous_id(
 
 
 def test_an_event_is_sent_again_after_an_error(
-    impatient: Server, browser: Browser, pages: Pages
+    short_timeout: Server, browser: Browser, pages: Pages
 ) -> None:
-    with reverse_proxy(impatient.url) as proxy:
+    with reverse_proxy(short_timeout.url) as proxy:
         proxy.retry_after = 1
-        with locked(impatient.database):
-            visit(browser, pages, site(impatient, url=proxy.url))
+        with locked(short_timeout.database):
+            visit(browser, pages, site(short_timeout, url=proxy.url))
             eventually(browser.errors, lambda errors: any("503" in error for error in errors))
-        stored = eventually(lambda: impatient.export("events"), lambda e: len(e) >= 1)
+        stored = eventually(lambda: short_timeout.export("events"), lambda e: len(e) >= 1)
         assert len(stored) == 1
         browser.run('engage.track("Next");')
-        stored = eventually(lambda: impatient.export("events"), lambda e: len(e) >= 2)
+        stored = eventually(lambda: short_timeout.export("events"), lambda e: len(e) >= 2)
         assert [event["type"] for event in stored] == ["page", "track"]
 
 
@@ -144,19 +144,19 @@ def test_the_last_event_before_leaving_the_page_arrives(
 
 
 def test_events_that_a_beacon_cannot_carry_are_sent_from_a_later_page(
-    impatient: Server, browser: Browser, pages: Pages
+    short_timeout: Server, browser: Browser, pages: Pages
 ) -> None:
     before = 'if (location.pathname === "/one") navigator.sendBeacon = () => false;'
-    visit(browser, pages, site(impatient, before=before), "/one")
-    eventually(lambda: impatient.export("events"), lambda e: len(e) == 1)
-    with locked(impatient.database):
+    visit(browser, pages, site(short_timeout, before=before), "/one")
+    eventually(lambda: short_timeout.export("events"), lambda e: len(e) == 1)
+    with locked(short_timeout.database):
         browser.run('engage.track("Kept");')
         pages.pages["/two"] = "<!doctype html>"
         browser.run('location.href = "/two";')
         eventually(lambda: browser.run("return location.pathname"), lambda p: p == "/two")
         assert "Kept" in browser.run('return localStorage.getItem("engage_queue")')
-    visit(browser, pages, site(impatient), "/three")
-    stored = eventually(lambda: impatient.export("events"), lambda e: len(e) >= 3)
+    visit(browser, pages, site(short_timeout), "/three")
+    stored = eventually(lambda: short_timeout.export("events"), lambda e: len(e) >= 3)
     assert sorted(str(event.get("event")) for event in stored) == ["Kept", "None", "None"]
 
 

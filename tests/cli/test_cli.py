@@ -19,17 +19,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import Result
 
 import engage
 import engage.server.serve
 from engage.api import Event
-from engage.cli import main
 from engage.cli.common import safe
 from engage.config import Config, load
 from engage.registry import Registered, Registry, load_plugins
 from engage.registry.discovery import Discovered
 from engage.testing.factories import event, identify, letter
+from support.commands import run
 from support.distributions import distribution
 from support.sqlite import config_file, open_store
 
@@ -48,11 +48,6 @@ COMMANDS = [
     ),
     *("webhook-retry", "webhook-test", "webhook-url"),
 ]
-
-
-def run(*arguments: object) -> Result:
-    """Run ``engage`` in this process."""
-    return CliRunner().invoke(main, [str(argument) for argument in arguments], prog_name="engage")
 
 
 def fails(result: Result, line: str, *, status: int = 1) -> None:

@@ -8,17 +8,13 @@ import re
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import Result
 
 from engage.api import Record, RecordStore
-from engage.cli import main
-from engage.storage.audit import AUDIT, read_entry
-from engage.storage.keys import KEY
+from engage.keys.effective import KEY
+from engage.upkeep.audit import AUDIT, read_entry
+from support.commands import run
 from support.sqlite import config_file, open_store
-
-
-def run(*arguments: object) -> Result:
-    return CliRunner().invoke(main, [str(argument) for argument in arguments], prog_name="engage")
 
 
 @pytest.fixture

@@ -10,16 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import Result
 
 from engage.api import Event
-from engage.cli import main
 from engage.testing.factories import TIME, identify
+from support.commands import run
 from support.sqlite import config_file, open_store
-
-
-def run(*arguments: object) -> Result:
-    return CliRunner().invoke(main, [str(argument) for argument in arguments], prog_name="engage")
 
 
 def remove(path: Path, *arguments: str) -> Result:

@@ -18,11 +18,10 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
-from click.testing import CliRunner, Result
 
 from engage.app import build
-from engage.cli import main
 from engage.config import load
+from support.commands import run
 from support.exports import registry
 from support.http_client import Answer, RawClient, listening
 from support.provider_senders import SENDERS, Header, webhooks_table
@@ -47,10 +46,6 @@ path = "engage.db"
 id = "acme"
 name = "Acme"
 """
-
-
-def run(*arguments: object) -> Result:
-    return CliRunner().invoke(main, [str(argument) for argument in arguments], prog_name="engage")
 
 
 def call(config: Path, method: str, url: str, headers: list[Header], body: bytes) -> Answer:

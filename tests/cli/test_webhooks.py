@@ -12,24 +12,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
 
 from engage.api import Provider, WebhookRequest
 from engage.app import build
-from engage.cli import main
 from engage.config import Limits, load
 from engage.deliveries.delivery import Delivery
 from engage.pipeline.normalise import Arrival, normalise
 from engage.registry import load_plugins
+from support.commands import run
 from support.provider_http import public, workspace
 from support.providers import segment_delivery, signature_vectors
 
 VECTOR = next(v for v in signature_vectors("stripe") if v["id"] == "stripe-02")
 OTHER = {"secret": "whsec_other"}
-
-
-def run(*arguments: object) -> Result:
-    return CliRunner().invoke(main, [str(argument) for argument in arguments], prog_name="engage")
 
 
 def config(folder: Path, *workspaces: str, server: str | None = None) -> Path:

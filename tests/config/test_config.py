@@ -106,7 +106,6 @@ def test_every_key_is_loaded(write: Any) -> None:
         dead_letters_days = 0
         [cors]
         origins = ["https://a.example", "http://localhost:3000"]
-        max_age = 60
         [logging]
         level = "warning"
         format = "json"
@@ -172,7 +171,7 @@ def test_every_key_is_loaded(write: Any) -> None:
     )
     assert config.limits == Limits(body_bytes=1000, user_traits=7)
     assert config.retention == Retention(events_days=30, dead_letters_days=None)
-    assert config.cors == Cors(origins=("https://a.example", "http://localhost:3000"), max_age=60)
+    assert config.cors == Cors(origins=("https://a.example", "http://localhost:3000"))
     assert config.logging == Logging(level="warning", format="json")
     assert config.transforms == (
         Selected(name="first", options={"keys": ["a"]}),
@@ -207,7 +206,6 @@ def test_the_log_is_loaded(write: Any) -> None:
         group = "eu.main"
         loaders = 3
         portion_records = 100
-        portion_bytes = 1000
         lag_percent = 20
         subscription_wait = 0.5
         load_host = "0.0.0.0"
@@ -224,12 +222,21 @@ def test_the_log_is_loaded(write: Any) -> None:
         group="eu.main",
         loaders=3,
         portion_records=100,
-        portion_bytes=1000,
         lag_percent=20,
         subscription_wait=0.5,
         load_host="0.0.0.0",
         load_port=9000,
     )
+
+
+def test_removed_keys_are_read_and_reported(write: Any) -> None:
+    config = load(write(f"{MINIMAL}[cors]\nmax_age = '${{UNSET}}'\n[log]\nportion_bytes = 7\n"), {})
+    assert config.cors == Cors()
+    assert [line.partition(" has no effect any more: ")[0] for line in config.warnings] == [
+        "cors.max_age",
+        "log.portion_bytes",
+    ]
+    assert not load(write(MINIMAL)).warnings
 
 
 @pytest.mark.parametrize(

@@ -7,14 +7,12 @@ import html
 import re
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import httpx
 import pytest
 
-from engage.api import EventStore, Record, RecordStore
 from support import console_data
-from support.console import browser, console_url, make_link, on_store, signed_in
+from support.console import browser, console_url, make_link, signed_in
 from support.server_process import Server
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="the console is a child process")
@@ -138,63 +136,3 @@ def test_the_editor_shows_characters_that_reorder_text_as_escapes(
     assert proof is not None
     assert client.post("letter/replay", data={**form, "checked": proof[1]}).status_code == 303
     assert server.export()[-1]["userId"] == strange
-
-
-#: Bodies of records that another version, or a person, has written.
-BODIES = [
-    b"{}",
-    b"[]",
-    b"null",
-    b"not JSON",
-    b'{"secret": ""}',
-    b'{"rows": [{"at": 1e30, "first": -1e30, "count": 1, "status": 1, "code": "c", "message": "m",'
-    b' "route": "r", "key": "k", "workspace": "", "writeKeyId": ""}]}',
-    b'{"at": 99999999999999999, "who": 1, "from": [], "action": {}, "details": [1]}',
-    b'{"key": "k1", "createdAt": 99999999999999999999, "name": 5, "by": []}',
-    b'{"key": "k2", "createdAt": -99999999999999999, "disabled": {}}',
-    b'{"id": "x", "workspace_id": "no", "wanted": {}, "actor": {"who": "", "origin": ""},'
-    b' "started_at": 99999999999999999, "updated_at": 1, "state": "running", "owner": "x"}',
-    b'{"id": "x", "workspace_id": "no", "wanted": {"a": 1}, "actor": {}, "state": "running"}',
-]
-
-
-#: (kind, workspace) of records of which there are many.
-KINDS = [
-    ("refused", ""),
-    ("audit", ""),
-    ("key", "acme"),
-    ("key", "unknown"),
-    ("key-override", "acme"),
-    ("job", ""),
-    ("ended-session", ""),
-]
-
-
-@pytest.mark.parametrize("only", [BODIES[1], BODIES[4], BODIES[-2]], ids=["list", "secret", "job"])
-def test_records_that_cannot_be_read_break_no_page(tmp_path: Path, only: bytes) -> None:
-    """Nor do they keep anyone from signing in, or from starting a replay."""
-    with console_data.start(tmp_path) as server:
-        with signed_in(server):
-            pass  # The console has read the secret once.
-
-        async def write(store: EventStore) -> None:
-            assert isinstance(store, RecordStore)
-            records = [
-                Record(kind=kind, workspace_id=workspace, id=f"{kind}-{n}", body=body, at=1)
-                for kind, workspace in KINDS
-                for n, body in enumerate(BODIES)
-            ]
-            for kind, name in (("job", "current"), ("console-secret", "sessions")):
-                records.append(Record(kind=kind, workspace_id="", id=name, body=only, at=1))
-            for record in records:
-                await store.put_record(record)
-
-        on_store(server.config, write)
-        assert server.track("m-after").status_code == 200
-        with signed_in(server) as client:
-            for path in ("", "live", "live.json", "rejected", "keys", "system", "audit", "jobs"):
-                assert client.get(path).status_code == 200, path
-            answer = client.post("rejected", data={"action": "replay", "reason": "none"})
-            assert (answer.status_code, answer.headers["Location"][:4]) == (303, "jobs")
-            assert client.get("jobs").status_code == 200
-        assert "a page failed" not in server.log()

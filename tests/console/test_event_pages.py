@@ -9,7 +9,6 @@ import re
 import sys
 from collections.abc import Iterator
 from typing import Any
-from urllib.parse import quote
 
 import httpx
 import pytest
@@ -19,8 +18,6 @@ from support.server_process import Server, start_server
 from support.waiting import wait_for
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="the console is a child process")
-
-HOSTILE = "<img src=x onerror=alert(1)>\"'{{7*7}}{% raw %}\u202egnp.exe"
 
 
 @pytest.fixture(scope="module")
@@ -85,7 +82,7 @@ def test_rejected_events_leave_the_lines_that_send_a_valid_one(
     arrived(console, status="rejected")
     page = console.get("").text
     assert "Waiting for the first event" in page
-    assert "/event is required" in page
+    assert "event: is required" in page
 
 
 def test_what_is_stored_rejected_and_refused_is_there(
@@ -98,9 +95,9 @@ def test_what_is_stored_rejected_and_refused_is_there(
     bad = server.post("/api/public/apps/track", {"userId": "ann"})
     assert bad.status_code == 400
     row = arrived(console, status="rejected")
-    assert row["preview"] == "/event is required"
+    assert row["preview"] == "event: is required"
     view = console.get("event.json", params={"letter": row["id"]}).json()
-    assert view["reasons"] == [{"pointer": "/event", "message": "is required"}]
+    assert view["reasons"] == ["event: is required"]
     assert view["links"]["letter"].startswith("letter?")
     refused = httpx.post(
         f"http://127.0.0.1:{server.port}/api/public/apps/track", json={}, auth=("wrong-key", "")
@@ -111,25 +108,6 @@ def test_what_is_stored_rejected_and_refused_is_there(
     )
     assert found[0]["status"] == 401
     assert found[0]["key"] == "wron…"
-
-
-def test_pages_show_hostile_text_as_it_is(server: Server, console: httpx.Client) -> None:
-    server.track("m-<b>", event=HOSTILE, userId=HOSTILE, properties={HOSTILE: HOSTILE})
-    row = arrived(console, id="m-<b>")
-    pages = [
-        *("live", "events", f"events?name={quote(HOSTILE)}", f"search?q={quote(HOSTILE)}", ""),
-        f"event?id={quote(row['id'])}",
-    ]
-    for path in pages:
-        answer = console.get(path, follow_redirects=True)
-        assert "<img" not in answer.text, path
-        # A form repeats the filter as it was sent; everything else shows an escape.
-        assert "\u202e" not in re.sub(r'value="[^"]*"', "", answer.text), path
-        if path in ("live", "events", pages[-1]):
-            assert "{{7*7}}" in answer.text, path
-            assert "\\u202e" in answer.text, path
-    view = console.get("event.json", params={"id": row["id"]})
-    assert view.headers["Content-Type"].startswith("application/json")
 
 
 def test_the_event_is_shown_with_its_numbers_as_sent(server: Server, console: httpx.Client) -> None:

@@ -46,8 +46,8 @@ async def signed_in(folder: Path) -> AsyncIterator[tuple[Console, httpx.AsyncCli
 
 async def text(console: Console, client: httpx.AsyncClient, path: str) -> str:
     """Return a page as text, after another reading of the log."""
-    assert console.loading is not None
-    console.loading._fresh_until = 0
+    assert console.lag is not None
+    await console.lag.read()
     answer = await client.get(path)
     assert answer.status_code == 200
     shown = re.sub(r"<[^>]+>", " ", answer.text.partition("<main")[2])
@@ -104,5 +104,5 @@ async def test_an_alarm_is_on_both_pages(tmp_path: Path, broker: MemoryBroker) -
 async def test_without_a_log_nothing_is_shown(tmp_path: Path) -> None:
     async with console_here(tmp_path, MemoryStore()) as (console, client):
         await sign_in_here(console, client)
-        assert console.loading is None
+        assert console.lag is None
         assert ">Log<" not in (await client.get("system")).text

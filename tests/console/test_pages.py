@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import urlsplit
 
 import httpx
 import pytest
@@ -20,9 +20,6 @@ from support.server_process import KEY, Server, start_server
 from support.waiting import wait_for
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="the console is a child process")
-
-#: Text of strangers that must not become HTML, and must not change how the rest is shown.
-HOSTILE = "<img src=x onerror=alert(1)>\"'&{{7*7}}\u202ejavascript:alert(1)"
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +64,7 @@ def form_of(page: str, marker: str) -> dict[str, str]:
     """Return the hidden fields of the form whose text has a marker."""
     for form in re.findall(r"<form.*?</form>", page, re.DOTALL):
         if marker in form:
-            found = re.findall(r'<input type="hidden" name="(\w+)" value="([^"]*)"', form)
+            found = re.findall(r'<input type="hidden"\s+name="(\w+)"\s+value="([^"]*)"', form)
             return {name: html.unescape(value) for name, value in found}
     raise AssertionError(f"no form with {marker!r}")
 
@@ -90,7 +87,7 @@ def change(client: httpx.Client, action: str, key_id: str, **fields: str) -> htt
 
 def test_a_key_is_created_used_disabled_and_enabled(server: Server, client: httpx.Client) -> None:
     page = change(client, "create", "app", name="The app").text
-    assert "The key <code>app</code> was created" in page
+    assert "The key <code>app</code> was created" in " ".join(page.split())
     assert "The app" in page
     key = re.search(r"<code class=\"nowrap\">([0-9a-f]{32})</code>", page)
     assert key is not None
@@ -112,7 +109,7 @@ def test_a_rotation_makes_a_second_key_and_says_when_the_old_one_is_idle(
 ) -> None:
     change(client, "create", "rot")
     page = change(client, "rotate", "rot").text
-    assert "The key <code>rot-2</code> was created" in page
+    assert "The key <code>rot-2</code> was created" in " ".join(page.split())
     assert "Rotation: rot → rot-2" in page
     assert "you can disable it" in page
     page = change(client, "disable", "rot").text
@@ -150,7 +147,7 @@ def test_two_operators_do_not_overwrite_each_other(client: httpx.Client) -> None
 
 
 def test_an_unknown_action_is_refused(client: httpx.Client) -> None:
-    for page in ("keys", "rejected", "letter", "jobs"):
+    for page in ("keys", "rejected", "letter", "replays"):
         answer = client.post(page, params={"workspace": "pages"}, data={"action": "explode"})
         assert answer.status_code == 400, page
 
@@ -218,19 +215,19 @@ def test_a_letter_is_checked_edited_and_replayed_once(server: Server, client: ht
     assert "It is not here any more" in again.text
 
 
-def test_all_of_a_group_are_replayed_by_a_job(server: Server, client: httpx.Client) -> None:
+def test_all_of_a_group_are_replayed(server: Server, client: httpx.Client) -> None:
     for number in range(5):
         send(server, "track", {"userId": f"j{number}", "event": "E", "context": 5})
     query = {"workspace": "pages", "pointer": "/context", "reason": "invalid_payload"}
     answer = client.post("rejected", params=query, data={"action": "replay"})
     assert answer.status_code == 303
-    assert urlsplit(answer.headers["Location"]).path == "jobs"
+    assert urlsplit(answer.headers["Location"]).path == "replays"
 
     def ended() -> str | None:
-        page = client.get("jobs", params={"workspace": "pages"}).text
+        page = client.get("replays", params={"workspace": "pages"}).text
         return page if "5 failed, of 5" in page and ">running<" not in page else None
 
-    assert "must be an object" in wait_for(ended, what="the job to end")
+    assert "must be an object" in wait_for(ended, what="the replay to end")
 
 
 def test_a_letter_that_is_gone_and_a_letter_of_another_workspace(
@@ -247,61 +244,20 @@ def test_a_letter_that_is_gone_and_a_letter_of_another_workspace(
 
 
 # ------------------------------------------------------------------------------------------- users
-def test_a_user_with_hostile_text_is_shown_as_text(server: Server, client: httpx.Client) -> None:
-    user = f"../{HOSTILE}%2F?id=1#"
-    identify = {"userId": user, "traits": {HOSTILE: HOSTILE, "email": "Ann@Example.com"}}
-    assert send(server, "identify", identify).status_code == 200
-    assert send(server, "track", {"userId": user, "event": HOSTILE}).status_code == 200
-    send(server, "group", {"userId": user, "groupId": HOSTILE})
-    listed = client.get("users", params={"workspace": "pages"}).text
-    links = [html.unescape(one) for one in re.findall(r'href="(user\?[^"]*)"', listed)]
-    (link,) = [one for one in links if parse_qs(urlsplit(one).query)["id"] == [user]]
-    page = client.get(link).text
-    for text in (listed, page, client.get("events", params={"workspace": "pages"}).text):
-        assert "<img" not in text
-        assert "\u202e" not in text
-    assert "\\u202e" in page
-    assert "Ann@Example.com" in page
-    assert 'href="javascript' not in page.lower()
-
-
 @pytest.mark.parametrize("text", ["ANN@example.com ", "ann@example.com"])
 def test_the_search_finds_a_user_by_the_e_mail(
     server: Server, client: httpx.Client, text: str
 ) -> None:
     send(server, "identify", {"userId": "found", "traits": {"email": "ann@example.com"}})
     answer = client.get("search", params={"workspace": "pages", "q": text})
-    # Two users may have it, when the test above ran before.
-    assert answer.status_code in (200, 303)
-    assert "found" in answer.text + answer.headers.get("Location", "")
+    assert answer.status_code == 303
+    assert "id=found" in answer.headers["Location"]
 
 
 def test_a_user_who_does_not_exist(client: httpx.Client) -> None:
     answer = client.get("user", params={"workspace": "pages", "id": "nobody"})
     assert answer.status_code == 404
     assert "There is no such user" in answer.text
-
-
-def test_the_other_pages_open(client: httpx.Client) -> None:
-    for page in ("webhooks", "subscriptions", "system", "audit", "jobs", "users", "keys"):
-        answer = client.get(page, params={"workspace": "pages"})
-        assert answer.status_code == 200, page
-        assert "Traceback" not in answer.text
-
-
-# --------------------------------------------------------------------------------------- read-only
-def test_a_read_only_console_has_no_buttons_and_accepts_no_form(tmp_path: Path) -> None:
-    with (
-        start_server(tmp_path, config_extra=f"{CONSOLE}read_only = true\n") as server,
-        signed_in(server) as client,
-    ):
-        httpx.post(f"{server.url}/v1/track", json={"userId": "u"}, auth=(KEY, ""))
-        for page in ("keys", "rejected", "jobs"):
-            text = client.get(page).text
-            forms = re.findall(r'<form method="post" action="([^"]*)"', text)
-            assert set(forms) <= {"logout"}, page
-            answer = client.post(page, data={"action": "create", "id": "x"})
-            assert answer.status_code == 403
 
 
 # ------------------------------------------------------------------------------------------ system

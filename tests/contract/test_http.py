@@ -135,18 +135,6 @@ async def test_a_preflight_is_answered(tmp_path: Path) -> None:
                 assert "access-control-allow-credentials" not in got
 
 
-@pytest.mark.parametrize(
-    "asked", ["a" * 1025, "a b", "a,,b", "*, é", "x\ty", "authorization;q=1", ","]
-)
-async def test_a_preflight_with_odd_headers_echoes_nothing(tmp_path: Path, asked: str) -> None:
-    """Only a short list of header names is echoed."""
-    headers = {**ORIGIN, "Access-Control-Request-Headers": asked}
-    async with serving(tmp_path) as server:
-        answer = await server.send(TRACK, method="OPTIONS", key=None, headers=headers)
-        assert answer.status == 204
-        assert answer.headers["access-control-allow-headers"] == "authorization, content-type"
-
-
 async def test_every_answer_has_cors_headers(tmp_path: Path) -> None:
     """Successes and errors."""
     async with serving(tmp_path) as server, await server.connect() as client:
@@ -184,35 +172,6 @@ async def test_a_preflight_of_an_unknown_path_passes(tmp_path: Path) -> None:
     async with serving(tmp_path) as server:
         answer = await server.send("/v2/track", method="OPTIONS", key=None, headers=headers)
         assert (answer.status, answer.headers["access-control-allow-origin"]) == (204, "*")
-
-
-async def test_only_listed_origins_are_echoed(tmp_path: Path) -> None:
-    """On routes of events and others, with ``Vary`` for caches."""
-    cors = '[cors]\norigins = ["https://shop.example.com"]\n'
-    async with serving(tmp_path, config_extra=cors) as server:
-        for path, credentials in ((TRACK, True), (SUBSCRIPTIONS, False)):
-            method = "POST" if credentials else "PUT"
-            for origin, allowed in (
-                ("https://shop.example.com", True),
-                ("https://shop.example.com.evil.com", False),
-                ("http://shop.example.com", False),
-                ("null", False),
-            ):
-                answer = await server.send(path, b"x", method=method, headers={"Origin": origin})
-                got = answer.headers.get("access-control-allow-origin")
-                assert got == (origin if allowed else None)
-                assert ("access-control-allow-credentials" in answer.headers) == (
-                    allowed and credentials
-                )
-                assert answer.headers["vary"] == "Origin"
-
-
-@pytest.mark.parametrize("origin", ["https://a, https://b", "x" * 600, "https://\xe9.example"])
-async def test_an_origin_that_is_not_one_is_not_echoed(tmp_path: Path, origin: str) -> None:
-    async with serving(tmp_path) as server:
-        answer = await server.send(TRACK, BODY, headers={"Origin": origin})
-        assert answer.status == 200
-        assert "access-control-allow-origin" not in answer.headers
 
 
 # ----------------------------------------------------------------------------------- request ids
@@ -301,8 +260,8 @@ async def test_bodies_in_memory_are_bounded(tmp_path: Path) -> None:
         assert listener.shared.capacity.held == 0
 
 
-async def test_idle_connections_make_room(tmp_path: Path) -> None:
-    """Busy connections stay; when all are busy, a new request gets 503."""
+async def test_a_request_too_many_is_refused(tmp_path: Path) -> None:
+    """When all requests are busy, a new one gets 503; idle connections stay."""
     valve = Valve("write")
     limit = "max_connections = 2\n"
     async with serving(tmp_path, server=limit, meddle=valve) as server:
@@ -310,7 +269,6 @@ async def test_idle_connections_make_room(tmp_path: Path) -> None:
         assert (await server.track(clients[2])).status == 200
         valve.gate.clear()
         answers = [asyncio.create_task(server.track(client)) for client in clients[:2]]
-        assert await clients[2].closed()
         listener = server.app.listener
         assert listener is not None
         await eventually(lambda: sum(one.serving for one in listener.connections) == 2)
@@ -409,6 +367,7 @@ class Counting(Metrics):
     """Metrics that keep the requests."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.requests: list[tuple[str, int]] = []
 
     def request(self, route: str, status: int, seconds: float) -> None:

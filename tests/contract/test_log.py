@@ -9,7 +9,7 @@ import contextlib
 import gc
 import sys
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -26,13 +26,12 @@ from engage.api import (
 )
 from engage.app import build
 from engage.config import load
-from engage.http1.listener import Listener
+from engage.keys import table as keys_module
+from engage.keys.changes import create_key
+from engage.log import lag as log_lag
 from engage.pipeline import ingest as ingest_module
-from engage.pipeline import keys as keys_module
 from engage.pipeline.subscriptions import subscription_hash
-from engage.storage import log_lag
-from engage.storage.audit import Actor
-from engage.storage.key_changes import create_key, disable_key
+from engage.upkeep.audit import Actor
 from support.exports import registry
 from support.http_client import Answer
 from support.log_loading import items_of
@@ -495,88 +494,24 @@ async def starting_without_store(
         yield server, valve
 
 
-async def test_a_server_starts_while_its_store_is_away(
+async def test_a_server_that_starts_while_its_store_is_down_waits_for_the_keys(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It accepts the keys that it accepted before: the file beside the config has them."""
+    """The key of the config may be disabled in the store."""
     monkeypatch.setattr(keys_module, "WAIT_SECONDS", 0.2)
-    monkeypatch.setattr(keys_module, "POLL_SECONDS", 0.05)
     monkeypatch.setattr(ingest_module, "_REOPEN_PAUSE", 0.05)
     broker = MemoryBroker()
-    file = tmp_path / "engage.toml.keys.json"
-    async with serving(tmp_path, broker=broker) as server:
-        await eventually(file.exists)
-        key, off = await create(server), await create(server, "off")
-        config = server.app.config
-        actor = Actor(who="somebody", origin="a test")
-        for key_id in ("off", "website"):
-            await disable_key(
-                server.app.store, config.workspaces, "acme", key_id, actor=actor, now=1
-            )
-        async with asyncio.timeout(30):
-            # It may have been read before it was disabled.
-            while (await server.send("/v1/track", {}, key=basic(off))).status != 403:  # noqa: ASYNC110
-                await asyncio.sleep(0.02)
-        await eventually(lambda: file.read_text().count("sha256") == 2)
-        await eventually(lambda: "website" in file.read_text())
-    assert key not in file.read_text()
-    async with starting_without_store(tmp_path, broker, config_extra=GROUPS) as (server, valve):
-        event = {"userId": "u", "event": "E"}
-
-        async def status(sent: str, body: Mapping[str, Any] = event) -> int:
-            return (await server.send("/v1/track", body, key=basic(sent))).status
-
-        assert [await status(sent) for sent in (key, off, KEY)] == [200, 403, 403]
-        assert (await server.send("/v1/track", {**event, "writeKey": key}, key=None)).status == 200
-        assert (await server.send(f"/v1/track?writeKey={key}", event, key=None)).status == 200
-        assert (await server.send("/v1/track", event, key=f"Basic {key}")).status == 200
-        assert await status(key) == 200
-        # It may be a key that was made since.
-        assert no_store(await server.send("/v1/track", event, key=basic("unknown")))
-        answer = await readyz(server)
-        assert (answer.status, answer.json["storage"]) == (200, "unavailable")
-        assert no_store(await put(server, identifierKey="id", identifier="ann"))
-        monkeypatch.setattr(keys_module, "WAIT_SECONDS", 30.0)
-        valve.error = None
-        await eventually(lambda: server.app.keys._records is not None)
-        assert [await status(sent) for sent in (key, off, KEY, "unknown")] == [200, 403, 403, 401]
-        await load_log(broker, server.app.store)
-        assert len(await server.events()) == 6
-
-
-@pytest.mark.parametrize("content", [None, b"", b'{"version": 1}'])
-async def test_without_the_file_a_start_waits_for_the_keys(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-    content: bytes | None,
-) -> None:
-    """Or with one that is damaged. The key of the config may be disabled in the store."""
-    monkeypatch.setattr(keys_module, "WAIT_SECONDS", 0.2)
-    monkeypatch.setattr(ingest_module, "_REOPEN_PAUSE", 0.05)
-    file = tmp_path / "engage.toml.keys.json"
-    if content is not None:
-        file.write_bytes(content)
-    async with starting_without_store(tmp_path, MemoryBroker()) as (server, valve):
+    async with starting_without_store(tmp_path, broker) as (server, valve):
         assert no_store(await server.track())
         assert no_store(await readyz(server))
-        assert ("cannot be used" in caplog.text) == (content is not None)
         valve.error = None
         await eventually(lambda: server.app.keys.loaded)
         assert (await server.track()).status == 200
-        await eventually(lambda: file.exists() and b'"salt"' in file.read_bytes())
-
-
-async def test_a_folder_that_cannot_be_written_is_only_a_warning(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    def read_only(*_: object, **__: object) -> Any:
-        raise OSError(30, "Read-only file system")
-
-    monkeypatch.setattr("engage.storage.saved_keys.tempfile.mkstemp", read_only)
-    async with serving(tmp_path, broker=MemoryBroker()) as server:
+        # A server that runs goes on without its store.
+        valve.error = StorageUnavailable("down")
         assert (await server.track()).status == 200
-    assert "cannot be saved" in caplog.text
+        assert (await readyz(server)).status == 200
+    assert len(events_of(broker)) == 2
 
 
 # ------------------------------------------------------------------------ subscription changes
@@ -671,7 +606,7 @@ async def test_a_log_that_could_lose_events_ends_the_start(tmp_path: Path) -> No
 async def test_a_worker_that_replaces_another_waits_for_the_log(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("engage.pipeline.log_front._OPEN_PAUSE", 0.02)
+    monkeypatch.setattr("engage.log.front._OPEN_PAUSE", 0.02)
     broker = MemoryBroker()
     broker.weak = "min.insync.replicas"
     path = tmp_path / "engage.toml"
@@ -740,19 +675,6 @@ async def test_commands_write_to_the_store_although_there_is_a_log(tmp_path: Pat
         assert len(await server.events()) == 1
 
 
-async def test_without_a_log_nothing_of_it_is_made(tmp_path: Path) -> None:
-    async with serving(tmp_path) as server:
-        app = server.app
-        assert app.front is None
-        assert type(app._ingest.admission).__name__ == "Admission"
-        assert type(app._ingest._events).__name__ == "GroupCommit"
-        assert app._ingest._appending is None
-        assert app._ingest._logged_letters is None
-        assert isinstance(app.listener, Listener)
-        assert (await readyz(server)).body == b'{"success":true}'
-        assert not (tmp_path / "engage.toml.keys.json").exists()
-
-
 def test_without_a_log_none_of_its_modules_is_imported(tmp_path: Path) -> None:
     """In a new interpreter, as a worker starts."""
     import subprocess
@@ -766,8 +688,8 @@ from engage.app import build
 from engage.config import load
 from engage.registry import load_plugins
 build(load(Path({str(path)!r})), load_plugins())
-parts = ("appending", "catch_up", "log_front", "log_lag", "aiokafka")
-print([name for name in sys.modules if name.rpartition(".")[2] in parts])
+parts = ("engage.log", "engage.server.load", "aiokafka")
+print([name for name in sys.modules if name.startswith(parts)])
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

@@ -109,6 +109,7 @@ def head(method: str, target: str, *lines: str) -> bytes:
     return raw + body
 
 
+@pytest.mark.timing
 async def test_an_idle_loop_is_not_held(tmp_path: Path) -> None:
     """The measure itself stays far below the limit, or the other tests would prove nothing."""
     async with serving(tmp_path):
@@ -123,6 +124,7 @@ async def test_an_idle_loop_is_not_held(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.timing
 async def test_no_head_holds_the_event_loop(tmp_path: Path, target: str) -> None:
     async with serving(tmp_path) as server:
         for method in ("GET", "POST", "OPTIONS"):
@@ -133,6 +135,7 @@ async def test_no_head_holds_the_event_loop(tmp_path: Path, target: str) -> None
 
 
 @pytest.mark.parametrize("name", PATHS)
+@pytest.mark.timing
 async def test_no_target_holds_the_event_loop(tmp_path: Path, name: str) -> None:
     async with serving(tmp_path) as server:
         for method in ("GET", "POST"):
@@ -141,6 +144,7 @@ async def test_no_target_holds_the_event_loop(tmp_path: Path, name: str) -> None
 
 @pytest.mark.parametrize("size", [1, 5, 8, 32])
 @pytest.mark.parametrize("key", [BASIC, None], ids=["key", "no key"])
+@pytest.mark.timing
 async def test_no_chunks_hold_the_event_loop(tmp_path: Path, size: int, key: str | None) -> None:
     """As many chunks as fit into one read of the event loop; the body is not JSON."""
     count = 13_000 if size == 1 else 600_000 // (size + 6)
@@ -151,6 +155,7 @@ async def test_no_chunks_hold_the_event_loop(tmp_path: Path, size: int, key: str
         await check(server, f"chunks of {size}", "POST", text.encode() + chunks)
 
 
+@pytest.mark.timing
 async def test_no_pipeline_holds_the_event_loop(tmp_path: Path) -> None:
     """The loop has a turn between two pipelined requests, and no lines are skipped at length."""
     async with serving(tmp_path) as server:

@@ -156,6 +156,7 @@ def limit_of(app: App, provider: str) -> int:
 
 
 @pytest.mark.parametrize("provider", PROVIDERS)
+@pytest.mark.timing
 async def test_the_worst_body_takes_less_than_100_ms_of_the_loop(
     provider: str, tmp_path: Path
 ) -> None:
@@ -169,6 +170,7 @@ async def test_the_worst_body_takes_less_than_100_ms_of_the_loop(
 
 
 @pytest.mark.parametrize("provider", PROVIDERS)
+@pytest.mark.timing
 async def test_the_worst_compressed_body_takes_less_than_100_ms(
     provider: str, tmp_path: Path
 ) -> None:
@@ -184,6 +186,7 @@ async def test_the_worst_compressed_body_takes_less_than_100_ms(
 
 
 @pytest.mark.parametrize("provider", PROVIDERS)
+@pytest.mark.timing
 async def test_the_worst_head_takes_less_than_100_ms(provider: str, tmp_path: Path) -> None:
     """The query and the header of the proof may have as many bytes as a head may have."""
     room = Limits().header_bytes - 500
@@ -254,6 +257,7 @@ async def test_a_provider_can_have_a_lower_limit(provider: str, size: int, tmp_p
         assert provider in answers[1].json["message"]
 
 
+@pytest.mark.timing
 async def test_other_requests_are_answered_while_forged_deliveries_arrive(tmp_path: Path) -> None:
     """Forged deliveries take turns, so another client's request waits for one of them at most."""
     table = webhooks_table(providers={"mailchimp": SENDERS["mailchimp"]})
@@ -290,6 +294,7 @@ def _collecting_as_a_worker() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("_collecting_as_a_worker")
+@pytest.mark.timing
 async def test_a_verified_delivery_of_thousands_of_events_lets_the_loop_turn(
     tmp_path: Path,
 ) -> None:

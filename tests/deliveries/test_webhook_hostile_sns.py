@@ -201,7 +201,11 @@ async def test_another_certificate_verifies_nothing(tmp_path: Path, internet: In
         await nothing_stored(server)
 
 
-@pytest.mark.parametrize("body", [b"", b"<html>", sns.certificate(sns.ELLIPTIC_KEY)], ids=len)
+@pytest.mark.parametrize(
+    "body",
+    [b"", b"<html>", sns.certificate(sns.ELLIPTIC_KEY)],
+    ids=["empty", "page", "elliptic key"],
+)
 async def test_a_document_that_is_not_a_certificate_is_a_failed_call(
     tmp_path: Path, internet: Internet, clock: Clock, body: bytes
 ) -> None:

@@ -38,7 +38,7 @@ def test_every_provider_has_a_section_with_the_same_parts(name: str) -> None:
 
 @pytest.mark.parametrize("name", sorted(PROVIDERS))
 def test_every_section_says_what_is_signed(name: str) -> None:
-    assert ("**Nothing is signed.**" in SECTIONS[name]) == signs_nothing(name)
+    assert ("**Deliveries are not signed.**" in SECTIONS[name]) == signs_nothing(name)
     assert ("Signed: " in SECTIONS[name]) != signs_nothing(name)
 
 

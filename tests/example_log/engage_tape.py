@@ -15,10 +15,10 @@ SECONDS = 10  # after which a reader that does not read has lost its partitions
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS partitions (number INTEGER PRIMARY KEY, next INTEGER);
 INSERT OR IGNORE INTO partitions VALUES (0, 0), (1, 0), (2, 0), (3, 0);
-CREATE TABLE IF NOT EXISTS records (partition, place, appended_at, key, value, headers,
-                                    PRIMARY KEY (partition, place)) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS records (partition, offset, appended_at, key, value, headers,
+                                    PRIMARY KEY (partition, offset)) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS dead (key, value, headers);
-CREATE TABLE IF NOT EXISTS places (team, partition, place, PRIMARY KEY (team, partition));
+CREATE TABLE IF NOT EXISTS offsets (team, partition, offset, PRIMARY KEY (team, partition));
 CREATE TABLE IF NOT EXISTS members (team, name, seen, PRIMARY KEY (team, name));
 """
 
@@ -68,13 +68,13 @@ class TapeLog(api.EventLog):
         return [stored if len(record.value) <= self.limit else refused for record in records]
 
     async def ends(self):
-        return await self.run(next_places)
+        return await self.run(next_offsets)
 
     async def firsts(self):
-        return await self.run(lambda db: {n: first_place(db, n, 0) for n in next_places(db)})
+        return await self.run(lambda db: {n: first_offset(db, n, 0) for n in next_offsets(db)})
 
     async def committed(self, group):
-        return await self.run(lambda db: committed_places(db, group))
+        return await self.run(lambda db: committed_offsets(db, group))
 
     async def backlog(self, group):
         return await self.run(lambda db: count_backlog(db, group))
@@ -106,7 +106,7 @@ class TapeReader(api.LogReader):
         self.log, self.group, self.since = log, group, since
         self.name = uuid.uuid4().hex
         self.opened = False
-        self.places = {}  # partition → where this reader continues
+        self.offsets = {}  # partition → where this reader continues
         self.paused = set()
 
     async def open(self):
@@ -123,24 +123,24 @@ class TapeReader(api.LogReader):
     async def read(self, *, max_records, max_bytes, wait):
         end = time.monotonic() + wait
         while True:
-            portion, places = await self.run(lambda db: self.take(db, max_records, max_bytes))
-            self.places = places  # only now: a call that is cancelled has read nothing
-            if portion.records or portion.gaps or time.monotonic() >= end:
-                return portion
+            batch, offsets = await self.run(lambda db: self.take(db, max_records, max_bytes))
+            self.offsets = offsets  # only now: a call that is cancelled has read nothing
+            if batch.records or batch.gaps or time.monotonic() >= end:
+                return batch
             await asyncio.sleep(0.05)
 
-    async def commit(self, places):
+    async def commit(self, offsets):
         def work(db):
             mine = self.partitions(db)  # another reader may have the others by now
-            rows = [(self.group, number, place) for number, place in places.items()]
+            rows = [(self.group, number, offset) for number, offset in offsets.items()]
             rows = [row for row in rows if row[1] in mine]
-            db.executemany("INSERT OR REPLACE INTO places VALUES (?, ?, ?)", rows)
+            db.executemany("INSERT OR REPLACE INTO offsets VALUES (?, ?, ?)", rows)
 
         await self.run(work)
 
     async def rewind(self):
         await self.run(lambda db: None)
-        self.places = {}
+        self.offsets = {}
 
     def pause(self, partitions):
         self.paused.update(partitions)
@@ -156,23 +156,23 @@ class TapeReader(api.LogReader):
         db.execute("DELETE FROM members WHERE seen < ?", (now - SECONDS,))
         query = "SELECT name FROM members WHERE team = ? ORDER BY name"
         names = [name for (name,) in db.execute(query, (self.group,))]
-        return [n for n in next_places(db) if names[n % len(names)] == self.name]
+        return [n for n in next_offsets(db) if names[n % len(names)] == self.name]
 
     def take(self, db, max_records, max_bytes):
-        found, gaps, places = [], {}, {}
-        committed = committed_places(db, self.group)
+        found, gaps, offsets = [], {}, {}
+        committed = committed_offsets(db, self.group)
         for number in self.partitions(db):
             if number in self.paused:
                 continue
-            first = first_place(db, number, 0)
-            place = self.places.get(number, committed.get(number))
-            if place is None:
-                place = first if self.since is None else first_place(db, number, self.since)
-            elif place < first:
-                gaps[number], place = (place, first), first
-            places[number] = place
-            query = "SELECT * FROM records WHERE partition = ? AND place >= ? ORDER BY place"
-            for _, at, appended_at, key, value, headers in db.execute(query, (number, place)):
+            first = first_offset(db, number, 0)
+            offset = self.offsets.get(number, committed.get(number))
+            if offset is None:
+                offset = first if self.since is None else first_offset(db, number, self.since)
+            elif offset < first:
+                gaps[number], offset = (offset, first), first
+            offsets[number] = offset
+            query = "SELECT * FROM records WHERE partition = ? AND offset >= ? ORDER BY offset"
+            for _, at, appended_at, key, value, headers in db.execute(query, (number, offset)):
                 record = api.LogRecord(key=key, value=value, headers=unpacked(headers))
                 max_bytes -= record.size
                 if len(found) == max_records or (found and max_bytes < 0):
@@ -182,45 +182,45 @@ class TapeReader(api.LogReader):
                         partition=number, offset=at, appended_at=appended_at, record=record
                     )
                 )
-                places[number] = at + 1
-        return api.Portion(records=found, gaps=gaps), places
+                offsets[number] = at + 1
+        return api.Batch(records=found, gaps=gaps), offsets
 
 
 def insert(db, records):
-    places, now = next_places(db), time.time_ns() // 1_000_000
+    offsets, now = next_offsets(db), time.time_ns() // 1_000_000
     for record in records:
-        number = zlib.crc32(record.key) % len(places)  # the same in every process
-        row = (number, places[number], now, record.key, record.value, packed(record.headers))
+        number = zlib.crc32(record.key) % len(offsets)  # the same in every process
+        row = (number, offsets[number], now, record.key, record.value, packed(record.headers))
         db.execute("INSERT INTO records VALUES (?, ?, ?, ?, ?, ?)", row)
-        places[number] += 1
-    ends = [(place, number) for number, place in places.items()]
+        offsets[number] += 1
+    ends = [(offset, number) for number, offset in offsets.items()]
     db.executemany("UPDATE partitions SET next = ? WHERE number = ?", ends)
 
 
-def next_places(db):
+def next_offsets(db):
     return dict(db.execute("SELECT number, next FROM partitions"))
 
 
-def first_place(db, number, since):
-    query = "SELECT min(place) FROM records WHERE partition = ? AND appended_at >= ?"
-    (place,) = db.execute(query, (number, since)).fetchone()
-    return next_places(db)[number] if place is None else place
+def first_offset(db, number, since):
+    query = "SELECT min(offset) FROM records WHERE partition = ? AND appended_at >= ?"
+    (offset,) = db.execute(query, (number, since)).fetchone()
+    return next_offsets(db)[number] if offset is None else offset
 
 
-def committed_places(db, group):
-    return dict(db.execute("SELECT partition, place FROM places WHERE team = ?", (group,)))
+def committed_offsets(db, group):
+    return dict(db.execute("SELECT partition, offset FROM offsets WHERE team = ?", (group,)))
 
 
 def count_backlog(db, group):
-    committed, count, times, gaps = committed_places(db, group), 0, [], {}
-    for number, end in next_places(db).items():
-        first = first_place(db, number, 0)
-        place = committed.get(number, first)
-        if place < first:
-            gaps[number], place = (place, first), first
-        count += end - place
-        query = "SELECT appended_at FROM records WHERE partition = ? AND place >= ? LIMIT 1"
-        times += [at for (at,) in db.execute(query, (number, place))]
+    committed, count, times, gaps = committed_offsets(db, group), 0, [], {}
+    for number, end in next_offsets(db).items():
+        first = first_offset(db, number, 0)
+        offset = committed.get(number, first)
+        if offset < first:
+            gaps[number], offset = (offset, first), first
+        count += end - offset
+        query = "SELECT appended_at FROM records WHERE partition = ? AND offset >= ? LIMIT 1"
+        times += [at for (at,) in db.execute(query, (number, offset))]
     oldest = min(times, default=None)
     return api.Backlog(records=count, oldest_at=oldest, retention=None, gaps=gaps)
 

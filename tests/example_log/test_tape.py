@@ -20,7 +20,7 @@ class TestTape(LogConformance):
         Path(options["path"]).rmdir()
         Path(options["path"] + ".away").rename(options["path"])
 
-    def expire(self, options, places):
+    def expire(self, options, offsets):
         with contextlib.closing(sqlite3.connect(options["path"])) as db, db:
-            delete = "DELETE FROM records WHERE partition = ? AND place < ?"
-            db.executemany(delete, places.items())
+            delete = "DELETE FROM records WHERE partition = ? AND offset < ?"
+            db.executemany(delete, offsets.items())

@@ -6,15 +6,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import types
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
 from tornado import httputil
 
-from engage.errors import ApiError
+from engage.config import Cors
+from engage.errors import ApiError, Limit
 from engage.handlers.base import Handler, Route
-from engage.handlers.request import Request
+from engage.handlers.cors import CorsPolicy
 from engage.http1.exchange import Exchange
 from engage.http1.listener import Listener
 from engage.http1.shared import Bounds
@@ -23,6 +25,11 @@ from support.http_client import Answer, RawClient, listening, request
 from support.http_echo import BOUNDS
 from support.waiting import eventually
 
+#: What a page needs of the server: one origin may read its answers.
+SERVICES: Any = types.SimpleNamespace(
+    cors=CorsPolicy(Cors(origins=("https://a.example",))),
+    body_limit=Limit(1000, "limits.body_bytes"),
+)
 ROUTE = Route(name="page", allowed=("GET", "POST", "PUT", "OPTIONS"))
 
 
@@ -30,11 +37,8 @@ class _Page(Handler):
     """A page as a console might have one: it needs nothing of the ingestion of events."""
 
     def check(self) -> None:
-        if "X-Refuse" in self.request.headers:
+        if "X-Refuse" in self.request.fields:
             raise ApiError("not_found", "there is no such page")
-
-    def common_headers(self) -> dict[str, str]:
-        return {"Vary": "Origin"}
 
     def get(self, name: str) -> None:
         self.answer(name.encode(), content_type="text/html", headers={"Vary": "Cookie"})
@@ -57,29 +61,11 @@ class _Pages(httputil.HTTPServerConnectionDelegate):
         self, server_conn: object, request_conn: httputil.HTTPConnection
     ) -> httputil.HTTPMessageDelegate:
         assert isinstance(request_conn, Exchange)
-        return _Arriving(self, request_conn)
-
-
-class _Arriving(httputil.HTTPMessageDelegate):
-    def __init__(self, pages: _Pages, connection: Exchange) -> None:
-        self._pages = pages
-        self._connection = connection
-
-    def headers_received(self, start_line: Any, headers: httputil.HTTPHeaders) -> Any:
-        request = Request(start_line, headers, self._connection)
-        log: Callable[[Handler], None] = lambda handler: self._pages.logged.append(handler.status)  # noqa: E731
-        self._handler = _Page(request, ROUTE, log, {"name": request.path[1:]})
-        self._pages.handlers.append(self._handler)
-        return self._handler.headers_received(start_line, headers)
-
-    def data_received(self, chunk: bytes) -> None:
-        self._handler.data_received(chunk)
-
-    def finish(self) -> None:
-        self._handler.finish()
-
-    def on_connection_close(self) -> None:
-        self._handler.on_connection_close()
+        log: Callable[[Handler], None] = lambda handler: self.logged.append(handler.status)  # noqa: E731
+        segments = {"name": request_conn.request.path[1:]}
+        handler = _Page(request_conn, ROUTE, SERVICES, log, segments)
+        self.handlers.append(handler)
+        return handler
 
 
 @contextlib.asynccontextmanager
@@ -143,15 +129,14 @@ async def test_a_header_that_would_begin_another_is_a_crash() -> None:
         assert "x-unsafe" not in answer.headers
 
 
-async def test_a_client_that_is_gone_before_its_body_gets_no_answer() -> None:
-    """Its handler ends, and nothing is logged."""
-    async with _serving() as (pages, port):
-        async with await RawClient.connect(port) as client:
-            await client.send(request(b"{}", method="PUT")[:-1])
-            await eventually(lambda: pages.handlers)
-            client.writer.transport.abort()
-            await eventually(lambda: pages.handlers[0]._task.done())
-        assert pages.logged == []
+async def test_the_handler_of_a_client_that_is_gone_before_its_body_ends() -> None:
+    """It answers in vain: the client may have closed only one direction."""
+    async with _serving() as (pages, port), await RawClient.connect(port) as client:
+        await client.send(request(b"{}", method="PUT")[:-1])
+        await eventually(lambda: pages.handlers)
+        client.writer.transport.abort()
+        await eventually(lambda: pages.handlers[0]._task.done())
+    assert pages.logged in ([], [400])
 
 
 async def test_a_request_that_is_cancelled_is_answered(caplog: pytest.LogCaptureFixture) -> None:

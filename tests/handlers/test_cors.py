@@ -11,7 +11,7 @@ from engage.config import Cors
 from engage.handlers.cors import CorsPolicy
 
 ANY = CorsPolicy(Cors())
-LIST = CorsPolicy(Cors(origins=("https://a.example", "null"), max_age=60))
+LIST = CorsPolicy(Cors(origins=("https://a.example", "null")))
 
 
 def test_credentials_are_allowed_only_for_beacons() -> None:
@@ -44,9 +44,17 @@ def test_a_preflight_allows_what_it_requests() -> None:
     )
     assert got["Access-Control-Allow-Headers"] == "authorization,x-a"
     assert got["Access-Control-Allow-Methods"] == "POST, OPTIONS"
-    assert got["Access-Control-Max-Age"] == "60"
+    assert got["Access-Control-Max-Age"] == "7200"
     refused = LIST.preflight("https://b.example", "a", ("POST",), credentials=True)
     assert not any(name.startswith("Access-Control") for name in refused)
+
+
+@pytest.mark.parametrize(
+    "asked", ["a" * 1025, "a b", "a,,b", "*, é", "x\ty", "authorization;q=1", ","]
+)
+def test_a_preflight_with_odd_headers_echoes_nothing(asked: str) -> None:
+    got = LIST.preflight("https://a.example", asked, ("POST",), credentials=True)
+    assert got["Access-Control-Allow-Headers"] == "authorization, content-type"
 
 
 @given(st.text(), st.text(), st.booleans())

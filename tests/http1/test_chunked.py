@@ -9,7 +9,7 @@ import httptools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engage.http1.chunked import BadChunkError, ChunkedBody
+from engage.http1.body import BadChunkError, ChunkedBody
 
 HEAD = b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n"
 

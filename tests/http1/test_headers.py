@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tornado.httputil import HTTPHeaders
 
-from engage.http1.headers import RequestHeaders
+from engage.http1.request import RequestHeaders
 
 NAMES = ["Host", "host", "X-ONE", "x-one", "X-One", "x-os2x-y", "x--z-", "n" * 70]
 VALUES = ["", "a", "b,c", "\xff"]

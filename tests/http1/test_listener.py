@@ -31,8 +31,8 @@ async def test_bodies_in_memory_are_bounded() -> None:
             assert server.listener.shared.capacity.held == 0
 
 
-async def test_an_idle_connection_makes_room_for_a_new_one() -> None:
-    """If all connections are busy, the new one gets an answer and is closed."""
+async def test_a_request_too_many_is_refused() -> None:
+    """While ``server.max_connections`` others are answered; idle connections stay."""
     async with running(max_connections=2) as server, contextlib.AsyncExitStack() as stack:
 
         async def connect() -> RawClient:
@@ -45,8 +45,7 @@ async def test_an_idle_connection_makes_room_for_a_new_one() -> None:
         await busy.send(request(b"1"))
         await eventually(lambda: any(one.serving for one in server.listener.connections))
         await also_busy.send(request(b"2"))
-        assert await idle.closed()
-        await eventually(lambda: all(one.serving for one in server.listener.connections))
+        await eventually(lambda: sum(one.serving for one in server.listener.connections) == 2)
         told = await connect()
         await told.send(request(b"3"))
         answer = await told.answer()
@@ -56,6 +55,8 @@ async def test_an_idle_connection_makes_room_for_a_new_one() -> None:
         gate.set()
         assert (await busy.answer()).body == b"1"
         assert (await also_busy.answer()).body == b"2"
+        await idle.send(request(b"4"))
+        assert (await idle.answer()).body == b"4"
 
 
 async def test_a_drain_answers_requests_and_closes_idle_connections() -> None:
@@ -111,7 +112,7 @@ async def test_a_drain_ends_after_its_time() -> None:
     "test",
     [
         test_bodies_in_memory_are_bounded,
-        test_an_idle_connection_makes_room_for_a_new_one,
+        test_a_request_too_many_is_refused,
         test_a_drain_answers_requests_and_closes_idle_connections,
         test_a_drain_ends_after_its_time,
     ],

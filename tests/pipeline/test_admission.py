@@ -9,7 +9,7 @@ import contextlib
 import pytest
 
 from engage.errors import ApiError
-from engage.pipeline.admission import BODIES_AHEAD, Admission
+from engage.pipeline.admission import Admission
 from support.pipeline import turns
 
 
@@ -117,44 +117,3 @@ async def test_a_cancelled_request_neither_keeps_nor_loses_a_turn() -> None:
     with await asyncio.wait_for(admission.enter("a", small=False), 5):
         pass
     assert not admission._turns
-
-
-async def test_large_bodies_are_left_unread_while_there_is_no_room() -> None:
-    admission, room = make()
-    assert admission.reads("a")
-    room.full.add("a")
-    assert not admission.reads("a")
-    waiting = [asyncio.ensure_future(admission.until_read("a")) for _ in range(10)]
-    await turns()
-    assert not any(one.done() for one in waiting)
-    room.full.clear()
-    admission.wake()
-    await turns()
-    assert sum(one.done() for one in waiting) == BODIES_AHEAD
-    admission.wake()
-    admission.wake()
-    await asyncio.gather(*waiting)
-
-
-async def test_few_bodies_of_a_key_wait_in_memory_for_their_turn() -> None:
-    admission, _ = make()
-    with await admission.enter("b", small=False):
-        bodies = [
-            asyncio.ensure_future(admission.enter("a", small=False)) for _ in range(BODIES_AHEAD)
-        ]
-        await turns()
-        assert not admission.reads("a")
-        assert admission.reads("b")
-    for body in bodies:
-        with await body:
-            await turns()
-    assert admission.reads("a")
-
-
-async def test_an_unread_body_is_refused_after_the_wait() -> None:
-    admission, room = make(wait=0.01)
-    room.full.add("all")
-    with pytest.raises(ApiError) as caught:
-        await admission.until_read("a")
-    assert caught.value.code == "overloaded"
-    assert not admission._unread

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A step of the system's clock is noticed and logged, and an event does not get a wrong time."""
+"""A step of the system's clock is noticed, logged and followed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engage.pipeline.clock import EARLIEST_MS, Clock
+from engage.pipeline.clock import Clock
 from support.times import DAY, MINUTE, Times
 
 #: 2026-11-21T09:30:00.000Z
@@ -24,107 +24,72 @@ def times() -> Times:
 
 def test_the_clock_shows_the_systems_time() -> None:
     assert abs(Clock()() - time.time() * 1000) < 1000
-    assert Clock().stepped is False
-    assert Clock().disputed is None
 
 
 @pytest.mark.parametrize("step", [2 * MINUTE, 1, -2 * MINUTE, -1])
-def test_a_small_step_is_followed_and_the_time_never_decreases(times: Times, step: int) -> None:
+def test_a_small_step_is_followed_and_the_time_never_decreases(
+    times: Times, step: int, caplog: pytest.LogCaptureFixture
+) -> None:
     clock = times.clock()
     before = clock()
     times.step(step)
     assert clock() == max(before, times.wall)
     times.pass_(2 * MINUTE)
     assert clock() == times.wall
-    assert not clock.stepped
+    assert caplog.messages == []
 
 
-def test_a_step_ahead_is_not_followed_before_it_has_held(
-    times: Times, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(("step", "words"), [(YEARS, "ahead"), (-YEARS, "back")])
+def test_a_large_step_is_logged_and_followed_at_once(
+    times: Times, caplog: pytest.LogCaptureFixture, step: int, words: str
 ) -> None:
     clock = times.clock()
-    times.step(YEARS)
-    for _ in range(10):
-        assert clock() == times.wall - YEARS
-        assert clock.disputed == times.wall
-        times.pass_(MINUTE - 1)
-    assert len(caplog.messages) == 1
-    assert "was set ahead by 63072000 seconds, to 2028-11-20T09:30:00.000Z" in caplog.text
-    times.pass_(10)
-    assert clock() == times.wall
-    assert len(caplog.messages) == 2
-    assert "engage follows it" in caplog.messages[1]
-    assert (clock.stepped, clock.disputed, clock.steady_seconds) == (True, None, 0)
-
-
-def test_a_clock_that_is_right_again_leaves_no_trace(
-    times: Times, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Finding 7: it stayed ahead until the process was restarted."""
-    clock = times.clock()
-    times.step(YEARS)
-    seen = [clock()]
-    times.pass_(5 * MINUTE)
-    seen.append(clock())
-    times.step(-YEARS)
-    times.pass_(1000)
-    seen.append(clock())
-    assert seen == [NOW, NOW + 5 * MINUTE, NOW + 5 * MINUTE + 1000]
-    assert caplog.messages[1] == "the system's clock is right again"
-    times.pass_(5000)
-    assert (clock.stepped, clock.steady_seconds) == (True, 5)
-
-
-def test_a_clock_that_jumps_about_ahead_is_not_followed(times: Times) -> None:
-    clock = times.clock()
-    start = times.elapsed
-    times.step(YEARS)
-    for _ in range(20):
-        assert clock() == NOW + times.elapsed - start
-        times.pass_(8 * MINUTE)
-        times.step(3 * MINUTE)
     clock()
-    times.pass_(10 * MINUTE)
-    assert clock() == times.wall
-
-
-def test_a_step_back_is_followed_at_once(times: Times, caplog: pytest.LogCaptureFixture) -> None:
-    """As for a process that was started while the clock was ahead."""
-    clock = times.clock()
-    clock()
-    times.step(-YEARS)
-    assert clock() == NOW - YEARS
+    times.step(step)
+    assert clock() == NOW + step
     times.pass_(1)
-    assert clock() == NOW - YEARS + 1
-    assert caplog.messages == [
-        "the system's clock was set back by 63072000 seconds, to 2024-11-21T09:30:00.000Z; "
-        "engage follows it"
-    ]
-    assert clock.stepped
+    assert clock() == NOW + step + 1
+    (message,) = caplog.messages
+    assert message.startswith(f"the system's clock was set {words} by 63072000 seconds, to 202")
 
 
-def test_a_clock_that_was_never_set_is_followed_when_it_is() -> None:
-    times = Times(3 * DAY)
+def test_a_step_between_two_requests_is_noticed_however_soon_they_follow(
+    times: Times, caplog: pytest.LogCaptureFixture
+) -> None:
     clock = times.clock()
-    assert clock() == 3 * DAY
-    times.wall = NOW
-    assert clock() == NOW
-    times = Times(EARLIEST_MS)
+    for step in (YEARS, -YEARS, 3 * MINUTE):
+        clock()
+        times.step(step)
+    clock()
+    assert len(caplog.messages) == 3
+
+
+def test_the_second_reading_ignores_steps_ahead(times: Times) -> None:
     clock = times.clock()
-    times.wall = NOW
-    assert clock() == EARLIEST_MS
+    times.step(YEARS)
+    times.pass_(5 * MINUTE)
+    assert clock.without_steps_ahead() == NOW + 5 * MINUTE
+    times.step(-YEARS)
+    assert clock.without_steps_ahead() == NOW + 5 * MINUTE
+    # As of a process that was started while the clock was ahead.
+    times.step(-DAY)
+    assert clock.without_steps_ahead() == NOW + 5 * MINUTE - DAY
 
 
-@given(st.lists(st.tuples(st.integers(0, 20 * MINUTE), st.integers(-YEARS, YEARS)), max_size=20))
-def test_the_clock_agrees_with_the_systems_again(moves: list[tuple[int, int]]) -> None:
+moves = st.lists(st.tuples(st.integers(0, 20 * MINUTE), st.integers(-YEARS, YEARS)), max_size=20)
+
+
+@given(moves)
+def test_the_clock_agrees_with_the_systems_and_the_second_reading_is_never_ahead(
+    moves: list[tuple[int, int]],
+) -> None:
     times = Times(NOW + 50 * YEARS)
     clock = times.clock()
     for passed, step in moves:
         times.pass_(passed)
         times.step(step)
-        clock()
-    clock()
-    times.pass_(10 * MINUTE)
-    clock()
-    times.pass_(10 * MINUTE)
+        assert clock() >= times.wall
+        assert clock.without_steps_ahead() <= times.wall
+    # Small steps back add up.
+    times.pass_(len(moves) * 2 * MINUTE)
     assert clock() == times.wall

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from engage.api import StorageUnavailable
-from engage.pipeline import write_queue
+from engage.pipeline import group_commit
 from support.group_commits import Target
 from support.pipeline import turns
 
@@ -53,15 +53,6 @@ async def test_there_are_as_many_calls_as_the_storage_takes() -> None:
     assert target.group_commit.items == 0
 
 
-async def test_requests_that_arrive_together_are_one_call() -> None:
-    target = Target(calls=2)
-    gate = target.hold()
-    requests = await started(target, "abcd")
-    assert target.calls == [["a", "b", "c", "d"]]
-    gate.set()
-    await asyncio.gather(*requests)
-
-
 async def test_a_call_beside_another_is_as_large_as_that() -> None:
     """Many small calls would cost more than the wait that they save."""
     target = Target(calls=2)
@@ -89,7 +80,7 @@ async def test_what_was_too_little_is_written_after_the_other_call() -> None:
 
 async def test_the_calls_share_the_maximum_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """So the memory that they need does not grow with their number."""
-    monkeypatch.setattr(write_queue, "GROUP_WEIGHT", 6)
+    monkeypatch.setattr(group_commit, "GROUP_WEIGHT", 6)
     target = Target(calls=2)
     gates = target.hold_each(4)
     requests = await started(target, "abcdefgh")
@@ -133,15 +124,12 @@ async def test_a_poisonous_request_fails_no_request_of_the_other_call() -> None:
 
 
 async def test_a_call_that_hangs_beside_a_good_one_does_not_reopen_the_store() -> None:
-    target = Target(calls=2, timeout=0.5)
-    clock = target.stop_the_clock()
+    target = Target(calls=2, timeout=1.0)
     target.hold()
     (hanging,) = await started(target, "a")
     target.before = lambda items: None
-    clock.now = 0.4
     (good,) = await started(target, "b")
     assert await good == ["<b>"]
-    clock.now = 0.5
     with pytest.raises(StorageUnavailable):
         await hanging
     await target.group_commit.drain()
@@ -149,48 +137,37 @@ async def test_a_call_that_hangs_beside_a_good_one_does_not_reopen_the_store() -
 
 
 async def test_two_calls_that_hang_reopen_the_store_once() -> None:
-    target = Target(calls=2, timeout=0.2)
-    gate = target.hold()
-    recovered = asyncio.Event()
-
-    async def recover() -> None:
-        target.recovered += 1
-        await recovered.wait()
-
-    target.group_commit._recover = recover
+    target = Target(calls=2, timeout=0.05)
+    target.hold()
+    target.recovery = asyncio.Event()
     results = await asyncio.gather(*await started(target, "a", "b"), return_exceptions=True)
     assert [type(result) for result in results] == [StorageUnavailable] * 2
-    await turns()
-    target.group_commit._timeout = 30
-    gate.set()
-    requests = await started(target, "c", "d")
     # Nothing is written while the store is opened again.
+    with pytest.raises(StorageUnavailable):
+        await target.submit("c")
     assert target.calls == [["a"], ["b"]]
-    recovered.set()
-    assert await asyncio.gather(*requests) == [["<c>"], ["<d>"]]
+    target.recovery.set()
+    await target.group_commit.drain()
     assert target.recovered == 1
+    target.before = lambda items: None
+    assert await target.submit("d") == ["<d>"]
     assert target.group_commit.items == 0
 
 
 async def test_requests_of_a_store_that_is_opened_again_are_not_tried_one_by_one() -> None:
-    target = Target(calls=2, timeout=0.6)
-    closed = asyncio.Event()
+    target = Target(calls=2, timeout=0.1)
 
-    async def recover() -> None:
-        closed.set()
-        await turns()
-
-    async def fails(items: Sequence[Any]) -> None:
-        await closed.wait()
+    async def fails() -> None:
+        await target.recovery_began.wait()
         raise StorageUnavailable("the storage is not open")
 
-    target.before = lambda items: asyncio.Event().wait() if "a" in items else fails(items)
+    target.before = lambda items: asyncio.Event().wait() if "a" in items else fails()
+    target.recovery = asyncio.Event()
     (hanging,) = await started(target, "a")
-    target.group_commit._recover = recover
-    await asyncio.sleep(0.3)
     others = await started(target, "bc")
     results = await asyncio.gather(hanging, *others, return_exceptions=True)
     assert {type(result) for result in results} == {StorageUnavailable}
+    target.recovery.set()
     await target.group_commit.drain()
     assert target.calls == [["a"], ["b", "c"]]
 

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,7 +11,7 @@ import pytest
 
 from engage.api import StorageUnavailable
 from engage.errors import ApiError
-from engage.pipeline import write_queue
+from engage.pipeline import group_commit
 from support.group_commits import Target
 from support.pipeline import turns
 
@@ -65,8 +64,8 @@ async def test_a_request_is_answered_after_its_call_returned() -> None:
 
 
 async def test_one_call_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(write_queue, "GROUP_WEIGHT", 3)
-    monkeypatch.setattr(write_queue, "GROUP_BYTES", 50)
+    monkeypatch.setattr(group_commit, "GROUP_WEIGHT", 3)
+    monkeypatch.setattr(group_commit, "GROUP_BYTES", 50)
     target = Target()
     requests = [
         target.submit("a", "b"),
@@ -80,7 +79,7 @@ async def test_one_call_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def test_weights_count_instead_of_items(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(write_queue, "GROUP_WEIGHT", 10)
+    monkeypatch.setattr(group_commit, "GROUP_WEIGHT", 10)
     target = Target()
     commit = target.group_commit
     await asyncio.gather(
@@ -122,21 +121,14 @@ async def test_a_key_has_no_more_than_its_share() -> None:
 
 
 async def test_keys_are_written_in_rotation(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(write_queue, "GROUP_WEIGHT", 3)
+    monkeypatch.setattr(group_commit, "GROUP_WEIGHT", 3)
     target = Target()
     commit = target.group_commit
     busy = [commit.submit([f"busy {number}"], 1, key="busy") for number in range(6)]
     quiet = commit.submit(["quiet"], 1, key="quiet")
     await asyncio.gather(*busy, quiet)
-    assert target.calls[0] == ["busy 0", "busy 1", "quiet"]
+    assert target.calls[0] == ["busy 0", "quiet", "busy 1"]
     assert [len(call) for call in target.calls] == [3, 3, 1]
-
-
-async def test_what_a_key_has_waiting_is_forgotten_once_written() -> None:
-    target = Target()
-    await asyncio.gather(*(target.group_commit.submit(["a"], 1, key=str(key)) for key in range(50)))
-    assert target.group_commit._queue._used == {}
-    assert target.group_commit._queue._queues == {}
 
 
 async def test_a_cancelled_caller_does_not_cancel_the_call() -> None:
@@ -173,18 +165,6 @@ async def test_an_item_that_cannot_be_written_fails_alone() -> None:
     assert await target.submit("d") == ["<d>"]
 
 
-async def test_a_wrong_number_of_results_is_a_failure() -> None:
-    target = Target()
-    call = target.call
-
-    async def short(items: Sequence[Any]) -> Sequence[str]:
-        return (await call(items))[:-1]
-
-    target.group_commit._call = short
-    with pytest.raises(StorageUnavailable):
-        await target.submit("a", "b")
-
-
 async def test_an_item_that_makes_the_storage_unavailable_fails_alone() -> None:
     """Some storages report a bad item as unavailability."""
     target = Target()
@@ -194,7 +174,6 @@ async def test_an_item_that_makes_the_storage_unavailable_fails_alone() -> None:
             raise StorageUnavailable("unknown code")
 
     target.before = poisoned
-    target.stop_the_clock()
     results = await asyncio.gather(
         *map(target.submit, ["poison", "a", "b"]), return_exceptions=True
     )
@@ -208,7 +187,6 @@ async def test_unavailability_is_not_tried_for_every_request() -> None:
         raise StorageUnavailable("no connection")
 
     target.before = down
-    target.stop_the_clock()  # the call fails quickly
     requests = [target.submit(number) for number in range(50)]
     results = await asyncio.gather(*requests, return_exceptions=True)
     assert {type(result) for result in results} == {StorageUnavailable}
@@ -218,150 +196,72 @@ async def test_unavailability_is_not_tried_for_every_request() -> None:
     assert await target.submit("a") == ["<a>"]
 
 
-async def test_a_call_that_takes_too_long_is_unavailable_and_reopens_the_store() -> None:
-    target = Target(timeout=0.2)
-    clock = target.stop_the_clock()
+async def test_a_wrong_number_of_results_is_a_failure() -> None:
+    target = Target()
+    target.results = lambda items: items[:-1]
+    with pytest.raises(StorageUnavailable) as failed:
+        await target.submit("a", "b")
+    assert isinstance(failed.value.__cause__, TypeError)
+
+
+async def test_a_call_that_takes_too_long_fails_for_all_and_reopens_the_store() -> None:
+    target = Target(timeout=0.05)
     later: list[asyncio.Task[Sequence[str]]] = []
 
     def hang(items: Sequence[Any]) -> Any:
-        later.extend(map(target.submit, "bc"))
-        clock.now = 0.2
+        later.extend(map(target.submit, "cd"))
         return asyncio.Event().wait()
 
     target.before = hang
-    with pytest.raises(StorageUnavailable):
-        await target.submit("a")
-    results = await asyncio.gather(*later, return_exceptions=True)
-    assert [type(result) for result in results] == [StorageUnavailable] * 2
-    assert target.calls == [["a"]]
+    results = await asyncio.gather(*map(target.submit, "ab"), return_exceptions=True)
+    # The requests that arrived since then wait for the same store.
+    results += await asyncio.gather(*later, return_exceptions=True)
+    assert [type(result) for result in results] == [StorageUnavailable] * 4
+    assert target.calls == [["a", "b"]]
     await target.group_commit.drain()
-    assert target.recovered == 1
+    assert (target.failed, target.recovered) == (1, 1)
     assert target.group_commit.items == 0
     target.before = lambda items: None
-    assert await target.submit("d") == ["<d>"]
+    assert await target.submit("e") == ["<e>"]
 
 
-async def test_each_request_is_answered_within_its_time() -> None:
-    """A slow store still answers requests that came later."""
+async def test_a_request_that_waited_too_long_fails_without_a_call() -> None:
     target = Target(timeout=30)
     clock = target.stop_the_clock()
     gates = target.hold_each(2)
     first = target.submit("a")
     await turns()
-    early = target.submit("b")
+    waited = target.submit("b")
     await turns()
     clock.now = 29
     late = target.submit("c")
     await turns()
-    clock.now = 29.9
-    gates[0].set()
-    assert await first == ["<a>"]
-    with pytest.raises(StorageUnavailable):
-        await early
-    assert target.calls == [["a"], ["b", "c"]]
-    assert not late.done()
-    gates[1].set()
-    assert await late == ["<c>"]
-    assert target.recovered == 0
-
-
-async def test_a_request_that_waited_too_long_does_not_reopen_the_store() -> None:
-    target = Target(timeout=30)
-    clock = target.stop_the_clock()
-    gates = target.hold_each(2)
-    first = target.submit("a")
-    await turns()
-    waited = target.submit("b")
-    await turns()
-    clock.now = 29.9
-    gates[0].set()
-    assert await first == ["<a>"]
-    with pytest.raises(StorageUnavailable):
-        await waited
-    assert target.calls == [["a"], ["b"]]
-    assert target.recovered == 0
-    target.before = lambda items: None
-    assert await target.submit("c") == ["<c>"]
-
-
-async def test_nothing_is_tried_for_requests_whose_time_is_over() -> None:
-    target = Target(timeout=30)
-    clock = target.stop_the_clock()
-    gates = target.hold_each(1)
-    first = target.submit("a")
-    await turns()
-    waited = target.submit("b")
-    await turns()
     clock.now = 31
     gates[0].set()
-    await first
+    assert await first == ["<a>"]
     with pytest.raises(StorageUnavailable):
         await waited
-    assert target.calls == [["a"]]
+    gates[1].set()
+    assert await late == ["<c>"]
+    assert target.calls == [["a"], ["c"]]
+    assert target.recovered == 0
 
 
-async def test_a_call_that_ignores_its_cancellation_is_abandoned() -> None:
-    target = Target(timeout=0.2)
-    gate = asyncio.Event()
-
-    async def stubborn() -> None:
-        while not gate.is_set():
-            try:
-                await gate.wait()
-            except asyncio.CancelledError:
-                continue
-        raise RuntimeError("too late to matter")
-
-    target.before = lambda items: stubborn()
-    with pytest.raises(StorageUnavailable):
-        await target.submit("a")
-    target.before = lambda items: None
-    target.group_commit._timeout = 30
-    assert await target.submit("b") == ["<b>"]
-    gate.set()
-    await turns()
-
-
-async def test_a_late_result_counts_for_nothing() -> None:
+async def test_the_repetitions_after_a_failure_are_part_of_the_time() -> None:
     target = Target(timeout=0.05)
-    gate = asyncio.Event()
-    ended = asyncio.Event()
 
-    async def stubborn() -> None:
-        with contextlib.suppress(asyncio.CancelledError):
-            await gate.wait()
-        await gate.wait()
-        ended.set()
+    def broken(items: Sequence[Any]) -> Any:
+        if len(items) > 1:
+            raise ValueError("poison")
+        return asyncio.Event().wait()
 
-    target.before = lambda items: stubborn()
-    with pytest.raises(StorageUnavailable):
-        await target.submit("a")
+    target.before = broken
+    results = await asyncio.gather(*map(target.submit, "abc"), return_exceptions=True)
+    assert {type(result) for result in results} == {StorageUnavailable}
+    assert target.calls == [["a", "b", "c"], ["a"]]
     await target.group_commit.drain()
-    target.before = lambda items: None
-    assert await target.submit("b") == ["<b>"]
-    gate.set()
-    await ended.wait()
-    await turns()
-    assert target.done == [1]
-    assert target.failed == 1
+    assert target.recovered == 1
     assert target.group_commit.items == 0
-    assert await target.submit("c") == ["<c>"]
-
-
-async def test_a_result_that_arrives_as_the_time_ends_is_handed_out() -> None:
-    target = Target(timeout=30)
-    clock = target.stop_the_clock()
-    result: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-    target.before = lambda items: result
-    request = target.submit("a")
-    await turns()
-    clock.now = 30
-    result.set_result(None)
-    clock.fire()
-    assert await request == ["<a>"]
-    await turns()
-    assert target.recovered == target.failed == 0
-    assert await target.submit("b") == ["<b>"]
 
 
 async def test_a_storage_that_cancels_itself_is_unavailable() -> None:
@@ -373,26 +273,6 @@ async def test_a_storage_that_cancels_itself_is_unavailable() -> None:
     target.before = cancels
     with pytest.raises(StorageUnavailable):
         await target.submit("a")
-
-
-async def test_isolating_a_bad_item_ends_in_time_while_the_storage_hangs() -> None:
-    """The requests are answered within their time limit."""
-    target = Target(timeout=0.2)
-    clock = target.stop_the_clock()
-
-    def broken(items: Sequence[Any]) -> Any:
-        if len(items) > 1:
-            raise ValueError("poison")
-        clock.now = 0.2
-        return asyncio.Event().wait()
-
-    target.before = broken
-    results = await asyncio.gather(*map(target.submit, "abc"), return_exceptions=True)
-    assert {type(result) for result in results} == {StorageUnavailable}
-    assert target.calls == [["a", "b", "c"], ["a"]]
-    await target.group_commit.drain()
-    assert target.recovered == 1
-    assert target.group_commit.items == 0
 
 
 async def test_close_finishes_waiting_requests() -> None:

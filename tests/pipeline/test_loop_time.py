@@ -111,6 +111,7 @@ EMPTY_BLOCKS = bytes.fromhex(
 
 @pytest.mark.parametrize("encoding", ["identity", "gzip"])
 @pytest.mark.parametrize("kind", BODIES)
+@pytest.mark.timing
 async def test_a_batch_lets_the_loop_turn(kind: str, encoding: Encoding) -> None:
     body = BODIES[kind]()
     assert len(body) <= DEFAULT_LIMITS.decompressed_bytes
@@ -119,6 +120,7 @@ async def test_a_batch_lets_the_loop_turn(kind: str, encoding: Encoding) -> None
     await check_turns(body, encoding, TURN)
 
 
+@pytest.mark.timing
 async def test_a_compressed_body_without_output_lets_the_loop_turn() -> None:
     """Decompressing is bounded by what is read, too, not only by what comes out."""
     most = DEFAULT_LIMITS.body_bytes - 10
@@ -127,6 +129,7 @@ async def test_a_compressed_body_without_output_lets_the_loop_turn() -> None:
     await check_turns(body, "deflate", TURN / 3)
 
 
+@pytest.mark.timing
 async def test_a_large_event_that_is_refused_lets_the_loop_turn() -> None:
     """Its dead letter is made in another turn than the event."""
     event = track(b'{"a":"' + b'\\"' * ((SIZE - 200) // 2) + b'","b":1234567890123456789}')
@@ -149,6 +152,7 @@ async def check_turns(
     await check_time(lambda: longest_hold(handle()), limit)
 
 
+@pytest.mark.timing
 async def test_many_small_batches_that_take_long_let_the_loop_turn() -> None:
     """100 batches that arrive at once, each with more invalid items than a turn has time for."""
     item = b'{"type":"track","userId":1.5,"event":5,"context":5,"properties":5}'

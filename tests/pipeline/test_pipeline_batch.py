@@ -14,7 +14,6 @@ import orjson
 import pytest
 
 from engage.api import StorageUnavailable
-from engage.errors import error_body
 from engage.pipeline import items as steps
 from engage.pipeline.items import Items
 from engage.pipeline.pipeline import ENVELOPE_BYTES
@@ -81,18 +80,6 @@ async def test_a_batch_is_stored() -> None:
 TYPES = "must be one of identify, track, page, screen, group, alias"
 
 
-async def test_an_empty_batch_is_accepted() -> None:
-    core = make_core()
-    result = await send_batch(core, [])
-    assert orjson.loads(result.body()) == {
-        "success": True,
-        "accepted": 0,
-        "duplicates": 0,
-        "rejected": [],
-    }
-    assert core.store.writes == []
-
-
 async def test_the_items_of_a_batch_are_freed_while_its_events_are_written() -> None:
     core = make_core()
     found: list[dict[str, Any]] = []
@@ -129,15 +116,6 @@ async def test_what_is_refused_by_the_storage_is_kept_as_it_was_sent(encoding: E
     assert kept["message_id_conflict"]["timestamp"] == items[0]["timestamp"]
 
 
-async def test_of_two_items_with_one_id_the_earlier_is_stored() -> None:
-    core = make_core()
-    items = [{**GOOD, "messageId": "a", "properties": {"n": n}} for n in range(3)]
-    result = await send_batch(core, items)
-    assert (result.accepted, result.duplicates) == (1, 2)
-    assert core.documents[0]["properties"] == {"n": 0}
-    assert [letter.reason for letter in core.letters] == ["message_id_conflict"] * 2
-
-
 @pytest.mark.parametrize(
     ("items", "code"),
     [
@@ -155,18 +133,6 @@ async def test_a_batch_of_invalid_items_is_refused(items: list[Any], code: str) 
     assert error.errors[0].pointer.startswith("/batch/0")
     assert len(core.letters) == len(items)
     assert core.documents == []
-
-
-async def test_an_answer_has_at_most_20_details() -> None:
-    core = make_core()
-    items = [GOOD] + [{"type": "track", "event": ""}] * 50
-    answer = orjson.loads((await send_batch(core, items)).body())
-    assert len(answer["rejected"]) == 50
-    assert sum(len(item.get("errors", ())) for item in answer["rejected"]) == 20
-    assert all(item["code"] and item["message"] for item in answer["rejected"])
-    assert "errors" not in answer["rejected"][-1]
-    error = await error_of(send_batch(core, items[1:]))
-    assert len(orjson.loads(error_body(error, None))["errors"]) == 20
 
 
 async def test_other_tasks_run_while_a_bad_batch_is_reported(
@@ -201,17 +167,6 @@ async def test_other_tasks_run_while_a_bad_batch_is_reported(
     assert max(after - before for before, after in pairwise([*turns, handled])) <= most
 
 
-async def test_strict_mode_stores_all_or_nothing() -> None:
-    core = make_core()
-    error = await error_of(send_batch(core, [GOOD, BAD, {**GOOD, "x": "y" * 70_000}], strict=True))
-    assert (error.status, error.code) == (400, "invalid_payload")
-    assert [problem.pointer for problem in error.errors] == ["/batch/1/event", "/batch/2"]
-    assert core.store.writes == []
-    assert core.letters == []
-    result = await send_batch(core, [GOOD, GOOD], strict=True)
-    assert result.accepted == 2
-
-
 def fails(_document: dict[str, Any]) -> dict[str, Any]:
     """A transform that always fails."""
     raise RuntimeError
@@ -241,28 +196,6 @@ async def test_a_wrong_envelope_is_refused(more: Any, pointer: str) -> None:
     error = await error_of(send_batch(core, [], more))
     assert (error.status, error.code) == (400, "invalid_payload")
     assert error.errors[0].pointer == pointer
-
-
-async def test_a_missing_batch_or_another_type_is_refused() -> None:
-    core = make_core()
-    for raw, pointer in ((b"{}", "/batch"), (b"[]", ""), (b"null", "")):
-        error = await error_of(core.pipeline.batch(raw, principal=core.principal))
-        assert (error.code, error.errors[0].pointer) == ("invalid_payload", pointer)
-
-
-async def test_the_number_of_items_is_limited() -> None:
-    core = make_core(batch_events=3)
-    assert (await send_batch(core, [GOOD] * 3)).accepted == 3
-    error = await error_of(send_batch(core, [GOOD] * 4))
-    assert (error.status, error.code) == (413, "batch_too_large")
-    assert "limits.batch_events" in error.message
-    assert make_core().pipeline._limits.batch_events == 2500
-
-
-async def test_2500_items_are_accepted() -> None:
-    core = make_core()
-    assert (await send_batch(core, [GOOD] * 2500)).accepted == 2500
-    assert (await error_of(send_batch(core, [GOOD] * 2501))).code == "batch_too_large"
 
 
 async def test_the_envelope_applies_to_each_item() -> None:
@@ -303,25 +236,6 @@ async def test_the_size_of_the_envelope_is_limited() -> None:
     half = {"x": "y" * (room // 2 + 10)}
     error = await error_of(send_batch(core, [GOOD], {"context": half, "integrations": half}))
     assert error.code == "batch_too_large"
-
-
-async def test_the_envelope_may_make_an_item_too_large() -> None:
-    core = make_core()
-    items = [{**GOOD, "x": "y" * 40_000}, GOOD]
-    result = await send_batch(core, items, {"context": {"z": "y" * 30_000}})
-    assert result.accepted == 1
-    assert result.rejected[0].error.code == "event_too_large"
-
-
-async def test_the_whole_batch_is_measured_as_stored() -> None:
-    core = make_core(decompressed_bytes=100_000)
-    big = {**GOOD, "x": "y" * 20_000}
-    assert (await send_batch(core, [big] * 4)).accepted == 4
-    context = {"context": {"z": "y" * 20_000}}
-    error = await error_of(send_batch(core, [GOOD] * 5, context))
-    assert (error.status, error.code) == (413, "batch_too_large")
-    assert "limits.decompressed_bytes" in error.message
-    assert len(core.documents) == 4
 
 
 async def test_the_key_may_be_in_the_envelope() -> None:

@@ -24,6 +24,7 @@ OPTIONS = {
         "secret": {"writeOnly": True, "type": ["string", "array"]},
         "mode": {"enum": ["fast", "safe"]},
     },
+    "x-removed": {"speed": "the transform measures it."},
 }
 
 
@@ -260,6 +261,18 @@ def test_a_factory_gets_only_valid_options(config: Any) -> None:
     assert made == []
 
 
+def test_removed_options_are_reported_and_not_passed_on(config: Any) -> None:
+    made: list[object] = []
+    installed = registry(transform={"t": made.append}, storage={"mongo": Events})
+    chosen = config('[[transforms]]\nname = "t"\noptions = {mode = "safe", speed = 3}')
+    installed.check(chosen)
+    installed.make_transforms(chosen)
+    assert made == [{"mode": "safe"}]
+    assert installed.warnings(chosen) == [
+        "transforms[0].options.speed has no effect any more: the transform measures it."
+    ]
+
+
 def test_transforms_keep_the_order_of_the_config(config: Any) -> None:
     installed = registry(
         transform={"a": lambda options: ("A", options), "b": lambda options: ("B", options)},
@@ -352,24 +365,6 @@ def test_each_workspace_gets_its_providers(config: Any) -> None:
             "b": ("2", "b", "https://e.example"),
         }
     }
-
-
-def test_one_secret_in_two_workspaces_is_an_error(config: Any) -> None:
-    installed = registry(
-        storage={"mongo": Events}, webhook={"w": _raises(ConfigError("no")), "v": dict}
-    )
-    chosen = config(
-        "",
-        '[workspaces.webhooks.w]\nsecret = ["HIDDEN", "HIDDEN"]\n'
-        '[[workspaces]]\nid = "b"\n[workspaces.webhooks.v]\nsecret = ["x", "HIDDEN"]\n',
-    )
-    with pytest.raises(SettingsError) as caught:
-        installed.check(chosen)
-    assert str(caught.value) == (
-        f"{chosen.path}: workspaces[1].webhooks.v.secret[1]: is the same secret as"
-        " workspaces[0].webhooks.w.secret[0], which belongs to another workspace;"
-        " use a different one"
-    )
 
 
 def test_commands_are_kept() -> None:

@@ -37,12 +37,12 @@ def test_a_wrong_key_is_final(engage: Server, sdk: Sdk) -> None:
 
 
 @pytest.mark.parametrize("sdk", RETRYING, ids=str)
-def test_a_locked_storage_loses_no_event(impatient: Server, sdk: Sdk) -> None:
+def test_a_locked_storage_loses_no_event(short_timeout: Server, sdk: Sdk) -> None:
     """The answer is 503 with ``Retry-After``; the SDK retries, and no event is stored twice."""
-    with reverse_proxy(impatient.url) as proxy:
+    with reverse_proxy(short_timeout.url) as proxy:
         proxy.retry_after = 1
-        with locked(impatient.database):
-            process = sdk.start(proxy.url, impatient.key, tracks(5))
+        with locked(short_timeout.database):
+            process = sdk.start(proxy.url, short_timeout.key, tracks(5))
             deadline = time.monotonic() + 60
             while not any(status == 503 for *_, status in proxy.requests):
                 assert time.monotonic() < deadline, proxy.requests
@@ -52,18 +52,18 @@ def test_a_locked_storage_loses_no_event(impatient: Server, sdk: Sdk) -> None:
         statuses = [status for *_, status in proxy.requests]
     assert 503 in statuses
     assert statuses[-1] == 200
-    assert sorted(e["properties"]["n"] for e in impatient.export("events")) == list(range(5))
+    assert sorted(e["properties"]["n"] for e in short_timeout.export("events")) == list(range(5))
 
 
-def test_dittofeed_drops_events_on_503(impatient: Server) -> None:
+def test_dittofeed_drops_events_on_503(short_timeout: Server) -> None:
     """The Dittofeed SDK never retries (see docs/clients.md); its flush reports the error."""
     [sdk] = [sdk for sdk in SDKS if not sdk.retries]
-    with reverse_proxy(impatient.url) as proxy:
-        with locked(impatient.database):
-            errors = sdk.run(proxy.url, impatient.key, tracks(3))
+    with reverse_proxy(short_timeout.url) as proxy:
+        with locked(short_timeout.database):
+            errors = sdk.run(proxy.url, short_timeout.key, tracks(3))
         assert [status for *_, status in proxy.requests] == [503]
     assert errors
-    assert impatient.export("events") == []
+    assert short_timeout.export("events") == []
 
 
 @pytest.mark.parametrize("sdk", SDKS, ids=str)

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from engage_plugins.sqlite.lock import read_note
+from engage_plugins.sqlite.writer.lock import read_note
 from support.exactly_once import check_exactly_once
 from support.processes import parent_of
 from support.server_process import SQLITE, Server, start_server

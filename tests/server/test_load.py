@@ -128,7 +128,7 @@ def test_a_drain_does_not_wait_for_a_store_that_is_away(server: Server, tmp_path
     (tmp_path / "disk").rename(tmp_path / "elsewhere")
     send(server, "a")
     with Loaders(server).start(ready=False) as loaders:
-        wait_for(lambda: "unavailable; retrying" in loaders.log(), what="a failed write")
+        wait_for(lambda: "storage is unavailable" in loaders.log(), what="a failed write")
         began = time.monotonic()
         assert loaders.stop() == 0
         assert time.monotonic() - began < 20
@@ -168,16 +168,16 @@ def test_a_part_of_the_log_is_loaded_again(server: Server, tmp_path: Path) -> No
         server.start()
         tape = contextlib.closing(sqlite3.connect(tmp_path / "events.tape"))
         with tape as db:
-            places = db.execute("SELECT * FROM places ORDER BY partition").fetchall()
-            assert {team for team, _, _ in places} == {"engage"}
+            offsets = db.execute("SELECT * FROM offsets ORDER BY partition").fetchall()
+            assert {team for team, _, _ in offsets} == {"engage"}
             at = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(since))
             done = load_again(server, f"{at}.{int(since % 1 * 1000):03}Z")
             assert (done.returncode, done.stdout) == (0, "stored=3\n"), done.stderr
             assert sorted(stored_ids(server)) == ["a", "b", "c"]
             everything = load_again(server, "2020-01-01")
             assert everything.stdout == "duplicate=3\tstored=1\n"
-            now = db.execute("SELECT * FROM places WHERE team = 'engage' ORDER BY partition")
-            assert now.fetchall() == places
+            now = db.execute("SELECT * FROM offsets WHERE team = 'engage' ORDER BY partition")
+            assert now.fetchall() == offsets
     judge(server, ["old", "a", "b", "c"], ["old", "a", "b", "c"])
 
 
@@ -215,7 +215,7 @@ def test_loading_again_ends_with_a_signal(server: Server, tmp_path: Path) -> Non
     process = start_again(server, "2020-01-01")
     assert process.stderr is not None
     found = ""
-    while "unavailable; retrying" not in found:
+    while "storage is unavailable" not in found:
         line = process.stderr.readline()
         assert line, found
         found += line

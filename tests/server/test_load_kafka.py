@@ -236,8 +236,8 @@ def test_loaders_die_between_write_and_commit(
         database = stack.enter_context(mongo.own(tmp_path)) if store == "mongo" else None
         storage = SQLITE
         if database is not None:
-            impatient = "serverSelectionTimeoutMS=2000"
-            url = database.url("engage", impatient)
+            short_timeout = "serverSelectionTimeoutMS=2000"
+            url = database.url("engage", short_timeout)
             storage = f'[storage]\nbackend = "mongo"\n[storage.mongo]\nurl = "{url}"\n'
         server = stack.enter_context(
             make_server(

@@ -33,6 +33,7 @@ pytestmark = pytest.mark.slow
 MEMORY = 1024 * 1024 * 1024
 
 
+@pytest.mark.timing
 async def test_goodput_stays_and_other_keys_are_served_under_overload(tmp_path: Path) -> None:
     """In one of four measurements: what else the machine does can slow down some of them."""
     tried = []

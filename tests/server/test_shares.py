@@ -65,38 +65,23 @@ def _all_accept(server: Server, count: int) -> set[int]:
     return workers
 
 
-@contextlib.contextmanager
-def _stopped(worker: int) -> Iterator[None]:
-    os.kill(worker, signal.SIGSTOP)
-    try:
-        yield
-    finally:
-        os.kill(worker, signal.SIGCONT)
-
-
-def test_a_worker_that_was_stopped_gets_its_share(tmp_path: Path) -> None:
-    """The other answers all clients meanwhile, and they keep their connections."""
-    with start_server(tmp_path, workers=2) as server:
-        workers = _all_accept(server, 2)
-        with contextlib.ExitStack() as stack:
-            with _stopped(min(workers)):
-                clients = stack.enter_context(_clients(server, 8))
-                assert _sizes(workers, clients) == [0, 8]
-            wait_for(lambda: _sizes(workers, clients) == [4, 4])
-            for client in clients:
-                _ask(client)
-
-
 def test_a_replaced_worker_gets_its_share(tmp_path: Path) -> None:
-    """Clients of the worker that is left keep their connections, too."""
+    """It has no connections, so it gets the next ones, and the others keep theirs."""
     with start_server(tmp_path, workers=2) as server:
         workers = _all_accept(server, 2)
-        with contextlib.ExitStack() as stack:
-            os.kill(min(workers), signal.SIGSTOP)
-            clients = stack.enter_context(_clients(server, 8))
-            os.kill(min(workers), signal.SIGKILL)
+        with _clients(server, 8) as before:
+            died = min(workers)
+            os.kill(died, signal.SIGKILL)
             wait_for(lambda: len(server.workers() - workers) == 1)
-            now = server.workers() - {min(workers)}
-            wait_for(lambda: _sizes(now, clients) == [4, 4])
-            for client in clients:
+            [new] = server.workers() - workers
+            left = [one for one in before if holder(workers - {died}, one.getsockname()[1])]
+
+            def served() -> bool:
+                with _clients(server, 1) as clients:
+                    return holder({new}, clients[0].getsockname()[1]) == new
+
+            wait_for(served, what="a connection on the new worker")
+            with _clients(server, 8) as clients:
+                assert _sizes(server.workers(), [*left, *clients])[0] >= 4
+            for client in left:
                 _ask(client)

@@ -7,12 +7,11 @@ import asyncio
 import contextlib
 import os
 import pwd
-import shutil
 import signal
+import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
@@ -20,14 +19,14 @@ import pytest
 
 from engage.api import StorageUnavailable
 from engage.testing import event
-from engage.testing.factories import ids
-from engage_plugins.sqlite.lock import Note, WriterLock, read_note
-from engage_plugins.sqlite.writer import AVAILABLE
+from engage.testing.factories import ids, store_all
+from engage_plugins.sqlite.writer.lock import read_note
+from engage_plugins.sqlite.writer.writer import AVAILABLE
 from support.processes import alive, holder
 from support.server_process import KEY, SQLITE, Server, config_text, start_server
 from support.sqlite import config_file, open_store
 from support.waiting import DEADLINE, wait_for
-from support.writer import make, pid_of
+from support.writer import make, opened
 
 pytestmark = pytest.mark.skipif(not AVAILABLE, reason="needs Unix sockets")
 
@@ -162,110 +161,47 @@ def test_a_copy_beside_a_busy_server_loses_nothing(tmp_path: Path) -> None:
     assert len(stored) == len(set(stored)) == 20_000 + one.sent + other.sent
 
 
-# ---------------------------------------------------------------------------------------- root
-@pytest.fixture
-def nobody_folder() -> Iterator[Path]:
-    """A folder of another user, who can also read this Python and engage."""
-    if os.geteuid() != 0:
-        pytest.skip("needs root")
-    user = pwd.getpwnam("nobody")
-    folder = Path("/tmp") / f"engage-test-{os.getpid()}"
-    folder.mkdir(mode=0o700)
-    os.chown(folder, user.pw_uid, user.pw_gid)
-    yield folder
-    shutil.rmtree(folder)
+# ------------------------------------------------------------------------------------- other users
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 
 
-def owners(folder: Path) -> set[str]:
-    """Return the users that the files of a store belong to."""
-    return {path.owner() for path in folder.iterdir() if path.name.startswith("engage.db")}
+@needs_root
+@pytest.mark.parametrize("writer", ["process", "thread"])
+async def test_only_the_owner_may_write(tmp_path: Path, writer: str) -> None:
+    """Root neither: it would leave files that the owner cannot use. It may read."""
+    async with opened(make(tmp_path)) as store:
+        await store_all(store, event("m"))
+    os.chown(tmp_path / "engage.db", pwd.getpwnam("nobody").pw_uid, -1)
+    before = sorted(os.listdir(tmp_path))
+    with pytest.raises(StorageUnavailable, match="sudo -u nobody engage"):
+        await make(tmp_path, writer).open(create=True)
+    reader = make(tmp_path, writer)
+    await reader.open(create=False)
+    with pytest.raises(StorageUnavailable, match="sudo -u nobody engage"):
+        await reader.check()
+    assert await ids(reader) == ["m"]
+    await reader.close()
+    assert sorted(os.listdir(tmp_path)) == before
 
 
-async def test_root_leaves_no_file_of_its_own(nobody_folder: Path) -> None:
-    """``sudo engage copy``, before there is a server: the process is the user's."""
-    store = make(nobody_folder)
-    await store.open(create=True)
-    await store.write([event("m")])
-    status = Path(f"/proc/{pid_of(store)}/status").read_text()  # noqa: ASYNC240
-    uid = pwd.getpwnam("nobody").pw_uid
-    assert f"Uid:\t{uid}\t{uid}\t{uid}\t{uid}\n" in status
-    assert owners(nobody_folder) == {"nobody"}
-    await store.close()
-    assert owners(nobody_folder) == {"nobody"}
-
-
-async def test_root_and_a_user_share_a_process(nobody_folder: Path) -> None:
-    """``sudo engage copy`` beside a server. Whoever starts the process, both can use it."""
-    code = USER.format(folder=str(nobody_folder), uid=pwd.getpwnam("nobody").pw_uid)
-    user = subprocess.Popen(  # noqa: ASYNC220
-        [sys.executable, "-c", code], stdout=subprocess.PIPE, stdin=subprocess.PIPE, text=True
-    )
-    assert user.stdout is not None
-    assert user.stdin is not None
-    store = make(nobody_folder)
-    await store.open(create=True)
-    user.stdin.write("\n")
-    user.stdin.flush()
-    assert int(user.stdout.readline()) == pid_of(store)
-    await store.write([event("root")])
-    os.kill(pid_of(store), signal.SIGKILL)
-    await store.write([event("root again")])
-    user.stdin.write("\n")
-    user.stdin.flush()
-    assert user.stdout.readline() == "written\n"
-    assert owners(nobody_folder) == {"nobody"}
-    assert sorted(await ids(store)) == ["root", "root again", "user"]
-    user.communicate()
-    await store.close()
-
-
-#: It becomes another user when it has imported everything, because that user may not be allowed to
-#: read this Python.
-USER = """
-import asyncio, os, sys
-from pathlib import Path
-from engage.api import StorageContext
-from engage.testing import event
-from engage_plugins.sqlite import protocol
-from engage_plugins.sqlite.store import SqliteStorage
-
-protocol.version()
-os.setgroups([])
-os.setuid({uid})
-
-async def main():
-    context = StorageContext(base_dir=Path({folder!r}), identifiers={{"acme": []}})
-    store = SqliteStorage.from_options({{"min_free_bytes": 0}}, context)
-    sys.stdin.readline()
-    await store.open(create=True)
-    print(store._writer._backend.pid, flush=True)
-    sys.stdin.readline()
-    await store.write([event("user")])
-    print("written", flush=True)
-    sys.stdin.readline()
-    await store.close()
-
-asyncio.run(main())
-"""
-
-
-async def test_a_socket_of_another_user_is_not_used(nobody_folder: Path, tmp_path: Path) -> None:
-    """Whoever can replace the note in the lock's file must not receive events."""
-    address = str(nobody_folder / "sock")
-    code = (
-        f"import socket; s=socket.socket(socket.AF_UNIX); s.bind({address!r}); s.listen(); input()"
-    )
-    foreign = subprocess.Popen(  # noqa: ASYNC220
-        ["/usr/bin/env", "python3", "-c", f"{code}; input()"],
-        stdin=subprocess.PIPE,
-        user=pwd.getpwnam("nobody").pw_uid,
-    )
-    with foreign:
-        wait_for(lambda: Path(address).exists(), what="the socket")
-        lock = WriterLock.acquire(str(tmp_path / "engage.db"))
-        assert lock is not None
-        lock.write(Note(pid=1, address=address))
-        with pytest.raises(StorageUnavailable, match="a process of another user listens there"):
+@needs_root
+async def test_a_socket_of_another_user_is_not_used(tmp_path: Path) -> None:
+    """Whoever can replace the socket must not receive events."""
+    async with opened(make(tmp_path)):
+        pass
+    ours, theirs = socket.socketpair()
+    with contextlib.closing(socket.socket(socket.AF_UNIX)) as listening, ours:
+        listening.bind(str(tmp_path / "engage.db-writer.sock"))
+        code = "import socket; socket.socket(fileno=0).listen(); print(flush=True); input()"
+        foreign = subprocess.Popen(  # noqa: ASYNC220
+            ["/usr/bin/env", "python3", "-c", code],
+            stdin=listening.fileno(),
+            stdout=theirs.fileno(),
+            user=pwd.getpwnam("nobody").pw_uid,
+        )
+        assert ours.recv(1) == b"\n"
+        with pytest.raises(StorageUnavailable, match="a process of another user writes to it"):
             await make(tmp_path).open(create=True)
-        lock.release()
         foreign.kill()
+        foreign.wait()
+    theirs.close()

@@ -18,13 +18,11 @@ A storage or a pipeline, without HTTP:
 - ``writer``: SQLite stores that a process writes; ``writer_loop``: the loop of such a process in a
   thread of the test
 - ``mongo``: servers that speak MongoDB's protocol; ``mongo_proxy`` makes one misbehave,
-  ``mongo_conformance`` is the conformance suite on one, ``mongo_async`` a plugin with pymongo's
-  asynchronous client
+  ``mongo_conformance`` is the conformance suite on one
 - ``kafka``: three Kafka nodes that a test may kill, and brokers without Java; ``tcp_proxy`` cuts
   and holds connections, ``kafka_log`` makes logs on them, and writers and readers
 - ``hosts``: hosts of their own on this machine, which a test cuts off
 - ``distributions``: installed plugin packages; ``examples``: those that the pages of docs/ build
-- ``earlier_stores``: the recorded stores of earlier versions
 - ``exports``: what a store has, as ``engage export`` would write it
 - ``exactly_once``: whether each acknowledged event is stored, once
 
@@ -59,6 +57,7 @@ Webhook providers:
 
 Programs and files:
 
+- ``commands``: commands of ``engage`` in the process of the test
 - ``times``: clocks that a test sets; ``system_clock``: that of the machine
 - ``waiting``: waits until a condition is true; ``loop_time``: how long the event loop is held
 - ``processes``: the processes that another one started

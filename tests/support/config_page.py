@@ -20,7 +20,7 @@ END = "<!-- end -->\n"
 def tables() -> str:
     """Return the tables in Markdown."""
     schema = json.loads((ROOT / "schemas/config.json").read_text("utf-8"))
-    return "\n".join(_sections(schema, schema, ""))
+    return "\n".join((*_sections(schema, schema, ""), *_removed(schema)))
 
 
 def page(text: str) -> str:
@@ -43,6 +43,16 @@ def _sections(root: Mapping[str, Any], schema: Mapping[str, Any], prefix: str) -
             yield from _sections(root, items, f"{path}.")
         elif not prefix:
             yield f"### `[{path}.<name>]`\n\n{section['description']}\n"
+
+
+def _removed(schema: Mapping[str, Any]) -> Iterator[str]:
+    rows = [
+        f"| `{section}.{key}` | {sentence[0].upper()}{sentence[1:]} |"
+        for section, table in schema["properties"].items()
+        for key, sentence in table.get("x-removed", {}).items()
+    ]
+    yield "### Removed keys\n\nA config may still have these keys; they change nothing.\n"
+    yield "| Key | What decides now |\n|---|---|\n" + "\n".join(rows) + "\n"
 
 
 def _table(

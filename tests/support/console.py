@@ -17,11 +17,12 @@ from engage.api import EventStore, RecordStore
 from engage.app import build
 from engage.config import Config, load
 from engage.console.application import ConsoleServer, make_application
-from engage.console.links import SECONDS, hash_of, link_record, new_token
 from engage.console.process import make_console
 from engage.console.services import Console
+from engage.console.sign_in.links import SECONDS, hash_of, link_record, new_token
 from support.exports import registry
 from support.http_client import listening
+from support.memory_store import MemoryStore
 from support.server_process import Server, config_text
 from support.waiting import DEADLINE, wait_for
 
@@ -98,6 +99,17 @@ def free_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as sock:
         port: int = sock.getsockname()[1]
         return port
+
+
+class BrokenStore(MemoryStore):
+    """A storage that does not answer while ``error`` is set."""
+
+    error: Exception | None = None
+
+    async def _wait(self) -> None:
+        if self.error is not None:
+            raise self.error
+        await super()._wait()
 
 
 class Clock:

@@ -99,7 +99,7 @@ def pages(letter: str) -> dict[str, str]:
         "rejected": "rejected",
         "rejected-group": "rejected?" + urlencode({"reason": "invalid_event"}),
         "letter": "letter?" + urlencode({"id": letter}),
-        "jobs": "jobs",
+        "replays": "replays",
         "events": "events",
         "event": f"event?{event}",
         "users": "users",

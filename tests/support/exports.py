@@ -17,7 +17,7 @@ import orjson
 
 from engage.config import load
 from engage.registry import Registry, load_plugins
-from engage.storage.export import Kind, Selection, export
+from engage.upkeep.export import Kind, Selection, export
 
 
 @functools.cache

@@ -11,40 +11,17 @@ from engage.pipeline.group_commit import GroupCommit
 
 
 class StoppedClock:
-    """An event loop whose clock only a test advances."""
+    """An event loop whose clock only a test advances; timers follow the real one."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.now = 0.0
-        self._last: Callable[[], None] = lambda: None
         self._loop = loop
 
     def time(self) -> float:
         return self.now
 
-    def create_future(self) -> asyncio.Future[Any]:
-        return self._loop.create_future()
-
-    def create_task(self, coroutine: Any) -> asyncio.Task[Any]:
-        return self._loop.create_task(coroutine)
-
-    def call_soon(self, callback: Callable[..., None], *arguments: Any) -> asyncio.Handle:
-        return self._loop.call_soon(callback, *arguments)
-
-    def call_at(
-        self, when: float, callback: Callable[..., None], *arguments: Any
-    ) -> asyncio.TimerHandle:
-        timer = self._loop.call_later(max(when - self.now, 0), callback, *arguments)
-
-        def fire() -> None:
-            timer.cancel()
-            callback(*arguments)
-
-        self._last = fire
-        return timer
-
-    def fire(self) -> None:
-        """Call at once what the last timer would call."""
-        self._last()
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loop, name)
 
 
 class Target:
@@ -57,6 +34,12 @@ class Target:
         self.done: list[int] = []
         self.failed = 0
         self.recovered = 0
+        self.recovery_began = asyncio.Event()
+        #: The recovery ends when it is set.
+        self.recovery = asyncio.Event()
+        self.recovery.set()
+        #: The items for which a call has results.
+        self.results: Callable[[Sequence[Any]], Sequence[Any]] = lambda items: items
         values: dict[str, Any] = {"max_weight": 100, "max_bytes": 1000, "timeout": 30.0}
         self.group_commit: GroupCommit[Any, str] = GroupCommit(
             self.call,
@@ -71,13 +54,15 @@ class Target:
         waited = self.before(items)
         if waited is not None:
             await waited
-        return [f"<{item}>" for item in items]
+        return [f"<{item}>" for item in self.results(items)]
 
     def fail(self) -> None:
         self.failed += 1
 
     async def recover(self) -> None:
         self.recovered += 1
+        self.recovery_began.set()
+        await self.recovery.wait()
 
     def submit(self, *items: Any, size: int = 1) -> asyncio.Task[Sequence[str]]:
         return asyncio.ensure_future(self.group_commit.submit(items, size))

@@ -13,7 +13,7 @@ import gzip
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
-from engage.pipeline.auth import KEYLESS_BODY
+from engage.keys.auth import KEYLESS_BODY
 from support.server_inprocess import BASIC
 from support.server_process import KEY
 

@@ -22,12 +22,12 @@ from typing import Any, Final
 from unittest import mock
 
 from engage.api import StorageUnavailable
+from engage.keys.changes import create_key
 from engage.monitoring.logs import ACCESS
 from engage.monitoring.metrics import Metrics
 from engage.monitoring.refusals import Refusal
 from engage.pipeline.pipeline import Pipeline
-from engage.storage.audit import Actor
-from engage.storage.key_changes import create_key
+from engage.upkeep.audit import Actor
 from support.http_client import DEADLINE, RawClient
 from support.http_corpus import HALF_CLOSE, HANG_UP, PAUSE, READ, READ_HEAD, WAIT, Group
 from support.server_inprocess import Serving, Valve, serving
@@ -41,6 +41,7 @@ class _Recording(Metrics):
     """Notes what is counted, and what is logged."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.effects: list[list[Any]] = []
 
     def request(self, route: str, status: int, seconds: float) -> None:

@@ -2,7 +2,7 @@
 """Loaders that are killed by the dozen: a process that has imported everything forks them.
 
 A loader begins to load a few hundredths of a second after its fork; ``engage load`` needs a second
-until then. What it runs is the same: :class:`engage.server.loader.LoaderProcess`.
+until then. What it runs is the same: :class:`engage.server.load.process.LoaderProcess`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Self
 
 from engage.api import Event, Outcome
 from engage.config import load
-from engage.server.loader import Load, LoaderProcess
+from engage.server.load.process import Load, LoaderProcess
 from support.processes import alive, children
 
 if TYPE_CHECKING:

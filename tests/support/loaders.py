@@ -13,8 +13,8 @@ from typing import Any
 
 from engage.api import DeadLetter, Event, EventLog, EventStore, record_of
 from engage.config import DEFAULT_LIMITS, LogConfig
+from engage.log.loading import Loader, Range
 from engage.pipeline.ingest import Ingest
-from engage.pipeline.loading import Loader, Span
 from support.memory_log import MemoryBroker, MemoryLog
 from support.pipeline import CountingMetrics
 from support.waiting import eventually
@@ -73,8 +73,7 @@ def start_loader(
     store: EventStore,
     *,
     timeout: float = TIMEOUT,
-    max_value_bytes: int = 1024 * 1024,
-    span: Span | None = None,
+    range_: Range | None = None,
     **config: Any,
 ) -> Loading:
     """Start a loader; :class:`LogConfig` takes the other arguments.
@@ -82,11 +81,14 @@ def start_loader(
     :param log: open.
     """
     metrics = LoadMetrics()
-    ingest = Ingest(store, limits=DEFAULT_LIMITS, write_timeout=timeout, metrics=metrics)
     observed: list[str] = []
 
     def stored(events: Sequence[Event]) -> None:
         observed.extend(event.message_id for event in events)
+
+    ingest = Ingest(
+        store, limits=DEFAULT_LIMITS, write_timeout=2 * timeout, metrics=metrics, stored=stored
+    )
 
     loader = Loader(
         log,
@@ -94,11 +96,9 @@ def start_loader(
         ingest,
         config=LogConfig(**config),
         timeout=timeout,
-        max_value_bytes=max_value_bytes,
         clock=lambda: time.time_ns() // 1_000_000,
         metrics=metrics,
-        stored=stored,
-        span=span,
+        range_=range_,
     )
     return Loading(loader, metrics, ingest, observed, asyncio.create_task(loader.run()))
 

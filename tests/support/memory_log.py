@@ -26,13 +26,13 @@ from typing import Any
 
 from engage.api import (
     Backlog,
+    Batch,
     EventLog,
     LogContext,
     LogFactory,
     LogReader,
     LogRecord,
     Outcome,
-    Portion,
     ReadRecord,
     Register,
     Status,
@@ -93,7 +93,7 @@ class MemoryBroker:
         #: Method of a log or a reader → number of calls; a reader's begin with ``reader.``, such as
         #: ``reader.commit``.
         self.calls: collections.Counter[str] = collections.Counter()
-        #: Every commit that was not ignored: (group, places).
+        #: Every commit that was not ignored: (group, offsets).
         self.commits: list[tuple[str, dict[int, int]]] = []
         # The faults.
         #: Every call fails, and what is being appended waits.
@@ -135,7 +135,7 @@ class MemoryBroker:
         return {number: one.end for number, one in enumerate(self._partitions)}
 
     def committed(self, group: str) -> dict[int, int]:
-        """Return partition → the committed place of a group."""
+        """Return partition → the committed offset of a group."""
         return dict(self._groups[group].committed)
 
     # --------------------------------------------------------------------------- what tests can do
@@ -158,9 +158,9 @@ class MemoryBroker:
         one.records = [record for record in one.records if record.offset >= before]
         one.first = max(one.first, min(before, one.end))
 
-    def commit(self, group: str, places: Mapping[int, int]) -> None:
-        """Set the committed places of a group."""
-        self._groups[group].committed.update(places)
+    def commit(self, group: str, offsets: Mapping[int, int]) -> None:
+        """Set the committed offsets of a group."""
+        self._groups[group].committed.update(offsets)
 
     def expel(self, reader: LogReader) -> None:
         """Take the partitions of a reader away: its session timed out. It joins again when it
@@ -239,16 +239,16 @@ class MemoryBroker:
 
     def start(self, group: str, number: int, since: int | None) -> int | None:
         """Return where a group continues a partition; ``None``: at its first record."""
-        if (place := self._groups[group].committed.get(number)) is not None or since is None:
-            return place
+        if (offset := self._groups[group].committed.get(number)) is not None or since is None:
+            return offset
         partition = self._partitions[number]
         later = (one.offset for one in partition.records if one.appended_at >= since)
         return next(later, partition.end)
 
-    def after(self, number: int, place: int, limit: int) -> list[ReadRecord]:
-        """Return records of a partition from a place on."""
+    def after(self, number: int, offset: int, limit: int) -> list[ReadRecord]:
+        """Return records of a partition from an offset on."""
         records = self._partitions[number].records
-        index = bisect.bisect_left(records, place, key=lambda one: one.offset)
+        index = bisect.bisect_left(records, offset, key=lambda one: one.offset)
         return records[index : index + limit]
 
     def first(self, number: int) -> int:
@@ -381,11 +381,11 @@ class MemoryLog(EventLog):
         committed = self.broker.committed(group)
         records, oldest, gaps = 0, [], {}
         for number, end in self.broker.ends().items():
-            place = max(committed.get(number, 0), self.broker.first(number))
-            if number in committed and committed[number] < place:
-                gaps[number] = (committed[number], place)
-            records += end - place
-            oldest += [one.appended_at for one in self.broker.after(number, place, 1)]
+            offset = max(committed.get(number, 0), self.broker.first(number))
+            if number in committed and committed[number] < offset:
+                gaps[number] = (committed[number], offset)
+            records += end - offset
+            oldest += [one.appended_at for one in self.broker.after(number, offset, 1)]
         return Backlog(
             records=records,
             oldest_at=min(oldest, default=None),
@@ -411,7 +411,7 @@ class MemoryReader(LogReader):
         self.since = since
         self._open = False
         #: Where each partition of this member continues; ``None``: at its first record.
-        self.places: dict[int, int | None] = {}
+        self.offsets: dict[int, int | None] = {}
         self._paused: set[int] = set()
         self._turn = 0
 
@@ -427,34 +427,34 @@ class MemoryReader(LogReader):
     @property
     def partitions(self) -> list[int]:
         """The partitions that this member has now."""
-        return sorted(self.places)
+        return sorted(self.offsets)
 
     def assign(self, partitions: set[int]) -> None:
         """Take over the partitions that are new, and forget those that are lost."""
-        for lost in self.places.keys() - partitions:
-            del self.places[lost]
-        for new in partitions - self.places.keys():
-            self.places[new] = self.log.broker.start(self.group, new, self.since)
+        for lost in self.offsets.keys() - partitions:
+            del self.offsets[lost]
+        for new in partitions - self.offsets.keys():
+            self.offsets[new] = self.log.broker.start(self.group, new, self.since)
 
     async def _enter(self, name: str) -> None:
         if not self._open:
             raise StorageUnavailable("the reader is not open")
         await self.log.enter(f"reader.{name}")
 
-    async def read(self, *, max_records: int, max_bytes: int, wait: float) -> Portion:
+    async def read(self, *, max_records: int, max_bytes: int, wait: float) -> Batch:
         end = time.monotonic() + wait
         await self._enter("read")
         await asyncio.sleep(0)  # before the records are taken: the call can be cancelled here
         while True:
             self.log.broker.join(self)  # again, if its session had timed out
-            portion = self._take(max_records, max_bytes)
-            if portion.records or portion.gaps or (left := end - time.monotonic()) <= 0:
-                return portion
+            batch = self._take(max_records, max_bytes)
+            if batch.records or batch.gaps or (left := end - time.monotonic()) <= 0:
+                return batch
             await asyncio.sleep(min(TICK, left))
             if not self._open or self.log.broker.down:
                 raise StorageUnavailable("the reader was closed, or the broker is down")
 
-    def _take(self, max_records: int, max_bytes: int) -> Portion:
+    def _take(self, max_records: int, max_bytes: int) -> Batch:
         broker = self.log.broker
         found: list[ReadRecord] = []
         gaps: dict[int, tuple[int, int]] = {}
@@ -464,29 +464,29 @@ class MemoryReader(LogReader):
         for number in (*mine[turn:], *mine[:turn]):
             if number in self._paused or number in broker.leaderless:
                 continue
-            place, first = self.places[number], broker.first(number)
-            if place is not None and place < first:
-                gaps[number] = (place, first)
-            self.places[number] = place = max(place or 0, first)
-            for one in broker.after(number, place, max_records):
+            offset, first = self.offsets[number], broker.first(number)
+            if offset is not None and offset < first:
+                gaps[number] = (offset, first)
+            self.offsets[number] = offset = max(offset or 0, first)
+            for one in broker.after(number, offset, max_records):
                 max_bytes -= one.record.size
                 if len(found) == max_records or (max_bytes < 0 and found):
-                    return Portion(records=found, gaps=gaps)
+                    return Batch(records=found, gaps=gaps)
                 found.append(one)
-                self.places[number] = one.offset + 1
-        return Portion(records=found, gaps=gaps)
+                self.offsets[number] = one.offset + 1
+        return Batch(records=found, gaps=gaps)
 
-    async def commit(self, places: Mapping[int, int]) -> None:
+    async def commit(self, offsets: Mapping[int, int]) -> None:
         await self._enter("commit")
-        kept = {number: place for number, place in places.items() if number in self.places}
+        kept = {number: offset for number, offset in offsets.items() if number in self.offsets}
         self.log.broker.commit(self.group, kept)
         if kept:
             self.log.broker.commits.append((self.group, kept))
 
     async def rewind(self) -> None:
         await self._enter("rewind")
-        for number in self.places:
-            self.places[number] = self.log.broker.start(self.group, number, self.since)
+        for number in self.offsets:
+            self.offsets[number] = self.log.broker.start(self.group, number, self.since)
 
     def pause(self, partitions: Sequence[int]) -> None:
         self._paused.update(partitions)

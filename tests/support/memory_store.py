@@ -13,7 +13,6 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from engage.api import (
-    Arrivals,
     BudgetName,
     Count,
     CountStore,
@@ -97,14 +96,6 @@ class MemoryEvents(EventStore):
         self, wanted: EventFilter, *, before: str | None = None, limit: int
     ) -> Page[Event]:
         return _page_back([*filter(wanted.matches, self.events.values())], before, limit)
-
-    async def arrivals(self, at: int) -> Arrivals:
-        times = sorted(event.received_at for event in self.events.values())
-        return Arrivals(
-            last_before=max((time for time in times if time < at), default=None),
-            first_after=min((time for time in times if time >= at), default=None),
-            newest=max(times, default=None),
-        )
 
     async def expire(self, before: int, *, limit: int, force: bool = False) -> int:
         newest = max((event.received_at for event in self.events.values()), default=0)

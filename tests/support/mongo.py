@@ -18,6 +18,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import functools
+import gc
 import hashlib
 import os
 import random
@@ -28,6 +29,7 @@ import tempfile
 import threading
 import time
 import uuid
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -39,6 +41,7 @@ from engage.api import StorageUnavailable
 from engage.testing.harness import eventually
 from support.cache import cached
 from support.go import go
+from support.mongo_proxy import CLOSE
 
 TESTS = Path(__file__).resolve().parent.parent
 SOURCES = TESTS / "mongo_servers"
@@ -304,7 +307,22 @@ async def prepared(store: Any) -> None:
 
     On a busy machine, that takes longer than a call of a test with short time limits.
     """
-    await eventually(store._ready, StorageUnavailable, seconds=60)
+    await eventually(store.check, StorageUnavailable, seconds=60)
+
+
+def collect_sockets() -> None:
+    """Collect the sockets that PyMongo's asynchronous client leaves open if its connecting is
+    cancelled, so that no other test is blamed for them."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)
+        gc.collect()
+
+
+async def die(store: Any, proxy: Any) -> None:
+    """End a store as if its process were killed: it writes nothing more."""
+    proxy.rule = lambda _name, _command: CLOSE
+    await store.close()
+    proxy.rule = None
 
 
 # ------------------------------------------------------------------------------ what it can do
@@ -312,7 +330,7 @@ async def prepared(store: Any) -> None:
 def can(kind: str, feature: str) -> bool:
     """Return whether a server has a feature; servers of one protocol differ.
 
-    :param feature: ``atomic-updates``, ``nested-arrays``, ``code-point-order`` or ``ttl``.
+    :param feature: ``atomic-updates``, ``nested-arrays`` or ``code-point-order``.
     """
     client: pymongo.MongoClient[dict[str, Any]] = pymongo.MongoClient(shared(kind).url())
     with client:
@@ -347,14 +365,6 @@ def _nested(database: Any) -> bool:
     return True
 
 
-def _ttl(database: Any) -> bool:
-    try:
-        database.c.create_index("at", expireAfterSeconds=1000)
-    except pymongo.errors.OperationFailure:
-        return False
-    return True
-
-
 def _code_points(database: Any) -> bool:
     """Return whether text is ordered as MongoDB orders it, and not by the code units of UTF-16."""
     database.c.insert_many([{"t": "\uffff"}, {"t": "\U00010000"}])
@@ -365,7 +375,6 @@ _ASK = {
     "atomic-updates": _atomic,
     "nested-arrays": _nested,
     "code-point-order": _code_points,
-    "ttl": _ttl,
 }
 
 

@@ -25,6 +25,7 @@ class Conformance(StorageConformance):
 
     plugin = "engage_plugins.mongo"
     kind: ClassVar[str]
+    driver: ClassVar[str] = "motor"
     proxy: Proxy | None = None
 
     @pytest.fixture(autouse=True)
@@ -42,7 +43,7 @@ class Conformance(StorageConformance):
             self.proxy = Proxy(server.address)
             database = url.rpartition("/")[2].partition("?")[0]
             url = self.proxy.url(database, _IMPATIENT)
-        return {"url": url}
+        return {"url": url, "driver": self.driver}
 
     def can(self, feature: str) -> bool:
         if feature in ("atomic-updates", "nested-arrays", "code-point-order"):

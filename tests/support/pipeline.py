@@ -22,8 +22,9 @@ from engage.api import (
 )
 from engage.config import DEFAULT_LIMITS, Limits, SubscriptionGroup, Workspace, WriteKey
 from engage.errors import ApiError, Limit
+from engage.keys.auth import Authenticator, Principal
 from engage.monitoring.metrics import Metrics
-from engage.pipeline.auth import Authenticator, Principal
+from engage.pipeline.conflicts import Conflicts
 from engage.pipeline.ingest import Ingest
 from engage.pipeline.normalise import Arrival, normalise
 from engage.pipeline.pipeline import Pipeline
@@ -63,6 +64,7 @@ class CountingMetrics(Metrics):
     """Metrics that keep what was counted."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.events: collections.Counter[tuple[str, str]] = collections.Counter()
         self.writes: list[int] = []
         self.lost: collections.Counter[str] = collections.Counter()
@@ -140,9 +142,8 @@ def make_core(
         schemas=SCHEMAS,
         transforms=Transforms(transforms, SCHEMAS, json_depth=limits.json_depth),
         ingest=ingest,
-        store=store,
+        conflicts=Conflicts(ingest),
         metrics=metrics,
-        timeout=write_timeout,
         clock=clock,
     )
     return Core(pipeline, ingest, store, metrics, Principal(workspace, workspace.write_keys[0]))

@@ -102,15 +102,14 @@ def compose(
         transforms=transforms,
         clock=lambda: bench.now,
     )
-    conflicts = Conflicts(core.ingest, store, timeout=30.0)
+    conflicts = Conflicts(core.ingest)
     explainer = Explainer(
         schemas=SCHEMAS,
         transforms=Transforms(transforms, SCHEMAS),
         limits=limits,
         conflicts=conflicts,
-        store=store,
+        ingest=core.ingest,
         clock=lambda: bench.now,
-        timeout=30.0,
     )
 
     async def retry(letter: DeadLetter) -> WebhookResult:
@@ -120,9 +119,7 @@ def compose(
         explainer=explainer,
         ingest=core.ingest,
         conflicts=conflicts,
-        store=store,
         retry=retry,
-        timeout=30.0,
     )
     bench = Bench(core=core, explainer=explainer, replays=replays, store=store)
     return bench

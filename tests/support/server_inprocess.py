@@ -23,8 +23,8 @@ from engage.api import (
 )
 from engage.app import App, build
 from engage.config import Config, load
+from engage.keys import table as keys
 from engage.monitoring.metrics import Metrics
-from engage.pipeline import keys
 from engage.testing.harness import eventually as working
 from support.exports import registry
 from support.http_client import Answer, RawClient, listening

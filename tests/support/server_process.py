@@ -16,7 +16,7 @@ from typing import Any, Self
 
 import httpx
 
-from engage.storage.export import Kind
+from engage.upkeep.export import Kind
 from support.exports import exported
 from support.processes import children
 from support.waiting import DEADLINE, wait_for

@@ -25,7 +25,7 @@ from engage.testing.factories import store_all
 from engage_plugins.sqlite.connection import Settings
 from engage_plugins.sqlite.engine import Engine
 from engage_plugins.sqlite.store import SqliteStorage
-from engage_plugins.sqlite.writer_thread import WriterThread
+from engage_plugins.sqlite.writer.thread import WriterThread
 
 CONFIG = """
 [storage]
@@ -70,7 +70,6 @@ def make(
     tmp_path: Path,
     *,
     timeout: float = 30,
-    started: float | None = None,
     budget: DeadLetterBudget = DeadLetterBudget(),  # noqa: B008 - frozen
     **options: Any,
 ) -> SqliteStorage:
@@ -83,7 +82,6 @@ def make(
         base_dir=tmp_path,
         identifiers={"acme": ["email"]},
         write_timeout=timeout,
-        server_started=started,
         dead_letter_budget=budget,
     )
     return SqliteStorage.from_options(options, context)

@@ -15,7 +15,7 @@ from typing import Any
 from engage.api import Status
 from engage.testing import event
 from engage_plugins.sqlite.engine import Engine
-from engage_plugins.sqlite.events import row_of
+from engage_plugins.sqlite.tables.events import row_of
 from support.sqlite import settings
 
 

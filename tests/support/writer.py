@@ -12,9 +12,9 @@ from pathlib import Path
 from engage.api import Status, StorageContext
 from engage.testing import event
 from engage.testing.factories import ids
-from engage_plugins.sqlite.lock import read_note
 from engage_plugins.sqlite.store import SqliteStorage
-from engage_plugins.sqlite.writer_client import WriterClient
+from engage_plugins.sqlite.writer.client import WriterClient
+from engage_plugins.sqlite.writer.lock import read_note
 from support.exactly_once import check_exactly_once
 from support.processes import alive
 
@@ -26,18 +26,15 @@ def make(
     timeout: float = 30,
     path: str = "engage.db",
     identifiers: tuple[str, ...] = (),
-    started: float | None = None,
 ) -> SqliteStorage:
     """Make a storage; open it afterwards.
 
     :param identifiers: traits of the workspace ``acme``: part of the settings of a writer.
-    :param started: when the server started that the storage belongs to.
     """
     context = StorageContext(
         base_dir=tmp_path,
         identifiers={"acme": identifiers},
         write_timeout=timeout,
-        server_started=started,
     )
     return SqliteStorage.from_options(
         {"writer": writer, "path": path, "min_free_bytes": 0}, context

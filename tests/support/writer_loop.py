@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-import os
-import socket
 import threading
 import time
 from pathlib import Path
@@ -12,9 +10,11 @@ from typing import Any
 
 import msgspec
 
-from engage_plugins.sqlite.lock import WriterLock, read_note
-from engage_plugins.sqlite.operations import Operation
-from engage_plugins.sqlite.protocol import (
+from engage_plugins.sqlite.writer.host import WriterHost
+from engage_plugins.sqlite.writer.link import connected_socket
+from engage_plugins.sqlite.writer.lock import WriterLock
+from engage_plugins.sqlite.writer.operations import Operation
+from engage_plugins.sqlite.writer.protocol import (
     PROTOCOL,
     Frames,
     Hello,
@@ -22,10 +22,8 @@ from engage_plugins.sqlite.protocol import (
     encode_first,
     encode_request,
     encode_settings,
-    version,
 )
-from engage_plugins.sqlite.writer_host import WriterHost
-from engage_plugins.sqlite.writer_server import WriterServer
+from engage_plugins.sqlite.writer.server import WriterServer
 from support.sqlite import settings
 
 
@@ -34,11 +32,10 @@ class Client:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        note = read_note(str(path))
-        assert note is not None
-        self.sock = socket.socket(socket.AF_UNIX)
+        found = connected_socket(str(path))
+        assert found is not None
+        self.sock = found
         self.sock.settimeout(20)
-        self.sock.connect(note.address)
         self._frames = Frames(2**30)
         self._bodies: list[bytes] = []
         self._number = 0
@@ -47,12 +44,8 @@ class Client:
         """Send the first message, and return the answer."""
         values: dict[str, Any] = {
             "protocol": PROTOCOL,
-            "version": version(),
             "settings": encode_settings(settings(self._path)),
             "serving": True,
-            "started": 1.0,
-            "nice": os.nice(0),
-            "token": "t",
         }
         self.sock.sendall(encode_first(Hello(**(values | changes))))
         welcome: dict[str, Any] = msgspec.json.decode(self.body())
@@ -119,5 +112,5 @@ class Loop:
     def client(self) -> Client:
         """Connect another client, which is accepted."""
         client = self.connect()
-        assert client.greet()["refused"] == ""
+        assert client.greet()["protocol"] == PROTOCOL
         return client

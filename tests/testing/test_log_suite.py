@@ -17,10 +17,10 @@ from _pytest.outcomes import Skipped
 
 from engage.api import (
     Backlog,
+    Batch,
     LogContext,
     LogRecord,
     Outcome,
-    Portion,
     Status,
     StorageMissing,
     StorageUnavailable,
@@ -50,9 +50,9 @@ class OnMemory(LogConformance):
         BROKERS[options["name"]].down = False
         BROKERS[options["name"]].leaderless.clear()
 
-    def expire(self, options: Mapping[str, Any], places: Mapping[int, int]) -> None:
-        for partition, place in places.items():
-            BROKERS[options["name"]].expire(partition, place)
+    def expire(self, options: Mapping[str, Any], offsets: Mapping[int, int]) -> None:
+        for partition, offset in offsets.items():
+            BROKERS[options["name"]].expire(partition, offset)
 
 
 @pytest.fixture(autouse=True)
@@ -301,41 +301,41 @@ class NeverCloses(MemoryLog):
 class IgnoresCounts(MemoryReader):
     """Returns everything there is."""
 
-    async def read(self, *, max_records: int, max_bytes: int, wait: float) -> Portion:
+    async def read(self, *, max_records: int, max_bytes: int, wait: float) -> Batch:
         return await super().read(max_records=1000, max_bytes=max_bytes, wait=wait)
 
 
 class IgnoresSizes(MemoryReader):
-    """Returns portions of any size."""
+    """Returns batches of any size."""
 
-    async def read(self, *, max_records: int, max_bytes: int, wait: float) -> Portion:
+    async def read(self, *, max_records: int, max_bytes: int, wait: float) -> Batch:
         return await super().read(max_records=max_records, max_bytes=1 << 30, wait=wait)
 
 
 class IsStuckAtLargeRecords(MemoryReader):
-    """Never returns a record that is larger than a portion."""
+    """Never returns a record that is larger than a batch."""
 
-    async def read(self, *, max_records: int, max_bytes: int, wait: float) -> Portion:
-        before = dict(self.places)
-        portion = await super().read(max_records=max_records, max_bytes=max_bytes, wait=wait)
-        if sum(one.record.size for one in portion.records) > max_bytes:
-            self.places = before
-            return Portion(records=[])
-        return portion
+    async def read(self, *, max_records: int, max_bytes: int, wait: float) -> Batch:
+        before = dict(self.offsets)
+        batch = await super().read(max_records=max_records, max_bytes=max_bytes, wait=wait)
+        if sum(one.record.size for one in batch.records) > max_bytes:
+            self.offsets = before
+            return Batch(records=[])
+        return batch
 
 
 class SortsByTime(MemoryReader):
     """Returns the newest records first."""
 
-    async def read(self, **options: Any) -> Portion:
-        portion = await super().read(**options)
-        return dataclasses.replace(portion, records=portion.records[::-1])
+    async def read(self, **options: Any) -> Batch:
+        batch = await super().read(**options)
+        return dataclasses.replace(batch, records=batch.records[::-1])
 
 
 class ReturnsAgain(MemoryReader):
-    """Begins at the committed place each time."""
+    """Begins at the committed offset each time."""
 
-    async def read(self, **options: Any) -> Portion:
+    async def read(self, **options: Any) -> Batch:
         await self.rewind()
         return await super().read(**options)
 
@@ -343,7 +343,7 @@ class ReturnsAgain(MemoryReader):
 class DoesNotWait(MemoryReader):
     """Returns at once."""
 
-    async def read(self, *, wait: float, **options: Any) -> Portion:
+    async def read(self, *, wait: float, **options: Any) -> Batch:
         return await super().read(wait=0, **options)
 
 
@@ -352,16 +352,16 @@ class BeginsAtTheEnd(MemoryReader):
 
     def assign(self, partitions: set[int]) -> None:
         super().assign(partitions)
-        for number, place in self.places.items():
-            if place is None:
-                self.places[number] = self.log.broker.ends()[number]
+        for number, offset in self.offsets.items():
+            if offset is None:
+                self.offsets[number] = self.log.broker.ends()[number]
 
 
 class CommitsWhereItIs(MemoryReader):
     """Commits its position, whatever the caller names."""
 
-    async def commit(self, places: Mapping[int, int]) -> None:
-        await super().commit({number: place or 0 for number, place in self.places.items()})
+    async def commit(self, offsets: Mapping[int, int]) -> None:
+        await super().commit({number: offset or 0 for number, offset in self.offsets.items()})
 
 
 class CommitsWhenItCloses(MemoryReader):
@@ -369,7 +369,7 @@ class CommitsWhenItCloses(MemoryReader):
 
     async def close(self) -> None:
         if self._open:
-            await self.commit({number: place or 0 for number, place in self.places.items()})
+            await self.commit({number: offset or 0 for number, offset in self.offsets.items()})
         await super().close()
 
 
@@ -381,11 +381,11 @@ class HasOneGroup(MemoryReader):
 
 
 class RewindsToTheStart(MemoryReader):
-    """Forgets the committed places when it rewinds."""
+    """Forgets the committed offsets when it rewinds."""
 
     async def rewind(self) -> None:
         await super().rewind()
-        self.places = dict.fromkeys(self.places)
+        self.offsets = dict.fromkeys(self.offsets)
 
 
 class DoesNotRewind(MemoryReader):
@@ -419,27 +419,27 @@ class IgnoresTheTime(MemoryReader):
 
 
 class AlwaysBeginsAtTheTime(MemoryReader):
-    """Begins at the time, though the group has committed places."""
+    """Begins at the time, though the group has committed offsets."""
 
     def assign(self, partitions: set[int]) -> None:
         super().assign(partitions)
-        for number in self.places if self.since is not None else ():
-            self.places[number] = self.log.broker.start("never", number, self.since)
+        for number in self.offsets if self.since is not None else ():
+            self.offsets[number] = self.log.broker.start("never", number, self.since)
 
 
 class JumpsOverGaps(MemoryReader):
     """Continues at the first record that is there, silently."""
 
-    async def read(self, **options: Any) -> Portion:
+    async def read(self, **options: Any) -> Batch:
         return dataclasses.replace(await super().read(**options), gaps={})
 
 
 class AlwaysReportsAGap(MemoryReader):
-    """Takes the first record of a group that has no place for a gap."""
+    """Takes the first record of a group that has no offset for a gap."""
 
     def assign(self, partitions: set[int]) -> None:
         super().assign(partitions)
-        self.places = {number: place or 0 for number, place in self.places.items()}
+        self.offsets = {number: offset or 0 for number, offset in self.offsets.items()}
 
 
 class ReadsAfterTheEnd(MemoryReader):
@@ -490,10 +490,10 @@ class TakesAllPartitions(MemoryReader):
 class CommitsWhatItLost(MemoryReader):
     """Commits for partitions that another member has now."""
 
-    async def commit(self, places: Mapping[int, int]) -> None:
+    async def commit(self, offsets: Mapping[int, int]) -> None:
         if not self._open:
             raise StorageUnavailable("not open")
-        self.log.broker.commit(self.group, places)
+        self.log.broker.commit(self.group, offsets)
 
 
 class ContinuesWhereTheOtherWas(MemoryReader):
@@ -504,19 +504,19 @@ class ContinuesWhereTheOtherWas(MemoryReader):
     def assign(self, partitions: set[int]) -> None:
         last = self._last
         broker = id(self.log.broker)
-        last.update({(broker, number): place or 0 for number, place in self.places.items()})
-        new = partitions - self.places.keys()
+        last.update({(broker, number): offset or 0 for number, offset in self.offsets.items()})
+        new = partitions - self.offsets.keys()
         super().assign(partitions)
-        self.places.update({n: last[broker, n] for n in new if (broker, n) in last})
+        self.offsets.update({n: last[broker, n] for n in new if (broker, n) in last})
 
 
 class DropsWhatItHasRead(MemoryReader):
-    """Reads ahead, and forgets what it had read when the partitions are divided again."""
+    """Reads ahead, and forgets what it had read when the partitions are rebalanced."""
 
     def assign(self, partitions: set[int]) -> None:
-        kept = partitions & self.places.keys()
+        kept = partitions & self.offsets.keys()
         super().assign(partitions)
-        self.places.update({number: self.log.broker.ends()[number] for number in kept})
+        self.offsets.update({number: self.log.broker.ends()[number] for number in kept})
 
 
 # ------------------------------------------------------------------------------ flaws in failures
@@ -533,9 +533,9 @@ class RaisesSomethingElse(MemoryLog):
 class ReaderRaisesSomethingElse(MemoryReader):
     """Raises an error of a library."""
 
-    async def commit(self, places: Mapping[int, int]) -> None:
+    async def commit(self, offsets: Mapping[int, int]) -> None:
         try:
-            await super().commit(places)
+            await super().commit(offsets)
         except StorageUnavailable as error:
             raise RuntimeError("driver") from error
 
@@ -572,10 +572,10 @@ class WritesOneCallAtATime(MemoryLog):
 class LosesCancelledReads(MemoryReader):
     """Takes records, and then waits."""
 
-    async def read(self, **options: Any) -> Portion:
-        portion = await super().read(**options)
+    async def read(self, **options: Any) -> Batch:
+        batch = await super().read(**options)
         await asyncio.sleep(0)
-        return portion
+        return batch
 
 
 class StaysBroken(MemoryLog):
@@ -595,10 +595,10 @@ class SkipsAfterAnOutage(MemoryReader):
 
     _broken = False
 
-    async def read(self, **options: Any) -> Portion:
+    async def read(self, **options: Any) -> Batch:
         if self._broken and not self.log.broker.down:
             self._broken = False
-            self.places.update(self.log.broker.ends())
+            self.offsets.update(self.log.broker.ends())
         self._broken = self.log.broker.down
         return await super().read(**options)
 
@@ -655,14 +655,14 @@ FLAWS = [
     (Forgets, "test_open_and_close_are_idempotent"),
     (AlwaysCreates, "test_a_log_that_does_not_exist_is_missing"),
     (NeverCloses, "test_a_closed_log_raises"),
-    (IgnoresCounts, "test_a_portion_has_limits"),
-    (IgnoresSizes, "test_a_portion_has_limits"),
-    (IsStuckAtLargeRecords, "test_a_portion_has_limits"),
+    (IgnoresCounts, "test_a_batch_has_limits"),
+    (IgnoresSizes, "test_a_batch_has_limits"),
+    (IsStuckAtLargeRecords, "test_a_batch_has_limits"),
     (SortsByTime, "test_a_record_is_returned_once"),
     (ReturnsAgain, "test_a_record_is_returned_once"),
     (DoesNotWait, "test_a_read_waits_for_the_first_record"),
     (BeginsAtTheEnd, "test_a_reader_begins_at_the_first_record"),
-    (CommitsWhereItIs, "test_a_group_continues_at_the_places_that_were_named"),
+    (CommitsWhereItIs, "test_a_group_continues_at_the_offsets_that_were_named"),
     (CommitsWhenItCloses, "test_a_reader_commits_nothing_by_itself"),
     (HasOneGroup, "test_groups_do_not_know_each_other"),
     (RewindsToTheStart, "test_rewinding_returns_what_is_not_committed_again"),
@@ -717,7 +717,7 @@ def test_the_suite_finds_a_log_that_stays_broken(
     async def soon(attempt: Callable[[], Any], *errors: type[Exception]) -> Any:
         return await attempt()
 
-    monkeypatch.setattr("engage.testing.log_failures.eventually", soon)
+    monkeypatch.setattr("engage.testing.log.failures.eventually", soon)
     name = "test_nothing_is_acknowledged_while_the_log_is_broken"
     getattr(suite(MemoryLog, monkeypatch), name)(tmp_path)
     BROKERS.pop(str(tmp_path))

@@ -37,7 +37,7 @@ from engage.api import (
     SubscriptionStore,
     UserProfile,
 )
-from engage.testing import StorageConformance, harness
+from engage.testing import Bench, StorageConformance, harness
 from engage_plugins.sqlite.store import SqliteStorage
 from support.memory_store import MemoryEvents
 
@@ -645,7 +645,7 @@ def test_the_suite_passes_without_a_flaw(
 def test_the_suite_skips_interfaces_that_a_storage_lacks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with harness.Bench(suite(SqliteStorage, monkeypatch), tmp_path) as one:
+    with Bench(suite(SqliteStorage, monkeypatch), tmp_path) as one:
         monkeypatch.setattr(one, "new", lambda **context: MemoryEvents())
         for interface in (
             ProfileStore,

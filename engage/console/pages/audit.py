@@ -3,15 +3,11 @@
 
 from __future__ import annotations
 
-from typing import Final
-
 from engage.console.base import ConsoleHandler
-from engage.storage.audit import AUDIT, read_entry
+from engage.console.display.formats import ROWS
+from engage.upkeep.audit import AUDIT, read_entry
 
 __all__ = ["AuditHandler"]
-
-#: Entries on a page.
-PAGE: Final = 100
 
 
 class AuditHandler(ConsoleHandler):
@@ -24,7 +20,7 @@ class AuditHandler(ConsoleHandler):
         if records is not None:
             after = self.get_query_argument("after", None)
             page = await self.read(
-                records.list_records(AUDIT, "", after=after, limit=PAGE, reverse=True)
+                records.list_records(AUDIT, "", after=after, limit=ROWS, reverse=True)
             )
         self.page(
             "audit.html",

@@ -9,9 +9,10 @@ from tornado.web import HTTPError
 
 from engage.api import API_ORIGIN, DeadLetter, DeadLetterStore, Event
 from engage.console.base import ConsoleHandler
-from engage.console.formats import iso, number, size, visible
-from engage.console.pretty import Line, json_lines
-from engage.console.snippets import event_as_curl, server_url
+from engage.console.display.formats import iso, number, size, visible
+from engage.console.display.json_text import Line, json_lines
+from engage.console.display.snippets import event_as_curl, server_url
+from engage.errors import Problem
 
 __all__ = ["EventHandler", "EventJsonHandler"]
 
@@ -98,10 +99,7 @@ class _Loads(ConsoleHandler):
     def letter_view(self, letter: DeadLetter) -> dict[str, Any]:
         """Return what the pages show of a dead letter."""
         text = letter.item.decode("utf-8", "replace")
-        reasons = [
-            {"pointer": visible(e.get("pointer", "")), "message": visible(e.get("message", ""))}
-            for e in letter.errors
-        ]
+        problems = [Problem(e.get("pointer", ""), e.get("message", "")) for e in letter.errors]
         rows = [
             ("Reason", letter.reason),
             ("Message id", letter.message_id),
@@ -109,7 +107,7 @@ class _Loads(ConsoleHandler):
             ("Write key", letter.write_key_id),
             ("Source", letter.origin),
         ]
-        marked = {str(error.get("pointer", "")) for error in letter.errors}
+        marked = {problem.pointer for problem in problems}
         return {
             "title": visible(letter.message),
             "status": "rejected",
@@ -122,7 +120,7 @@ class _Loads(ConsoleHandler):
             "lines": _lines(json_lines(text, marked)),
             "raw": visible(text, lines=True),
             "curl": "",
-            "reasons": reasons or [{"pointer": "", "message": visible(letter.message)}],
+            "reasons": [visible(str(one)) for one in problems] or [visible(letter.message)],
             "links": {
                 "letter": self.link("letter", workspace=self.workspace.id, id=letter.id),
                 **self._links(letter.user_id),

@@ -9,15 +9,13 @@ from typing import Final
 
 from engage.api import EVENT_TYPES, Event, EventFilter
 from engage.console.base import ConsoleHandler
-from engage.console.live import row_of_event
+from engage.console.data.live import row_of_event
+from engage.console.display.formats import READS, ROWS
 
-__all__ = ["EventsFileHandler", "EventsHandler"]
+__all__ = ["EventsFileHandler", "EventsHandler", "search_events"]
 
-#: Events of a page, and of a file.
-LIMIT: Final = 50
+#: Events of a file: what a browser gets within a few seconds.
 FILE_LIMIT: Final = 2000
-#: Reads of the store for one page: each looks at a bounded number of events.
-READS: Final = 4
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -63,13 +61,29 @@ async def find_events(handler: ConsoleHandler, limit: int) -> Found:
     )
     key = handler.get_query_argument("key", "")
     cursor: str | None = handler.get_query_argument("before", "") or None
+    return await search_events(handler, wanted, limit, key=key, cursor=cursor)
+
+
+async def search_events(
+    handler: ConsoleHandler,
+    wanted: EventFilter,
+    limit: int = ROWS,
+    *,
+    key: str = "",
+    cursor: str | None = None,
+) -> Found:
+    """Read the newest events that are wanted.
+
+    :param key: only those of this write key or provider.
+    :param cursor: of the page before.
+    """
     found: list[Event] = []
-    for _ in range(READS if limit == LIMIT else READS * 10):
+    for _ in range(READS):
         page = await handler.read(
-            handler.console.store.recent(wanted, before=cursor, limit=min(limit - len(found), 500))
+            handler.console.store.recent(wanted, before=cursor, limit=limit - len(found))
         )
         if page is None:
-            return Found(found, None, possible=handler.outage is not None)
+            return Found(found, cursor, possible=handler.outage is not None)
         found += [
             event
             for event in page.items
@@ -86,7 +100,7 @@ class EventsHandler(ConsoleHandler):
 
     async def get(self) -> None:
         """Show one page."""
-        found = await find_events(self, LIMIT)
+        found = await find_events(self, ROWS)
         query = {
             name: self.exact(name)
             for name in ("type", "name", "user", "key", "origin", "since", "until")

@@ -12,12 +12,12 @@ from tornado.web import HTTPError
 
 from engage.api import EngageError, StorageUnavailable
 from engage.console.base import ConsoleHandler
-from engage.console.history import Overview, overview
-from engage.console.snippets import server_url, snippets
-from engage.console.sparks import spark_area, spark_line
-from engage.storage.audit import Actor
-from engage.storage.key_changes import archive_key, create_key, disable_key, enable_key
-from engage.storage.keys import KEY_ID, Key, effective_keys, read_key_records
+from engage.console.data.history import Overview
+from engage.console.display.snippets import server_url, snippets
+from engage.console.display.sparks import spark_area, spark_line
+from engage.keys.changes import archive_key, create_key, disable_key, enable_key
+from engage.keys.effective import KEY_ID, Key, effective_keys, read_key_records
+from engage.upkeep.audit import Actor
 
 __all__ = ["KeysHandler"]
 
@@ -67,7 +67,7 @@ class KeysHandler(ConsoleHandler):
         store = self.console.store
         workspaces = self.console.config.workspaces
         actor = Actor(who=self.person or "", origin=self.address)
-        now = round(self.console.clock() * 1000)
+        now = self.console.now()
         key_id = self.get_body_argument("id", "")
         version = self.get_body_argument("version", "")
         expected = int(version) if version.isdecimal() and len(version) < 10 else None
@@ -136,7 +136,7 @@ class KeysHandler(ConsoleHandler):
 
     async def _history(self, span: str) -> Overview | None:
         try:
-            return await overview(self.console, self.workspace.id, span)
+            return await self.console.overview(self.workspace.id, span)
         except StorageUnavailable as error:
             self.show_outage(str(error))
             return None

@@ -5,15 +5,14 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from tornado.web import HTTPError
 
-from engage.api import CONFLICT, EVENT_TYPES, DeadLetter, DeadLetterStore
+from engage.api import CONFLICT, DeadLetter, DeadLetterStore
 from engage.console.base import ConsoleHandler
-from engage.console.formats import visible
-from engage.console.pretty import json_lines
-from engage.console.source_lines import lines_of
+from engage.console.display.formats import ROWS, visible
+from engage.console.display.json_text import json_lines, lines_of
 from engage.pipeline.explain import Explained, describe_change
 from engage.pipeline.replay import audit_details, is_delivery, obstacle_of, text_of
 
@@ -24,25 +23,18 @@ if TYPE_CHECKING:
 
 __all__ = ["CheckHandler", "LetterHandler", "ReplayHandler"]
 
-#: Bytes of an edited text.
-MAX_TEXT: Final = 1024 * 1024
-#: Changes of profiles that are listed.
-MAX_CHANGES: Final = 50
-
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Form:
     """What the operator entered."""
 
     text: str
-    #: The type of the route, for a letter of an earlier version.
-    operation: str | None
     new_id: bool
 
     @property
     def fingerprint(self) -> str:
         """A hash: a replay needs a check of the same text."""
-        whole = f"{self.operation}\0{self.new_id}\0{self.text}"
+        whole = f"{self.new_id}\0{self.text}"
         return hashlib.sha256(whole.encode("utf-8", "surrogatepass")).hexdigest()
 
     def encoded(self, letter: DeadLetter) -> bytes | None:
@@ -85,13 +77,9 @@ class _LetterPages(ConsoleHandler):
         if sent:
             # A browser sends line breaks as CR LF.
             text = self.decode_argument(sent[-1], "text").replace("\r\n", "\n")
-        if len(text.encode("utf-8", "surrogatepass")) > MAX_TEXT:
-            raise HTTPError(413, reason=f"The text is larger than {MAX_TEXT} bytes")
-        operation = self.get_body_argument("operation", "")
         posted = self.request.method == "POST"
         return Form(
             text=text,
-            operation=operation if operation in (*EVENT_TYPES, "batch") else None,
             new_id=self.get_body_argument("new_id", "") == "1"
             if posted
             else letter.reason == CONFLICT,
@@ -127,16 +115,14 @@ class _LetterPages(ConsoleHandler):
             nav="rejected",
             letter=letter,
             form=form,
-            obstacle=obstacle_of(letter, form.operation or "batch"),
+            obstacle=obstacle_of(letter),
             delivery=is_delivery(letter),
-            needs_operation=not is_delivery(letter) and letter.operation is None,
-            operations=(*EVENT_TYPES, "batch"),
             conflict=letter.reason == CONFLICT,
             errors=[(places[pointer], pointer, text) for pointer, text in errors],
             explained=explained,
             changes=[]
             if explained is None
-            else [describe_change(change) for change in explained.changes[:MAX_CHANGES]],
+            else [describe_change(change) for change in explained.changes[:ROWS]],
             failure=failure,
             lines=[[(kind, visible(text)) for kind, text in line.tokens] for line in lines],
             checked=form.fingerprint if explained is not None and explained.accepted else "",
@@ -179,7 +165,7 @@ class CheckHandler(_LetterPages):
             return
         form = self.form(letter)
         explained = await self.console.app.replays.check(
-            letter, form.encoded(letter), operation=form.operation, new_id=form.new_id
+            letter, form.encoded(letter), new_id=form.new_id
         )
         self.show(letter, form, explained=explained)
 
@@ -197,12 +183,10 @@ class ReplayHandler(_LetterPages):
         text = form.encoded(letter)
         replays = self.console.app.replays
         if not is_delivery(letter) and self.get_body_argument("checked", "") != form.fingerprint:
-            explained = await replays.check(
-                letter, text, operation=form.operation, new_id=form.new_id
-            )
+            explained = await replays.check(letter, text, new_id=form.new_id)
             self.show(letter, form, explained=explained)
             return
-        replayed = await replays.replay(letter, text, operation=form.operation, new_id=form.new_id)
+        replayed = await replays.replay(letter, text, new_id=form.new_id)
         if replayed.outcome == "failed":
             self.set_status(409)
             self.show(letter, form, failure=replayed.message or "", problems=replayed.errors)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from engage.api import EVENT_TYPES
 from engage.console.base import ConsoleHandler
-from engage.console.live import RING, Wanted
+from engage.console.data.live import RING, Wanted
 
 __all__ = ["LiveHandler", "LiveJsonHandler"]
 
@@ -66,15 +66,13 @@ class LiveJsonHandler(ConsoleHandler):
         # A page of an earlier process of the console begins again.
         if after > live.last:
             after = 0
-        hidden, more = live.hidden(after)
         version = str(live.refused_version)
         changed = self.get_query_argument("refused", "") != version
         self.json(
             {
                 "after": live.last,
                 "rows": [row.as_dict() for row in live.rows(wanted_of(self), after)],
-                "hidden": hidden,
-                "more": more,
+                "gap": live.has_gap(after),
                 "outage": live.error,
                 "last": self.console.reader.last_good,
                 "refusedVersion": version,

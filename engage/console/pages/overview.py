@@ -5,28 +5,26 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 from engage.api import DeadLetterStore, StorageUnavailable
 from engage.console.base import ConsoleHandler
-from engage.console.formats import number, percent, plural, size, span, visible
-from engage.console.history import OUTCOMES, RANGES, Overview, overview
-from engage.console.live import Wanted
-from engage.console.snippets import server_url, snippets
-from engage.console.sparks import spark_area, spark_line
-from engage.storage.letter_groups import group_letters
-from engage.storage.log_progress import Progress, past_gaps
+from engage.console.data.history import OUTCOMES, RANGES, Overview
+from engage.console.data.live import Wanted
+from engage.console.display.formats import number, percent, plural, size, span, visible
+from engage.console.display.snippets import server_url, snippets
+from engage.console.display.sparks import spark_area, spark_line
+from engage.upkeep.letter_groups import group_letters
+
+if TYPE_CHECKING:
+    from engage.log.lag import Lag
 
 __all__ = ["OverviewHandler", "OverviewJsonHandler"]
 
-#: Rows of Live on the page, and groups of rejected events in the strip.
+#: Rows of Live, and groups of rejected events in the strip.
 NEWEST: Final = 5
-#: Rejected events, with none that is stored, up to which the page shows how to send a first one.
-FIRST: Final = 20
-GROUPS: Final = 3
-#: Points of a sparkline, and letters that are read for the strip.
+#: Points of a sparkline.
 POINTS: Final = 60
-LETTERS: Final = 400
 #: Seconds that the loaders are behind the log from which on that is in the strip.
 LATE: Final = 60
 #: Below this, the disk is in the strip.
@@ -137,13 +135,13 @@ def figures(
         }
         for key, values in sorted(data.keys.items(), key=lambda item: -sum(item[1]))
     ]
-    return found, keys[:12]
+    return found, keys
 
 
-def _not_loaded(progress: Progress, href: str) -> Figure:
+def _not_loaded(lag: Lag, href: str) -> Figure:
     """Return what the log has and the storage has not."""
-    value = "–" if progress.backlog is None else number(progress.records)
-    sub = f"the oldest {span(progress.seconds)} ago" if progress.records else "in the log"
+    value = "–" if lag.backlog is None else number(lag.records)
+    sub = f"the oldest {span(lag.seconds)} ago" if lag.records else "in the log"
     return Figure("Not loaded", value, sub, "", "", "", href)
 
 
@@ -180,18 +178,23 @@ class _Reads(ConsoleHandler):
         """
         wanted = self.get_query_argument("range", "")
         wanted = wanted if wanted in RANGES else ""
+        if self.outage is not None:
+            return self._last(wanted)
         try:
-            data = await overview(self.console, self.workspace.id, wanted or "24h")
+            data = await self.console.overview(self.workspace.id, wanted or "24h")
             if not wanted and data is not None and not any(data.running[:-60]):
-                data = await overview(self.console, self.workspace.id, "1h")
+                data = await self.console.overview(self.workspace.id, "1h")
         except StorageUnavailable as error:
             self.show_outage(str(error))
-            # The last numbers are better than none.
-            return self.console.overviews.get((self.workspace.id, wanted))
+            return self._last(wanted)
         if data is not None:
             self.console.overviews[self.workspace.id, wanted] = data
             self.console.overviews[self.workspace.id, data.range] = data
         return data
+
+    def _last(self, wanted: str) -> Overview | None:
+        """Return the numbers that were read last: better than none."""
+        return self.console.overviews.get((self.workspace.id, wanted))
 
 
 class OverviewHandler(_Reads):
@@ -207,20 +210,19 @@ class OverviewHandler(_Reads):
         data = await self.history()
         arrived = live.rows(Wanted(workspace_id=workspace))
         rows = arrived[:NEWEST]
-        progress = None if self.console.loading is None else await self.console.loading.read()
-        # Someone whose first events were all rejected still needs the lines that send a valid one.
+        lag = self.console.lag
+        # Someone whose events were all rejected still needs the lines that send a valid one.
         has_any = (
             any(row.status != "rejected" for row in arrived)
-            or len(arrived) > FIRST
             or (data is not None and any(data.outcomes["stored"]))
-            or (progress is not None and bool(progress.records or progress.alarms))
+            or (lag is not None and bool(lag.records or lag.alarms))
         )
         found: list[Figure] = []
         keys: list[dict[str, Any]] = []
         if data is not None:
             found, keys = figures(self, data, workspace)
-            if progress is not None:
-                found.append(_not_loaded(progress, self.link("system", workspace=workspace)))
+            if lag is not None:
+                found.append(_not_loaded(lag, self.link("system", workspace=workspace)))
         enabled = [key for key in self.console.keys.of(self.workspace.id) if not key.disabled]
         url = server_url(self.console.config)
         self.page(
@@ -240,20 +242,20 @@ class OverviewHandler(_Reads):
             rows=rows,
             last=live.last,
             refused=live.refused(workspace),
-            notices=await self._notices(data, progress) if has_any else [],
+            notices=await self._notices(data, lag) if has_any else [],
             table=[] if data is None else table_of(data),
             milliseconds=milliseconds,
         )
 
-    async def _notices(self, data: Overview | None, progress: Progress | None) -> list[Notice]:
+    async def _notices(self, data: Overview | None, lag: Lag | None) -> list[Notice]:
         workspace = self.workspace.id
         store = self.console.store
         found: list[Notice] = []
         if isinstance(store, DeadLetterStore):
-            grouped = await self.read(group_letters(store, workspace, limit=LETTERS, seconds=1))
+            grouped = await self.read(group_letters(store, workspace, seconds=1))
             since = data.at[0] if data is not None else 0
             recent = [group for group in (grouped.groups if grouped else ()) if group.last >= since]
-            for group in recent[:GROUPS]:
+            for group in recent[:NEWEST]:
                 what = f"{group.pointer} " if group.pointer else ""
                 example = group.example
                 why = example.errors[0].get("message") if example.errors else None
@@ -266,19 +268,21 @@ class OverviewHandler(_Reads):
                     pointer=group.pointer,
                     key=group.key,
                 )
-                found.append(Notice("rejected", visible(text)[:300], href, "Show"))
+                found.append(Notice("rejected", visible(text), href, "Show"))
         if data is not None and "?" in data.keys:
             count = plural(sum(data.keys["?"]), "request")
             href = self.link("live", workspace=workspace)
             text = f"{count} had an unknown or disabled write key"
             found.append(Notice("refused", text, href, "Live"))
-        if progress is not None:
+        if lag is not None:
+            from engage.log.gaps import past_gaps
+
             href = self.link("system", workspace=workspace)
-            now = round(self.console.clock() * 1000)
-            alarms = [*progress.alarms, *(await self.read(past_gaps(store, now=now)) or ())]
-            found += [Notice("bad", visible(one)[:300], href, "System") for one in alarms]
-            if progress.seconds >= LATE:
-                text = f"The loaders are {span(progress.seconds)} behind: is engage load running?"
+            now = self.console.now()
+            alarms = [*lag.alarms, *(await self.read(past_gaps(store, now=now)) or ())]
+            found += [Notice("bad", visible(one), href, "System") for one in alarms]
+            if lag.seconds >= LATE:
+                text = f"The loaders are {span(lag.seconds)} behind: is engage load running?"
                 found.append(Notice("warn", text, href, "System"))
         free = store.gauges().get("free_bytes")
         if free is not None and free < LOW_DISK:

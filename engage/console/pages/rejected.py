@@ -14,24 +14,21 @@ from engage.api import (
     BudgetName,
     DeadLetter,
     DeadLetterStore,
-    EngageError,
     RecordStore,
-    StorageUnavailable,
 )
 from engage.console.base import ConsoleHandler
-from engage.console.budgets import budgets_of
-from engage.console.pretty import one_line
-from engage.console.refused import refused_of
+from engage.console.data.budgets import budgets_of
+from engage.console.data.refused import refused_of
+from engage.console.display.formats import READS, ROWS
 from engage.monitoring.recorder import REFUSED_RECORD
-from engage.storage.audit import Actor
-from engage.storage.letter_groups import LetterFilter, group_letters
+from engage.pipeline.bulk_replay import BulkReplay
+from engage.upkeep.audit import Actor
+from engage.upkeep.letter_groups import LetterFilter, group_letters
 
 __all__ = ["RejectedHandler"]
 
-#: Letters on a page, and pages of the storage that are read to find them.
-PAGE: Final = 50
-READS: Final = 20
-READ: Final = 200
+#: Letters that one call of the store returns, for a deletion.
+PAGE: Final = 200
 #: Seconds for which one request deletes letters.
 DELETE_SECONDS: Final = 5.0
 
@@ -74,43 +71,28 @@ class RejectedHandler(ConsoleHandler):
             letters=letters,
             older=older,
             first=self.get_query_argument("before", None) is None,
-            refused=refused[:20],
+            refused=refused[:ROWS],
             budgets=[
                 one
                 for one in budgets_of(await self.read(store.budget_use()) or (), budget)
-                if one.workspace_id == self.workspace.id and one.count
+                if one.use.workspace_id == self.workspace.id and one.use.count
             ],
             budget_names=BUDGETS,
             done=self.get_query_argument("done", ""),
             count=self.get_query_argument("count", ""),
             query=self._query(wanted),
-            one_line=one_line,
         )
 
     async def post(self) -> None:
-        """Replay all letters of a group as a job, or delete them."""
+        """Replay all letters of a group in the background, or delete them."""
         store = self.console.store
         if not isinstance(store, DeadLetterStore):
             raise HTTPError(404)
         wanted = self._wanted()
         action = self.get_body_argument("action", "")
         if action == "replay":
-            actor = Actor(who=self.person or "", origin=self.address)
-            try:
-                await self.console.reader.read(
-                    self.console.jobs.start(
-                        self.workspace.id,
-                        wanted,
-                        actor=actor,
-                        operation=self.get_body_argument("operation", "") or None,
-                        new_ids=self.get_body_argument("new_ids", "") == "1",
-                    )
-                )
-            except StorageUnavailable:
-                raise
-            except EngageError as error:
-                raise HTTPError(409, reason=str(error)) from error
-            self.go("jobs", workspace=self.workspace.id)
+            self._replay(store, wanted)
+            self.go("replays", workspace=self.workspace.id)
         elif action == "delete":
             count = await self._delete(store, wanted)
             await self.record_audit(
@@ -125,6 +107,23 @@ class RejectedHandler(ConsoleHandler):
             self.go("rejected", workspace=self.workspace.id, done="deleted", count=count)
         else:
             raise HTTPError(400, reason="This page has no such action")
+
+    def _replay(self, store: DeadLetterStore, wanted: LetterFilter) -> None:
+        running = self.console.replay
+        if running is not None and running.state == "running":
+            who = running.actor.who
+            raise HTTPError(409, reason=f"A replay is running, started by {who}; wait or cancel it")
+        app = self.console.app
+        self.console.replay = BulkReplay(
+            store,
+            app.replays,
+            self.workspace.id,
+            wanted,
+            actor=Actor(who=self.person or "", origin=self.address),
+            clock=app.clock,
+            new_ids=self.get_body_argument("new_ids", "") == "1",
+        )
+        self.console.replay.start()
 
     def _wanted(self) -> LetterFilter:
         """Return the filter in the query or the form. An empty pointer is the whole item."""
@@ -154,27 +153,27 @@ class RejectedHandler(ConsoleHandler):
         for _ in range(READS):
             page = await self.read(
                 store.recent_dead_letters(
-                    self.workspace.id, before=before, limit=PAGE - len(letters)
+                    self.workspace.id, before=before, limit=ROWS - len(letters)
                 )
             )
             if page is None:
                 return (letters or None), None
             letters += [letter for letter in page.items if wanted.matches(letter)]
             before = page.cursor
-            if before is None or len(letters) >= PAGE:
+            if before is None or len(letters) >= ROWS:
                 break
         return letters, before
 
     async def _delete(self, store: DeadLetterStore, wanted: LetterFilter) -> int:
         """Delete letters that match, for some seconds; return how many."""
-        now = round(self.console.clock() * 1000)
+        now = self.console.now()
         wanted = dataclasses.replace(wanted, until=now + 1)
         ends = time.monotonic() + DELETE_SECONDS
         count = 0
         after: str | None = None
         while time.monotonic() < ends:
             page = await self.console.reader.read(
-                store.scan_dead_letters(self.workspace.id, after=after, limit=READ)
+                store.scan_dead_letters(self.workspace.id, after=after, limit=PAGE)
             )
             ids = [letter.id for letter in page.items if wanted.matches(letter)]
             if ids:

@@ -9,6 +9,7 @@ from typing import Final
 
 from engage.api import SubscriptionRecord, SubscriptionStore
 from engage.console.base import ConsoleHandler
+from engage.console.pages.users import CHOICES
 
 __all__ = ["SubscriptionsHandler"]
 
@@ -46,7 +47,7 @@ class SubscriptionsHandler(ConsoleHandler):
                 complete = after is None
             if user:
                 found = await self.read(
-                    store.history(self.workspace.id, user, after=None, limit=200)
+                    store.history(self.workspace.id, user, after=None, limit=CHOICES)
                 )
                 history = None if found is None else found.items[::-1]
         self.page(

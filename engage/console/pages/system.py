@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from engage.api import CountStore, DeadLetterStore
 from engage.console.base import ConsoleHandler
-from engage.console.budgets import Budget, budgets_of
-from engage.console.formats import number, plural, size, span
+from engage.console.data.budgets import Budget, budgets_of
+from engage.console.display.formats import number, plural, size, span
 from engage.monitoring.history import MINUTE, UP
-from engage.storage.log_progress import past_gaps
 
 if TYPE_CHECKING:
     from engage.config import Config
@@ -70,27 +69,28 @@ class SystemHandler(ConsoleHandler):
 
     async def _log_card(self) -> LogCard | None:
         """Return the card of the log; ``None``: there is none."""
-        config, loading = self.console.config.log, self.console.loading
-        if config is None or loading is None:
+        config, lag = self.console.config.log, self.console.lag
+        if config is None or lag is None:
             return None
-        progress = await loading.read()
+        from engage.log.gaps import past_gaps
+
         facts = {"Plugin": config.backend, "Group of the loaders": config.group}
-        if progress.backlog is not None:
-            kept = progress.backlog.retention
-            facts["Not loaded"] = plural(progress.records, "record")
-            if progress.records:
-                facts["Oldest of them"] = f"{span(progress.seconds)} old"
+        if lag.backlog is not None:
+            kept = lag.backlog.retention
+            facts["Not loaded"] = plural(lag.records, "record")
+            if lag.records:
+                facts["Oldest of them"] = f"{span(lag.seconds)} old"
             facts["Records are kept"] = "indefinitely" if kept is None else span(kept / 1000)
-        now = round(self.console.clock() * 1000)
+        now = self.console.now()
         gaps = await self.read(past_gaps(self.console.store, now=now))
-        return LogCard(progress.error is None, facts, [*progress.alarms, *(gaps or ())])
+        return LogCard(lag.error is None, facts, [*lag.alarms, *(gaps or ())])
 
     async def _processes(self) -> Mapping[str, int] | None:
         """Return version → processes that wrote to the history lately; ``None``: unknown."""
         store = self.console.store
         if not isinstance(store, CountStore):
             return None
-        now = round(self.console.clock() * 1000)
+        now = self.console.now()
         page = await self.read(
             store.counts(
                 MINUTE, since=now - _RECENT * 60_000, until=now + 60_000, names=[UP], limit=1000

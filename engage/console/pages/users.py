@@ -7,7 +7,6 @@ import json
 from typing import Any, Final
 
 from engage.api import (
-    Event,
     EventFilter,
     ProfileStore,
     SubscriptionRecord,
@@ -15,15 +14,12 @@ from engage.api import (
     UserProfile,
 )
 from engage.console.base import ConsoleHandler
-from engage.console.live import row_of_event
+from engage.console.data.live import row_of_event
+from engage.console.display.formats import LONGEST, ROWS, one_line
+from engage.console.pages.events import search_events
 
 __all__ = ["UserHandler", "UsersHandler"]
 
-#: Users on a page.
-PAGE: Final = 50
-#: Newest events of a user on their page, and calls of the storage to find them.
-EVENTS: Final = 50
-CALLS: Final = 4
 #: Entries of a user's history of choices.
 CHOICES: Final = 200
 #: Traits in a line of the list.
@@ -43,7 +39,7 @@ class UsersHandler(ConsoleHandler):
         page = None
         if isinstance(store, ProfileStore):
             after = self.get_query_argument("after", None)
-            page = await self.read(store.scan_users(self.workspace.id, after=after, limit=PAGE))
+            page = await self.read(store.scan_users(self.workspace.id, after=after, limit=ROWS))
         users = None
         if page is not None:
             users = [(user, self._summary(user)) for user in page.items]
@@ -62,9 +58,8 @@ class UsersHandler(ConsoleHandler):
         """Return the first traits: those by which users are looked up, then the others."""
         known = [name for name in self.workspace.subscription_identifiers if name in user.traits]
         others = [name for name in user.traits if name not in known]
-        return [
-            (name, _as_text(user.traits[name])[:80]) for name in (known + others)[:SHOWN_TRAITS]
-        ]
+        names = (known + others)[:SHOWN_TRAITS]
+        return [(name, one_line(_as_text(user.traits[name]), LONGEST)) for name in names]
 
 
 class UserHandler(ConsoleHandler):
@@ -82,10 +77,11 @@ class UserHandler(ConsoleHandler):
         history: list[SubscriptionRecord] = []
         if isinstance(store, SubscriptionStore):
             choices = dict(await self.read(store.state(workspace.id, user_id)) or {})
-            found = await self.read(store.history(workspace.id, user_id, after=None, limit=CHOICES))
-            history = [] if found is None else list(found.items[::-1])
-        events, complete = await self._events(user_id)
-        if user is None and not events and not history and self.outage is None:
+            page = await self.read(store.history(workspace.id, user_id, after=None, limit=CHOICES))
+            history = [] if page is None else list(page.items[::-1])
+        wanted = EventFilter(workspace_id=workspace.id, user_id=user_id)
+        found = await search_events(self, wanted)
+        if user is None and not found.events and not history and self.outage is None:
             self.set_status(404)
         names = {group.id: group.name for group in workspace.subscription_groups}
         self.page(
@@ -102,8 +98,8 @@ class UserHandler(ConsoleHandler):
             choices=[(names.get(group, group), on) for group, on in sorted(choices.items())],
             history=history,
             names=names,
-            rows=None if events is None else [row_of_event(event) for event in events],
-            complete=complete,
+            rows=[row_of_event(event) for event in found.events],
+            found=found,
         )
 
     def _traits(self, user: UserProfile) -> list[tuple[str, str, int | None, bool]]:
@@ -115,22 +111,3 @@ class UserHandler(ConsoleHandler):
                 user.traits.items(), key=lambda item: (item[0] not in identifiers, item[0])
             )
         ]
-
-    async def _events(self, user_id: str) -> tuple[list[Event] | None, bool]:
-        """Return the newest events, and whether all events were looked at."""
-        wanted = EventFilter(workspace_id=self.workspace.id, user_id=user_id)
-        events: list[Event] = []
-        before: str | None = None
-        for _ in range(CALLS):
-            page = await self.read(
-                self.console.store.recent(wanted, before=before, limit=EVENTS - len(events))
-            )
-            if page is None:
-                return (None, False) if not events else (events, False)
-            events += [event for event in page.items if wanted.matches(event)]
-            before = page.cursor
-            if before is None:
-                return events, True
-            if len(events) >= EVENTS:
-                break
-        return events, False

@@ -47,7 +47,7 @@ class WebhooksHandler(ConsoleHandler):
         last_fine: dict[str, int] = {}
         store = console.store
         if isinstance(store, CountStore):
-            now = round(console.clock() * 1000)
+            now = console.now()
             after: str | None = None
             while True:
                 page = await self.read(

@@ -31,12 +31,7 @@ function fill(row, view) {
       for (const other of row.querySelectorAll("[data-show]")) other.setAttribute("aria-pressed", String(other === button));
     });
   }
-  for (const reason of view.reasons) {
-    const item = element("li", "");
-    if (reason.pointer) item.append(element("code", reason.pointer), " ");
-    item.append(reason.message);
-    row.querySelector(".reasons").append(item);
-  }
+  row.querySelector(".reasons").append(...view.reasons.map((reason) => element("li", reason)));
   const facts = row.querySelector(".facts");
   const time = (at) => {
     const made = element("time", at);

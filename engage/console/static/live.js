@@ -141,8 +141,7 @@ async function poll() {
     if (news.after < after) body.replaceChildren();
     quiet = news.after > after ? 0 : quiet + 1;
     after = news.after;
-    if (news.hidden || news.more)
-      waiting.push({ gap: `${news.more ? "More than " : ""}${news.hidden.toLocaleString("en").replaceAll(",", "\u202f")} more came at the same time and are not shown` });
+    if (news.gap) waiting.push({ gap: "More came at the same time than is shown" });
     waiting.push(...news.rows.reverse());
     if (waiting.length > 2 * ring) waiting = waiting.slice(-2 * ring);
     url.searchParams.set("refused", news.refusedVersion);

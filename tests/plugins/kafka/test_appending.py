@@ -144,8 +144,8 @@ def test_what_another_client_writes_is_read(kafka_nodes: kafka.Cluster) -> None:
             await reader.open()
             found: list[LogRecord] = []
             while len(found) < 2:
-                portion = await reader.read(max_records=10, max_bytes=1 << 20, wait=5)
-                found += [one.record for one in portion.records]
+                batch = await reader.read(max_records=10, max_bytes=1 << 20, wait=5)
+                found += [one.record for one in batch.records]
             await reader.close()
         assert (found[0].key, found[0].value, dict(found[0].headers)) == (b"", b"", {})
         assert (found[1].key, found[1].value) == (b"k", b"v")

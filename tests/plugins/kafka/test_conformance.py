@@ -38,5 +38,5 @@ class TestThreeNodes(LogConformance):
         for node in kafka.NODES:
             self.nodes.resume(node)
 
-    def expire(self, options: Mapping[str, Any], places: Mapping[int, int]) -> None:
-        self.nodes.delete_records(options["topic"], places)
+    def expire(self, options: Mapping[str, Any], offsets: Mapping[int, int]) -> None:
+        self.nodes.delete_records(options["topic"], offsets)

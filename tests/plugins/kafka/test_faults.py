@@ -211,9 +211,9 @@ def test_the_coordinator_of_a_group_is_killed(kafka_nodes: kafka.Cluster) -> Non
 
             async def read() -> None:
                 with contextlib.suppress(StorageUnavailable):
-                    portion = await reader.read(max_records=1000, max_bytes=1 << 20, wait=0.5)
-                    found.update(one.record.value.decode() for one in portion.records)
-                    await reader.commit({one.partition: one.offset + 1 for one in portion.records})
+                    batch = await reader.read(max_records=1000, max_bytes=1 << 20, wait=0.5)
+                    found.update(one.record.value.decode() for one in batch.records)
+                    await reader.commit({one.partition: one.offset + 1 for one in batch.records})
 
             end = time.monotonic() + 60
             async with writing(log, writers=2) as noted:
@@ -271,7 +271,7 @@ def test_what_every_node_knows_is_asked_of_another_one(
 
 
 def test_a_topic_that_was_made_again_is_read_from_its_beginning(kafka_nodes: kafka.Cluster) -> None:
-    """The place of the group is after the end then: that is reported, and nothing is skipped."""
+    """The offset of the group is after the end then: that is reported, and nothing is skipped."""
     topic = topic_name()
 
     async def run() -> None:
@@ -279,11 +279,11 @@ def test_a_topic_that_was_made_again_is_read_from_its_beginning(kafka_nodes: kaf
             await log.append([record(f"old{number}") for number in range(30)])
             reader = log.reader("g")
             await reader.open()
-            places: dict[int, int] = {}
-            while sum(places.values()) < 30:
-                portion = await reader.read(max_records=100, max_bytes=1 << 20, wait=1)
-                places |= {one.partition: one.offset + 1 for one in portion.records}
-            await reader.commit(places)
+            offsets: dict[int, int] = {}
+            while sum(offsets.values()) < 30:
+                batch = await reader.read(max_records=100, max_bytes=1 << 20, wait=1)
+                offsets |= {one.partition: one.offset + 1 for one in batch.records}
+            await reader.commit(offsets)
             await reader.close()
         kafka_nodes.admin.delete_topics([topic], operation_timeout=10)[topic].result()
         await asyncio.sleep(1)
@@ -296,12 +296,12 @@ def test_a_topic_that_was_made_again_is_read_from_its_beginning(kafka_nodes: kaf
             gaps: dict[int, tuple[int, int]] = {}
             end = time.monotonic() + 20
             while len(found) < 5 and time.monotonic() < end:
-                portion = await reader.read(max_records=100, max_bytes=1 << 20, wait=1)
-                found += [one.record.value.decode() for one in portion.records]
-                gaps |= portion.gaps
+                batch = await reader.read(max_records=100, max_bytes=1 << 20, wait=1)
+                found += [one.record.value.decode() for one in batch.records]
+                gaps |= batch.gaps
             await reader.close()
         assert found == [f"new{number}" for number in range(5)]
-        # Kafka forgets the places of a deleted topic, but not at once.
-        assert gaps in ({}, dict.fromkeys(places, (30, 0)))
+        # Kafka forgets the offsets of a deleted topic, but not at once.
+        assert gaps in ({}, dict.fromkeys(offsets, (30, 0)))
 
     asyncio.run(run())

@@ -7,14 +7,12 @@ import asyncio
 import uuid
 from unittest import mock
 
-import aiokafka.admin.client
-import aiokafka.client
 import pytest
-from aiokafka.protocol.metadata import MetadataRequest_v4, MetadataRequest_v5
+from aiokafka.errors import UnknownTopicOrPartitionError
 from confluent_kafka import Producer
 
 from engage.api import StorageIncompatible
-from engage_plugins.kafka import client
+from engage_plugins.kafka import aio, client
 from engage_plugins.kafka.reading import KafkaReader
 from support import kafka
 from support.kafka_log import make_log, opened, record, topic_name, until
@@ -25,11 +23,28 @@ long = pytest.mark.timeout(300, func_only=True)
 
 def test_no_client_creates_a_topic_by_asking_for_it() -> None:
     """Otherwise a broker with Kafka's default settings creates it with one replica."""
-    for module in (aiokafka.client, aiokafka.admin.client):
-        for version in (MetadataRequest_v4, MetadataRequest_v5):
-            request = module.MetadataRequest(["t"]).build(version)
-            assert request.to_object()["allow_auto_topic_creation"] is False
-        assert module.MetadataRequest is client._MetadataRequest
+    topic = topic_name()
+
+    async def run(servers: str) -> None:
+        options = {"bootstrap_servers": servers, "request_timeout_ms": 1000}
+        producer, consumer, admin = (
+            aio.Producer(**options),
+            aio.Consumer(**options),
+            aio.Admin(**options),
+        )
+        await asyncio.gather(producer.start(), consumer.start(), admin.start())
+        try:
+            with pytest.raises(UnknownTopicOrPartitionError):
+                await producer.partitions_for(topic)
+            consumer.subscribe([topic])
+            await consumer.getmany(timeout_ms=500)
+            (found,) = await admin.describe_topics([topic])
+            assert found["error_code"] == UnknownTopicOrPartitionError.errno
+        finally:
+            await asyncio.gather(producer.stop(), consumer.stop(), admin.close())
+
+    with kafka.mock() as servers:
+        asyncio.run(run(servers))
 
 
 @nodes
@@ -60,15 +75,15 @@ def test_markers_of_transactions_are_not_a_backlog(kafka_nodes: kafka.Cluster) -
             reader = log.reader("g")
             await reader.open()
             found: list[bytes] = []
-            places: dict[int, int] = {}
-            while places != await log.ends():
-                portion = await reader.read(max_records=100, max_bytes=1 << 20, wait=0.5)
-                found += [one.record.value for one in portion.records]
-                places |= {one.partition: one.offset + 1 for one in portion.records}
-                places |= portion.passed
-                assert not portion.gaps
-            await reader.commit(places)
-            assert await log.committed("g") == places
+            offsets: dict[int, int] = {}
+            while offsets != await log.ends():
+                batch = await reader.read(max_records=100, max_bytes=1 << 20, wait=0.5)
+                found += [one.record.value for one in batch.records]
+                offsets |= {one.partition: one.offset + 1 for one in batch.records}
+                offsets |= batch.passed
+                assert not batch.gaps
+            await reader.commit(offsets)
+            assert await log.committed("g") == offsets
             assert sorted(found) == [*(b"%d" % number for number in range(9)), b"a"]
             # A new member, which finds only a marker.
             await reader.close()
@@ -77,10 +92,10 @@ def test_markers_of_transactions_are_not_a_backlog(kafka_nodes: kafka.Cluster) -
             assert (backlog.records, backlog.oldest_at) == (0, None)
             reader = log.reader("g")
             await reader.open()
-            while (await log.committed("g"))[0] < places[0] + 2:
-                portion = await reader.read(max_records=100, max_bytes=1 << 20, wait=0.5)
-                assert not portion.records
-                await reader.commit(portion.passed)
+            while (await log.committed("g"))[0] < offsets[0] + 2:
+                batch = await reader.read(max_records=100, max_bytes=1 << 20, wait=0.5)
+                assert not batch.records
+                await reader.commit(batch.passed)
             await reader.close()
 
     asyncio.run(run())
@@ -101,8 +116,8 @@ def test_a_topic_that_is_made_again_under_a_reader_is_read_from_its_beginning(
             await reader.open()
             found: list[str] = []
             while len(found) < 30:
-                portion = await reader.read(max_records=10, max_bytes=1 << 20, wait=0.5)
-                found += [one.record.value.decode() for one in portion.records]
+                batch = await reader.read(max_records=10, max_bytes=1 << 20, wait=0.5)
+                found += [one.record.value.decode() for one in batch.records]
                 if len(found) == 10:
                     await reader.commit({0: 10})
             deleted = kafka_nodes.admin.delete_topics([topic], operation_timeout=10)[topic]
@@ -111,14 +126,14 @@ def test_a_topic_that_is_made_again_under_a_reader_is_read_from_its_beginning(
             await until(log.check)
             new = [f"new{number}" for number in range(50)]
             await log.append([record(name) for name in new])
-            # The storage has been slow, and now has the last portion.
+            # The storage has been slow, and now has the last batch.
             await reader.commit({0: 30})
             found = []
             gaps: dict[int, tuple[int, int]] = {}
             while len(found) < 50:
-                portion = await reader.read(max_records=100, max_bytes=1 << 20, wait=0.5)
-                found += [one.record.value.decode() for one in portion.records]
-                gaps |= portion.gaps
+                batch = await reader.read(max_records=100, max_bytes=1 << 20, wait=0.5)
+                found += [one.record.value.decode() for one in batch.records]
+                gaps |= batch.gaps
             await reader.commit({0: 50})
             assert (found, gaps) == (new, {0: (30, 0)})
             assert await log.committed("g") == {0: 50}
@@ -152,8 +167,8 @@ def test_what_brokers_compress_is_read(
             await reader.open()
             values: set[bytes] = set()
             while len(values) < 4:
-                portion = await reader.read(max_records=100, max_bytes=1 << 20, wait=0.5)
-                values |= {one.record.value for one in portion.records}
+                batch = await reader.read(max_records=100, max_bytes=1 << 20, wait=0.5)
+                values |= {one.record.value for one in batch.records}
             await reader.close()
         monkeypatch.setattr(client.aiokafka.codec, "has_zstd", lambda: False)
         with pytest.raises(StorageIncompatible, match=r"compression\.type=zstd"):
@@ -162,21 +177,21 @@ def test_what_brokers_compress_is_read(
     asyncio.run(run())
 
 
-async def test_a_place_that_is_gone_is_a_gap() -> None:
-    """Kafka deletes the places of a topic with the topic, and the client begins without one."""
+async def test_an_offset_that_is_gone_is_a_gap() -> None:
+    """Kafka deletes the offsets of a topic with the topic, and the client begins without one."""
     member, cluster = mock.MagicMock(), mock.AsyncMock()
     member.assigned, member.positions.return_value = {0}, {}
-    for name in ("start", "stop", "poll", "commit", "placed"):
+    for name in ("start", "stop", "poll", "commit", "with_offset"):
         setattr(member, name, mock.AsyncMock())
     cluster.firsts.return_value = {0: 0}
     cluster.is_open = True
     one = mock.Mock(partition=0, offset=6, timestamp=1, key=b"k", value=b"v", headers=())
-    member.poll.side_effect = [client.NoPlace(0), [one], client.NoPlace(0), ()]
+    member.poll.side_effect = [client.NoOffset(0), [one], client.NoOffset(0), ()]
     reader = KafkaReader(cluster, lambda *_: member, topic="t", since=None, timeout=1)
     await reader.open()
-    portions = []
+    batches = []
     for _ in range(2):
-        portions.append(await reader.read(max_records=9, max_bytes=999, wait=0.1))
+        batches.append(await reader.read(max_records=9, max_bytes=999, wait=0.1))
         await reader.commit({0: 7})
-    assert [len(portion.records) for portion in portions] == [1, 0]
-    assert [dict(portion.gaps) for portion in portions] == [{}, {0: (7, 0)}]
+    assert [len(batch.records) for batch in batches] == [1, 0]
+    assert [dict(batch.gaps) for batch in batches] == [{}, {0: (7, 0)}]

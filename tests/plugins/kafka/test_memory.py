@@ -59,7 +59,7 @@ async def received(proxies: Collection[TcpProxy]) -> int:
     return last
 
 
-def test_a_loader_holds_two_portions_and_one_fetch_of_each_partition(
+def test_a_loader_holds_two_batches_and_one_fetch_of_each_partition(
     kafka_nodes: kafka.Cluster, tmp_path: Path
 ) -> None:
     """However long the backlog is, and however slow the storage."""

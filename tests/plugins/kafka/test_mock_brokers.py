@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from engage.testing.log_appending import LogAppendTests
-from engage.testing.log_harness import LogSubject
+from engage.testing.log.appending import LogAppendTests
+from engage.testing.log.harness import LogSubject
 from support import kafka
 
 

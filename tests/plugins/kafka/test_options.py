@@ -114,8 +114,8 @@ def test_tls_and_sasl(kafka_nodes: kafka.Cluster) -> None:
                 await reader.open()
                 found: list[str] = []
                 while len(found) <= number:
-                    portion = await reader.read(max_records=10, max_bytes=1 << 20, wait=5)
-                    found += [one.record.value.decode() for one in portion.records]
+                    batch = await reader.read(max_records=10, max_bytes=1 << 20, wait=5)
+                    found += [one.record.value.decode() for one in batch.records]
                 await reader.close()
                 assert found == [f"{n}" for n in range(number + 1)]
 
@@ -125,39 +125,35 @@ def test_tls_and_sasl(kafka_nodes: kafka.Cluster) -> None:
 @pytest.mark.kafka
 @pytest.mark.timeout(120, func_only=True)
 def test_a_server_that_is_not_trusted_gets_nothing(
-    kafka_nodes: kafka.Cluster, tmp_path: Path
+    kafka_nodes: kafka.Cluster, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     kafka.certificates(tmp_path)
     tls = {"tls": True, "tls_ca": str(kafka_nodes.ca)}
     servers = kafka_nodes.servers("secure")
     # Their certificates have the address, and not the name.
     named = servers.replace("127.0.0.1", "localhost")
-    wrong: list[tuple[str, dict[str, Any], str]] = [
+    wrong: list[tuple[str, dict[str, Any]]] = [
         (
             servers,
             {**tls, **SCRAM, "sasl_password": "not the password"},
-            "Authentication failed .*invalid credentials",
         ),
         (
             servers,
             {**tls, **SCRAM, "tls_ca": str(tmp_path / "ca.pem")},
-            r": its certificate is not accepted: certificate signature failure\)$",
         ),
         (
             named,
             {**tls, **SCRAM},
-            r": its certificate is not accepted: Hostname mismatch, certificate is not valid for"
-            r" 'localhost'\)$",
         ),
-        (servers, tls, "none accepts how engage signs in"),
-        (servers, {}, "Connection at it closed"),
+        (servers, tls),
+        (servers, {}),
     ]
 
-    async def run(servers: str, options: dict[str, Any], reason: str) -> None:
+    async def run(servers: str, options: dict[str, Any]) -> None:
         log = make_log(servers, topic_name(), **options)
-        with pytest.raises(StorageUnavailable, match=reason) as raised:
+        with pytest.raises(StorageUnavailable, match="none accepts how engage signs in") as raised:
             await log.open(create=False)
-        assert "not the password" not in str(raised.value)
+        assert "not the password" not in str(raised.value) + caplog.text
         # A server that is started all the same is not ready.
         await log.open(create=True)
         for call in (log.check(), log.append([record("a")])):
@@ -174,13 +170,11 @@ def test_a_server_that_is_not_trusted_gets_nothing(
 @pytest.mark.timeout(120, func_only=True)
 def test_brokers_whose_names_lead_nowhere_are_reported(kafka_nodes: kafka.Cluster) -> None:
     """The servers of the config answer, and name addresses on which nothing listens."""
-    brokers = ", ".join(sorted(kafka_nodes.servers("advertised").split(",")))
 
     async def run() -> None:
         log = make_log(kafka_nodes.servers("proxied"), topic_name())
-        with pytest.raises(StorageUnavailable) as raised:
+        with pytest.raises(StorageUnavailable, match="not ready"):
             await log.open(create=False)
-        assert str(raised.value).endswith(f"({brokers}: Connection refused)")
         await log.open(create=True)
         with pytest.raises(StorageUnavailable):
             await log.append([record("a")])
@@ -231,15 +225,56 @@ def test_warnings_of_the_client_are_logged_once_a_minute(
     make_log("127.0.0.1:1", "t")
     client, group = logging.getLogger("aiokafka"), "aiokafka.consumer.group_coordinator"
     caplog.set_level("INFO")
-    for number in range(5):
-        client.error("Unable to connect to %s", number)
+    for _ in range(5):
+        client.error("Unable to connect to %s", "a broker of this test")
         client.info("nothing new")
         logging.getLogger(group).info("joined")
-        future = "future: <Task finished coro=<GroupCoordinator._do_commit_offsets() done>>"
-        logging.getLogger("asyncio").error(f"Task exception was never retrieved\n{future}")
-    assert not {"joined", "nothing new"}.intersection(caplog.messages)
-    assert not [one for one in caplog.messages if "never retrieved" in one]
-    assert len([one for one in caplog.messages if one.startswith("Unable to connect")]) == 1
+    assert caplog.messages == ["Unable to connect to a broker of this test"]
+
+
+#: Prints whether all modules of aiokafka, their classes and asyncio's logger are as before.
+UNCHANGED = """
+import asyncio, inspect, logging, sys
+import aiokafka.admin.client, aiokafka.client
+from engage.api import LogContext
+from pathlib import Path
+
+def seen():
+    names = [name for name in sys.modules if name.partition(".")[0] == "aiokafka"]
+    found = {name: dict(vars(sys.modules[name])) for name in names if name in before or not before}
+    classes = {c for one in found.values() for c in one.values() if inspect.isclass(c)}
+    for cls in classes:
+        if cls.__module__.startswith("aiokafka"):
+            found[cls] = {k: v for k, v in vars(cls).items() if callable(v)}
+    logger = logging.getLogger("asyncio")
+    found["asyncio"] = (list(logger.filters), list(logger.handlers), logger.level)
+    return found
+
+before = {}
+before = seen()
+import engage_plugins.kafka.log
+from engage_plugins.kafka import _make
+
+async def run():
+    log = _make({"servers": "127.0.0.1:1"}, LogContext(base_dir=Path(), write_timeout=8.0))
+    await log.open(create=True)
+    await log.close()
+
+names = before.keys()
+assert all(before[name] == seen()[name] for name in names)
+asyncio.run(run())
+now = seen()
+for name in names:
+    one = now[name]
+    if isinstance(one, dict):
+        one = {key: one[key] for key in before[name]}
+    assert before[name] == one, name
+"""
+
+
+def test_a_log_changes_nothing_outside_the_plugin() -> None:
+    """Another library in the process may use aiokafka, and asyncio's reports are its own."""
+    subprocess.run([sys.executable, "-c", UNCHANGED], check=True)
 
 
 async def test_brokers_that_cannot_be_reached_are_reported_in_words() -> None:
@@ -249,14 +284,6 @@ async def test_brokers_that_cannot_be_reached_are_reported_in_words() -> None:
         await log.open(create=False)
     assert str(raised.value) == (
         "Kafka cannot be reached: no server of log.kafka.servers answers, or none accepts how"
-        " engage signs in (127.0.0.1:1, 127.0.0.1:2: Connection refused)"
+        " engage signs in; aiokafka has logged why"
     )
-    await log.close()
-
-
-async def test_a_broker_whose_name_is_unknown_is_reported_in_words() -> None:
-    log = make_log("broker.invalid:9092", "t")
-    with pytest.raises(StorageUnavailable, match=r"\(broker\.invalid:9092: [A-Z]") as raised:
-        await log.open(create=False)
-    assert "Errno" not in str(raised.value)
     await log.close()

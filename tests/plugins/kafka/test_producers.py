@@ -62,7 +62,6 @@ def test_a_producer_that_is_fenced_is_replaced(kafka_nodes: kafka.Cluster) -> No
             await write_as(producer._replace(epoch=producer.epoch + 1), kafka_nodes, topic)
             await noted.more(200)
             assert log.gauges()["replaced_senders"] == 1
-            assert producer_of(log).pid != producer.pid
         judge(noted, kafka_nodes, topic)
 
     asyncio.run(run())
@@ -83,11 +82,9 @@ def test_brokers_that_forget_a_producer_take_its_records(
             if behind:
                 await write_as(producer, kafka_nodes, topic)
             await until(log.check)
-            assert producer_of(log) == producer
             async with writing(log) as noted:
                 await noted.more(200)
             assert log.gauges()["replaced_senders"] == behind
-            assert (producer_of(log) != producer) == behind
         judge(noted, kafka_nodes, topic, other=behind)
 
     asyncio.run(run())

@@ -270,8 +270,8 @@ def test_partitions_may_be_added(
                 turn += 1
                 await asyncio.sleep(0.2)
                 await log.append([record(f"{turn}-{n}", f"{n}") for n in range(20)])
-                portion = await reader.read(max_records=1000, max_bytes=1 << 20, wait=0.5)
-                found |= {one.record.value.decode(): one.partition for one in portion.records}
+                batch = await reader.read(max_records=1000, max_bytes=1 << 20, wait=0.5)
+                found |= {one.record.value.decode(): one.partition for one in batch.records}
             assert set(found.values()) == {0, 1, 2, 3}
             await reader.close()
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import bson
+import pymongo
 import pytest
 
 from engage.api import EventFilter, Status, StorageContext, StorageUnavailable, SubscriptionChange
@@ -255,7 +256,8 @@ async def test_an_index_of_the_operator_does_not_prevent_others(tmp_path: Path) 
         made = store(tmp_path, proxy, database)
         await made.open(create=True)
         try:
-            names = set(await made._connection.db["events"].index_information())
+            with pymongo.MongoClient[Any](proxy.url(database)) as client:
+                names = set(client[database]["events"].index_information())
         finally:
             await made.close()
         assert refused not in names

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The MongoDB storage works with the driver's asynchronous client, which will replace motor."""
+"""The MongoDB storage passes the conformance suite with ``driver = "pymongo"``."""
 
 from __future__ import annotations
+
+from collections.abc import Iterator
 
 import pytest
 
@@ -12,7 +14,12 @@ pytestmark = [pytest.mark.mongo, pytest.mark.slow]
 
 
 class TestAsyncMongoClient(Conformance):
-    """The conformance suite with ``pymongo.AsyncMongoClient`` in place of motor."""
+    """With ``pymongo.AsyncMongoClient`` in place of motor."""
 
-    plugin = "support.mongo_async"
+    driver = "pymongo"
     kind = mongo.kinds()[-1]
+
+    @pytest.fixture(autouse=True)
+    def _collected(self) -> Iterator[None]:
+        yield
+        mongo.collect_sockets()

@@ -412,27 +412,3 @@ async def test_counters_that_cannot_be_stored_are_an_error_of_the_caller(
             await store.put_counts([count(value)])
     await store.put_counts([])
     assert list((await store.scan_counts(after=None, limit=9)).items) == []
-
-
-# ------------------------------------------------------------------------------ earlier stores
-async def test_a_command_that_writes_asks_for_a_server_first(tmp_path: Path, url: str) -> None:
-    async with opened(tmp_path, url):
-        pass
-    client: Any = pymongo.MongoClient(url)
-    with client:
-        meta = client.get_default_database().meta
-        meta.update_one({"_id": "schema"}, {"$set": {"version": 2}})
-    async with opened(tmp_path, url, create=False) as store:
-        writes: tuple[Callable[[], Awaitable[object]], ...] = (
-            lambda: store.put_record(record("a")),
-            lambda: store.delete_record("key", WORKSPACE, "a"),
-            lambda: store.put_counts([count(1)]),
-        )
-        for write in writes:
-            with pytest.raises(StorageUnavailable, match="start `engage serve` once"):
-                await write()
-        assert list((await store.list_records(None, limit=9)).items) == []
-        # A server brings the store up to date meanwhile.
-        async with opened(tmp_path, url):
-            pass
-        assert await store.put_record(record("a")) == 1

@@ -14,8 +14,8 @@ import pytest
 from engage.api import SubscriptionChange
 from engage.config import load
 from engage.registry import load_plugins
-from engage.storage.export import KINDS, Selection, export
 from engage.testing import WORKSPACE, event, identify, letter
+from engage.upkeep.export import KINDS, Selection, export
 from support import mongo
 from support.server_process import config_text
 

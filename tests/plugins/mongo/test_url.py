@@ -85,5 +85,5 @@ async def test_a_silent_dns_fails_within_the_time_of_a_call() -> None:
     """The driver's limit is 20 s, and no other limit ends its query."""
     made = Connection("mongodb+srv://a.example.net/x?timeoutMS=1000", allow_weak=False, timeout=8.0)
     made.connect()
-    assert made._client.options.pool_options.connect_timeout == 0.5
+    assert made.db.client.options.pool_options.connect_timeout == 0.5
     await made.close()

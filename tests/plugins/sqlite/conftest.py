@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from engage_plugins.sqlite import keys, merge, parts
 from engage_plugins.sqlite.engine import Engine
+from engage_plugins.sqlite.keys import keys, merge, parts
 from support.sqlite_keys import opened
 
 

@@ -4,8 +4,8 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import os
+import shutil
 import sqlite3
 import threading
 from collections.abc import Iterator
@@ -17,9 +17,9 @@ from engage.testing import event
 from engage.testing.factories import ids, store_all
 from engage_plugins.sqlite import checkpoint
 from engage_plugins.sqlite.engine import Engine
-from engage_plugins.sqlite.events import row_of
-from engage_plugins.sqlite.lock import WriterLock
-from engage_plugins.sqlite.writer_host import WriterHost
+from engage_plugins.sqlite.tables.events import row_of
+from engage_plugins.sqlite.writer.host import WriterHost
+from engage_plugins.sqlite.writer.lock import WriterLock
 from support.sqlite import large, make, settings
 
 
@@ -115,26 +115,33 @@ def test_closing_waits_for_the_thread(engine: Engine, tmp_path: Path) -> None:
     assert not (tmp_path / "engage.db-wal").exists()
 
 
-def test_a_doubtful_log_stays_doubtful_for_the_next_writer(tmp_path: Path) -> None:
-    """An error of the disk is not forgotten when the settings change or the process ends."""
-    config = settings(tmp_path / "engage.db")
-    lock = WriterLock.acquire(config.path)
-    assert lock is not None
-    host = WriterHost(lock)
-    host.adopt(config, serving=True, started=1)
-    host.open(True)
-    assert not host.is_doubtful
-    engine = host._opened()
-    error = sqlite3.OperationalError("disk I/O error")
-    error.sqlite_errorcode = sqlite3.SQLITE_IOERR
-    engine._failed(error)
-    host.adopt(dataclasses.replace(config, max_bytes=2**40), serving=True, started=2)
-    assert host.is_doubtful
-    host.open(False)
-    assert not host._opened().needs_checkpoint
-    host.close()
-    assert not host.is_doubtful
-    lock.release()
+def test_a_writer_that_finds_a_log_begins_with_a_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The one before it was killed, so what it wrote may not be on the disk."""
+    modes: list[str] = []
+    real = checkpoint.run
+
+    def run(db: sqlite3.Connection, mode: str, wait: float) -> bool:
+        modes.append(mode)
+        return bool(real(db, mode, wait))
+
+    monkeypatch.setattr(checkpoint, "run", run)
+    (tmp_path / "other").mkdir()
+    for folder in (tmp_path, tmp_path / "other"):
+        config = settings(folder / "engage.db")
+        lock = WriterLock.acquire(config.path)
+        assert lock is not None
+        host = WriterHost(lock)
+        host.adopt(config, serving=True)
+        host.open(True)
+        host.write([row_of(event("m"))])
+        assert modes == ([] if folder == tmp_path else ["TRUNCATE"])
+        for end in ("", "-wal"):
+            if folder == tmp_path:
+                shutil.copy(folder / f"engage.db{end}", folder / "other")
+        host.close()
+        lock.release()
 
 
 async def test_the_log_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -119,10 +119,11 @@ async def test_min_free_bytes_stops_writes(tmp_path: Path) -> None:
 
 
 async def test_a_long_lock_is_unavailability(tmp_path: Path) -> None:
-    patient, store = make(tmp_path), make(tmp_path, timeout=1, started=1)
+    patient, store = make(tmp_path), make(tmp_path, timeout=1)
+    # The writer has the settings of the first.
+    await eventually(lambda: store.open(create=True), StorageUnavailable)
     await patient.open(create=True)
     await store_all(patient, event("before"))
-    await eventually(lambda: store.open(create=True), StorageUnavailable)
     with contextlib.closing(sqlite3.connect(tmp_path / "engage.db", isolation_level=None)) as db:
         db.execute("BEGIN IMMEDIATE")
         for _ in range(2):

@@ -27,10 +27,10 @@ from engage.api import (
 )
 from engage.testing import event
 from engage.testing.factories import TIME, count, ids, letter, record, store_all
-from engage_plugins.sqlite import schema, transactions
+from engage_plugins.sqlite import schema
 from engage_plugins.sqlite.engine import Engine
 from engage_plugins.sqlite.reader import Reader
-from engage_plugins.sqlite.writer import AVAILABLE
+from engage_plugins.sqlite.writer.writer import AVAILABLE
 from support import writer
 from support.console import CONSOLE, signed_in
 from support.server_process import start_server
@@ -156,7 +156,7 @@ def test_a_server_that_is_opening_the_store_changes_nothing(
         upgrade(path)
         before.extend(content(path))
 
-    monkeypatch.setattr(transactions, "migrate", migrate)
+    monkeypatch.setattr(schema, "migrate", migrate)
     engine = Engine(settings(path, identifiers={"acme": ("email",)}))
     with pytest.raises(StorageIncompatible, match=REASON):
         engine.open(True, True)

@@ -1,0 +1,12 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the pages read from the store.
+
+==============  ==================================================================
+``reader.py``   calls of the store, a few at a time and each within a time limit
+``live.py``     the newest events and dead letters, read once a second for all tabs
+``history.py``  the numbers of the overview: the counters, summed
+``refused.py``  requests that were refused as a whole
+``badge.py``    the number of rejected events in the navigation
+``budgets.py``  how much room is left for dead letters
+==============  ==================================================================
+"""

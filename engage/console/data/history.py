@@ -1,0 +1,194 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the overview draws: the counters of the store, summed over processes."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Final
+
+from engage.api import CountStore, CountSum
+from engage.monitoring.history import EVENTS, QUEUE, REFUSED, REQUESTS, UNKNOWN_KEY, UP
+from engage.monitoring.metrics import REQUEST_BUCKETS
+
+if TYPE_CHECKING:
+    from engage.api import EventStore
+    from engage.console.data.reader import Reader
+
+__all__ = ["OUTCOMES", "RANGES", "Overview", "overview"]
+
+#: Range → (length in seconds, step in seconds).
+RANGES: Final[Mapping[str, tuple[int, int]]] = {
+    "1h": (3600, 60),
+    "24h": (24 * 3600, 60),
+    "14d": (14 * 24 * 3600, 3600),
+}
+
+#: What becomes of an event or a request. ``rejected`` are events that became dead letters,
+#: ``refused`` requests without any (wrong key, too large, bad JSON).
+OUTCOMES: Final = ("stored", "duplicate", "rejected", "refused")
+
+_NAMES: Final = (EVENTS, REFUSED, REQUESTS, QUEUE, UP)
+#: Why a request is refused because of its write key.
+_KEY_REASONS: Final = frozenset({"missing_write_key", "invalid_write_key", "write_key_disabled"})
+#: Sums that one call of the storage returns, and that one overview reads.
+_PAGE: Final = 20_000
+MAX_SUMS: Final = 200_000
+#: Upper bounds of the buckets of durations, in seconds.
+_BOUNDS: Final = (*REQUEST_BUCKETS, math.inf)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Overview:
+    """The numbers of one workspace over a range of time.
+
+    Every series has one value for each step, in the order of time; the last step is the current
+    one, which has not ended.
+    """
+
+    #: A key of :data:`RANGES`.
+    range: str
+    #: Seconds of a step: 60 or 3600.
+    step: int
+    #: When each step began: milliseconds since 1970 UTC.
+    at: Sequence[int]
+    #: Whether any process was running in the step. Where it is false, the plots are hatched and the
+    #: values of the other series are 0 or ``None``.
+    running: Sequence[bool]
+    #: Each of :data:`OUTCOMES` → requests seen.
+    outcomes: Mapping[str, Sequence[int]]
+    #: ``p50``, ``p95``, ``p99`` → milliseconds of a request of the whole server; ``None``: there
+    #: was no request in the step.
+    latency: Mapping[str, Sequence[float | None]]
+    #: The bucket that the p95 of the whole range lies in, in milliseconds: (more than, at most);
+    #: ``None``: no request.
+    p95: tuple[float, float] | None
+    #: The greatest number of events that waited for the storage in one process; ``None``: unknown.
+    queue: Sequence[int | None]
+    #: Id of a write key of the workspace → events with it, whatever became of them. ``?``: requests
+    #: that were refused because of their key.
+    keys: Mapping[str, Sequence[int]]
+
+
+async def overview(
+    store: EventStore, reader: Reader, workspace: str, span: str, *, now: int
+) -> Overview | None:
+    """Read the numbers for a workspace.
+
+    :param workspace: its id.
+    :param span: a key of :data:`RANGES`.
+    :param now: milliseconds since 1970.
+    :return: ``None`` if the storage keeps no counters.
+    :raises StorageUnavailable: if the storage does not answer.
+    """
+    if not isinstance(store, CountStore):
+        return None
+    seconds, step = RANGES[span]
+    length = step * 1000
+    last = now - now % length
+    first = last - seconds * 1000 + length
+    at = range(first, last + length, length)
+    sums: list[CountSum] = []
+    after: str | None = None
+    while len(sums) < MAX_SUMS:
+        page = await reader.read(
+            store.counts(
+                step, since=first, until=last + length, names=_NAMES, after=after, limit=_PAGE
+            )
+        )
+        sums += page.items
+        after = page.cursor
+        if after is None:
+            break
+    return _summed(sums, workspace, span, at)
+
+
+def _summed(sums: Sequence[CountSum], workspace: str, span: str, at: range) -> Overview:
+    steps = len(at)
+    running = [False] * steps
+    outcomes = {name: [0] * steps for name in OUTCOMES}
+    queue: list[int | None] = [None] * steps
+    keys: dict[str, list[int]] = collections.defaultdict(lambda: [0] * steps)
+    buckets: list[dict[float, int]] = [collections.defaultdict(int) for _ in at]
+    for one in sums:
+        index, rest = divmod(one.at - at.start, at.step)
+        if rest or not 0 <= index < steps:
+            continue
+        if one.name == UP:
+            running[index] = True
+        elif one.name == QUEUE:
+            queue[index] = one.greatest
+        elif one.name == REQUESTS:
+            buckets[index][float(one.labels[0])] += one.total
+        elif one.name == EVENTS and one.workspace_id == workspace:
+            key, _, outcome = one.labels
+            outcomes[_outcome(outcome)][index] += one.total
+            if key:
+                keys[key][index] += one.total
+        elif one.name == REFUSED and one.workspace_id in (workspace, ""):
+            # A request without a known key may have been meant for any workspace.
+            outcomes["refused"][index] += one.total
+            key, _, reason = one.labels
+            if key != UNKNOWN_KEY or reason in _KEY_REASONS:
+                keys[key][index] += one.total
+    for index, value in enumerate(queue):
+        if value is None and running[index]:
+            queue[index] = 0
+    whole: dict[float, int] = collections.defaultdict(int)
+    for bucket in buckets:
+        for bound, count in bucket.items():
+            whole[bound] += count
+    return Overview(
+        range=span,
+        step=RANGES[span][1],
+        at=list(at),
+        running=running,
+        outcomes=outcomes,
+        latency={
+            f"p{percent}": [_percentile(bucket, percent) for bucket in buckets]
+            for percent in (50, 95, 99)
+        },
+        p95=_bucket_of(whole, 95),
+        queue=queue,
+        keys=dict(keys),
+    )
+
+
+def _outcome(outcome: str) -> str:
+    """Return the one of :data:`OUTCOMES` for an outcome of :meth:`Metrics.event`."""
+    if outcome in ("stored", "duplicate"):
+        return outcome
+    # A transform dropped it on purpose, and the client got a 200.
+    return "stored" if outcome == "dropped" else "rejected"
+
+
+def _position(bucket: Mapping[float, int], percent: int) -> tuple[float, float, float] | None:
+    """Return the bounds of the bucket that a percentile lies in, and how far within it (0 to 1)."""
+    total = sum(bucket.values())
+    if not total:
+        return None
+    wanted = total * percent / 100
+    seen = 0
+    for bound in sorted(bucket):
+        count = bucket[bound]
+        if seen + count >= wanted:
+            place = _BOUNDS.index(bound)
+            return (_BOUNDS[place - 1] if place else 0.0, bound, (wanted - seen) / count)
+        seen += count
+    raise AssertionError("the counts do not add up")
+
+
+def _percentile(bucket: Mapping[float, int], percent: int) -> float | None:
+    """Return a percentile in milliseconds, interpolated within its bucket."""
+    found = _position(bucket, percent)
+    if found is None:
+        return None
+    low, high, part = found
+    return 1000 * (low if math.isinf(high) else low + (high - low) * part)
+
+
+def _bucket_of(bucket: Mapping[float, int], percent: int) -> tuple[float, float] | None:
+    found = _position(bucket, percent)
+    return None if found is None else (found[0] * 1000, found[1] * 1000)

@@ -1,0 +1,306 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The newest events and dead letters, read once a second for all tabs together.
+
+It reads the store only while someone looks, so that ten open tabs cost the store what one costs. A
+row is durable, because it was read from the store.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import contextlib
+import dataclasses
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+import orjson
+
+from engage.api import (
+    DeadLetter,
+    DeadLetterStore,
+    Event,
+    EventFilter,
+    EventStore,
+    RecordStore,
+    StorageUnavailable,
+)
+from engage.console.data.refused import Refused, refused_of
+from engage.console.display.formats import LONGEST, one_line, visible
+from engage.errors import Problem
+from engage.monitoring.recorder import REFUSED_RECORD
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from engage.console.data.reader import Reader
+
+__all__ = ["RING", "Live", "Row", "Wanted", "row_of_event", "row_of_letter"]
+
+#: Rows that are kept.
+RING: Final = 500
+#: Events, and dead letters, that one read of the store returns.
+PAGE: Final = 200
+#: Seconds for a read. If it takes longer, the page shows that the storage does not answer.
+READ_SECONDS: Final = 2.0
+#: Seconds between two reads, and seconds after the last look until they stop.
+INTERVAL: Final = 1.0
+PATIENCE: Final = 6.0
+
+Identity = tuple[str, ...]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One line of the pages Live and Events."""
+
+    #: 1, 2, … in the order in which the rows were read; 0 outside of the ring.
+    n: int = 0
+    #: ``stored`` or ``rejected``.
+    status: str
+    #: ``received_at``.
+    at: int
+    workspace_id: str
+    origin: str
+    #: The message id of an event, the id of a dead letter.
+    id: str
+    type: str
+    name: str
+    user: str
+    #: The id of the write key, or the name of the webhook provider.
+    key: str
+    #: Part of the event on one line; for a dead letter, why it was refused.
+    preview: str
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the row for ``live.json``."""
+        shown = ("n", "status", "at", "origin", "id", "type", "name", "user", "key", "preview")
+        return {name: getattr(self, name) for name in shown}
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """Which rows a page shows; ``""`` means any."""
+
+    workspace_id: str
+    status: str = ""
+    type: str = ""
+    name: str = ""
+    key: str = ""
+    user: str = ""
+
+    def matches(self, row: Row) -> bool:
+        """Return whether a row is wanted."""
+        return (
+            row.workspace_id == self.workspace_id
+            and self.status in ("", row.status)
+            and self.type in ("", row.type)
+            and self.name in ("", row.name)
+            and self.key in ("", row.key)
+            and self.user in ("", row.user)
+        )
+
+
+def summary(values: Any) -> str:
+    """Return the beginning of an object as text for a row: ``sku A-32 · price 168.76``."""
+    parts: list[str] = []
+    length = 0
+    for name, value in values.items() if isinstance(values, dict) else ():
+        text = value if isinstance(value, str) else orjson.dumps(value).decode("utf-8", "replace")
+        parts.append(f"{name[:LONGEST]} {text[:LONGEST]}")
+        length += len(parts[-1])
+        if length > LONGEST:
+            break
+    return one_line(visible(" · ".join(parts)), LONGEST)
+
+
+def row_of_event(event: Event) -> Row:
+    """Return the row of a stored event."""
+    document: Mapping[str, Any] = {}
+    with contextlib.suppress(ValueError):
+        document = event.document()
+    shown = document.get("properties") or document.get("traits")
+    if event.type == "group":
+        shown = {"groupId": document.get("groupId"), **(document.get("traits") or {})}
+    elif event.type == "alias":
+        shown = {"previousId": document.get("previousId")}
+    return Row(
+        status="stored",
+        at=event.received_at,
+        workspace_id=event.workspace_id,
+        origin=event.origin,
+        id=event.message_id,
+        type=event.type,
+        name=one_line(visible(event.name or ""), LONGEST),
+        user=one_line(visible(event.user_id or event.anonymous_id or ""), LONGEST),
+        key=visible(document.get("writeKeyId") or event.origin),
+        preview=summary(shown),
+    )
+
+
+def row_of_letter(letter: DeadLetter) -> Row:
+    """Return the row of a dead letter."""
+    document: Any = None
+    if not letter.truncated:
+        with contextlib.suppress(ValueError):
+            document = orjson.loads(letter.item)
+    given = document if isinstance(document, dict) else {}
+    kind = letter.operation if letter.operation != "batch" else None
+    kind = kind or given.get("type")
+    name = given.get("event") or given.get("name")
+    reason = letter.message
+    if letter.errors:
+        first = letter.errors[0]
+        reason = str(Problem(first.get("pointer", ""), first.get("message", ""))) or reason
+    return Row(
+        status="rejected",
+        at=letter.received_at,
+        workspace_id=letter.workspace_id,
+        origin=letter.origin,
+        id=letter.id,
+        type=one_line(visible(kind), LONGEST) if isinstance(kind, str) else "",
+        name=one_line(visible(name), LONGEST) if isinstance(name, str) else "",
+        user=one_line(visible(letter.user_id or letter.anonymous_id or ""), LONGEST),
+        key=visible(letter.write_key_id or letter.origin),
+        preview=one_line(visible(reason), LONGEST),
+    )
+
+
+class Live:
+    """The ring of the newest rows, and the task that fills it.
+
+    :param clock: the time in seconds, for the pauses.
+    """
+
+    def __init__(
+        self, store: EventStore, reader: Reader, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._store = store
+        self._reader = reader
+        self._clock = clock
+        self._rows: collections.deque[Row] = collections.deque(maxlen=RING)
+        #: The identities in the last read; others are new.
+        self._known: set[Identity] = set()
+        self._n = 0
+        #: n of the newest row when more came than one read returns.
+        self._gap = 0
+        self._looked = -PATIENCE
+        self._polled = asyncio.Lock()
+        self._task: asyncio.Task[None] | None = None
+        self._primed = False
+        self._refused: list[Refused] = []
+        #: Changes when :meth:`refused` does.
+        self.refused_version = -1
+        #: How often the store was read.
+        self.polls = 0
+        #: Why the store could not be read the last time; ``None``: it could.
+        self.error: str | None = None
+        #: Whether the storage can return its newest events.
+        self.possible = True
+
+    @property
+    def last(self) -> int:
+        """The number of the newest row; rows with a greater one come later."""
+        return self._n
+
+    async def look(self) -> None:
+        """Note that someone looks: the ring is filled, and kept up to date for some seconds."""
+        self._looked = self._clock()
+        if self._task is None or self._task.done():
+            await self._poll()
+            if self._task is None or self._task.done():
+                self._task = asyncio.create_task(self._run())
+
+    async def close(self) -> None:
+        """Stop reading. Idempotent."""
+        if self._task is not None:
+            self._task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._task
+            self._task = None
+
+    def rows(self, wanted: Wanted, after: int = 0) -> list[Row]:
+        """Return the rows that are wanted, newest first.
+
+        :param after: only rows with a greater ``n``.
+        """
+        found = [row for row in self._rows if row.n > after and wanted.matches(row)]
+        return sorted(found, key=lambda row: (row.at, row.n), reverse=True)
+
+    def has_gap(self, after: int) -> bool:
+        """Return whether more events came since a row than there are rows of.
+
+        :param after: the number of a row.
+        """
+        return self._gap > after
+
+    def refused(self, workspace_id: str) -> list[Refused]:
+        """Return the last refused requests of a workspace, and those of no known one."""
+        return [row for row in self._refused if row.workspace_id in ("", workspace_id)]
+
+    @property
+    def oldest(self) -> int | None:
+        """``at`` of the oldest row; ``None`` if there is none."""
+        return min((row.at for row in self._rows), default=None)
+
+    async def _run(self) -> None:
+        while True:
+            await asyncio.sleep(INTERVAL)
+            if self._clock() - self._looked >= PATIENCE:
+                return
+            await self._poll()
+
+    async def _poll(self) -> None:
+        async with self._polled:
+            self.polls += 1
+            try:
+                events, letters = await self._read(), await self._read_letters()
+                await self._read_refused()
+            except StorageUnavailable as error:
+                self.error = str(error)
+                return
+            self.error = None
+            self._add(events, letters)
+            self._primed = True
+
+    async def _read(self) -> dict[Identity, Event]:
+        page = await self._reader.read(
+            self._store.recent(EventFilter(), limit=PAGE), within=READ_SECONDS
+        )
+        self.possible = page is not None
+        return {one.identity: one for one in (page.items if page else ())}
+
+    async def _read_letters(self) -> dict[Identity, DeadLetter]:
+        store = self._store
+        if not isinstance(store, DeadLetterStore):
+            return {}
+        page = await self._reader.read(
+            store.recent_dead_letters(None, limit=PAGE), within=READ_SECONDS
+        )
+        return {("letter", one.workspace_id, one.id): one for one in (page.items if page else ())}
+
+    async def _read_refused(self) -> None:
+        store = self._store
+        if not isinstance(store, RecordStore):
+            return
+        version = await self._reader.read(
+            store.records_version(REFUSED_RECORD), within=READ_SECONDS
+        )
+        if version != self.refused_version:
+            page = await self._reader.read(store.list_records(REFUSED_RECORD, limit=100))
+            self._refused = refused_of(page.items)
+            self.refused_version = version
+
+    def _add(self, events: dict[Identity, Event], letters: dict[Identity, DeadLetter]) -> None:
+        stored = [row_of_event(one) for key, one in events.items() if key not in self._known]
+        rejected = [row_of_letter(one) for key, one in letters.items() if key not in self._known]
+        self._known = events.keys() | letters.keys()
+        # They were read newest first; of rows with one time, the last one stored is the newest.
+        rows = (stored + rejected)[::-1]
+        rows.sort(key=lambda row: row.at)
+        for row in rows:
+            self._n += 1
+            self._rows.append(dataclasses.replace(row, n=self._n))
+        if self._primed and PAGE in (len(stored), len(rejected)):
+            self._gap = self._n

@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Requests that were refused as a whole: a wrong key, too large, not JSON.
+
+No event is made of them, so there is no dead letter either. Each process of the server keeps its
+latest ones in one record, see :mod:`engage.monitoring.refusals`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+import orjson
+
+from engage.console.display.formats import visible
+
+if TYPE_CHECKING:
+    from engage.api import Record
+
+__all__ = ["Refused", "refused_of"]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Refused:
+    """Requests that were refused for one reason."""
+
+    #: When the last one came, and the first: milliseconds since 1970.
+    at: int
+    first: int
+    count: int
+    status: int
+    code: str
+    message: str
+    #: The name of the route, such as ``track``.
+    request: str
+    #: The id of the write key, or the beginning of an unknown one; ``""``: there was none.
+    key: str
+    #: ``""``: unknown, because the key is.
+    workspace_id: str
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return it for ``live.json``."""
+        return dataclasses.asdict(self)
+
+
+def refused_of(records: Iterable[Record]) -> list[Refused]:
+    """Return the refused requests of all processes, the latest first.
+
+    :param records: of kind ``refused``; texts in them come from clients.
+    """
+    found: dict[tuple[int, str, str, str, str], Refused] = {}
+    for record in records:
+        for row in orjson.loads(record.body)["rows"]:
+            message = row["message"]
+            if row.get("origin"):
+                message = f"{message} (page of {row['origin']})".lstrip()
+            one = Refused(
+                at=row["at"],
+                first=row["first"],
+                count=row["count"],
+                status=row["status"],
+                code=visible(row["code"]),
+                message=visible(message),
+                request=visible(row["route"]),
+                key=visible(row["writeKeyId"] or row["key"]),
+                workspace_id=row["workspace"],
+            )
+            same = (one.status, one.code, one.request, one.key, one.workspace_id)
+            found[same] = one if same not in found else _together(found[same], one)
+    return sorted(found.values(), key=lambda row: row.at, reverse=True)
+
+
+def _together(one: Refused, other: Refused) -> Refused:
+    """Add up what two processes refused for the same reason."""
+    latest = max(one, other, key=lambda row: row.at)
+    return dataclasses.replace(
+        latest, first=min(one.first, other.first), count=one.count + other.count
+    )

@@ -1,0 +1,10 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How the pages show values.
+
+================  ===============================================================
+``formats.py``    text of strangers, times, numbers
+``json_text.py``  JSON on several lines, unchanged; the lines of JSON pointers
+``snippets.py``   the lines that send a first event
+``sparks.py``     small curves as SVG
+================  ===============================================================
+"""

@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How templates show values: text of strangers, times, numbers, sizes."""
+
+from __future__ import annotations
+
+import datetime
+from typing import Final
+
+from engage.monitoring.visible import visible
+
+__all__ = [
+    "clock",
+    "compact",
+    "iso",
+    "number",
+    "one_line",
+    "percent",
+    "plural",
+    "size",
+    "visible",
+]
+
+_EPOCH: Final = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
+
+#: Characters of a cell of a table.
+LONGEST: Final = 140
+#: Rows of a page of a list: a few screens, and one read of the store.
+ROWS: Final = 50
+#: Calls of the store for such a page: each looks at a bounded number of rows.
+READS: Final = 20
+
+
+def _moment(milliseconds: int) -> datetime.datetime:
+    # Not fromtimestamp(), which Windows refuses for times before 1970.
+    return _EPOCH + datetime.timedelta(milliseconds=milliseconds)
+
+
+def iso(milliseconds: int) -> str:
+    """Return a time as ``2026-11-22T12:00:00.000Z``."""
+    return _moment(milliseconds).isoformat(timespec="milliseconds").removesuffix("+00:00") + "Z"
+
+
+def clock(milliseconds: int) -> str:
+    """Return a time for people: ``2026-11-22 12:00:00 UTC``."""
+    return f"{_moment(milliseconds):%Y-%m-%d %H:%M:%S} UTC"
+
+
+def number(value: float) -> str:
+    """Return a number with its thousands apart: ``41 230``."""
+    return f"{value:,}".replace(",", "\u202f")
+
+
+def plural(count: int, one: str, many: str = "") -> str:
+    """Return a count with its noun: ``1 event``, ``2 events``.
+
+    :param many: the noun for other counts; by default ``one`` with an ``s``.
+    """
+    return f"{number(count)} {one if count == 1 else many or one + 's'}"
+
+
+def percent(part: float, whole: float) -> str:
+    """Return a share: ``0.3 %``, ``12 %``."""
+    share = 100 * part / whole
+    return f"{share:.1g}\u202f%" if 0 < share < 1 else f"{share:.0f}\u202f%"
+
+
+def span(seconds: float) -> str:
+    """Return a duration in one unit: ``3 s``, ``12 min``, ``5 h``, ``3 days``."""
+    for limit, unit in ((2 * 86_400, "days"), (2 * 3600, "h"), (120, "min")):
+        if seconds >= limit:
+            return f"{seconds // (limit // 2):.0f}\u202f{unit}"
+    return f"{seconds:.0f}\u202fs"
+
+
+def compact(value: float) -> str:
+    """Return a number in few characters: ``41 k``."""
+    for limit, unit in ((1_000_000, "M"), (1000, "k")):
+        if value >= limit:
+            return f"{value / limit:.3g}\u202f{unit}"
+    return f"{value:g}"
+
+
+def size(count: int) -> str:
+    """Return a number of bytes: ``64 KiB``."""
+    for limit, unit in ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
+        if count >= limit:
+            return f"{count / limit:.3g}\u202f{unit}"
+    return f"{count} bytes"
+
+
+def one_line(text: str, length: int) -> str:
+    """Return the beginning of a text on one line.
+
+    :param length: characters.
+    """
+    text = " ".join(text[: length * 2].split())
+    return text if len(text) <= length else text[: length - 1] + "…"

@@ -1,0 +1,10 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Write keys: who may write events, and into which workspace.
+
+=================  ================================================================
+``auth.py``        finds the workspace of a write key
+``table.py``       keeps the table of write keys up to date
+``effective.py``   the write keys of the config and of the store
+``changes.py``     creates, disables, enables and archives write keys
+=================  ================================================================
+"""

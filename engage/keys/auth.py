@@ -1,0 +1,185 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Finds the workspace of a request by its write key.
+
+A write key is an identifier, not a secret: it can appear in a web page, and it only permits writing
+events. These places are searched in order, and the first key found is used:
+``Authorization: Basic base64(key:)`` or ``Basic <key>`` verbatim; ``writeKey`` in the query;
+``writeKey`` in the body.
+
+:mod:`engage.keys.table` replaces the keys when they change in the store.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import dataclasses
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Final
+
+from engage.errors import ApiError, Limit, storage_unavailable
+from engage.keys.effective import is_possible_key
+
+if TYPE_CHECKING:
+    from engage.config import Workspace, WriteKey
+
+__all__ = ["KEYLESS_BODY", "Authenticator", "Principal", "UnknownKeyError"]
+
+#: Maximum size of a body that must be decoded to find its write key.
+KEYLESS_BODY: Final = Limit(1024 * 1024, "without a write key in the header or the query")
+
+_URL_SAFE: Final = str.maketrans("-_", "+/")
+_BASE64: Final = re.compile(r"[A-Za-z0-9+/]+\Z")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Principal:
+    """The client of a request, identified by its write key."""
+
+    workspace: Workspace
+    #: Only its id is stored and logged, never the key.
+    write_key: WriteKey
+
+
+class UnknownKeyError(ApiError):
+    """A 401 that is final only if the keys of the store have been read since the request arrived.
+
+    :param key: the value of ``writeKey`` as sent; ``None`` if it was in the header.
+    """
+
+    def __init__(self, key: str | None = None) -> None:
+        super().__init__("invalid_write_key", "the write key is unknown")
+        self.key = key
+
+
+class Authenticator:
+    """Finds the principal of a request.
+
+    :param workspaces: the workspaces of the config. A write key is unique among all of them.
+    """
+
+    def __init__(self, workspaces: Iterable[Workspace]) -> None:
+        #: ``None`` until the keys were read.
+        self._by_key: dict[str, Principal] | None = {}
+        # By the usual form of the header, so that a lookup needs no parsing.
+        self._by_header: dict[str, Principal] = {}
+        self.replace(
+            Principal(workspace, write_key)
+            for workspace in workspaces
+            for write_key in workspace.write_keys
+        )
+
+    def replace(self, principals: Iterable[Principal] | None) -> None:
+        """Use these write keys from now on.
+
+        :param principals: at most one for each key; ``None``: every request with a key gets a 503,
+            because it is not known which keys there are.
+        """
+        by_key: dict[str, Principal] = {}
+        by_header: dict[str, Principal] = {}
+        for principal in principals or ():
+            by_key[principal.write_key.key] = principal
+            if not principal.write_key.disabled:
+                by_header[_usual_header(principal)] = principal
+        self._by_key = None if principals is None else by_key
+        self._by_header = by_header
+
+    def header_or_query(
+        self, authorizations: Sequence[str], query_keys: Sequence[str]
+    ) -> Principal | None:
+        """Authenticate a request before its body is decoded.
+
+        :param authorizations: every ``Authorization`` header.
+        :param query_keys: every ``writeKey`` of the query.
+        :return: the principal, or ``None`` if the key must be in the body (see :meth:`body`).
+        :raises UnknownKeyError: 401, if the key may have been created just now.
+        :raises ApiError: 401 or 403; the body cannot change that. 503 if the keys were not read.
+        """
+        if authorizations:
+            if len(authorizations) > 1:
+                raise _invalid("the request has more than one Authorization header")
+            principal = self._by_header.get(authorizations[0])
+            return self._from_header(authorizations[0]) if principal is None else principal
+        # An empty ``?writeKey=`` counts as absent.
+        keys = set(query_keys) - {""}
+        if not keys:
+            return None
+        if len(keys) > 1:
+            raise _invalid("the query has more than one writeKey")
+        return self._look_up(keys.pop())
+
+    def body(self, value: object) -> Principal:
+        """Authenticate a request by the ``writeKey`` of its body.
+
+        :param value: as sent; ``None`` and ``""`` count as absent.
+        :raises UnknownKeyError: 401, if the key may have been created just now.
+        :raises ApiError: 401 or 403; 503 if the keys were not read.
+        """
+        if value is None or value == "":
+            raise ApiError(
+                "missing_write_key",
+                "a write key is required; send Authorization: Basic base64(<write key>:),"
+                " or writeKey in the query or the body",
+            )
+        if not isinstance(value, str):
+            raise _invalid("writeKey must be a string")
+        return self._look_up(value)
+
+    def _from_header(self, value: str) -> Principal:
+        """Parse a header that is not in the usual form."""
+        scheme, _, credential = value.strip().partition(" ")
+        if scheme.lower() != "basic":
+            raise _invalid("the Authorization scheme must be Basic")
+        credential = credential.strip()
+        possible = False
+        for candidate in _candidates(credential):
+            if self._get(candidate) is not None:
+                return self._look_up(candidate)
+            possible = possible or is_possible_key(candidate)
+        if possible:
+            raise UnknownKeyError
+        raise _invalid("the write key is unknown")
+
+    def _get(self, key: str) -> Principal | None:
+        if self._by_key is None:
+            # A 401 would make SDKs discard their events.
+            raise storage_unavailable()
+        return self._by_key.get(key)
+
+    def _look_up(self, key: str) -> Principal:
+        principal = self._get(key)
+        if principal is None:
+            if is_possible_key(key):
+                raise UnknownKeyError(key)
+            raise _invalid("the write key is unknown")
+        if principal.write_key.disabled:
+            raise ApiError("write_key_disabled", "the write key is disabled")
+        return principal
+
+
+def _usual_header(principal: Principal) -> str:
+    """Return the ``Authorization`` header that SDKs send."""
+    credential = base64.b64encode(f"{principal.write_key.key}:".encode()).decode()
+    return f"Basic {credential}"
+
+
+def _candidates(credential: str) -> Iterator[str]:
+    """Yield the keys that a Basic credential can mean."""
+    # Verbatim: a key in Dittofeed's style is itself the base64 of ``id:secret``.
+    yield credential
+    standard = credential.rstrip("=").translate(_URL_SAFE)
+    if not _BASE64.match(standard):
+        return
+    try:
+        text = base64.b64decode(standard + "=" * (-len(standard) % 4)).decode()
+    except (binascii.Error, ValueError):
+        return
+    yield text.partition(":")[0]
+    # A key that contains a colon: with and without the colon that the SDK appends.
+    yield text.rpartition(":")[0]
+    yield text
+
+
+def _invalid(message: str) -> ApiError:
+    return ApiError("invalid_write_key", message)

@@ -1,0 +1,317 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The promises of every log about one reader: batches, committed offsets, what is left to read."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Mapping
+
+import pytest
+
+from engage.api import Backlog, ReadRecord, StorageUnavailable
+
+from .harness import (
+    MAX_BYTES,
+    LogBench,
+    append_all,
+    by_partition,
+    log_record,
+    names,
+    numbered,
+    offsets_after,
+    on_log,
+    read,
+)
+
+
+class LogReadTests:
+    """``reader``, ``read``, ``commit``, ``rewind``, ``pause``, ``committed``, ``backlog``."""
+
+    @on_log
+    async def test_a_batch_has_limits(self, bench: LogBench) -> None:
+        log = await bench.open()
+        sizes = [10, 300, 5000, 20, 10, 10, 20, 0, 10, 10, 700] * 10
+        await append_all(
+            log, *(log_record(f"m{n}", f"u{n % 9}", bytes(size)) for n, size in enumerate(sizes))
+        )
+        reader = await bench.reader(log)
+        found: list[ReadRecord] = []
+        end = time.monotonic() + bench.subject.patience
+        while len(found) < len(sizes) and time.monotonic() < end:
+            batch = await reader.read(max_records=7, max_bytes=2000, wait=0.5)
+            assert not batch.gaps
+            assert len(batch.records) <= 7
+            # A larger one comes alone.
+            total = sum(one.record.size for one in batch.records)
+            assert total <= 2000 or len(batch.records) == 1
+            found += batch.records
+        assert sorted(names(found)) == sorted(f"m{n}" for n in range(len(sizes)))
+        _check_order(found)
+
+    @on_log
+    async def test_a_record_is_returned_once(self, bench: LogBench) -> None:
+        """It is not returned again because it is not committed yet."""
+        log = await bench.open()
+        await append_all(log, *numbered(100))
+        reader = await bench.reader(log)
+        found = await bench.take(reader, 100)
+        await append_all(log, *numbered(100, name="n"))
+        found += await bench.take(reader, 100)
+        assert len(set(names(found))) == 200
+        _check_order(found)
+
+    @on_log
+    async def test_a_read_waits_for_the_first_record(self, bench: LogBench) -> None:
+        log = await bench.open()
+        await append_all(log, log_record("first"))
+        reader = await bench.reader(log)
+        await bench.take(reader, 1)
+        started = time.monotonic()
+        assert await read(reader, wait=0.3) == []
+        assert 0.2 < time.monotonic() - started < 5
+        reading = asyncio.ensure_future(read(reader, wait=60))
+        await asyncio.sleep(0.3)
+        assert not reading.done()
+        await append_all(log, log_record("second"))
+        assert names(await asyncio.wait_for(reading, 20)) == ["second"]
+
+    @on_log
+    async def test_a_cancelled_read_loses_nothing(self, bench: LogBench) -> None:
+        """What it would have returned is returned by the next call."""
+        log = await bench.open()
+        await append_all(log, *numbered(200))
+        reader = await bench.reader(log)
+        found: list[ReadRecord] = []
+        for n in range(200):
+            reading = asyncio.ensure_future(read(reader, wait=5, max_records=2))
+            for _ in range(n % 5):
+                await asyncio.sleep(0)
+            if n % 2:
+                await asyncio.sleep(0.001 * (n % 7))
+            reading.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                found += await reading
+        found += await bench.take(reader, 200 - len(found))
+        assert set(names(found)) == {f"m{n}" for n in range(200)}
+        _check_order(found)
+
+    @on_log
+    async def test_a_reader_begins_at_the_first_record(self, bench: LogBench) -> None:
+        """In each partition that has no committed offset, when it joins the group or later."""
+        log = await bench.open()
+        await append_all(log, log_record("a", "user0"))
+        first = await bench.reader(log)
+        (one,) = await bench.take(first, 1)
+        await first.commit(offsets_after([one]))
+        await first.close()
+        await append_all(log, *numbered(100))
+        second = await bench.reader(log)
+        found = await bench.take(second, 100)
+        await append_all(log, log_record("z"))
+        found += await bench.take(second, 1)
+        assert set(names(found)) == {*(f"m{n}" for n in range(100)), "z"}
+
+    @on_log
+    async def test_a_group_continues_at_the_offsets_that_were_named(self, bench: LogBench) -> None:
+        """And not where the reader is."""
+        log = await bench.open()
+        await append_all(log, *numbered(120))
+        first = await bench.reader(log)
+        parts = by_partition(await bench.take(first, 120))
+        done = [one for part in parts.values() for one in part[: len(part) // 3]]
+        offsets = offsets_after(done)
+        await first.commit(offsets)
+        assert await log.committed("g") == offsets
+        assert await (await bench.open()).committed("g") == offsets
+        await first.close()
+        assert await log.committed("g") == offsets
+        second = await bench.reader(log)
+        found = await bench.take(second, 120 - len(done))
+        assert set(names(found)) == {f"m{n}" for n in range(120)} - set(names(done))
+        # An offset may move back, as when an operator wants records to be read again.
+        await second.commit({number: part[0].offset for number, part in parts.items()})
+        await second.close()
+        assert len(await bench.take(await bench.reader(log), 120)) == 120
+
+    @on_log
+    async def test_a_reader_commits_nothing_by_itself(self, bench: LogBench) -> None:
+        log = await bench.open()
+        await append_all(log, *numbered(50))
+        first = await bench.reader(log)
+        await bench.take(first, 50)
+        await asyncio.sleep(0.2)
+        assert await log.committed("g") == {}
+        await first.commit({})
+        await first.close()
+        assert await log.committed("g") == {}
+        await bench.take(await bench.reader(log), 50)
+
+    @on_log
+    async def test_groups_do_not_know_each_other(self, bench: LogBench) -> None:
+        log = await bench.open()
+        await append_all(log, *numbered(30))
+        one, other = await bench.reader(log, "one"), await bench.reader(log, "other")
+        await one.commit(offsets_after(await bench.take(one, 30)))
+        assert await log.committed("other") == {}
+        await bench.take(other, 30)
+
+    @on_log
+    async def test_rewinding_returns_what_is_not_committed_again(self, bench: LogBench) -> None:
+        log = await bench.open()
+        await append_all(log, *numbered(60))
+        reader = await bench.reader(log)
+        parts = by_partition(await bench.take(reader, 60))
+        await reader.rewind()
+        again = await bench.take(reader, 60)
+        assert set(names(again)) == {f"m{n}" for n in range(60)}
+        _check_order(again)
+        done = [one for part in parts.values() for one in part[: len(part) // 2]]
+        await reader.commit(offsets_after(done))
+        await append_all(log, *numbered(5, name="n"))
+        await reader.rewind()
+        again = await bench.take(reader, 65 - len(done))
+        assert not set(names(again)) & set(names(done))
+
+    @on_log
+    async def test_a_paused_partition_waits(self, bench: LogBench) -> None:
+        """The others go on; a rewind does not end the pause."""
+        log = await bench.open()
+        await append_all(log, *numbered(60))
+        reader = await bench.reader(log)
+        parts = by_partition(await bench.take(reader, 60))
+        paused = min(parts)
+        reader.pause([paused])
+        await append_all(log, *numbered(60, name="n"))
+        others = 60 - len(parts[paused])
+        found = await bench.take(reader, others)
+        await reader.rewind()
+        found += await bench.take(reader, 2 * others)
+        assert paused not in by_partition(found)
+        assert await log.committed("g") == {}
+        await reader.close()
+        await bench.take(await bench.reader(log), 120)
+
+    @on_log
+    async def test_a_reader_begins_at_a_time(self, bench: LogBench) -> None:
+        bench.require("times")
+        log = await bench.open()
+        for n in range(5):
+            await append_all(log, *numbered(20, name=f"t{n}-"))
+            await asyncio.sleep(0.05)
+        everything = await bench.everything(log)
+        assert len(everything) == 100
+        since = sorted(one.appended_at for one in everything)[60]
+        later = [one for one in everything if one.appended_at >= since]
+        reader = await bench.reader(log, since=since)
+        found = await bench.take(reader, len(later))
+        assert set(names(found)) == set(names(later))
+        # It does not matter to a group that has committed offsets.
+        await reader.commit({one.partition: one.offset for one in reversed(found)})
+        await reader.close()
+        now = max(one.appended_at for one in everything) + 3_600_000
+        again = await bench.reader(log, since=now)
+        expected = {name for part in by_partition(found).values() for name in names(part)}
+        assert set(names(await bench.take(again, len(found)))) == expected
+        # Nothing was appended at this time yet: it begins at the end.
+        late = await bench.reader(log, "late", since=now)
+        assert await read(late, wait=1) == []
+        await append_all(log, log_record("new"))
+        await bench.take(late, 1)
+
+    @on_log
+    async def test_the_backlog_is_what_is_not_committed(self, bench: LogBench) -> None:
+        log = await bench.open()
+        assert (await log.backlog("g")).records == 0
+        assert (await log.backlog("g")).oldest_at is None
+        await append_all(log, *numbered(50, name="a"))
+        await asyncio.sleep(0.05)
+        await append_all(log, *numbered(50, name="b"))
+        everything = await bench.everything(log)
+        backlog = await log.backlog("g")
+        # Numbers that a log leaves out count, too.
+        assert backlog.records >= 100
+        assert backlog.oldest_at == min(one.appended_at for one in everything)
+        assert backlog.retention is None or backlog.retention > 0
+        reader = await bench.reader(log)
+        found = await bench.take(reader, 100)
+        done = [one for one in found if names([one])[0].startswith("a")]
+        await reader.commit(offsets_after(done))
+        left = await log.backlog("g")
+        assert 50 <= left.records <= backlog.records - 50
+        assert left.oldest_at == min(
+            one.appended_at for one in found if names([one])[0].startswith("b")
+        )
+        await reader.commit(await log.ends())
+        assert await log.backlog("g") == Backlog(
+            records=0, oldest_at=None, retention=backlog.retention
+        )
+        assert (await log.backlog("another")).records >= 100
+
+    @on_log
+    async def test_a_gap_is_reported_once(self, bench: LogBench) -> None:
+        """Records that were deleted before they were read may be lost."""
+        bench.require("expire")
+        log = await bench.open()
+        await append_all(log, *(log_record(f"m{n}") for n in range(20)))
+        reader = await bench.reader(log)
+        records = await bench.take(reader, 20)
+        number = records[0].partition
+        await reader.commit({number: records[5].offset})
+        await reader.close()
+        first = records[12].offset
+        await asyncio.to_thread(bench.subject.expire, bench.options, {number: first})
+        assert (await log.firsts()).get(number, 0) == first
+        assert (await log.backlog("g")).gaps == {number: (records[5].offset, first)}
+        assert (await log.backlog("new")).gaps == {}
+        again = await bench.reader(log)
+        found: list[ReadRecord] = []
+        gaps: list[Mapping[int, tuple[int, int]]] = []
+        end = time.monotonic() + bench.subject.patience
+        while (len(found) < 8 or not gaps) and time.monotonic() < end:
+            batch = await again.read(max_records=3, max_bytes=MAX_BYTES, wait=0.5)
+            found += batch.records
+            gaps += [batch.gaps] if batch.gaps else []
+        found += await read(again, wait=0.3)
+        assert [dict(one) for one in gaps] == [{number: (records[5].offset, first)}]
+        assert names(found) == [f"m{n}" for n in range(12, 20)]
+        # A group that has no offset yet has lost nothing.
+        assert names(await bench.take(await bench.reader(log, "new"), 8)) == names(found)
+        assert (await log.backlog("g")).records == 8
+        await again.commit({number: first})
+        assert (await log.backlog("g")).gaps == {}
+        # All of them were deleted.
+        end = (await log.ends())[number]
+        await asyncio.to_thread(bench.subject.expire, bench.options, {number: end})
+        assert (await log.firsts()).get(number, 0) == end
+        assert (await log.backlog("new")).records == 0
+
+    @on_log
+    async def test_a_closed_reader_raises(self, bench: LogBench) -> None:
+        log = await bench.open()
+        await append_all(log, log_record("a"))
+        reader = await bench.reader(log)
+        await reader.open()
+        found = await bench.take(reader, 1)
+        await reader.close()
+        await reader.close()
+        for one in (reader, log.reader("g")):
+            with pytest.raises(StorageUnavailable):
+                await read(one, wait=0)
+            with pytest.raises(StorageUnavailable):
+                await one.commit(offsets_after(found))
+            with pytest.raises(StorageUnavailable):
+                await one.rewind()
+        assert await log.committed("g") == {}
+        other = await bench.reader(log)
+        await log.close()
+        with pytest.raises(StorageUnavailable):
+            await read(other, wait=0)
+
+
+def _check_order(found: list[ReadRecord]) -> None:
+    """Check that the records of each partition were returned in the order of the log."""
+    for records in by_partition(found).values():
+        offsets = [one.offset for one in records]
+        assert offsets == sorted(set(offsets))

@@ -1,0 +1,18 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The tests of a storage.
+
+====================  ==================================================================
+``harness.py``        what a subclass defines (:class:`Subject`), and opening stores for it
+``events.py``         the tests of writing and finding events
+``scans.py``          the tests of scanning and expiring events, and of the newest ones
+``profiles.py``       the tests of merging events into profiles
+``users.py``          the tests of links, limits and scans of profiles
+``identifiers.py``    the tests of users that are looked up by an identifier
+``subscriptions.py``  the tests of subscription choices
+``dead_letters.py``   the tests of dead letters
+``records.py``        the tests of records
+``counts.py``         the tests of counters
+``failures.py``       the tests of a store that is broken
+``processes.py``      the tests of several processes, and of a killed one
+====================  ==================================================================
+"""

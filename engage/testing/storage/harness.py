@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the author of a storage fills in, and the harness (``Bench``) in which a store is tested."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+
+from engage.api import Event, EventStore, StorageContext
+
+from ..factories import IDENTIFIERS
+from ..harness import Harness, find_factory, on_bench
+
+
+class Subject:
+    """What a subclass of the suite defines about its storage."""
+
+    #: The module of the plugin, as its entry point names it.
+    plugin: ClassVar[str]
+    #: The name that the plugin registers; needed if it registers several storages.
+    storage: ClassVar[str | None] = None
+    #: The number of examples of each property-based test.
+    examples: ClassVar[int] = 30
+
+    def options(self, tmp_path: Path) -> Mapping[str, Any]:
+        """Return the options of a storage whose store does not exist yet.
+
+        :param tmp_path: an empty folder. Each test has a different one.
+        """
+        raise NotImplementedError
+
+    def can(self, feature: str) -> bool:
+        """Return whether the server under the store has a feature; servers of one protocol differ.
+
+        :param feature: ``atomic-updates`` (several connections can change one user),
+            ``several-processes`` (they can write to one store at the same time), ``durable`` (what
+            was acknowledged survives the end of every process), ``break`` (:meth:`break_store`
+            works), ``expire`` (:meth:`~engage.api.EventStore.expire` deletes events, and not the
+            server), ``nested-arrays`` (a list directly within a list can be stored),
+            ``code-point-order`` (text is ordered by code points, and not by the code units of
+            UTF-16).
+        """
+        return True
+
+    def break_store(self, options: Mapping[str, Any]) -> None:
+        """Make what is under the store fail: nothing can be written until :meth:`mend_store`."""
+        raise NotImplementedError
+
+    def mend_store(self, options: Mapping[str, Any]) -> None:
+        """Undo :meth:`break_store`. What was stored before must be there again."""
+        raise NotImplementedError
+
+    def unstorable(self, event: Event) -> Event:
+        """Return the event, changed so that this storage can never store it."""
+        return dataclasses.replace(event, message_id=event.message_id + "\ud800")
+
+
+class Bench(Harness[Subject]):
+    """One store, which a test can open several times. Leaving the context closes all of them.
+
+    :param subject: the suite's subclass.
+    """
+
+    def __init__(self, subject: Subject, tmp_path: Path) -> None:
+        super().__init__(subject, tmp_path)
+        self.context = StorageContext(base_dir=tmp_path, identifiers=IDENTIFIERS)
+        self._factory = find_factory(subject.plugin, subject.storage, "storage")[1]
+
+    def new(self, **context: Any) -> EventStore:
+        """Return a storage that is not opened yet.
+
+        :param context: fields of :class:`~engage.api.StorageContext` that differ from the defaults.
+        """
+        store: EventStore = self._factory(
+            self.options, dataclasses.replace(self.context, **context)
+        )
+        self._opened.append(store)
+        return store
+
+    async def open(self, **context: Any) -> EventStore:
+        """Return an opened storage. The first one creates the store.
+
+        :param context: see :meth:`new`.
+        """
+        store = self.new(**context)
+        await store.open(create=True)
+        return store
+
+    async def open_as(self, interface: type, **context: Any) -> Any:
+        """Return an opened storage, or skip the test if it does not have an interface.
+
+        :param interface: such as :class:`~engage.api.ProfileStore`.
+        :param context: see :meth:`new`.
+        """
+        store = self.new(**context)
+        if not isinstance(store, interface):
+            pytest.skip(f"this storage is not a {interface.__name__}")
+        await store.open(create=True)
+        return store
+
+    async def _break(self) -> None:
+        await asyncio.to_thread(self.subject.break_store, self.options)
+
+    async def _mend(self) -> None:
+        await asyncio.to_thread(self.subject.mend_store, self.options)
+
+
+on_store = on_bench(Bench)

@@ -1,0 +1,273 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The promises of every storage about several processes, and about one that is killed."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import sys
+from typing import Any
+
+import orjson
+
+from engage.api import CountStore, Event, ProfileStore, RecordStore, Status
+
+from ..factories import TIME, WORKSPACE, count, event, identify, ids, record
+from ..harness import find_factory
+from ..processes import print_line, run_children
+from .counts import sums
+from .harness import Bench, on_store
+
+#: The code of a child process, which reads its job from standard input.
+_CHILD = "from engage.testing.storage.processes import child; child()"
+
+
+class ProcessTests:
+    """Several Python processes open the store."""
+
+    @on_store
+    async def test_one_id_in_several_processes_is_stored_once(self, bench: Bench) -> None:
+        bench.require("several-processes")
+        store = await bench.open()
+        job = {"kind": "same ids", "count": 300, "batch": 7}
+        async with _children(bench, *({**job, "seed": seed} for seed in range(3))) as children:
+            reports = await asyncio.gather(*(_lines(one) for one in children))
+        stored = [name for lines in reports for name in lines if name != "done"]
+        assert sorted(stored) == sorted(f"m{number}" for number in range(300))
+        assert sorted(await ids(store, limit=1000)) == sorted(stored)
+
+    @on_store
+    async def test_several_processes_set_traits_of_one_user(self, bench: Bench) -> None:
+        bench.require("several-processes")
+        bench.require("atomic-updates")
+        store = await bench.open_as(ProfileStore)
+        jobs = [{"kind": "traits", "count": 120, "step": step} for step in range(3)]
+        async with _children(bench, *jobs) as children:
+            for lines in await asyncio.gather(*(_lines(one) for one in children)):
+                assert lines == ["done"]
+        profile = await store.profile(WORKSPACE, "u")
+        assert profile is not None
+        assert profile.traits == {"t0": 117, "t1": 118, "t2": 119, "all": 119}
+        assert (profile.created_at, profile.updated_at) == (TIME, TIME + 119)
+        assert profile.anonymous_ids == sorted(f"v{number}" for number in range(120))
+
+    @on_store
+    async def test_a_scan_misses_nothing_while_other_processes_write(self, bench: Bench) -> None:
+        bench.require("several-processes")
+        store = await bench.open()
+        jobs = [{"kind": "own ids", "count": 200, "name": name} for name in "ab"]
+        async with _children(bench, *jobs) as children:
+            acknowledged: set[str] = set()
+
+            async def read(child: asyncio.subprocess.Process) -> None:
+                assert child.stdout is not None
+                async for line in child.stdout:
+                    acknowledged.add(line.decode().strip())
+
+            readers = [asyncio.ensure_future(read(one)) for one in children]
+            while not all(one.done() for one in readers):
+                before = acknowledged - {"done"}
+                found = await ids(store, limit=50)
+                assert len(found) == len(set(found))
+                assert before <= set(found)
+                await asyncio.sleep(0.01)
+            await asyncio.gather(*readers)
+        assert len(await ids(store, limit=1000)) == 400
+
+    @on_store
+    async def test_a_killed_process_loses_no_acknowledged_event(self, bench: Bench) -> None:
+        """What was acknowledged is stored once, the rest can be sent again, the profiles fit."""
+        bench.require("durable")
+        chance = random.Random(11)
+        lines: list[str] = []
+        for turn in range(3):
+            job = {"kind": "own ids", "count": 100_000, "name": f"k{turn}"}
+            async with _children(bench, job) as (child,):
+                assert child.stdout is not None
+                for _ in range(chance.randrange(20, 120)):
+                    line = await child.stdout.readline()
+                    lines.append(line.decode())
+                child.kill()
+                # The lines that it wrote before its end count, too, except a line that was cut.
+                lines += (await child.stdout.read()).decode().splitlines(keepends=True)
+                await child.wait()
+        acknowledged = {line.strip() for line in lines if line.endswith("\n")}
+        store = await bench.open()
+        found = await ids(store, limit=1000)
+        assert len(found) == len(set(found))
+        assert acknowledged <= set(found)
+        # Send everything that may have been cut off again, and some more events.
+        highest = dict.fromkeys(range(3), 0)
+        for name in found:
+            turn, number = (int(part) for part in name[1:].split("-"))
+            highest[turn] = max(highest[turn], number)
+        everything = [
+            _numbered_event(f"k{turn}", number)
+            for turn in highest
+            for number in range(highest[turn] + 20)
+        ]
+        for start in range(0, len(everything), 500):
+            outcomes = await store.write(everything[start : start + 500])
+            for one, outcome in zip(everything[start:], outcomes, strict=False):
+                expected = Status.DUPLICATE if one.message_id in found else Status.STORED
+                assert outcome.status is expected
+        assert sorted(await ids(store, limit=1000)) == sorted(one.message_id for one in everything)
+        if isinstance(store, ProfileStore):
+            for turn, number in highest.items():
+                for user in range(3):
+                    last = max(n for n in range(number + 20) if n % 3 == user)
+                    profile = await store.profile(WORKSPACE, f"k{turn}-{user}")
+                    assert profile is not None
+                    assert profile.traits == {"n": last}
+                    assert profile.updated_at == TIME + last
+
+    @on_store
+    async def test_one_process_writes_each_version_of_a_record(self, bench: Bench) -> None:
+        bench.require("several-processes")
+        bench.require("atomic-updates")
+        store = await bench.open_as(RecordStore)
+        jobs = [{"kind": "records", "count": 40, "name": name} for name in "abc"]
+        async with _children(bench, *jobs) as children:
+            reports = await asyncio.gather(*(_lines(one) for one in children))
+        # Each child expected each version once: it wrote the next one, or another child had.
+        written = sorted(int(line) for lines in reports for line in lines if line != "done")
+        assert written == list(range(1, 121))
+        found = await store.get_record("key", WORKSPACE, "shared")
+        assert found is not None
+        assert (found.version, orjson.loads(found.body)) == (120, {"a": 40, "b": 40, "c": 40})
+
+    @on_store
+    async def test_several_processes_write_registers_of_one_counter(self, bench: Bench) -> None:
+        bench.require("several-processes")
+        bench.require("atomic-updates")
+        store = await bench.open_as(CountStore)
+        jobs = [{"kind": "counts", "count": 60, "name": name} for name in "abc"]
+        async with _children(bench, *jobs) as children:
+            await asyncio.gather(*(_lines(one) for one in children))
+        found = {one.labels: one for one in await sums(store)}
+        own, shared = found["own",], found["shared",]
+        assert (own.total, own.greatest, own.processes) == (180, 60, 3)
+        # Register of a process that several of them write, as after a write that was repeated.
+        assert (shared.total, shared.greatest, shared.processes) == (60, 60, 1)
+
+    @on_store
+    async def test_a_killed_process_loses_no_record_and_no_counter(self, bench: Bench) -> None:
+        bench.require("several-processes")
+        bench.require("durable")
+        records = await bench.open_as(RecordStore)
+        counts = await bench.open_as(CountStore)
+        for kind, name in (("records", "a"), ("counts", "k"), ("records", "b")):
+            async with _children(bench, {"kind": kind, "count": 10**6, "name": name}) as (one,):
+                assert one.stdout is not None
+                lines = [(await one.stdout.readline()).decode() for _ in range(25)]
+                one.kill()
+                lines += (await one.stdout.read()).decode().splitlines(keepends=True)
+                await one.wait()
+            last = [int(line) for line in lines if line.endswith("\n")][-1]
+            if kind == "records":
+                found = await records.get_record("key", WORKSPACE, "shared")
+                assert found is not None
+                # The write that was cut off is there as a whole, or not at all.
+                assert last <= found.version <= last + 1
+                assert sum(orjson.loads(found.body).values()) == found.version
+            else:
+                # Each register is a write of its own.
+                own, shared = await sums(counts)
+                assert last <= own.total <= last + 1
+                assert last <= shared.total <= last + 1
+
+
+def _numbered_event(name: str, number: int) -> Event:
+    return identify(f"{name}-{number}", f"{name}-{number % 3}", number, traits={"n": number})
+
+
+# ------------------------------------------------------------------------------------- the parent
+def _children(
+    bench: Bench, *jobs: dict[str, Any]
+) -> contextlib.AbstractAsyncContextManager[list[asyncio.subprocess.Process]]:
+    """Start a process for each job; at the end, all of them have ended."""
+    common = {
+        "plugin": bench.subject.plugin,
+        "storage": bench.subject.storage,
+        "options": dict(bench.options),
+        "context": {
+            "base_dir": str(bench.context.base_dir),
+            "identifiers": {name: list(one) for name, one in bench.context.identifiers.items()},
+        },
+    }
+    return run_children(_CHILD, [{**common, **job} for job in jobs])
+
+
+async def _lines(child: asyncio.subprocess.Process) -> list[str]:
+    assert child.stdout is not None
+    text = (await child.stdout.read()).decode()
+    assert await child.wait() == 0
+    return text.splitlines()
+
+
+# -------------------------------------------------------------------------------------- the child
+def child() -> None:
+    """Do the job of a child process, and write what was acknowledged to standard output, a line
+    each."""
+    job = orjson.loads(sys.stdin.readline())
+    asyncio.run(_work(job))
+    print_line("done")
+
+
+async def _work(job: dict[str, Any]) -> None:
+    from pathlib import Path
+
+    from engage.api import StorageContext
+
+    context = dict(job["context"], base_dir=Path(job["context"]["base_dir"]))
+    store: Any = find_factory(job["plugin"], job["storage"], "storage")[1](
+        job["options"], StorageContext(**context)
+    )
+    await store.open(create=True)
+    try:
+        if job["kind"] == "same ids":
+            # All children write the same ids, each in a different order, and print what was new.
+            names = [f"m{number}" for number in range(job["count"])]
+            random.Random(job["seed"]).shuffle(names)
+            for start in range(0, len(names), job["batch"]):
+                part = names[start : start + job["batch"]]
+                outcomes = await store.write([event(name) for name in part])
+                for name, outcome in zip(part, outcomes, strict=True):
+                    if outcome.status is Status.STORED:
+                        print_line(name)
+        elif job["kind"] == "traits":
+            for number in range(job["step"], job["count"], 3):
+                # A trait that only this child sets, and one that all of them set: the latest wins.
+                traits = {f"t{job['step']}": number, "all": number}
+                one = identify(f"m{number}", "u", number, anonymous_id=f"v{number}", traits=traits)
+                await store.write([one])
+        elif job["kind"] == "records":
+            await _count_in_a_record(store, job)
+        elif job["kind"] == "counts":
+            for number in range(1, job["count"] + 1):
+                own = count(number, process=job["name"], labels=("own",))
+                await store.put_counts([own, count(number, labels=("shared",))])
+                print_line(str(number))
+        else:
+            for number in range(job["count"]):
+                await store.write([_numbered_event(job["name"], number)])
+                print_line(f"{job['name']}-{number}")
+    finally:
+        await store.close()
+
+
+async def _count_in_a_record(store: RecordStore, job: dict[str, Any]) -> None:
+    """Add to a number in a record that all children change; print each version written."""
+    written = 0
+    while written < job["count"]:
+        found = await store.get_record("key", WORKSPACE, "shared")
+        numbers = {} if found is None else orjson.loads(found.body)
+        numbers[job["name"]] = numbers.get(job["name"], 0) + 1
+        version = await store.put_record(
+            record("shared", body=orjson.dumps(numbers)),
+            expected_version=0 if found is None else found.version,
+        )
+        if version is not None:
+            written += 1
+            print_line(str(version))

@@ -1,0 +1,382 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The promises of a :class:`~engage.api.ProfileStore` about merging: profiles are the merge of the
+stored events, in whatever order these arrive.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from pathlib import Path
+from typing import Any
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from engage.api import (
+    API_ORIGIN,
+    OPERATOR_ORIGIN,
+    Event,
+    EventStore,
+    ProfileLimits,
+    ProfileStore,
+    RemovedTraits,
+    Seen,
+    Status,
+    UserProfile,
+    changes_of,
+)
+from engage.api import GroupTraits as Group
+from engage.api import Link as Linked
+from engage.api import Membership as Member
+from engage.api import UserTraits as Traits
+
+from ..factories import AWKWARD, TIME, WORKSPACE, all_pages, event, identify, store_all
+from .harness import Bench, on_store
+
+
+def removal(message_id: str, user_id: str, at: int, *traits: str) -> Event:
+    """Return the event by which an operator removes traits."""
+    return identify(message_id, user_id, at, origin=OPERATOR_ORIGIN, removedTraits=list(traits))
+
+
+class ProfileTests:
+    """The last write wins, for each trait and each membership."""
+
+    @on_store
+    async def test_only_identifying_events_create_users(self, bench: Bench) -> None:
+        store = await bench.open_as(ProfileStore)
+        await store_all(
+            store,
+            event("1", user_id="tracked"),
+            event("2", type="page", user_id="viewed", anonymous_id="v"),
+            identify("3", "identified", 5),
+            event("4", type="group", user_id="grouped", groupId="g"),
+            event("5", type="alias", user_id="aliased", previousId="before"),
+            event("6", type="identify", anonymous_id="nobody", traits={"x": 1}),
+            event("7", type="group", anonymous_id="nobody", groupId="h", traits={"x": 1}),
+            identify("8", "undefined", traits={"x": 1}),
+            identify("9", "[object Object]"),
+            event("10", type="group", user_id="grouped", groupId="undefined", traits={"x": 1}),
+            event("11", type="group", user_id="grouped", groupId=" NULL "),
+        )
+        users = await all_pages(store.scan_users, None)
+        assert sorted(one.user_id for one in users) == ["aliased", "grouped", "identified"]
+        assert await store.profile(WORKSPACE, "tracked") is None
+        assert await store.profile(WORKSPACE, "viewed") is None
+        assert await store.profile("other", "identified") is None
+        assert await store.profile(WORKSPACE, "identified") == UserProfile(
+            workspace_id=WORKSPACE,
+            user_id="identified",
+            traits={},
+            created_at=TIME + 5,
+            updated_at=TIME + 5,
+            anonymous_ids=[],
+            groups=[],
+        )
+        groups = await all_pages(store.scan_groups, None)
+        assert {one.group_id: one.traits for one in groups} == {"g": {}, "h": {"x": 1}}
+        grouped = await store.profile(WORKSPACE, "grouped")
+        assert grouped is not None
+        assert grouped.groups == ["g"]
+
+    @on_store
+    async def test_writes_at_the_same_time_change_one_user(self, bench: Bench) -> None:
+        """As many writes as the storage declares; see ``EventStore.concurrent_writes``."""
+        store = await bench.open_as(ProfileStore)
+        calls = store.concurrent_writes
+        assert calls >= 1
+        expected: dict[str, object] = {}
+        for turn in range(10):
+            writes = []
+            for call in range(calls):
+                name = f"{turn}-{call}"
+                expected |= {name: call, "last": name}
+                writes.append(
+                    [
+                        # All writes of a turn have the first event; the others differ.
+                        identify(f"{turn}", "u", turn, traits={"turn": turn}),
+                        identify(name, "u", len(expected), traits={name: call, "last": name}),
+                        event(f"seen-{name}", user_id="u", anonymous_id=name),
+                    ]
+                )
+            outcomes = await asyncio.gather(*map(store.write, writes))
+            first = [one[0].status for one in outcomes]
+            assert sorted(first) == sorted([Status.STORED] + [Status.DUPLICATE] * (calls - 1))
+            expected["turn"] = turn
+        profile = await store.profile(WORKSPACE, "u")
+        assert profile is not None
+        assert profile.traits == expected
+        assert len(profile.anonymous_ids) == 10 * calls
+
+    @on_store
+    async def test_the_latest_value_of_each_trait_wins(self, bench: Bench) -> None:
+        store = await bench.open_as(ProfileStore)
+        await store_all(store, identify("1", "u", 10, traits={"a": 1, "b": 1, "c": 1}))
+        await store_all(store, identify("2", "u", 20, traits={"b": 2, "c": None}))
+        await store_all(store, identify("3", "u", 5, traits={"a": 3, "c": 3, "d": {"x": [1, {}]}}))
+        profile = await store.profile(WORKSPACE, "u")
+        assert profile is not None
+        assert profile.traits == {"a": 1, "b": 2, "c": None, "d": {"x": [1, {}]}}
+        # A storage may leave the times out.
+        times = {"a": TIME + 10, "b": TIME + 20, "c": TIME + 20, "d": TIME + 5}
+        assert profile.trait_times in ({}, times)
+        assert (profile.created_at, profile.updated_at) == (TIME + 5, TIME + 20)
+
+    @on_store
+    async def test_a_retry_changes_nothing(self, bench: Bench) -> None:
+        """The client sends an event again: the server receives it later, and corrects the time."""
+        store = await bench.open_as(ProfileStore)
+        first = identify("m", "u", 10, traits={"a": "first"})
+        await store_all(store, first, identify("n", "u", 20, traits={"a": "second"}))
+        before = await store.profile(WORKSPACE, "u")
+        for again in (
+            identify("m", "u", 30, received=1000, traits={"a": "first"}),
+            identify("m", "u", 30, received=2000, traits={"a": "changed", "b": 1}),
+            event("m", type="group", user_id="u", groupId="g", anonymous_id="v", at=40),
+        ):
+            (outcome,) = await store.write([again])
+            assert outcome.status is Status.DUPLICATE
+        assert await store.profile(WORKSPACE, "u") == before
+        assert await all_pages(store.scan_groups, None) == []
+
+    @on_store
+    async def test_similar_names_are_different(self, bench: Bench) -> None:
+        store = await bench.open_as(ProfileStore)
+        traits = {name: number for number, name in enumerate([*AWKWARD, ""])}
+        batch: list[Event] = []
+        names = sorted(set(AWKWARD) - {"null"})
+        for name in names:
+            batch += [
+                identify(f"i:{name}", name, 1, traits=traits),
+                event(f"g:{name}", type="group", user_id="u", groupId=name, traits=traits),
+                identify(f"l:{name}", "u", anonymous_id=f"v{name}"),
+            ]
+        await store_all(store, *batch)
+        users = await all_pages(store.scan_users, WORKSPACE, limit=7)
+        assert sorted(one.user_id for one in users) == sorted([*names, "u"])
+        for one in users:
+            assert one.user_id == "u" or one.traits == traits
+        groups = await all_pages(store.scan_groups, WORKSPACE, limit=7)
+        assert sorted(one.group_id for one in groups) == names
+        assert all(one.traits == traits for one in groups)
+        profile = await store.profile(WORKSPACE, "u")
+        assert profile is not None
+        assert profile.groups == names
+        assert profile.anonymous_ids == sorted(f"v{name}" for name in names)
+
+    @on_store
+    async def test_the_latest_membership_of_each_group_wins(self, bench: Bench) -> None:
+        store = await bench.open_as(ProfileStore)
+
+        def group(name: str, at: int, assigned: bool | None = None) -> Event:
+            return event(
+                f"{name}{at}", type="group", user_id="u", groupId=name, at=at, assigned=assigned
+            )
+
+        await store_all(store, group("b", 5), group("a", 3), group("c", 9, False), group("d", 1))
+        await store_all(store, group("a", 4, False), group("b", 4, False), group("c", 8, True))
+        await store_all(store, group("d", 2, False))
+        await store_all(store, group("d", 3))
+        profile = await store.profile(WORKSPACE, "u")
+        assert profile is not None
+        assert profile.groups == ["b", "d"]
+
+    @on_store
+    async def test_an_operator_removes_traits(self, bench: Bench) -> None:
+        """A removal is a value of the register: the user does not have the trait, until a later
+        event sets it again."""
+        store = await bench.open_as(ProfileStore)
+        traits = {"email": "a@b.c", "plan": "pro", "n": None, "": 1}
+        await store_all(store, identify("1", "u", 10, traits=traits))
+        await store_all(store, removal("2", "u", 20, "email", "n", "", "unknown"))
+        # What an event from before sets, and arrives now, is removed, too.
+        await store_all(store, identify("3", "u", 15, traits={"email": "late@b.c", "unknown": 1}))
+
+        async def traits_of(user: str) -> Any:
+            profile = await store.profile(WORKSPACE, user)
+            assert profile is not None
+            [scanned] = [
+                one for one in await all_pages(store.scan_users, WORKSPACE) if one.user_id == user
+            ]
+            assert scanned == profile
+            return profile.traits
+
+        assert await traits_of("u") == {"plan": "pro"}
+        wanted = ["a@b.c", "late@b.c", "new@b.c"]
+        assert dict(await store.find_users(WORKSPACE, "email", wanted)) == {}
+        assert await all_pages(store.holders, WORKSPACE, "email", "a@b.c") == []
+        await store_all(store, identify("4", "u", 30, traits={"email": "new@b.c", "n": None}))
+        assert await traits_of("u") == {"plan": "pro", "email": "new@b.c", "n": None}
+        assert dict(await store.find_users(WORKSPACE, "email", wanted)) == {"new@b.c": ["u"]}
+        await store_all(store, removal("5", "v", 30, "email"))
+        assert await traits_of("v") == {}
+
+    @on_store
+    async def test_only_an_operator_removes_traits(self, bench: Bench) -> None:
+        store = await bench.open_as(ProfileStore)
+        await store_all(store, identify("1", "u", 10, traits={"a": 1}))
+        for origin in (API_ORIGIN, "sendgrid"):
+            attempt = identify("2", "u", 20, origin=origin, removedTraits=["a"])
+            await store_all(store, attempt)
+        profile = await store.profile(WORKSPACE, "u")
+        assert profile is not None
+        assert profile.traits == {"a": 1}
+
+    @on_store
+    async def test_a_removed_trait_makes_room(self, bench: Bench) -> None:
+        limits = ProfileLimits(traits=2, trait_bytes=100)
+        store = await bench.open_as(ProfileStore, profile_limits=limits)
+        await store_all(store, identify("1", "u", 1, traits={"a": "x" * 40, "b": "x" * 40}))
+        await store_all(store, identify("2", "u", 2, traits={"c": 1}))
+        assert store.dropped_changes == 1
+        await store_all(store, removal("3", "u", 3, "a", "d", "e", "f"))
+        await store_all(store, identify("4", "u", 4, traits={"c": "x" * 40}))
+        assert store.dropped_changes == 1
+        # Setting the removed trait again needs room again.
+        await store_all(store, identify("5", "u", 5, traits={"a": 1}))
+        assert store.dropped_changes == 2
+        await store_all(store, removal("6", "u", 6, "b"))
+        await store_all(store, identify("7", "u", 7, traits={"a": 1}))
+        profile = await store.profile(WORKSPACE, "u")
+        assert profile is not None
+        assert profile.traits == {"a": 1, "c": "x" * 40}
+
+    def test_last_write_wins_in_every_order(self: Any, tmp_path: Path) -> None:
+        """Any events, in any order and any writes, some of them twice, make the same profiles."""
+        numbers = itertools.count()
+        with Bench(self, tmp_path) as bench:
+            store = bench.run(bench.open_as(ProfileStore))
+
+            @settings(
+                max_examples=self.examples,
+                deadline=None,
+                derandomize=True,
+                database=None,
+                suppress_health_check=list(HealthCheck),
+            )
+            @given(st.data())
+            def check(data: st.DataObject) -> None:
+                # A workspace for each example, so that they can share the store.
+                workspace = f"w{next(numbers)}"
+                events = data.draw(_events(workspace))
+                arrivals = data.draw(st.permutations(events))
+                repeats = data.draw(st.lists(st.sampled_from(events), max_size=5))
+                sizes = data.draw(st.lists(st.integers(1, 6), max_size=8))
+                bench.run(_arrive(store, [*arrivals, *repeats], sizes))
+                assert bench.run(_profiles(store, workspace)) == _merged(events)
+
+            check()
+
+
+#: Few values, some of them often, so that different events set the same trait of the same user at
+#: the same millisecond.
+_NAMES = st.sampled_from(["a", "a", "b", "a\x00", "A"])
+_TIMES = st.sampled_from([0, 0, 0, 1, 2])
+
+
+@st.composite
+def _events(draw: st.DrawFn, workspace: str) -> list[Event]:
+    identities = draw(
+        st.lists(
+            st.tuples(
+                st.sampled_from("abcdeABC:1"), st.sampled_from(["api", "sendgrid", OPERATOR_ORIGIN])
+            ),
+            min_size=3,
+            max_size=9,
+            unique=True,
+        )
+    )
+    found = []
+    for message_id, origin in identities:
+        fields: dict[str, Any] = {
+            "traits": draw(st.dictionaries(_NAMES, st.integers(0, 9), min_size=1, max_size=3))
+        }
+        kind = draw(st.sampled_from(["identify", "identify", "group", "track"]))
+        if origin == OPERATOR_ORIGIN:
+            fields = {"removedTraits": draw(st.lists(_NAMES, min_size=1, max_size=2))}
+            kind = "identify"
+        if kind == "group":
+            fields["groupId"] = draw(_NAMES)
+            if draw(st.booleans()):
+                fields["assigned"] = draw(st.booleans())
+        found.append(
+            event(
+                message_id,
+                type=kind,
+                user_id=draw(st.sampled_from(["u", "u", "v"])),
+                # Never the id of a user: whether such an id is linked depends on the order.
+                anonymous_id=draw(st.sampled_from([None, "x", "y\x00", "y"])),
+                at=draw(_TIMES),
+                workspace=workspace,
+                origin=origin,
+                **fields,
+            )
+        )
+    return found
+
+
+async def _arrive(store: EventStore, events: list[Event], sizes: list[int]) -> None:
+    start = 0
+    for size in [*sizes, len(events)]:
+        if events[start : start + size]:
+            await store.write(events[start : start + size])
+        start += size
+
+
+async def _profiles(store: ProfileStore, workspace: str) -> Any:
+    users = {
+        one.user_id: (
+            dict(one.traits),
+            one.created_at,
+            one.updated_at,
+            list(one.anonymous_ids),
+            list(one.groups),
+        )
+        for one in await all_pages(store.scan_users, workspace)
+    }
+    for name, user in users.items():
+        one = await store.profile(workspace, name)
+        assert one is not None
+        assert dict(one.traits) == user[0]
+    groups = {
+        one.group_id: dict(one.traits) for one in await all_pages(store.scan_groups, workspace)
+    }
+    return users, groups
+
+
+def _merged(events: list[Event]) -> Any:
+    """Return the same profiles, computed in a simple way: in the order of the versions, later
+    changes over earlier ones."""
+    times: dict[str, list[int]] = {}
+    traits: dict[str, dict[str, Any]] = {}
+    links: dict[str, set[str]] = {}
+    members: dict[str, dict[str, bool]] = {}
+    groups: dict[str, dict[str, Any]] = {}
+    for one in sorted(events, key=lambda one: (one.timestamp, one.message_id, one.origin)):
+        for change in changes_of(one):
+            match change:
+                case Seen(user):
+                    times.setdefault(user, []).append(one.timestamp)
+                case Traits(user, values):
+                    traits.setdefault(user, {}).update(values)
+                case RemovedTraits(user, names):
+                    for name in names:
+                        traits.setdefault(user, {}).pop(name, None)
+                case Group(group, values):
+                    groups.setdefault(group, {}).update(values)
+                case Member(user, group, assigned):
+                    members.setdefault(user, {})[group] = assigned
+                case Linked(user, anonymous):
+                    links.setdefault(user, set()).add(anonymous)
+    users = {
+        user: (
+            traits.get(user, {}),
+            min(at),
+            max(at),
+            sorted(links.get(user, ())),
+            sorted(group for group, assigned in members.get(user, {}).items() if assigned),
+        )
+        for user, at in times.items()
+    }
+    return users, groups

@@ -1,0 +1,191 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The promises of a :class:`~engage.api.SubscriptionStore`."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from engage.api import ProfileStore, SubscriptionChange, SubscriptionStore
+
+from ..factories import AWKWARD, TIME, WORKSPACE, all_pages
+from .harness import Bench, on_store
+
+
+def change(
+    name: str, *, user_id: str = "u", workspace: str = WORKSPACE, at: int = 0, **choices: bool
+) -> SubscriptionChange:
+    """Return a change of subscriptions.
+
+    :param name: the id.
+    :param at: milliseconds after :data:`TIME`.
+    :param choices: group id → subscribed.
+    """
+    return SubscriptionChange(
+        id=name,
+        workspace_id=workspace,
+        user_id=user_id,
+        choices=choices,
+        at=TIME + at,
+        how="api",
+    )
+
+
+def _summary(record: Any) -> tuple[Any, ...]:
+    return (
+        record.change_id,
+        record.user_id,
+        record.group_id,
+        record.before,
+        record.after,
+        record.at - TIME,
+    )
+
+
+class SubscriptionTests:
+    """``apply``, ``state``, ``scan_subscriptions``, ``history``."""
+
+    @on_store
+    async def test_choices_are_stored_with_their_history(self, bench: Bench) -> None:
+        store = await bench.open_as(SubscriptionStore)
+        assert dict(await store.state(WORKSPACE, "u")) == {}
+        assert dict(await store.apply(change("1", at=1, a=True, b=False))) == {
+            "a": True,
+            "b": False,
+        }
+        after = {"a": False, "b": False, "c": True}
+        assert dict(await store.apply(change("2", at=2, a=False, c=True, b=False))) == after
+        assert dict(await store.state(WORKSPACE, "u")) == after
+        records = await all_pages(store.history, WORKSPACE, "u")
+        assert sorted(_summary(one) for one in records[:2]) == [
+            ("1", "u", "a", None, True, 1),
+            ("1", "u", "b", None, False, 1),
+        ]
+        assert sorted(_summary(one) for one in records[2:]) == [
+            ("2", "u", "a", True, False, 2),
+            ("2", "u", "c", None, True, 2),
+        ]
+        assert {one.how for one in records} == {"api"}
+
+    @on_store
+    async def test_a_choice_that_already_holds_writes_nothing(self, bench: Bench) -> None:
+        store = await bench.open_as(SubscriptionStore)
+        await store.apply(change("1", at=1, a=True))
+        await store.apply(change("2", at=2, a=True))
+        (state,) = await all_pages(store.scan_subscriptions, None)
+        assert state.updated_at == TIME + 1
+        assert len(await all_pages(store.history, None, None)) == 1
+
+    @on_store
+    async def test_a_change_is_applied_once_for_each_id(self, bench: Bench) -> None:
+        store = await bench.open_as(SubscriptionStore)
+        await store.apply(change("1", a=True))
+        # This change has no effect. Repeated after the next one, it must not undo that one.
+        await store.apply(change("2", a=True))
+        await store.apply(change("3", a=False))
+        for name in ("1", "2", "3"):
+            again = change(name, at=9, a=True, b=True)
+            assert dict(await store.apply(again)) == {"a": False}
+        assert len(await all_pages(store.history, None, None)) == 2
+        # The same id in another workspace is another change.
+        other = change("1", workspace="other", a=True)
+        assert dict(await store.apply(other)) == {"a": True}
+
+    @on_store
+    async def test_recent_changes_without_effect_are_remembered(self, bench: Bench) -> None:
+        store = await bench.open_as(SubscriptionStore)
+        await store.apply(change("on", a=True))
+        for number in range(40):
+            await store.apply(change(f"idle {number}", a=True))
+        await store.apply(change("off", a=False))
+        for name in ("on", *(f"idle {number}" for number in range(30, 40)), "off"):
+            assert dict(await store.apply(change(name, a=True))) == {"a": False}
+        assert dict(await store.apply(change("new", a=True))) == {"a": True}
+
+    @on_store
+    async def test_one_change_from_concurrent_calls_is_applied_once(self, bench: Bench) -> None:
+        stores = [await bench.open_as(SubscriptionStore)]
+        if bench.subject.can("atomic-updates"):
+            stores.append(await bench.open_as(SubscriptionStore))
+        calls = [stores[n % len(stores)].apply(change("1", a=True, b=True)) for n in range(20)]
+        assert [dict(one) for one in await asyncio.gather(*calls)] == [{"a": True, "b": True}] * 20
+        store = stores[0]
+        assert len(await all_pages(store.history, None, None)) == 2
+
+    @on_store
+    async def test_concurrent_changes_leave_a_consistent_history(self, bench: Bench) -> None:
+        bench.require("atomic-updates")
+        store, second = (
+            await bench.open_as(SubscriptionStore),
+            await bench.open_as(SubscriptionStore),
+        )
+        await asyncio.gather(
+            *(
+                (store, second)[number % 2].apply(change(str(number), a=bool(number % 3)))
+                for number in range(40)
+            )
+        )
+        # In whatever order they were applied, the history leads step by step to the state.
+        records = await all_pages(store.history, WORKSPACE, "u")
+        value = None
+        for one in records:
+            assert one.before is value
+            assert one.after is not value
+            value = one.after
+        assert dict(await store.state(WORKSPACE, "u")) == {"a": value}
+
+    @on_store
+    async def test_a_change_makes_the_user_exist(self, bench: Bench) -> None:
+        store = await bench.open_as(SubscriptionStore)
+        await store.apply(change("1", user_id="fresh", at=5, a=True))
+        if isinstance(store, ProfileStore):
+            profile = await store.profile(WORKSPACE, "fresh")
+            assert profile is not None
+            assert (profile.created_at, profile.updated_at) == (TIME + 5, TIME + 5)
+
+    @on_store
+    async def test_choices_of_similar_user_ids_are_separate(self, bench: Bench) -> None:
+        store = await bench.open_as(SubscriptionStore)
+        for number, name in enumerate(AWKWARD):
+            await store.apply(change(name, user_id=name, at=number, a=bool(number % 2)))
+        states = await all_pages(store.scan_subscriptions, WORKSPACE, limit=5)
+        assert {one.user_id: one.subscribed for one in states} == {
+            name: bool(number % 2) for number, name in enumerate(AWKWARD)
+        }
+        for number, name in enumerate(AWKWARD):
+            assert dict(await store.state(WORKSPACE, name)) == {"a": bool(number % 2)}
+
+    @on_store
+    async def test_scans_of_choices_and_of_their_history_are_complete(self, bench: Bench) -> None:
+        store = await bench.open_as(SubscriptionStore)
+        for number in range(40):
+            await store.apply(
+                change(
+                    str(number),
+                    user_id=f"u{number % 4}",
+                    workspace=(WORKSPACE, "other")[number % 2],
+                    at=number,
+                    a=number % 8 < 4,
+                    b=True,
+                )
+            )
+        for limit in (1, 7, 100):
+            everything = await all_pages(store.history, None, None, limit=limit)
+            assert [one.at for one in everything] == sorted(one.at for one in everything)
+            mine = await all_pages(store.history, WORKSPACE, "u2", limit=limit)
+            assert [_summary(one) for one in mine] == [
+                _summary(one) for one in everything if one.user_id == "u2"
+            ]
+            states = await all_pages(store.scan_subscriptions, None, limit=limit)
+            assert len(states) == len({(s.workspace_id, s.user_id, s.group_id) for s in states})
+            assert len(states) == 8
+            assert len(await all_pages(store.scan_subscriptions, "other", limit=limit)) == 4
+        assert await all_pages(store.history, "other", "u2") == []
+
+    @on_store
+    async def test_a_change_is_remembered_after_reopening(self, bench: Bench) -> None:
+        store = await bench.open_as(SubscriptionStore)
+        await store.apply(change("1", a=True))
+        await store.close()
+        store = await bench.open_as(SubscriptionStore)
+        assert dict(await store.apply(change("1", a=False))) == {"a": True}

@@ -1,0 +1,19 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Maintenance of any store: check it, read it, copy it, delete old data.
+
+======================  ============================================================
+``time_limit.py``       limits how long a call of the storage may take
+``readiness.py``        checks whether the storage answers (``/readyz``)
+``retention.py``        deletes records that are older than the config allows
+``budgets.py``          computes how full the budgets of dead letters are
+``dropped_changes.py``  reports the changes of profiles that a limit dropped
+``export.py``           reads the records of a store as JSON
+``copy.py``             copies everything in one store to another
+``copy_records.py``     copies the console's data: keys, audit and counters
+``copy_report.py``      the report of a copy, and its comparison of records
+``audit.py``            records who changed what, for the operator
+``letter_groups.py``    groups dead letters by their cause
+======================  ============================================================
+
+The interface of a storage is in :mod:`engage.api.storage`.
+"""

@@ -1,0 +1,298 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Copy everything in one store to another.
+
+Events are copied unchanged, and the target builds the profiles from them, as for any event. Then
+follow the subscription changes of the history, the choices that no history explains, the dead
+letters, and the console's data (``copy_records.py``). Everything keeps its id, so that copying
+is idempotent: run an interrupted copy again. At the end, the profiles of both stores are compared.
+They differ where events have expired at the source, because a profile keeps the traits of expired
+events.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from typing import Final, TypeVar
+
+from engage.api import (
+    CountStore,
+    DeadLetter,
+    DeadLetterStore,
+    Event,
+    EventFilter,
+    EventStore,
+    ProfileStore,
+    RecordStore,
+    Status,
+    SubscriptionChange,
+    SubscriptionRecord,
+    SubscriptionStore,
+    UserProfile,
+)
+from engage.upkeep.copy_records import COPIED_KINDS, copy_counters, copy_records
+from engage.upkeep.copy_report import PAGE, Counts, OnProgress, canonical, same_json
+from engage.upkeep.export import all_pages
+
+__all__ = ["Counts", "copy_all"]
+
+#: Bytes of bodies that are written at once.
+_WRITE_BYTES: Final = 4 * 1024 * 1024
+#: Records of a user's history that are read at once.
+_HISTORY_PAGE: Final = 1000
+
+Item = TypeVar("Item")
+
+
+async def copy_all(
+    source: EventStore, target: EventStore, on_progress: OnProgress | None = None
+) -> AsyncGenerator[Counts, None]:
+    """Copy everything from one store to another.
+
+    :param source: an open store, which is only read.
+    :param target: an open store.
+    :param on_progress: called often, with the counts so far of the current kind.
+    :return: the counts of each kind, when that kind is complete.
+    :raises StorageUnavailable: if one of the stores fails; run the copy again to continue.
+    """
+    report = on_progress or (lambda _: None)
+    yield await _events(source, target, report)
+    if isinstance(source, SubscriptionStore):
+        yield await _subscriptions(source, target, report)
+    if isinstance(source, DeadLetterStore):
+        yield await _dead_letters(source, target, report)
+    if isinstance(source, RecordStore):
+        for name, kinds in COPIED_KINDS.items():
+            yield await copy_records(source, target, name, kinds, report)
+    if isinstance(source, CountStore):
+        yield await copy_counters(source, target, report)
+    if isinstance(source, ProfileStore):
+        yield await _compare_profiles(source, target, report)
+
+
+# ---------------------------------------------------------------------------------------- events
+async def _events(source: EventStore, target: EventStore, report: OnProgress) -> Counts:
+    counts = Counts("events")
+    stored = all_pages(lambda after: source.scan(EventFilter(), after=after, limit=PAGE))
+    async for events in _batches(stored, lambda event: len(event.body)):
+        await _write(target, events, counts)
+        report(counts)
+    return counts
+
+
+async def _batches(
+    records: AsyncIterator[Item], size_of: Callable[[Item], int]
+) -> AsyncGenerator[list[Item], None]:
+    """Group records into batches of a limited number and size.
+
+    :param size_of: the size of a record in bytes.
+    """
+    batch: list[Item] = []
+    size = 0
+    async for record in records:
+        batch.append(record)
+        size += size_of(record)
+        if len(batch) >= PAGE or size >= _WRITE_BYTES:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
+
+
+async def _write(target: EventStore, events: Sequence[Event], counts: Counts) -> None:
+    outcomes = await target.write(events)
+    for event, outcome in zip(events, outcomes, strict=True):
+        if outcome.status is Status.STORED:
+            counts.copied += 1
+        elif outcome.status is Status.REFUSED:
+            counts.refused += 1
+            counts.add_reason(outcome.reason or "the target refused the event")
+        elif outcome.stored is None or same_json(outcome.stored, event.body):
+            counts.duplicate += 1
+        else:
+            counts.conflicting += 1
+            counts.add_reason("the target has another event with the same message id")
+
+
+# --------------------------------------------------------------------------------- subscriptions
+async def _subscriptions(
+    source: SubscriptionStore, target: EventStore, report: OnProgress
+) -> Counts:
+    counts = Counts("subscription changes")
+    changes = _changes(source)
+    async for change in changes:
+        if not isinstance(target, SubscriptionStore):
+            counts.refused += 1
+            counts.add_reason("the target does not store subscriptions")
+            continue
+        await _apply(target, change, counts)
+        report(counts)
+    if isinstance(target, SubscriptionStore):
+        await _copy_unexplained_choices(source, target, counts)
+    return counts
+
+
+async def _changes(source: SubscriptionStore) -> AsyncGenerator[SubscriptionChange, None]:
+    """Rebuild the changes of a history. The records of one change follow each other."""
+    together: list[SubscriptionRecord] = []
+    async for record in all_pages(
+        lambda after: source.history(None, None, after=after, limit=PAGE)
+    ):
+        if together and _change_key(together[0]) != _change_key(record):
+            yield _change(together)
+            together = []
+        together.append(record)
+    if together:
+        yield _change(together)
+
+
+def _change_key(record: SubscriptionRecord) -> tuple[str, str, str, int]:
+    return (record.workspace_id, record.user_id, record.change_id, record.at)
+
+
+def _change(records: Sequence[SubscriptionRecord]) -> SubscriptionChange:
+    first = records[0]
+    return SubscriptionChange(
+        id=first.change_id,
+        workspace_id=first.workspace_id,
+        user_id=first.user_id,
+        choices={record.group_id: record.after for record in records},
+        at=first.at,
+        how=first.how,
+    )
+
+
+async def _history(
+    store: SubscriptionStore, workspace_id: str, user_id: str
+) -> AsyncGenerator[SubscriptionRecord, None]:
+    async for record in all_pages(
+        lambda after: store.history(workspace_id, user_id, after=after, limit=_HISTORY_PAGE)
+    ):
+        yield record
+
+
+async def _apply(target: SubscriptionStore, change: SubscriptionChange, counts: Counts) -> None:
+    newer: set[str] = set()
+    async for record in _history(target, change.workspace_id, change.user_id):
+        if record.change_id == change.id:
+            counts.duplicate += 1
+            return
+        if record.at > change.at:
+            newer.add(record.group_id)
+    # The user may have made a newer choice at the target; an older one must not override it.
+    choices = {group: choice for group, choice in change.choices.items() if group not in newer}
+    if choices:
+        await target.apply(dataclasses.replace(change, choices=choices))
+    if len(choices) < len(change.choices):
+        counts.conflicting += 1
+        counts.add_reason("the user has made a newer choice at the target")
+    else:
+        counts.copied += 1
+
+
+async def _copy_unexplained_choices(
+    source: SubscriptionStore, target: SubscriptionStore, counts: Counts
+) -> None:
+    """Copy the current choices of the source that its history does not explain."""
+    async for state in all_pages(
+        lambda after: source.scan_subscriptions(None, after=after, limit=PAGE)
+    ):
+        there = await target.state(state.workspace_id, state.user_id)
+        if there.get(state.group_id) is state.subscribed:
+            continue
+        moved_on = False
+        async for record in _history(target, state.workspace_id, state.user_id):
+            if record.group_id == state.group_id and record.at > state.updated_at:
+                moved_on = True
+        if moved_on:
+            continue
+        parts = (state.workspace_id, state.user_id, state.group_id, str(state.updated_at))
+        digest = hashlib.blake2b(canonical(parts), digest_size=16).hexdigest()
+        await target.apply(
+            SubscriptionChange(
+                id=f"copy-{digest}",
+                workspace_id=state.workspace_id,
+                user_id=state.user_id,
+                choices={state.group_id: state.subscribed},
+                at=state.updated_at,
+                how="copy",
+            )
+        )
+        counts.copied += 1
+
+
+# ---------------------------------------------------------------------------------- dead letters
+async def _dead_letters(source: DeadLetterStore, target: EventStore, report: OnProgress) -> Counts:
+    counts = Counts("dead letters")
+    letters = all_pages(lambda after: source.scan_dead_letters(None, after=after, limit=PAGE))
+    if not isinstance(target, DeadLetterStore):
+        async for _ in letters:
+            counts.refused += 1
+            counts.add_reason("the target does not store dead letters")
+            report(counts)
+        return counts
+    # The budgets limit the number of dead letters, so their ids fit into memory.
+    known = {
+        (letter.workspace_id, letter.id)
+        async for letter in all_pages(
+            lambda after: target.scan_dead_letters(None, after=after, limit=PAGE)
+        )
+    }
+    async for batch in _batches(
+        letters, lambda letter: len(letter.item) + len(letter.envelope or b"")
+    ):
+        new = [letter for letter in batch if (letter.workspace_id, letter.id) not in known]
+        counts.duplicate += len(batch) - len(new)
+        if new:
+            await _put(target, new, counts)
+        report(counts)
+    return counts
+
+
+async def _put(target: DeadLetterStore, letters: Sequence[DeadLetter], counts: Counts) -> None:
+    dropped = await target.put(letters)
+    counts.copied += len(letters) - dropped
+    if dropped:
+        counts.refused += dropped
+        counts.add_reason("the budget for dead letters is used up at the target")
+
+
+# -------------------------------------------------------------------------------------- profiles
+async def _compare_profiles(source: ProfileStore, target: EventStore, report: OnProgress) -> Counts:
+    """Compare the profiles. Nothing is copied: the target has built them from the events."""
+    counts = Counts("profiles")
+    async for profile in all_pages(lambda after: source.scan_users(None, after=after, limit=PAGE)):
+        if not isinstance(target, ProfileStore):
+            counts.refused += 1
+            counts.add_reason("the target does not store profiles")
+            report(counts)
+            continue
+        there = await target.profile(profile.workspace_id, profile.user_id)
+        if there is not None and _contains(there, profile):
+            counts.copied += 1
+        else:
+            counts.conflicting += 1
+            counts.add_reason(
+                "a profile differs: some of its events have expired, or new ones arrived meanwhile"
+            )
+        report(counts)
+    return counts
+
+
+def _contains(there: UserProfile, profile: UserProfile) -> bool:
+    """Return whether a profile includes another.
+
+    :param there: the profile at the target; events of the target may have added more to it.
+    """
+    if there.updated_at > profile.updated_at:
+        # Newer events may have changed values; they never remove traits or links.
+        return there.traits.keys() >= profile.traits.keys() and set(there.anonymous_ids) >= set(
+            profile.anonymous_ids
+        )
+    values = {key: there.traits[key] for key in profile.traits if key in there.traits}
+    return (
+        canonical(values) == canonical(dict(profile.traits))
+        and set(there.anonymous_ids) >= set(profile.anonymous_ids)
+        and set(there.groups) >= set(profile.groups)
+    )

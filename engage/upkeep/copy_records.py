@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Copy the console's data: write keys, its audit, and the counters of its plots.
+
+Sessions, used links, signing secrets and refused requests belong to the server that made them. They
+are not copied.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Final
+
+from engage.api import Count, CountStore, EventStore, Record, RecordStore
+from engage.upkeep.copy_report import PAGE, Counts, OnProgress, same_json
+from engage.upkeep.export import all_pages
+
+__all__ = ["COPIED_KINDS", "copy_counters", "copy_records"]
+
+#: Name in the report → the kinds of records that are copied.
+COPIED_KINDS: Final[Mapping[str, Sequence[str]]] = {
+    "write keys": ("key", "key-override"),
+    "audit records": ("audit",),
+}
+
+#: Registers of counters that are read, and written, at once. They are small.
+_COUNTER_PAGE: Final = 1000
+
+
+async def copy_records(
+    source: RecordStore, target: EventStore, name: str, kinds: Sequence[str], report: OnProgress
+) -> Counts:
+    """Copy the records of some kinds.
+
+    A record that the target has is replaced if that of the source was written later, so that a key
+    which is disabled between two copies is also disabled at the target.
+
+    :param name: their name in the counts.
+    :return: the counts.
+    """
+    counts = Counts(name)
+    for kind in kinds:
+        async for record in _records(source, kind):
+            if isinstance(target, RecordStore):
+                await _put(target, record, counts)
+            else:
+                counts.refused += 1
+                counts.add_reason("the target does not store records")
+            report(counts)
+    return counts
+
+
+def _records(source: RecordStore, kind: str) -> AsyncIterator[Record]:
+    return all_pages(lambda after: source.list_records(kind, after=after, limit=PAGE))
+
+
+async def _put(target: RecordStore, record: Record, counts: Counts) -> None:
+    there = await target.get_record(record.kind, record.workspace_id, record.id)
+    if there is not None and there.at == record.at and same_json(there.body, record.body):
+        counts.duplicate += 1
+        return
+    if there is not None and there.at >= record.at:
+        counts.conflicting += 1
+        counts.add_reason("the target has a newer record with the same id")
+        return
+    expected = 0 if there is None else there.version
+    if await target.put_record(record, expected_version=expected) is not None:
+        counts.copied += 1
+    else:
+        counts.conflicting += 1
+        counts.add_reason("a record was changed at the target during the copy; run the copy again")
+
+
+async def copy_counters(source: CountStore, target: EventStore, report: OnProgress) -> Counts:
+    """Copy the registers of all counters.
+
+    They are written again by each copy, because the greatest value of a register stays: none is
+    reported as a duplicate.
+
+    :return: the counts.
+    """
+    counts = Counts("counters")
+    page: list[Count] = []
+    async for one in all_pages(lambda after: source.scan_counts(after=after, limit=_COUNTER_PAGE)):
+        page.append(one)
+        if len(page) >= _COUNTER_PAGE:
+            await _put_counts(target, page, counts)
+            report(counts)
+            page = []
+    if page:
+        await _put_counts(target, page, counts)
+        report(counts)
+    return counts
+
+
+async def _put_counts(target: EventStore, page: Sequence[Count], counts: Counts) -> None:
+    if isinstance(target, CountStore):
+        await target.put_counts(page)
+        counts.copied += len(page)
+    else:
+        counts.refused += len(page)
+        counts.add_reason("the target does not store counters")

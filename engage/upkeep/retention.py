@@ -1,0 +1,172 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Delete records that are older than the config allows, in the background and in small steps."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, Final
+
+from engage.api import (
+    DeadLetterStore,
+    EventFilter,
+    EventStore,
+    RecordStore,
+    StorageUnavailable,
+    render_time,
+)
+from engage.config import Retention
+from engage.upkeep.audit import AUDIT
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+__all__ = ["expire", "expire_audit", "expire_periodically", "gap"]
+
+_log = logging.getLogger(__name__)
+
+#: Seconds between two rounds.
+ROUND_SECONDS: Final = 600.0
+#: Seconds before the first round, so that it does not slow down the start of the server.
+FIRST_SECONDS: Final = 30.0
+#: Seconds between two calls of the storage, during which it only serves writes.
+PAUSE_SECONDS: Final = 0.05
+#: Maximum number of records that one call deletes.
+SLICE: Final = 500
+#: Seconds after the start for which a gap between the events stops the deletion. Somebody has time
+#: to set a clock that is wrong, and a server that was off for long deletes no later than that.
+DOUBTFUL_SECONDS: Final = 24 * 60 * 60.0
+_DAY_MS: Final = 24 * 60 * 60 * 1000
+#: Days for which the audit is kept.
+AUDIT_DAYS: Final = 400
+
+
+async def expire_periodically(
+    store: EventStore,
+    retention: Retention,
+    clock: Callable[[], int],
+    *,
+    first: float = FIRST_SECONDS,
+    every: float = ROUND_SECONDS,
+    doubtful: float = DOUBTFUL_SECONDS,
+) -> None:
+    """Expire records in rounds until cancelled. After a failure, the next round tries again.
+
+    :param clock: returns milliseconds since 1970 UTC. It must not follow a step ahead: that would
+        make all records look old.
+    :param first: seconds before the first round.
+    :param every: seconds between two rounds.
+    :param doubtful: seconds for which a gap between the events makes the time doubtful.
+    """
+    days = (retention.events_days, retention.dead_letters_days)
+    if days == (None, None) and not isinstance(store, RecordStore):
+        return
+    loop = asyncio.get_running_loop()
+    trusted_at = loop.time() + doubtful
+    logged: set[str] = set()
+
+    async def trusted(days: int | None, now: int) -> int | None:
+        """Return ``days``, or ``None`` if nothing may be deleted now; log why, once."""
+        doubt = None
+        if days is not None and loop.time() < trusted_at:
+            doubt = await gap(store, days, now)
+        if doubt is not None and doubt not in logged:
+            logged.add(doubt)
+            _log.error("nothing is expired, because the time may be wrong: %s", doubt)
+        return days if doubt is None else None
+
+    await asyncio.sleep(first)
+    while True:
+        try:
+            now = clock()
+            due = Retention(
+                events_days=await trusted(retention.events_days, now),
+                dead_letters_days=await trusted(retention.dead_letters_days, now),
+            )
+            await expire(store, due, now=now)
+            if isinstance(store, RecordStore) and await trusted(AUDIT_DAYS, now):
+                await expire_audit(store, now=now)
+        except StorageUnavailable as error:
+            _log.warning("records could not be expired; the next round tries again: %s", error)
+        except Exception:
+            _log.exception("expiring records failed")
+        await asyncio.sleep(every)
+
+
+async def gap(store: EventStore, days: int, now: int) -> str | None:
+    """Return why the time may be wrong, or ``None``.
+
+    A server that starts with a clock that is years ahead cannot notice it. But such a clock leaves
+    a gap between the events, just where the deletion would begin.
+
+    :param days: the age of records to delete, and the length of a gap that makes ``now`` doubtful.
+    :param now: milliseconds since 1970 UTC.
+    :return: a clause for the log. ``None`` also if the storage does not have
+        :meth:`EventStore.recent`.
+    :raises StorageUnavailable: if the storage fails.
+    """
+    before = now - days * _DAY_MS
+    last = await _newest(store, EventFilter(until=before))
+    if last is None:
+        return None
+    near = EventFilter(since=before, until=last + max(days, 1) * _DAY_MS + 1)
+    if await _newest(store, near) is not None:
+        return None
+    return (
+        f"no event was received in the {days} days after {render_time(last)}; if that is right,"
+        " records expire when the server has run for a day"
+    )
+
+
+async def _newest(store: EventStore, wanted: EventFilter) -> int | None:
+    """Return when the newest of some events was received."""
+    page = await store.recent(wanted, limit=1)
+    while page is not None and not page.items and page.cursor is not None:
+        page = await store.recent(wanted, before=page.cursor, limit=1)
+    return page.items[0].received_at if page is not None and page.items else None
+
+
+async def expire(
+    store: EventStore, retention: Retention, *, now: int, slice_: int = SLICE
+) -> tuple[int, int]:
+    """Delete all records that are too old.
+
+    :param now: milliseconds since 1970 UTC.
+    :param slice_: maximum number of records that one call of the storage deletes.
+    :return: the number of deleted events and of deleted dead letters.
+    :raises StorageUnavailable: if the storage fails; some records may be deleted already.
+    """
+    events = letters = 0
+    if retention.events_days is not None:
+        before = now - retention.events_days * _DAY_MS
+        events = await _all(lambda: store.expire(before, limit=slice_), slice_)
+    if retention.dead_letters_days is not None and isinstance(store, DeadLetterStore):
+        letters_before = now - retention.dead_letters_days * _DAY_MS
+        letters = await _all(
+            lambda: store.expire_dead_letters(letters_before, limit=slice_), slice_
+        )
+    if events or letters:
+        _log.info("expired", extra={"events": events, "deadLetters": letters})
+    return events, letters
+
+
+async def expire_audit(store: RecordStore, *, now: int, slice_: int = SLICE) -> int:
+    """Delete the entries of the audit that are too old.
+
+    :param now: milliseconds since 1970 UTC.
+    :param slice_: maximum number of records that one call of the storage deletes.
+    :return: how many were deleted.
+    :raises StorageUnavailable: if the storage fails.
+    """
+    before = now - AUDIT_DAYS * _DAY_MS
+    return await _all(lambda: store.expire_records(AUDIT, before, limit=slice_), slice_)
+
+
+async def _all(delete: Callable[[], Awaitable[int]], slice_: int) -> int:
+    total = 0
+    while True:
+        count = await delete()
+        total += count
+        if count < slice_:
+            return total
+        await asyncio.sleep(PAUSE_SECONDS)

@@ -1,0 +1,15 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The rows of each table: reading and writing them, in a transaction of the caller.
+
+====================  =================================================================
+``events.py``         events
+``profiles.py``       users and groups
+``identifiers.py``    users by the value of a trait
+``changes.py``        the profile changes of one write, folded
+``subscriptions.py``  subscription choices and their history
+``dead_letters.py``   dead letters, and their budgets
+``records.py``        records, and the version of each kind
+``counts.py``         counters
+``paging.py``         pages of a table
+====================  =================================================================
+"""

@@ -1,0 +1,178 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rows of subscription choices and their history."""
+
+from __future__ import annotations
+
+import sqlite3
+from typing import Any, Final
+
+from engage.api import SubscriptionChange, SubscriptionRecord, SubscriptionState
+
+from ..connection import insert, key_of
+from .paging import Window
+
+#: Changes without effect that are remembered of one user.
+MAX_IDLE: Final = 16
+
+
+def apply(db: sqlite3.Connection, change: SubscriptionChange) -> bool:
+    """Apply a change, once for each id; a choice that already holds writes nothing.
+
+    :return: whether the change is new.
+    """
+    key = key_of(change.workspace_id, change.id)
+    idle = _IdleChanges(db, change)
+    if key in idle or db.execute("SELECT 1 FROM changes WHERE key = ?", (key,)).fetchone():
+        return False
+    before = state(db, change.workspace_id, change.user_id)
+    changed = [
+        (group, wanted)
+        for group, wanted in change.choices.items()
+        if before.get(group) is not wanted
+    ]
+    if not changed:
+        idle.add(key)
+        return True
+    db.execute("INSERT INTO changes (key) VALUES (?)", (key,))
+    insert(
+        db,
+        "INSERT INTO choices (workspace, user_id, group_id, subscribed, updated_at)",
+        [
+            (change.workspace_id, change.user_id, group, wanted, change.at)
+            for group, wanted in changed
+        ],
+        "ON CONFLICT (workspace, user_id, group_id) DO UPDATE "
+        "SET subscribed = excluded.subscribed, updated_at = excluded.updated_at",
+    )
+    insert(
+        db,
+        "INSERT INTO history (change_id, workspace, user_id, group_id, before, after, at, how)",
+        [
+            (
+                change.id,
+                change.workspace_id,
+                change.user_id,
+                group,
+                before.get(group),
+                wanted,
+                change.at,
+                change.how,
+            )
+            for group, wanted in changed
+        ],
+    )
+    return True
+
+
+class _IdleChanges:
+    """The changes of a user that had no effect.
+
+    They are remembered, because one that is repeated after a later change must not undo that one.
+    Only the latest are: anyone who has a user's link can send any number of them.
+
+    Their rows in the table ``changes`` have longer keys than those of other changes: the user, a
+    number that grows, and the key of the change.
+    """
+
+    def __init__(self, db: sqlite3.Connection, change: SubscriptionChange) -> None:
+        self._db = db
+        self._user = key_of(change.workspace_id, change.user_id)
+        first, last = self._user + bytes(8), self._user + b"\xff" * 8
+        self._rows: list[bytes] = [
+            row
+            for (row,) in db.execute(
+                "SELECT key FROM changes WHERE key > ? AND key < ? ORDER BY key", (first, last)
+            )
+        ]
+
+    def __contains__(self, key: bytes) -> bool:
+        return any(row.endswith(key) for row in self._rows)
+
+    def add(self, key: bytes) -> None:
+        """Remember a change, and forget the oldest if there are too many."""
+        size = len(self._user)
+        number = int.from_bytes(self._rows[-1][size : size + 8], "big") + 1 if self._rows else 0
+        row = self._user + number.to_bytes(8, "big") + key
+        self._db.execute("INSERT INTO changes (key) VALUES (?)", (row,))
+        self._db.executemany(
+            "DELETE FROM changes WHERE key = ?", [(old,) for old in self._rows[: 1 - MAX_IDLE]]
+        )
+
+
+def state(db: sqlite3.Connection, workspace_id: str, user_id: str) -> dict[str, bool]:
+    """Return the choices of a user: group id → subscribed."""
+    return {
+        group: bool(subscribed)
+        for group, subscribed in db.execute(
+            "SELECT group_id, subscribed FROM choices WHERE workspace = ? AND user_id = ? "
+            "ORDER BY group_id",
+            (workspace_id, user_id),
+        )
+    }
+
+
+def scan(
+    db: sqlite3.Connection, workspace_id: str | None, after: int | None, limit: int
+) -> tuple[list[SubscriptionState], int | None]:
+    """Return a page of the current choices, and its cursor."""
+    window = Window(db, "choices", "id", after)
+    condition = "" if workspace_id is None else "AND +workspace = :workspace"
+    rows = db.execute(
+        "SELECT id, workspace, user_id, group_id, subscribed, updated_at FROM choices "
+        f"WHERE id > :after AND id <= :last {condition} ORDER BY id",
+        {"after": window.after, "last": window.last, "workspace": workspace_id},
+    )
+    return window.page(rows, _state, limit)
+
+
+def _state(row: Any) -> tuple[SubscriptionState, int]:
+    _, workspace, user, group, subscribed, at = row
+    return (
+        SubscriptionState(
+            workspace_id=workspace,
+            user_id=user,
+            group_id=group,
+            subscribed=bool(subscribed),
+            updated_at=at,
+        ),
+        len(user),
+    )
+
+
+def history(
+    db: sqlite3.Connection,
+    workspace_id: str | None,
+    user_id: str | None,
+    after: int | None,
+    limit: int,
+) -> tuple[list[SubscriptionRecord], int | None]:
+    """Return a page of audit records in the order in which they were written, and its cursor."""
+    window = Window(db, "history", "seq", after)
+    conditions = ""
+    if workspace_id is not None:
+        conditions += " AND workspace = :workspace"
+    if user_id is not None:
+        conditions += " AND user_id = :user"
+    rows = db.execute(
+        "SELECT seq, change_id, workspace, user_id, group_id, before, after, at, how FROM history "
+        f"WHERE seq > :after AND seq <= :last {conditions} ORDER BY seq",
+        {"after": window.after, "last": window.last, "workspace": workspace_id, "user": user_id},
+    )
+    return window.page(rows, _record, limit)
+
+
+def _record(row: Any) -> tuple[SubscriptionRecord, int]:
+    _, change, workspace, user, group, before, after, at, how = row
+    return (
+        SubscriptionRecord(
+            change_id=change,
+            workspace_id=workspace,
+            user_id=user,
+            group_id=group,
+            before=None if before is None else bool(before),
+            after=bool(after),
+            at=at,
+            how=how,
+        ),
+        len(user),
+    )

@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The operations of a writer, with the types of their arguments and results.
+
+Each is a method of :class:`~..engine.Engine`. Between processes, arguments and results are
+MessagePack. An operation keeps its name and types: a change needs another name, or another
+:data:`~.protocol.PROTOCOL`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any, Final, Generic, TypeVar
+
+import msgspec
+
+from engage.api import Count, DeadLetter, Event, Outcome, Record, Status, SubscriptionChange
+
+from ..tables.events import STORED
+
+Result = TypeVar("Result")
+
+_encoder: Final = msgspec.msgpack.Encoder()
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class Operation(Generic[Result]):
+    """An operation. ``Result`` is the type of its result."""
+
+    name: str
+    #: Whether doing it twice has the same effect as doing it once. If the writer ends before it
+    #: answers, such a request is sent again to the next one.
+    repeatable: bool
+    _arguments: msgspec.msgpack.Decoder[Any]
+    _result: msgspec.msgpack.Decoder[Any]
+
+    def encode_arguments(self, arguments: Sequence[Any]) -> bytes:
+        """Return the arguments of a request as bytes."""
+        return _encoder.encode(arguments)
+
+    def decode_arguments(self, data: bytes | memoryview | msgspec.Raw) -> Any:
+        """Return the arguments of a request, a sequence.
+
+        :raises msgspec.DecodeError: if they are not of the right types.
+        """
+        return self._arguments.decode(data)
+
+    def encode_result(self, result: Any) -> bytes:
+        """Return what the method returned as bytes."""
+        return _encoder.encode(result)
+
+    def decode_result(self, data: bytes | memoryview | msgspec.Raw) -> Result:
+        """Return what the method returned."""
+        result: Result = self._result.decode(data)
+        return result
+
+
+def _operation(
+    name: str, arguments: Any, result: Any, *, repeatable: bool = True
+) -> Operation[Any]:
+    return Operation(
+        name,
+        repeatable,
+        msgspec.msgpack.Decoder(arguments),
+        msgspec.msgpack.Decoder(result),
+    )
+
+
+#: One event; see :data:`~..tables.events.Row`.
+_Row = tuple[
+    bytes, str, str, str, str, str | None, str | None, str | None, int, int, bytes
+]  # fmt: skip
+
+OPEN: Final[Operation[None]] = _operation("open", tuple[bool], None)
+CHECK: Final[Operation[None]] = _operation("check", tuple[()], None)
+#: Its result is what :func:`encode_outcomes` returns.
+WRITE: Final[Operation[Any]] = _operation(
+    "write", tuple[list[_Row]], tuple[list[tuple[str, str | None, bytes | None] | None] | None, int]
+)
+FIND: Final[Operation[Event | None]] = _operation("find", tuple[str, str, str], Event | None)
+EXPIRE: Final[Operation[int]] = _operation("expire", tuple[int, int, bool], int)
+APPLY: Final[Operation[dict[str, bool]]] = _operation(
+    "apply", tuple[SubscriptionChange], dict[str, bool]
+)
+KEEP: Final[Operation[list[bool]]] = _operation("keep", tuple[list[DeadLetter]], list[bool])
+REMOVE: Final[Operation[int]] = _operation("remove", tuple[str, list[str]], int)
+EXPIRE_DEAD_LETTERS: Final[Operation[int]] = _operation("expire_dead_letters", tuple[int, int], int)
+#: Not repeatable: it increases the version of the record, so the second of two calls that expect a
+#: version finds another one.
+PUT_RECORD: Final[Operation[int | None]] = _operation(
+    "put_record",
+    tuple[Record, int | None],
+    int | None,
+    repeatable=False,
+)
+#: Not repeatable: the second call would return that there was no record.
+DELETE_RECORD: Final[Operation[bool]] = _operation(
+    "delete_record", tuple[str, str, str], bool, repeatable=False
+)
+EXPIRE_RECORDS: Final[Operation[int]] = _operation("expire_records", tuple[str, int, int], int)
+PUT_COUNTS: Final[Operation[None]] = _operation("put_counts", tuple[list[Count]], None)
+EXPIRE_COUNTS: Final[Operation[int]] = _operation("expire_counts", tuple[int, int, int], int)
+
+#: Name → operation.
+OPERATIONS: Final[dict[str, Operation[Any]]] = {
+    operation.name: operation
+    for operation in (
+        OPEN,
+        CHECK,
+        WRITE,
+        FIND,
+        EXPIRE,
+        APPLY,
+        KEEP,
+        REMOVE,
+        EXPIRE_DEAD_LETTERS,
+        PUT_RECORD,
+        DELETE_RECORD,
+        EXPIRE_RECORDS,
+        PUT_COUNTS,
+        EXPIRE_COUNTS,
+    )
+}
+
+
+def encode_outcomes(outcomes: Sequence[Outcome]) -> list[Any] | None:
+    """Return outcomes as plain values, for :func:`decode_outcomes`.
+
+    :return: ``None`` for each stored event; a single ``None`` if all events were stored.
+    """
+    if all(outcome is STORED for outcome in outcomes):
+        return None
+    return [
+        None
+        if outcome.status is Status.STORED
+        else (outcome.status.value, outcome.reason, outcome.stored)
+        for outcome in outcomes
+    ]
+
+
+def decode_outcomes(values: Sequence[Any] | None, count: int) -> list[Outcome]:
+    """Return the outcomes of ``count`` events.
+
+    :param values: what :func:`encode_outcomes` returned.
+    """
+    if values is None:
+        return [STORED] * count
+    return [
+        STORED if value is None else Outcome(Status(value[0]), value[1], value[2])
+        for value in values
+    ]

@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the overview draws, from counters in a real store."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engage.api import CountStore
+from engage.console.data.history import RANGES, Overview, overview
+from engage.console.data.reader import Reader
+from engage.monitoring.history import History
+from engage.monitoring.metrics import Metrics
+from engage.monitoring.refusals import Refusal
+from support.memory_store import MemoryEvents
+from support.sqlite import config_file, open_store
+
+#: 2026-11-22T12:00:00Z.
+NOON = 1_795_348_800_000
+MINUTE = 60_000
+
+
+async def drawn(store: Any, span: str = "1h", workspace: str = "acme", now: int = NOON) -> Overview:
+    found = await overview(store, Reader(8.0), workspace, span, now=now)
+    assert found is not None
+    return found
+
+
+async def counted(store: CountStore, at: int) -> None:
+    history = History(Metrics())
+    history.turn(at)
+    history.metrics.event("track", "stored", 4, "acme", "website")
+    history.metrics.event("track", "duplicate", 2, "acme", "website")
+    history.metrics.event("track", "invalid_payload", 1, "acme", "ios")
+    history.metrics.event("track", "dropped", 1, "acme", "ios")
+    history.metrics.event("track", "stored", 9, "other", "website")
+    history.metrics.event("track", "stored", 3, "acme", None)
+    history.metrics.refused(Refusal(reason="invalid_write_key", status=401, route="track"))
+    for milliseconds in [3] * 98 + [40, 20_000]:
+        history.metrics.request("track", 200, milliseconds / 1000)
+    history.metrics.queue(17)
+    await history.write_to(store)
+
+
+async def test_the_counters_of_a_workspace_by_minute(tmp_path: Path) -> None:
+    async with open_store(config_file(tmp_path)) as store:
+        assert isinstance(store, CountStore)
+        await counted(store, NOON - 5 * MINUTE)
+        await counted(store, NOON)
+        await counted(store, NOON)  # a second process
+        found = await drawn(store)
+    assert (found.step, len(found.at), found.at[-1]) == (60, 60, NOON)
+    assert [index for index, ran in enumerate(found.running) if ran] == [54, 59]
+    last = {name: series[59] for name, series in found.outcomes.items()}
+    assert last == {"stored": 16, "duplicate": 4, "rejected": 2, "refused": 2}
+    assert {name: series[54] for name, series in found.keys.items()} == {
+        "website": 6,
+        "ios": 2,
+        "?": 1,
+    }
+    assert found.queue[54] == 17
+    assert found.queue[55] is None
+    assert found.latency["p50"][58] is None
+    assert found.latency["p50"][59] == pytest.approx(3.78, abs=0.01)
+    assert found.p95 == (2.5, 5.0)
+    p99 = found.latency["p99"][59]
+    assert p99 is not None
+    assert 25 <= p99 <= 50
+
+
+@pytest.mark.parametrize("span", RANGES)
+async def test_every_range_ends_now(tmp_path: Path, span: str) -> None:
+    async with open_store(config_file(tmp_path)) as store:
+        assert isinstance(store, CountStore)
+        await counted(store, NOON + 30 * MINUTE)
+        found = await drawn(store, span, now=NOON + 30 * MINUTE + 5000)
+    seconds, step = RANGES[span]
+    assert len(found.at) == seconds // step
+    assert found.at[-1] <= NOON + 30 * MINUTE + 5000 < found.at[-1] + step * 1000
+    assert found.outcomes["stored"][-1] == 8
+
+
+async def test_only_a_request_with_a_wrong_key_counts_as_one_of_an_unknown_key(
+    tmp_path: Path,
+) -> None:
+    """The server answers others before it knows their key, such as a path that does not exist."""
+    async with open_store(config_file(tmp_path)) as store:
+        assert isinstance(store, CountStore)
+        history = History(Metrics())
+        history.turn(NOON)
+        for reason, status in (("storage_unavailable", 503), ("not_found", 404)):
+            history.metrics.refused(Refusal(reason=reason, status=status, route="track"))
+        history.metrics.refused(Refusal(reason="write_key_disabled", status=403, route="track"))
+        await history.write_to(store)
+        found = await drawn(store)
+    assert found.outcomes["refused"][59] == 3
+    assert {name: series[59] for name, series in found.keys.items()} == {"?": 1}
+
+
+async def test_a_store_without_counters_has_no_overview() -> None:
+    assert await overview(MemoryEvents(), Reader(8.0), "acme", "1h", now=NOON) is None

@@ -1,0 +1,242 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The ring of the newest rows, on a real SQLite store."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import orjson
+import pytest
+
+from engage.api import DeadLetter, DeadLetterStore, Event, EventStore, Record, RecordStore
+from engage.console.data import live as module
+from engage.console.data.live import PAGE, RING, Live, Wanted, row_of_event, row_of_letter, summary
+from engage.console.data.reader import Reader
+from engage.monitoring.refusals import Refusal, Refusals
+from support.sqlite import config_file, open_store
+
+ACME = Wanted(workspace_id="acme")
+
+
+def event(number: int, *, at: int | None = None, workspace: str = "acme", **fields: str) -> Event:
+    """Make an event that was received a millisecond after the one before."""
+    given = {"type": "track", "event": "Order", "properties": {"n": number}, **fields}
+    return Event(
+        workspace_id=workspace,
+        origin="api",
+        message_id=f"m{number}",
+        type=str(given["type"]),
+        user_id="ann",
+        anonymous_id=None,
+        name=str(given["event"]),
+        received_at=1_000_000 + number if at is None else at,
+        timestamp=1_000_000 + number,
+        body=orjson.dumps({**given, "writeKeyId": "website"}),
+    )
+
+
+def letter(number: int, item: bytes = b'{"type":"track"}') -> DeadLetter:
+    return DeadLetter(
+        id=f"{number:064x}",
+        workspace_id="acme",
+        origin="api",
+        write_key_id="website",
+        user_id="ann",
+        anonymous_id=None,
+        message_id=None,
+        reason="invalid_payload",
+        message="the event is invalid",
+        errors=[{"pointer": "/event", "message": "is required"}],
+        item=item,
+        truncated=False,
+        headers=(),
+        received_at=1_000_000 + number,
+    )
+
+
+@contextlib.asynccontextmanager
+async def ring(folder: Path) -> AsyncIterator[tuple[Live, EventStore]]:
+    """Open a store, and a ring for it."""
+    async with open_store(config_file(folder)) as store:
+        live = Live(store, Reader(5.0))
+        yield live, store
+        await live.close()
+
+
+@pytest.fixture(autouse=True)
+def _fast(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "INTERVAL", 0.02)
+    monkeypatch.setattr(module, "PATIENCE", 0.5)
+
+
+async def polled(live: Live, times: int) -> None:
+    """Look until the store was read so many times more."""
+    first = live.polls
+    async with asyncio.timeout(10):
+        while live.polls < first + times:
+            await live.look()
+            await asyncio.sleep(0.01)
+
+
+async def arrived(live: Live, count: int, wanted: Wanted = ACME) -> None:
+    """Look until there are so many rows."""
+    async with asyncio.timeout(10):
+        while len(live.rows(wanted)) < count:
+            await live.look()
+            await asyncio.sleep(0.01)
+
+
+async def test_stored_and_rejected_stand_beside_each_other_newest_first(tmp_path: Path) -> None:
+    async with ring(tmp_path) as (live, store):
+        await store.write([event(1), event(3), event(4, workspace="other")])
+        assert isinstance(store, DeadLetterStore)
+        await store.put([letter(2)])
+        await live.look()
+        rows = live.rows(ACME)
+        assert [(row.status, row.at) for row in rows] == [
+            ("stored", 1_000_003),
+            ("rejected", 1_000_002),
+            ("stored", 1_000_001),
+        ]
+        assert rows[1].preview == "event: is required"
+        assert rows[0].preview == "n 3"
+        assert [row.id for row in live.rows(Wanted(workspace_id="other"))] == ["m4"]
+
+
+async def test_new_rows_come_once_and_have_greater_numbers(tmp_path: Path) -> None:
+    async with ring(tmp_path) as (live, store):
+        await store.write([event(1)])
+        await live.look()
+        after = live.last
+        await store.write([event(2)])
+        await arrived(live, 2)
+        await polled(live, 3)
+        assert [row.id for row in live.rows(ACME, after)] == ["m2"]
+        assert live.rows(ACME, live.last) == []
+        assert len(live.rows(ACME)) == 2
+
+
+async def test_an_event_that_is_stored_late_appears(tmp_path: Path) -> None:
+    """Another host, or a clock behind: its time is before that of rows that were read already."""
+    async with ring(tmp_path) as (live, store):
+        await store.write([event(10)])
+        await live.look()
+        after = live.last
+        await store.write([event(5)])
+        await arrived(live, 2)
+        assert [row.id for row in live.rows(ACME, after)] == ["m5"]
+        assert [row.id for row in live.rows(ACME)] == ["m10", "m5"]
+
+
+async def test_a_gap_is_known(tmp_path: Path) -> None:
+    async with ring(tmp_path) as (live, store):
+        await store.write([event(0)])
+        await live.look()
+        after = live.last
+        await store.write([event(number) for number in range(1, 701)])
+        await arrived(live, 2)
+        rows = live.rows(ACME, after)
+        assert (len(rows), live.has_gap(after)) == (PAGE, True)
+        assert rows[0].id == "m700"
+        # They do not appear later.
+        await polled(live, 3)
+        assert len(live.rows(ACME, after)) == PAGE
+        assert not live.has_gap(live.last)
+
+
+async def test_the_ring_is_bounded(tmp_path: Path) -> None:
+    async with ring(tmp_path) as (live, store):
+        await live.look()
+        for burst in range(4):
+            await store.write([event(burst * PAGE + number) for number in range(PAGE)])
+            await polled(live, 2)
+        assert len(live.rows(ACME)) == RING
+        assert live.last == 4 * PAGE
+
+
+async def test_ten_tabs_cost_what_one_costs_and_without_tabs_nothing_is_read(
+    tmp_path: Path,
+) -> None:
+    async with ring(tmp_path) as (live, _):
+        await asyncio.gather(*(live.look() for _ in range(10)))
+        first = live.polls
+        await asyncio.sleep(0.1)
+        for _ in range(10):
+            await live.look()
+        assert live.polls <= first + 8
+        await asyncio.sleep(0.8)
+        polls = live.polls
+        await asyncio.sleep(0.2)
+        assert live.polls == polls
+        await live.look()
+        assert live.polls == polls + 1
+
+
+async def test_a_store_that_does_not_answer_keeps_the_rows(tmp_path: Path) -> None:
+    async with ring(tmp_path) as (live, store):
+        await store.write([event(1)])
+        await live.look()
+        await store.close()
+        async with asyncio.timeout(10):
+            while live.error is None:
+                await live.look()
+                await asyncio.sleep(0.01)
+        assert len(live.rows(ACME)) == 1
+        await store.open(create=False)
+        async with asyncio.timeout(10):
+            while live.error is not None:
+                await live.look()
+                await asyncio.sleep(0.01)
+        assert len(live.rows(ACME)) == 1
+
+
+async def test_refused_requests_are_read_when_they_change(tmp_path: Path) -> None:
+    async with ring(tmp_path) as (live, store):
+        assert isinstance(store, RecordStore)
+        refusals = Refusals()
+        refusal = Refusal(reason="invalid_write_key", status=401, route="track", key="2e42…")
+        refusals.add(refusal, 4)
+        refusals.add(refusal, 5)
+        body = orjson.dumps({"rows": refusals.entries()})
+        await store.put_record(Record(kind="refused", workspace_id="", id="p1", body=body, at=5))
+        await live.look()
+        (refused,) = live.refused("acme")
+        assert (refused.count, refused.status, refused.code) == (2, 401, "invalid_write_key")
+
+
+async def test_filters(tmp_path: Path) -> None:
+    async with ring(tmp_path) as (live, store):
+        await store.write([event(1), event(2, event="Refund")])
+        await live.look()
+        assert [row.id for row in live.rows(Wanted(workspace_id="acme", name="Refund"))] == ["m2"]
+        assert live.rows(Wanted(workspace_id="acme", status="rejected")) == []
+        assert len(live.rows(Wanted(workspace_id="acme", key="website", user="ann"))) == 2
+
+
+def test_a_row_shows_hostile_text_harmlessly_and_in_bounds() -> None:
+    row = row_of_event(event(1, event="\u202egnp.exe" + "x" * 65_536))
+    assert row.name.startswith("\\u202egnp.exe")
+    assert len(row.name) <= 200
+    for item in (
+        b"\xff\xfe",
+        b"[" * 1000,
+        b"12",
+        b'{"type":5,"event":["x"]}',
+        b'{"event":"a\\u0000"}',
+    ):
+        made = row_of_letter(letter(1, item))
+        assert "\x00" not in made.name
+    assert summary({"a": "x" * 10_000}).startswith("a xxx")
+    assert len(summary({str(n): "v" * 50 for n in range(1000)})) <= 140
+    assert summary("not an object") == ""
+
+
+async def test_rows_of_one_time_have_the_order_in_which_they_were_stored(tmp_path: Path) -> None:
+    async with ring(tmp_path) as (live, store):
+        await live.look()
+        await store.write([event(number, at=1_000_000) for number in range(300)])
+        await arrived(live, 2)
+        assert [row.id for row in live.rows(ACME)] == [f"m{n}" for n in range(299, 99, -1)]

@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who is signed in: cookies and the secret that signs them."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from engage.api import StorageUnavailable
+from engage.console.data.reader import Reader
+from engage.console.sign_in import sessions as sessions_module
+from engage.console.sign_in.sessions import IDLE_SECONDS, LONGEST_SECONDS, Sessions, new_secret
+from support.console import BrokenStore, Clock
+from support.memory_store import MemoryStore
+
+NAME = "engage-console-1"
+
+
+@pytest.fixture(autouse=True)
+def eager(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Read the records for each request, without the pause of two seconds."""
+    monkeypatch.setattr(sessions_module, "REFRESH_SECONDS", 0.0)
+
+
+def make_sessions(store: Any, clock: Clock, *, password: str | None = None) -> Sessions:
+    return Sessions(store, Reader(5.0), password=password, clock=clock)
+
+
+async def test_a_session_ends_when_it_is_idle_or_old() -> None:
+    clock = Clock()
+    sessions = make_sessions(MemoryStore(), clock)
+    begun = clock.now
+    _, cookie = await sessions.issue(NAME, "link")
+    clock.now = begun + IDLE_SECONDS - 1
+    session = await sessions.check(NAME, cookie)
+    assert session is not None
+    clock.now = begun + IDLE_SECONDS + 1
+    assert await sessions.check(NAME, cookie) is None
+    # Somebody who opens a page now and then stays for seven days, and no longer.
+    clock.now = begun
+    while clock.now - begun < LONGEST_SECONDS:
+        session = await sessions.check(NAME, cookie)
+        assert session is not None
+        cookie = sessions.renewed(NAME, session) or cookie
+        clock.now += IDLE_SECONDS / 2
+    clock.now += 1
+    assert await sessions.check(NAME, cookie) is None
+
+
+async def test_a_cookie_is_signed_again_after_five_minutes() -> None:
+    clock = Clock()
+    sessions = make_sessions(MemoryStore(), clock)
+    session, _ = await sessions.issue(NAME, "link")
+    assert sessions.renewed(NAME, session) is None
+    clock.now += 300
+    cookie = sessions.renewed(NAME, session)
+    assert cookie is not None
+    again = await sessions.check(NAME, cookie)
+    assert again is not None
+    assert (again.id, again.began) == (session.id, session.began)
+
+
+async def test_all_consoles_of_a_store_accept_a_session_and_end_it_together() -> None:
+    clock, store = Clock(), MemoryStore()
+    one, other = make_sessions(store, clock), make_sessions(store, clock)
+    (session, cookie), (_, second) = await asyncio.gather(
+        one.issue(NAME, "link"), other.issue(NAME, "password")
+    )
+    assert await other.check(NAME, cookie) == session
+    assert await one.check(NAME, second) is not None
+    await one.end(session)
+    assert await other.check(NAME, cookie) is None
+    assert await other.check(NAME, second) is not None
+    await store.put_record(new_secret(round(clock.now * 1000)))
+    assert await one.check(NAME, second) is None
+
+
+@pytest.mark.parametrize("password", ["", "scrypt$15$8$3$other$hash"])
+async def test_another_password_ends_the_session(password: str) -> None:
+    clock, store = Clock(), MemoryStore()
+    _, cookie = await make_sessions(store, clock, password="scrypt$15$8$3$a$b").issue(NAME, "link")
+    assert await make_sessions(store, clock, password=password).check(NAME, cookie) is None
+
+
+async def test_a_cookie_of_another_name_or_a_changed_one_is_not_accepted() -> None:
+    sessions = make_sessions(MemoryStore(), Clock())
+    _, cookie = await sessions.issue(NAME, "link")
+    assert await sessions.check("engage-console-2", cookie) is None
+    for position in range(0, len(cookie), 7):
+        changed = cookie[:position] + chr(ord(cookie[position]) ^ 1) + cookie[position + 1 :]
+        assert await sessions.check(NAME, changed) is None, position
+
+
+async def test_sessions_go_on_while_the_storage_is_away() -> None:
+    store = BrokenStore()
+    sessions = make_sessions(store, Clock())
+    session, cookie = await sessions.issue(NAME, "link")
+    store.error = StorageUnavailable("away")
+    assert await sessions.check(NAME, cookie) == session
+    # A console that has never read the secret cannot tell.
+    with pytest.raises(StorageUnavailable):
+        await make_sessions(store, Clock()).check(NAME, cookie)

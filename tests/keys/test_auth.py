@@ -1,0 +1,161 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where a write key may be, and the errors for a wrong one."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Callable
+
+import pytest
+
+from engage.config import Workspace, WriteKey
+from engage.errors import ApiError
+from engage.keys.auth import Authenticator
+from support.pipeline import ACME, OTHER
+
+
+def encoded(text: str) -> str:
+    """Return the header that HTTP clients send."""
+    return "Basic " + base64.b64encode(text.encode()).decode()
+
+
+@pytest.fixture
+def authenticator() -> Authenticator:
+    return Authenticator([ACME, OTHER])
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        encoded("key-1:"),
+        encoded("key-1:password"),
+        encoded("key-1:pass:word"),
+        encoded("key-1"),
+        encoded("key-1:").rstrip("="),
+        encoded("key-1").rstrip("="),
+        "Basic key-1",
+        "basic key-1",
+        "BASIC " + encoded("key-1:").removeprefix("Basic "),
+        "Basic   key-1  ",
+        encoded("key-1:é"),
+    ],
+)
+def test_a_key_in_the_header_names_the_workspace(authenticator: Authenticator, header: str) -> None:
+    principal = authenticator.header_or_query([header], [])
+    assert principal is not None
+    assert (principal.workspace.id, principal.write_key.id) == ("acme", "website")
+
+
+def test_the_header_may_use_the_url_safe_alphabet() -> None:
+    """The base64 of the key has characters that differ in the two alphabets."""
+    key = "k>?k>?"
+    workspace = Workspace(id="w", name="W", write_keys=(WriteKey(id="k", key=key),))
+    header = "Basic " + base64.urlsafe_b64encode(f"{key}:".encode()).decode()
+    assert "-" in header or "_" in header
+    principal = Authenticator([workspace]).header_or_query([header], [])
+    assert principal is not None
+    assert principal.write_key.id == "k"
+
+
+@pytest.mark.parametrize("sent", ["verbatim", "encoded", "encoded with colon"])
+def test_a_key_may_be_base64(sent: str) -> None:
+    """Keys of Dittofeed are the base64 of ``id:secret``."""
+    key = base64.b64encode(b"c4609eb3:294f0b92").decode()
+    workspace = Workspace(id="w", name="W", write_keys=(WriteKey(id="k", key=key),))
+    header = {
+        "verbatim": f"Basic {key}",
+        "encoded": encoded(key),
+        "encoded with colon": encoded(f"{key}:"),
+    }[sent]
+    principal = Authenticator([workspace]).header_or_query([header], [])
+    assert principal is not None
+    assert principal.write_key.id == "k"
+
+
+@pytest.mark.parametrize("text", ["id:secret", "id:secret:"])
+def test_a_key_may_have_a_colon(text: str) -> None:
+    workspace = Workspace(id="w", name="W", write_keys=(WriteKey(id="k", key="id:secret"),))
+    assert Authenticator([workspace]).header_or_query([encoded(text)], []) is not None
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        ["Bearer key-1"],
+        ["key-1"],
+        ["Basic"],
+        ["Basic "],
+        [""],
+        ["Basic ***"],
+        ["Basic é"],
+        [encoded("key-9:")],
+        [encoded(":key-1")],
+        ["Basic /////w=="],
+        [encoded("key-1:"), encoded("key-1:")],
+    ],
+)
+def test_a_wrong_key_in_the_header_is_final(
+    authenticator: Authenticator, headers: list[str]
+) -> None:
+    """Even with a right key in the query: the first key that is found counts."""
+    with pytest.raises(ApiError) as caught:
+        authenticator.header_or_query(headers, ["key-1"])
+    assert (caught.value.status, caught.value.code) == (401, "invalid_write_key")
+    assert caught.value.headers["WWW-Authenticate"].startswith("Basic ")
+    assert "key-1" not in caught.value.message
+
+
+@pytest.mark.parametrize("header", [encoded("key-0:"), "Basic key-0"])
+def test_a_disabled_key_is_refused(authenticator: Authenticator, header: str) -> None:
+    attempts: tuple[Callable[[], object], ...] = (
+        lambda: authenticator.header_or_query([header], []),
+        lambda: authenticator.header_or_query([], ["key-0"]),
+        lambda: authenticator.body("key-0"),
+    )
+    for attempt in attempts:
+        with pytest.raises(ApiError) as caught:
+            attempt()
+        assert (caught.value.status, caught.value.code) == (403, "write_key_disabled")
+        assert "WWW-Authenticate" not in caught.value.headers
+
+
+def test_a_key_may_be_in_the_query(authenticator: Authenticator) -> None:
+    principal = authenticator.header_or_query([], ["key-2"])
+    assert principal is not None
+    assert principal.workspace.id == "other"
+    assert authenticator.header_or_query([], ["key-2", "key-2"]) == principal
+    for keys in (["nope"], ["key-1", "key-2"]):
+        with pytest.raises(ApiError) as caught:
+            authenticator.header_or_query([], keys)
+        assert caught.value.code == "invalid_write_key"
+
+
+@pytest.mark.parametrize("keys", [[], [""]])
+def test_without_a_key_in_front_the_body_decides(
+    authenticator: Authenticator, keys: list[str]
+) -> None:
+    assert authenticator.header_or_query([], keys) is None
+
+
+def test_a_key_may_be_in_the_body(authenticator: Authenticator) -> None:
+    assert authenticator.body("key-1").workspace is ACME
+
+
+@pytest.mark.parametrize(
+    ("value", "code"),
+    [
+        (None, "missing_write_key"),
+        ("", "missing_write_key"),
+        ("nope", "invalid_write_key"),
+        (5, "invalid_write_key"),
+        (["key-1"], "invalid_write_key"),
+        ({}, "invalid_write_key"),
+        (False, "invalid_write_key"),
+    ],
+)
+def test_a_wrong_key_in_the_body_is_refused(
+    authenticator: Authenticator, value: object, code: str
+) -> None:
+    with pytest.raises(ApiError) as caught:
+        authenticator.body(value)
+    assert (caught.value.status, caught.value.code) == (401, code)

@@ -1,0 +1,335 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which write keys count, and how operators change them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+from tornado.ioloop import IOLoop
+
+from engage.api import EngageError, EventStore, Record, RecordStore
+from engage.config import Workspace, WriteKey
+from engage.keys.changes import (
+    KeyChangedError,
+    archive_key,
+    create_key,
+    disable_key,
+    enable_key,
+)
+from engage.keys.effective import KEY, OVERRIDE, Key, effective_keys, list_keys
+from engage.upkeep.audit import AUDIT, Actor, read_entry
+from support.memory_store import MemoryEvents
+from support.sqlite import config_file, open_store
+
+ACME = Workspace(
+    id="acme",
+    name="Acme",
+    write_keys=(
+        WriteKey(id="website", key="key-1"),
+        WriteKey(id="old", key="key-0", disabled=True),
+    ),
+)
+OTHER = Workspace(id="other", name="Other")
+WORKSPACES = (ACME, OTHER)
+ANN = Actor(who="ann", origin="test")
+NOW = 1_795_253_400_000
+
+
+@pytest.fixture
+def store(tmp_path: Path, io_loop: IOLoop) -> Iterator[RecordStore]:
+    stack = contextlib.AsyncExitStack()
+    opening = stack.enter_async_context(open_store(config_file(tmp_path)))
+    store = io_loop.run_sync(lambda: opening)
+    assert isinstance(store, RecordStore)
+    yield store
+    io_loop.run_sync(stack.aclose)
+
+
+def stored(key_id: str, key: object, workspace: str = "acme", **body: Any) -> Record:
+    """Return the record of a key."""
+    encoded = orjson.dumps({"id": key_id, "key": key, **body})
+    return Record(kind=KEY, workspace_id=workspace, id=key_id, body=encoded, at=NOW, version=3)
+
+
+def override(key_id: str, body: bytes) -> Record:
+    return Record(kind=OVERRIDE, workspace_id="acme", id=key_id, body=body, at=NOW, version=2)
+
+
+def found(*records: Record) -> dict[str, Key]:
+    """Return the effective keys by their ids."""
+    return {key.id: key for key in effective_keys(WORKSPACES, records).keys}
+
+
+def test_keys_of_the_config_come_first_and_those_of_the_store_follow() -> None:
+    keys = effective_keys(WORKSPACES, [stored("z", "a" * 32, "other"), stored("b", "b" * 32)])
+    assert [(key.workspace_id, key.id, key.source) for key in keys.keys] == [
+        ("acme", "website", "config"),
+        ("acme", "old", "config"),
+        ("acme", "b", "store"),
+        ("other", "z", "store"),
+    ]
+    assert keys.problems == []
+    assert keys.secrets == {"key-0", "key-1", "a" * 32, "b" * 32}
+    assert "b" * 32 not in repr(keys)
+
+
+def test_the_config_wins() -> None:
+    """Over a record with the same id, and over one with the same key in any workspace."""
+    keys = effective_keys(
+        WORKSPACES,
+        [
+            stored("website", "f" * 32, disabled=True),
+            stored("copy", "key-1", "other", disabled=True),
+            stored("first", "c" * 32),
+            stored("second", "c" * 32, "other"),
+            stored("lost", "d" * 32, "gone"),
+        ],
+    )
+    assert [key.id for key in keys.keys] == ["website", "old", "first"]
+    assert not keys.keys[0].disabled
+    assert [problem.partition(" is ignored")[0] for problem in keys.problems] == [
+        "the key 'website' of the workspace 'acme' in the store",
+        "the key 'lost' of the workspace 'gone' in the store",
+        "the key 'copy' of the workspace 'other' in the store",
+        "the key 'second' of the workspace 'other' in the store",
+    ]
+    # Keys that are ignored must not be logged either, and no problem names one.
+    assert {"f" * 32, "c" * 32, "d" * 32} < keys.secrets
+    assert not any(secret in problem for secret in keys.secrets for problem in keys.problems)
+
+
+@pytest.mark.parametrize(
+    ("body", "disabled"),
+    [
+        (b'{"disabled":true}', True),
+        (b'{"disabled":false}', False),
+        (b'{"disabled":0}', True),
+        (b"{}", True),
+        (b"[]", True),
+        (b"?", True),
+    ],
+)
+def test_an_override_that_is_not_understood_disables(body: bytes, disabled: bool) -> None:
+    keys = found(override("website", body), override("old", b'{"disabled":false}'))
+    assert (keys["website"].disabled, keys["website"].version) == (disabled, 2)
+    assert keys["old"].disabled
+    assert keys["old"].disabled_in_config
+
+
+@pytest.mark.parametrize(
+    ("body", "disabled", "archived"),
+    [
+        ({}, False, False),
+        ({"disabled": False, "archived": False}, False, False),
+        ({"disabled": True}, True, False),
+        ({"disabled": None}, True, False),
+        ({"archived": True}, True, True),
+        ({"archived": "no"}, True, True),
+    ],
+)
+def test_the_state_of_a_stored_key(body: dict[str, Any], disabled: bool, archived: bool) -> None:
+    key = found(stored("ios", "a" * 32, **body))["ios"]
+    assert (key.disabled, key.archived, key.version) == (disabled, archived, 3)
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        stored("ios", None),
+        stored("ios", ""),
+        stored("ios", "a b"),
+        stored("ios", "a:b"),
+        stored("ios", "a" * 513),
+        stored("i os", "a" * 32),
+        dataclasses.replace(stored("ios", "a"), body=b"[1]"),
+        dataclasses.replace(stored("ios", "a"), body=b"{"),
+    ],
+)
+def test_a_record_that_is_not_valid_is_reported(record: Record) -> None:
+    keys = effective_keys(WORKSPACES, [record])
+    assert len(keys.keys) == 2
+    (problem,) = keys.problems
+    assert problem.endswith("is not valid, and is ignored")
+
+
+def test_an_override_without_its_key_is_reported() -> None:
+    keys = effective_keys(WORKSPACES, [override("gone", b'{"disabled":true}')])
+    (problem,) = keys.problems
+    assert "'gone'" in problem
+
+
+async def test_a_storage_without_records_has_the_keys_of_the_config() -> None:
+    store = MemoryEvents()
+    assert [key.id for key in (await list_keys(store, WORKSPACES)).keys] == ["website", "old"]
+    with pytest.raises(EngageError, match="add them to the config file"):
+        await create(store, "ios")
+
+
+# ----------------------------------------------------------------------------------------- changes
+async def create(store: EventStore | RecordStore, key_id: str, **options: Any) -> Key:
+    assert isinstance(store, EventStore)
+    options.setdefault("workspace_id", "acme")
+    return await create_key(store, WORKSPACES, key_id=key_id, actor=ANN, now=NOW, **options)
+
+
+async def keys_of(store: RecordStore) -> dict[str, Key]:
+    assert isinstance(store, EventStore)
+    return {key.id: key for key in (await list_keys(store, WORKSPACES)).keys}
+
+
+async def change(function: Any, store: RecordStore, key_id: str, **options: Any) -> bool:
+    changed: bool = await function(store, WORKSPACES, "acme", key_id, actor=ANN, now=NOW, **options)
+    return changed
+
+
+async def entries(store: RecordStore) -> list[tuple[str, str]]:
+    """Return the actions in the audit and their keys, oldest first."""
+    page = await store.list_records(AUDIT, limit=100)
+    read = sorted(map(read_entry, page.items), key=lambda entry: entry.action)
+    assert all(entry.actor == ANN and entry.at == NOW for entry in read)
+    assert all(entry.details["workspace"] == "acme" for entry in read)
+    return [(entry.action, entry.details["key"]) for entry in read]
+
+
+async def test_a_key_is_created(store: RecordStore) -> None:
+    made = await create(store, "ios", name=" iOS app ")
+    assert re.fullmatch("[0-9a-f]{32}", made.key)
+    assert (await keys_of(store))["ios"] == made
+    assert (made.name, made.created_at, made.created_by) == ("iOS app", NOW, "ann")
+    record = await store.get_record(KEY, "acme", "ios")
+    assert record is not None
+    assert orjson.loads(record.body) == {
+        "id": "ios",
+        "key": made.key,
+        "name": "iOS app",
+        "createdAt": NOW,
+        "by": "ann",
+        "disabled": False,
+    }
+    assert (await create(store, "ios", workspace_id="other")).key != made.key
+    page = await store.list_records(AUDIT, limit=10)
+    assert not any(made.key.encode() in record.body for record in page.items)
+
+
+@pytest.mark.parametrize(
+    ("key_id", "options", "message"),
+    [
+        ("website", {}, "already has a key"),
+        ("ios", {}, "already has a key"),
+        ("", {}, "the id of a key"),
+        ("a b", {}, "the id of a key"),
+        ("-a", {}, "the id of a key"),
+        ("a" * 65, {}, "the id of a key"),
+        ("new", {"workspace_id": "nope"}, "workspace 'nope'"),
+        ("new", {"name": "x" * 257}, "256 characters"),
+    ],
+)
+async def test_a_key_that_is_not_possible_is_refused(
+    store: RecordStore, key_id: str, options: dict[str, Any], message: str
+) -> None:
+    made = await create(store, "ios")
+    with pytest.raises(EngageError, match=message):
+        await create(store, key_id, **options)
+    assert (await keys_of(store))["ios"] == made
+
+
+async def test_the_id_of_an_archived_key_stays_taken(store: RecordStore) -> None:
+    await create(store, "ios")
+    assert await change(archive_key, store, "ios")
+    assert not await change(archive_key, store, "ios")
+    assert not await change(disable_key, store, "ios")
+    with pytest.raises(EngageError, match="is archived"):
+        await change(enable_key, store, "ios")
+    with pytest.raises(EngageError, match="already has a key"):
+        await create(store, "ios")
+    key = (await keys_of(store))["ios"]
+    assert (key.disabled, key.archived) == (True, True)
+    assert await entries(store) == [("key-archived", "ios"), ("key-created", "ios")]
+
+
+@pytest.mark.parametrize("key_id", ["ios", "website"])
+async def test_a_key_is_disabled_and_enabled(store: RecordStore, key_id: str) -> None:
+    """One of the store, and one of the config."""
+    await create(store, "ios")
+    assert not await change(enable_key, store, key_id)
+    assert await change(disable_key, store, key_id)
+    assert (await keys_of(store))[key_id].disabled
+    assert not await change(disable_key, store, key_id)
+    assert await change(enable_key, store, key_id)
+    assert not (await keys_of(store))[key_id].disabled
+    assert await entries(store) == [
+        ("key-created", "ios"),
+        ("key-disabled", key_id),
+        ("key-enabled", key_id),
+    ]
+
+
+async def test_what_another_version_wrote_into_a_record_stays(store: RecordStore) -> None:
+    await store.put_record(stored("ios", "a" * 32, later={"x": 1}))
+    assert await change(disable_key, store, "ios")
+    record = await store.get_record(KEY, "acme", "ios")
+    assert record is not None
+    body = orjson.loads(record.body)
+    assert (body["later"], body["disabled"]) == ({"x": 1}, True)
+
+
+async def test_a_change_that_is_not_possible_is_refused(store: RecordStore) -> None:
+    for function, key_id, message in (
+        (disable_key, "nope", "does not exist"),
+        (enable_key, "old", "is disabled in the config file"),
+        (archive_key, "website", "is in the config file"),
+    ):
+        with pytest.raises(EngageError, match=message):
+            await change(function, store, key_id)
+    # It is disabled already, and stays so when the file changes.
+    assert not await change(disable_key, store, "old")
+    with pytest.raises(EngageError, match="workspace 'nope'"):
+        await disable_key(store, WORKSPACES, "nope", "ios", actor=ANN, now=NOW)  # type: ignore[arg-type]
+    assert await entries(store) == []
+
+
+@pytest.mark.parametrize("key_id", ["ios", "website"])
+async def test_two_operators_do_not_overwrite_each_other(store: RecordStore, key_id: str) -> None:
+    """Both look at a page, and the second one acts on what is there no more."""
+    await create(store, "ios")
+    seen = (await keys_of(store))[key_id].version
+    assert await change(disable_key, store, key_id, expected_version=seen)
+    for function in (enable_key, disable_key):
+        with pytest.raises(KeyChangedError, match="another operator"):
+            await change(function, store, key_id, expected_version=seen)
+    assert (await keys_of(store))[key_id].disabled
+
+
+async def test_of_many_at_once_one_succeeds(store: RecordStore) -> None:
+    made = await asyncio.gather(*(create(store, "ios") for _ in range(8)), return_exceptions=True)
+    assert sum(isinstance(one, Key) for one in made) == 1
+    assert sum(isinstance(one, EngageError) for one in made) == 7
+    version = (await keys_of(store))["ios"].version
+    changed = await asyncio.gather(
+        *(change(disable_key, store, "ios", expected_version=version) for _ in range(8)),
+        return_exceptions=True,
+    )
+    assert changed.count(True) == 1
+    assert sum(isinstance(one, KeyChangedError) for one in changed) == 7
+    # Without an expected version all agree.
+    assert sorted(await asyncio.gather(*(change(enable_key, store, "ios") for _ in range(4)))) == [
+        False,
+        False,
+        False,
+        True,
+    ]
+
+
+async def test_many_keys_are_read(store: RecordStore) -> None:
+    """More than one page of records."""
+    for number in range(1100):
+        await store.put_record(stored(f"k{number}", f"{number:032x}"))
+    assert len(await keys_of(store)) == 1102

@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: Apache-2.0
+"""No event is stored twice, and none is taken for a duplicate that is not stored.
+
+The keys of the newest events are in memory and merged into a table. These tests call the engine
+itself, with merges after a few events.
+"""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+from engage.api import Status
+from engage.testing import event
+from engage.testing.factories import TIME
+from engage_plugins.sqlite.engine import Engine
+from engage_plugins.sqlite.tables.events import row_of
+from support.sqlite import settings
+from support.sqlite_keys import (
+    are_duplicates,
+    finish,
+    merged,
+    numbers,
+    opened,
+    stored,
+    table,
+    write,
+    write_all,
+)
+
+pytestmark = pytest.mark.usefixtures("small_merges")
+
+
+@pytest.mark.parametrize("size", [1, 7, 50])
+def test_every_event_is_stored_once(engine: Engine, path: Path, size: int) -> None:
+    """Whether its key is in memory, on its way, or in the table; with and without filters."""
+    write_all(engine, range(200), size)
+    assert 0 < merged(path) < 200
+    assert engine._keys._parts.are_covered
+    for turn in range(3):
+        if turn == 1:
+            # As after a crash.
+            engine.drop()
+            engine._keys.reset()
+            assert are_duplicates(engine, [5])
+            assert not engine._keys._parts.are_covered
+        assert are_duplicates(engine, range(200))
+        assert write(engine, 3, 200, 3, 199)[::2] == [Status.DUPLICATE] * 2
+        finish(engine)
+        assert engine._keys._parts.are_covered
+    assert sorted(stored(path), key=int) == [str(number) for number in range(201)]
+
+
+def test_the_table_has_the_keys_of_the_merged_events(engine: Engine, path: Path) -> None:
+    write_all(engine, range(500), 3)
+    finish(engine)
+    expected = {key: seq for key, seq in numbers(path).items() if seq <= merged(path)}
+    assert table(path) == expected
+    assert len(expected) >= 480
+
+
+def test_a_merge_keeps_up_with_the_writes(engine: Engine) -> None:
+    for number in range(600):
+        write(engine, number)
+        assert len(engine._keys._merger.waiting) <= 1
+    assert len(engine._keys._live) <= 20
+
+
+def test_after_a_crash_the_newest_keys_are_read_again(path: Path) -> None:
+    for end in range(30, 300, 7):
+        engine = opened(path)
+        write_all(engine, range(max(0, end - 7) if end > 30 else 0, end), 4)
+        engine.drop()  # without close: nothing is saved
+    engine = opened(path)
+    assert are_duplicates(engine, range(end))
+    engine.close()
+
+
+def test_the_body_of_a_duplicate_is_the_stored_one(engine: Engine) -> None:
+    write_all(engine, range(100))
+    for number in (0, 50, 99):
+        (outcome,), _ = engine.write([row_of(event(str(number), properties={"new": 1}))])
+        assert outcome.status is Status.DUPLICATE
+        assert outcome.stored is not None
+        assert b'"new"' not in outcome.stored
+
+
+def test_an_event_is_found_wherever_its_key_is(engine: Engine, path: Path) -> None:
+    write_all(engine, range(100), 3)
+    reader = Engine(settings(path))
+    reader.open(False, False)
+    for one in (engine, reader):
+        for number in range(100):
+            found = one.find("acme", "api", str(number))
+            assert found is not None
+            assert found.message_id == str(number)
+        assert one.find("acme", "api", "none") is None
+        assert one.find("acme", "\ud800", "none") is None
+    reader.close()
+
+
+def test_a_deleted_event_can_be_stored_again_at_every_step(engine: Engine, path: Path) -> None:
+    rng = random.Random(5)
+    alive: list[int] = []
+    for number in range(400):
+        write(engine, number)
+        alive.append(number)
+        if rng.random() < 0.3 and len(alive) > 5:
+            count = rng.randrange(1, 5)
+            assert engine.expire(TIME + number, count, True) == count
+            gone, alive = alive[:count], alive[count:]
+            again = rng.choice(gone)
+            # It is the oldest event now, and the next to be deleted.
+            assert write(engine, again) == [Status.STORED]
+            assert write(engine, again) == [Status.DUPLICATE]
+            alive.insert(0, again)
+        if rng.random() < 0.1:
+            finish(engine)
+        if rng.random() < 0.02:
+            engine.drop()
+            engine = opened(path)
+        assert are_duplicates(engine, rng.sample(alive, min(3, len(alive))))
+    assert sorted(map(int, stored(path))) == sorted(alive)
+    engine.close()
+
+
+def test_a_row_with_another_key_is_not_a_duplicate(engine: Engine) -> None:
+    write_all(engine, range(10))
+    engine._keys._live[row_of(event("10"))[0]] = 3
+    assert write(engine, 10) == [Status.STORED]

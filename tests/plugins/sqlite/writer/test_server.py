@@ -1,0 +1,380 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The loop of the writer process: turns, limits, and clients that do not behave.
+
+The loop runs in a thread of the test, and the clients are sockets of the test.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engage.api import StorageUnavailable
+from engage.testing import event
+from engage_plugins.sqlite.engine import Engine
+from engage_plugins.sqlite.tables.events import Row, row_of
+from engage_plugins.sqlite.writer import peer as writer_connection
+from engage_plugins.sqlite.writer import server as writer_server
+from engage_plugins.sqlite.writer import turns as writer_turns
+from engage_plugins.sqlite.writer.lock import read_note
+from engage_plugins.sqlite.writer.operations import CHECK, EXPIRE, OPEN, WRITE
+from engage_plugins.sqlite.writer.protocol import (
+    Kind,
+)
+from engage_plugins.sqlite.writer.writer import AVAILABLE
+from support.waiting import wait_for
+from support.writer_loop import Loop
+
+pytestmark = pytest.mark.skipif(not AVAILABLE, reason="needs Unix sockets")
+
+
+@pytest.fixture
+def loop(tmp_path: Path) -> Iterator[Loop]:
+    """A loop whose store is open; it must have ended when its clients have."""
+    loop = Loop(tmp_path / "engage.db")
+    assert loop.client().call(OPEN, True) == (Kind.DONE, None)
+    yield loop
+    for client in loop.clients:
+        client.close()
+    loop.thread.join(20)
+    assert not loop.thread.is_alive()
+
+
+def rows(*names: str) -> list[Row]:
+    return [row_of(event(name)) for name in names]
+
+
+@pytest.fixture
+def written(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """The message ids of each transaction of events."""
+    calls: list[list[str]] = []
+    write = Engine.write
+
+    def recorded(self: Engine, batch: Sequence[Row]) -> Any:
+        calls.append([row[3] for row in batch])
+        return write(self, batch)
+
+    monkeypatch.setattr(Engine, "write", recorded)
+    return calls
+
+
+@contextlib.contextmanager
+def busy(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Keep the loop busy, so that what is sent inside of the context is read together."""
+    going, go_on = threading.Event(), threading.Event()
+    check = Engine.check
+
+    def slow(self: Engine) -> None:
+        going.set()
+        assert go_on.wait(20)
+        check(self)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Engine, "check", slow)
+        blocker = loop.client()
+        blocker.sock.sendall(blocker.request(CHECK))
+        assert going.wait(20)
+        yield
+        go_on.set()
+        assert blocker.answer()[1] == Kind.DONE
+    blocker.close()
+
+
+# -------------------------------------------------------------------------------------- turns
+def test_one_transaction_has_the_events_of_all_clients(
+    loop: Loop, monkeypatch: pytest.MonkeyPatch, written: list[list[str]]
+) -> None:
+    clients = [loop.client() for _ in range(5)]
+    with busy(loop, monkeypatch):
+        for number, client in enumerate(clients):
+            client.sock.sendall(client.request(WRITE, rows(f"{number}a", f"{number}b", "same")))
+    outcomes = [client.answer()[2] for client in clients]
+    (batch,) = written
+    assert len(batch) == 15
+    # Two clients sent the same event: one of them stored it.
+    assert sum(found is None for found, _ in outcomes) == 1
+    assert sum(found is not None and found[2][0] == "duplicate" for found, _ in outcomes) == 4
+
+
+def test_a_commit_waits_for_a_client_that_sends_promptly(
+    loop: Loop, monkeypatch: pytest.MonkeyPatch, written: list[list[str]]
+) -> None:
+    seconds = 2.0
+    monkeypatch.setattr(writer_connection, "PROMPT_SECONDS", seconds)
+    a, b = (loop.client() for _ in range(2))
+    a.call(WRITE, rows("a1"))
+    b.call(WRITE, rows("b1"))
+    # A client is expected when it has sent a write soon after an answer: so the second of b waits.
+    a.call(WRITE, rows("a2"))
+    b.call(WRITE, rows("b2"))
+    written.clear()
+    a.sock.sendall(a.request(WRITE, rows("a3")))
+    # Other requests are not a reason to write, and not what is waited for.
+    loop.clients[0].sock.sendall(loop.clients[0].request(CHECK))
+    time.sleep(0.2)
+    assert written == []
+    b.sock.sendall(b.request(WRITE, rows("b3")))
+    assert a.answer()[1] == b.answer()[1] == Kind.DONE
+    assert [sorted(batch) for batch in written] == [["a3", "b3"]]
+    # Now b sends nothing. The wait ends that many seconds after its last answer.
+    began = time.monotonic()
+    monkeypatch.setattr(writer_connection, "PROMPT_SECONDS", 0.3)
+    assert a.call(WRITE, rows("a4"))[0] == Kind.DONE
+    assert time.monotonic() - began < seconds
+    assert written[1:] == [["a4"]]
+
+
+def test_a_commit_does_not_wait_for_a_client_that_sends_now_and_then(
+    loop: Loop, monkeypatch: pytest.MonkeyPatch, written: list[list[str]]
+) -> None:
+    monkeypatch.setattr(writer_connection, "PROMPT_SECONDS", 0.0)
+    a, b = (loop.client() for _ in range(2))
+    for client, name in ((a, "a1"), (b, "b1"), (b, "b2")):
+        client.call(WRITE, rows(name))
+    # Its writes came later than this after the answers before.
+    monkeypatch.setattr(writer_connection, "PROMPT_SECONDS", 60.0)
+    began = time.monotonic()
+    assert a.call(WRITE, rows("a2"))[0] == Kind.DONE
+    assert time.monotonic() - began < 30
+    assert written == [["a1"], ["b1"], ["b2"], ["a2"]]
+
+
+def test_a_transaction_is_limited(
+    loop: Loop, monkeypatch: pytest.MonkeyPatch, written: list[list[str]]
+) -> None:
+    monkeypatch.setattr(writer_turns, "MAX_EVENTS", 10)
+    clients = [loop.client() for _ in range(3)]
+    with busy(loop, monkeypatch):
+        for name, client in zip("abc", clients, strict=True):
+            for start in range(0, 12, 4):
+                names = [f"{name}{number}" for number in range(start, start + 4)]
+                client.sock.sendall(client.request(WRITE, rows(*names)))
+    for client in clients:
+        assert [client.answer()[:2] for _ in range(3)] == [(n, Kind.DONE) for n in (1, 2, 3)]
+    assert all(len(batch) <= 10 for batch in written)
+    # Clients take turns: two of them in the first transaction, the third at the start of the next.
+    assert [sorted({name[0] for name in batch}) for batch in written][:2] == [
+        ["a", "b"],
+        ["a", "c"],
+    ]
+    monkeypatch.setattr(writer_turns, "MAX_BYTES", 1000)
+    written.clear()
+    with busy(loop, monkeypatch):
+        for name, client in zip("de", clients, strict=False):
+            client.sock.sendall(
+                client.request(WRITE, [row_of(event(name, properties={"x": "x" * 900}))])
+            )
+    for client in clients[:2]:
+        client.answer()
+    assert written == [["d"], ["e"]]
+
+
+def test_other_calls_are_made_between_the_writes_of_a_busy_client(
+    loop: Loop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writer_turns, "MAX_EVENTS", 1)
+    writing, other = loop.client(), loop.client()
+    with busy(loop, monkeypatch):
+        requests = [writing.request(WRITE, rows(str(number))) for number in range(100)]
+        writing.sock.sendall(b"".join(requests))
+        other.sock.sendall(other.request(EXPIRE, 0, 10, False))
+    assert other.answer()[1] == Kind.DONE
+    writing.sock.setblocking(False)
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            writing._bodies += writing._frames.feed(writing.sock.recv(65536))
+    assert len(writing._bodies) < 90
+    writing.sock.settimeout(20)
+    while len(writing._bodies) < 100:
+        writing._bodies += writing._frames.feed(writing.sock.recv(65536))
+
+
+def test_a_request_whose_time_is_over_is_skipped(
+    loop: Loop, monkeypatch: pytest.MonkeyPatch, written: list[list[str]]
+) -> None:
+    late, gone, waiting = (loop.client() for _ in range(3))
+    with busy(loop, monkeypatch):
+        late.sock.sendall(late.request(WRITE, rows("late"), seconds=-1))
+        late.sock.sendall(late.request(WRITE, rows("in time")))
+        gone.sock.sendall(gone.request(WRITE, rows("gone")))
+        gone.close()
+        waiting.sock.sendall(waiting.request(WRITE, rows("waiting")))
+    assert waiting.answer()[1] == Kind.DONE
+    assert late.answer()[:2] == (2, Kind.DONE)
+    # "gone" may be written if its end was not read yet, but as a whole.
+    assert sorted(name for batch in written for name in batch if name != "gone") == [
+        "in time",
+        "waiting",
+    ]
+
+
+@pytest.mark.parametrize("error", [RuntimeError("bug"), StorageUnavailable("cannot be stored")])
+def test_one_request_does_not_fail_the_others(
+    loop: Loop, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    write = Engine.write
+
+    def picky(self: Engine, batch: Sequence[Row]) -> Any:
+        if any(row[3] == "poison" for row in batch):
+            raise error
+        return write(self, batch)
+
+    monkeypatch.setattr(Engine, "write", picky)
+    clients = [loop.client() for _ in range(4)]
+    with busy(loop, monkeypatch):
+        for number, client in enumerate(clients):
+            name = "poison" if number == 1 else str(number)
+            client.sock.sendall(client.request(WRITE, rows(name)))
+    kinds = [client.answer()[1] for client in clients]
+    failed = Kind.FAILED if isinstance(error, RuntimeError) else Kind.UNAVAILABLE
+    assert kinds == [Kind.DONE, failed, Kind.DONE, Kind.DONE]
+
+
+def test_a_store_that_is_down_is_not_tried_for_each_request(
+    loop: Loop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = []
+
+    def down(self: Engine, batch: Sequence[Row]) -> Any:
+        calls.append(len(batch))
+        raise StorageUnavailable("down")
+
+    clients = [loop.client() for _ in range(6)]
+    with busy(loop, monkeypatch):
+        monkeypatch.setattr(Engine, "write", down)
+        for number, client in enumerate(clients):
+            client.sock.sendall(client.request(WRITE, rows(str(number))))
+    assert [client.answer()[1:] for client in clients] == [(Kind.UNAVAILABLE, "down")] * 6
+    assert calls == [6, 1, 1]
+    monkeypatch.undo()
+
+
+# ------------------------------------------------------------------------------------- limits
+def test_a_client_that_reads_no_answers_is_cut_off(
+    loop: Loop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writer_connection, "MAX_UNREAD_SECONDS", 0.5)
+    slow, other = loop.client(), loop.client()
+    large = [row_of(event("large", properties={"x": "x" * 900_000}))]
+    other.call(WRITE, large)
+    slow.sock.settimeout(0.2)
+    # Until the process stops reading its requests.
+    with contextlib.suppress(TimeoutError):
+        while True:
+            slow.sock.sendall(slow.request(WRITE, large))
+    (connection,) = (x for x in loop.server._clients.values() if x.wants_writing)
+    # Answers and requests are limited: it is not read any further.
+    assert len(connection._unsent) < 3_000_000
+    assert connection._waiting_bytes < writer_connection.MAX_WAITING_BYTES + 2_000_000
+    assert other.call(WRITE, rows("b")) == (Kind.DONE, [None, 0])
+    wait_for(lambda: connection.gone, what="the client to be cut off")
+    assert other.call(WRITE, rows("c")) == (Kind.DONE, [None, 0])
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b"\xff\xff\xff\xff", b"\0\0\0\2{}", b"\0\0\0\4\xff\xfe\0x", b"GET / HTTP/1.1\r\n\r\n"],
+    ids=["too long", "no hello", "not JSON", "HTTP"],
+)
+def test_a_process_that_does_not_speak_the_protocol_is_cut_off(loop: Loop, data: bytes) -> None:
+    stranger, other = loop.connect(), loop.client()
+    stranger.sock.sendall(data)
+    with pytest.raises((EOFError, ConnectionResetError)):
+        stranger.body()
+    assert other.call(CHECK) == (Kind.DONE, None)
+
+
+def test_malformed_requests_are_cut_off_or_refused(loop: Loop) -> None:
+    client, other = loop.client(), loop.client()
+    kind, message = client.call(EXPIRE, "x", None)
+    assert (kind, "Expected" in message) == (Kind.FAILED, True)
+    kind, message = client.call(WRITE, [["x"]])
+    assert (kind, "Expected" in message) == (Kind.FAILED, True)
+    client.sock.sendall(client.request(CHECK, name="explode"))
+    assert client.answer()[1:] == (
+        Kind.FAILED,
+        "the writer process does not know the operation explode",
+    )
+    assert client.call(CHECK) == (Kind.DONE, None)
+    client.sock.sendall(b"\0\0\0\1\xc1")
+    with pytest.raises((EOFError, ConnectionResetError)):
+        client.body()
+    assert other.call(CHECK) == (Kind.DONE, None)
+
+
+def test_a_client_that_sends_nothing_is_cut_off(
+    loop: Loop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writer_server, "FIRST_CLIENT", 0.2)
+    silent = loop.connect()
+    with pytest.raises((EOFError, ConnectionResetError)):
+        silent.body()
+
+
+def test_a_message_in_many_pieces_is_one(loop: Loop) -> None:
+    client = loop.client()
+    data = client.request(WRITE, rows("a")) + client.request(CHECK)
+    for start in range(0, len(data), 7):
+        client.sock.sendall(data[start : start + 7])
+        time.sleep(0.001)
+    assert [client.answer()[:2] for _ in range(2)] == [(1, Kind.DONE), (2, Kind.DONE)]
+
+
+# -------------------------------------------------------------------------------------- opening
+def test_clients_are_told_while_the_tables_are_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It takes long, and meanwhile other clients connect and wait."""
+    opened = threading.Event()
+    open_engine = Engine.open
+
+    def slow(self: Engine, create: bool, serving: bool) -> None:
+        self.is_preparing = True
+        assert opened.wait(20)
+        self.is_preparing = False
+        open_engine(self, create, serving)
+
+    monkeypatch.setattr(Engine, "open", slow)
+    loop = Loop(tmp_path / "engage.db")
+    one, other = loop.client(), loop.client()
+    for client in (one, other):
+        # Longer than they said that they would wait.
+        client.sock.sendall(client.request(OPEN, True, seconds=0.3))
+    assert [client.answer()[1] for client in (one, other)] == [Kind.PROGRESS] * 2
+    third = loop.connect()
+    third.greet()
+    time.sleep(0.4)
+    opened.set()
+    for client in (one, other):
+        while (answer := client.answer())[1] == Kind.PROGRESS:
+            pass
+        assert answer[1] == Kind.DONE
+    for client in loop.clients:
+        client.close()
+    loop.thread.join(20)
+
+
+def test_an_unexpected_error_ends_the_loop_and_is_reported(
+    loop: Loop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The clients connect again, to the next process."""
+    client = loop.client()
+
+    def broken() -> bool:
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(loop.host, "work", broken)
+    client.sock.sendall(client.request(CHECK))
+    with contextlib.suppress(EOFError, ConnectionResetError):
+        while True:
+            client.body()
+    loop.thread.join(20)
+    note = read_note(str(loop.path))
+    assert note is not None
+    assert note.failure == "RuntimeError: a bug"

@@ -1,0 +1,239 @@
+# SPDX-License-Identifier: Apache-2.0
+"""engage.upkeep.retention deletes what is old, in slices, and survives a failing storage."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from engage.api import Event, EventFilter, EventStore, Page, Record, StorageUnavailable
+from engage.config import Retention
+from engage.pipeline.clock import Clock
+from engage.testing.factories import TIME, event, letter
+from engage.upkeep.retention import expire, expire_audit, expire_periodically, gap
+from support.memory_store import MemoryEvents, MemoryStore
+from support.sqlite import make
+from support.times import DAY, HOUR, Times
+from support.waiting import eventually
+
+NOW = TIME + 100 * DAY
+
+
+class Broken(MemoryEvents):
+    """Fails to expire until :attr:`broken` is false."""
+
+    broken = True
+
+    async def expire(self, before: int, *, limit: int, force: bool = False) -> int:
+        if self.broken:
+            raise StorageUnavailable("not now")
+        return await super().expire(before, limit=limit, force=force)
+
+
+async def fill(store: MemoryEvents, *, days: int) -> None:
+    """Store 25 events of ``days`` ago and one of today.
+
+    Without the last one nothing would expire: the clock could have jumped.
+    """
+    at = NOW - TIME - days * DAY
+    await store.write([event(f"old {number}", at=at) for number in range(25)])
+    await store.write([event("young", at=NOW - TIME)])
+
+
+async def test_what_is_old_is_deleted_in_slices() -> None:
+    store = MemoryStore()
+    await fill(store, days=3)
+    old = [letter(f"old {n}", received_at=NOW - 14 * DAY - 1) for n in range(25)]
+    await store.put([*old, letter("young", received_at=NOW - 14 * DAY)])
+    retention = Retention(events_days=2, dead_letters_days=14)
+    assert await expire(store, retention, now=NOW, slice_=10) == (25, 25)
+    assert store.expired == [10, 10, 5]
+    assert [one.message_id for one in store.events.values()] == ["young"]
+    assert [one.id for one in store.letters.values()] == ["young"]
+
+
+async def test_what_is_young_stays() -> None:
+    store = MemoryEvents()
+    await fill(store, days=3)
+    assert await expire(store, Retention(events_days=4), now=NOW) == (0, 0)
+    assert len(store.events) == 26
+
+
+async def test_without_a_limit_of_days_nothing_is_deleted() -> None:
+    store = MemoryStore()
+    await fill(store, days=3)
+    retention = Retention(events_days=None, dead_letters_days=None)
+    assert await expire(store, retention, now=NOW) == (0, 0)
+    assert store.expired == []
+    # Returns at once if there is no audit either.
+    await expire_periodically(MemoryEvents(), retention, lambda: NOW)
+
+
+async def test_the_audit_is_kept_for_400_days(tmp_path: Path) -> None:
+    """Also if the config keeps events and dead letters indefinitely."""
+    retention = Retention(events_days=None, dead_letters_days=None)
+    store = make(tmp_path)
+    await store.open(create=True)
+    try:
+        for kind in ("audit", "key"):
+            for number in range(3):
+                old = record(kind, f"old {number}", NOW - 400 * DAY - 1)
+                await store.put_record(old)
+            await store.put_record(record(kind, "young", NOW - 400 * DAY))
+        assert await expire_audit(store, now=NOW - 1, slice_=2) == 0
+        running = asyncio.create_task(
+            expire_periodically(store, retention, lambda: NOW, first=0, every=0.01, doubtful=0)
+        )
+
+        async def left() -> list[str]:
+            page = await store.list_records(None, limit=20)
+            return [one.id for one in page.items if one.kind != "key"]
+
+        async with asyncio.timeout(30):
+            while await left() != ["young"]:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        assert len((await store.list_records("key", limit=20)).items) == 4
+        running.cancel()
+    finally:
+        await store.close()
+
+
+def record(kind: str, name: str, at: int) -> Record:
+    return Record(kind=kind, workspace_id="", id=name, body=b"{}", at=at)
+
+
+async def test_a_storage_without_dead_letters_can_expire_events() -> None:
+    assert await expire(MemoryEvents(), Retention(events_days=1), now=NOW) == (0, 0)
+
+
+async def test_a_failure_is_logged_and_the_next_round_goes_on(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    store = Broken()
+    await fill(store, days=3)
+    task = asyncio.create_task(
+        expire_periodically(
+            store, Retention(events_days=1), lambda: NOW, first=0, every=0.01, doubtful=0
+        )
+    )
+    await eventually(
+        lambda: "records could not be expired; the next round tries again: not now" in caplog.text
+    )
+    store.broken = False
+    await eventually(lambda: len(store.events) == 1)
+    assert not task.done()
+    task.cancel()
+
+
+# ------------------------------------------------------------------------------------- the clock
+BOTH = Retention(events_days=30, dead_letters_days=14)
+YEARS = 2 * 365 * DAY
+
+
+async def fill_100_days(store: MemoryStore) -> None:
+    """Store an event and a dead letter of each day."""
+    days = range(100, -1, -1)
+    await store.write([event(f"e{day}", at=NOW - TIME - day * DAY) for day in days])
+    await store.put([letter(f"l{day}", received_at=NOW - day * DAY) for day in days])
+
+
+async def receive(store: MemoryStore, clock: Clock) -> None:
+    """Store an event and a dead letter that arrive now."""
+    now = clock()
+    await store.write([event(f"now {now}", at=now - TIME)])
+    await store.put([letter(f"now {now}", received_at=now)])
+
+
+async def round_(store: MemoryStore, clock: Clock, *, doubtful: float = 60) -> int:
+    """Run a round as the server does, and return how many records it deleted."""
+    before = len(store.events) + len(store.letters)
+    rounds = 0
+
+    def now() -> int:
+        nonlocal rounds
+        rounds += 1
+        return clock.without_steps_ahead()
+
+    task = asyncio.create_task(
+        expire_periodically(store, BOTH, now, first=0, every=0, doubtful=doubtful)
+    )
+    await eventually(lambda: rounds > 1)
+    task.cancel()
+    return before - len(store.events) - len(store.letters)
+
+
+async def test_a_server_that_just_started_expires_what_is_old() -> None:
+    store = MemoryStore()
+    await fill_100_days(store)
+    assert await round_(store, Times(NOW).clock()) == 70 + 86
+
+
+async def test_a_clock_that_runs_ahead_for_a_while_deletes_nothing() -> None:
+    """One event is received while it is ahead, and makes everything else look old."""
+    store, times = MemoryStore(), Times(NOW)
+    clock = times.clock()
+    await fill_100_days(store)
+    await round_(store, clock)
+    times.step(YEARS)
+    await receive(store, clock)
+    assert await round_(store, clock) == 0
+    assert await round_(store, clock, doubtful=0) == 0
+    times.step(-YEARS)
+    assert await round_(store, clock) == 0
+    # It goes on where it was.
+    times.pass_(HOUR)
+    await receive(store, clock)
+    assert await round_(store, clock) == 2
+
+
+@pytest.mark.parametrize("received", [0, 1])
+async def test_a_server_that_starts_with_a_clock_that_is_ahead_deletes_nothing(
+    caplog: pytest.LogCaptureFixture, received: int
+) -> None:
+    store, times = MemoryStore(), Times(NOW + YEARS)
+    clock = times.clock()
+    await fill_100_days(store)
+    for _ in range(received):
+        await receive(store, clock)
+    assert await round_(store, clock) == 0
+    assert "no event was received in the 30 days after" in caplog.text
+    assert caplog.text.count("nothing is expired") == 3  # events, dead letters, the audit
+    # The clock is set right.
+    times.step(-YEARS)
+    assert await round_(store, clock) == 70 + 86
+
+
+@pytest.mark.parametrize(("length", "deleted"), [(30 * DAY, True), (30 * DAY + 1, False)])
+async def test_a_gap_as_long_as_the_retention_is_believed(length: int, deleted: bool) -> None:
+    store, clock = MemoryStore(), Times(NOW).clock()
+    await store.write([event("old", at=NOW - TIME - 29 * DAY - length)])
+    await store.write([event("new", at=NOW - TIME - 29 * DAY)])
+    assert await round_(store, clock) == int(deleted)
+    # A server that was off for so long deletes when it has run for a day.
+    assert await round_(store, clock, doubtful=0) == int(not deleted)
+
+
+async def test_a_gap_is_looked_for_on_all_pages() -> None:
+    class Sparse(MemoryStore):
+        async def recent(
+            self, wanted: EventFilter, *, before: str | None = None, limit: int
+        ) -> Page[Event]:
+            if before is None:
+                return Page((), "first")
+            return await super().recent(wanted, limit=limit)
+
+    store = Sparse()
+    await fill_100_days(store)
+    assert await gap(store, 30, NOW) is None
+    assert await gap(store, 30, NOW + YEARS) is not None
+
+
+async def test_a_storage_without_recent_events_can_expire() -> None:
+    class Unknown(MemoryStore):
+        recent = EventStore.recent  # type: ignore[assignment]
+
+    store = Unknown()
+    await fill_100_days(store)
+    assert await round_(store, Times(NOW).clock()) == 70 + 86
