@@ -28,6 +28,7 @@ from engage.errors import ApiError, Limit, body_too_large, error_body, from_exce
 from engage.http1 import early_errors
 from engage.http1.exchange import Failure
 from engage.keys.auth import UnknownKeyError
+from engage.pipeline.decode import check_encoding
 
 if TYPE_CHECKING:
     from engage.config import Config
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from engage.http1.exchange import Exchange
     from engage.keys.auth import Authenticator, Principal
     from engage.keys.table import KeyTable
+    from engage.pipeline.decode import Encoding
     from engage.pipeline.pipeline import Pipeline
     from engage.upkeep.readiness import Readiness
 
@@ -52,8 +54,6 @@ METHODS: Final[Mapping[str, str]] = {
     for method in ("GET", "HEAD", "POST", "DELETE", "PATCH", "PUT", "OPTIONS")
 }
 
-#: A request id from a client is used only if it is harmless in a log.
-_REQUEST_ID: Final = re.compile(r"[A-Za-z0-9._-]{8,64}")
 #: A header must not contain the beginning of another.
 _HEADER: Final = re.compile(r"[\t\x20-\x7e\x80-\xff]*")
 
@@ -115,6 +115,8 @@ class Handler(httputil.HTTPMessageDelegate):
     origin_refused = False
     #: The body, as it was sent. It has not arrived yet when :meth:`check` runs.
     body = b""
+    #: How the body is compressed; set by :meth:`check_body`.
+    encoding: Encoding = "identity"
     #: Whether :meth:`check` has begun.
     _checking = False
     #: Whether the answer is sent.
@@ -143,10 +145,6 @@ class Handler(httputil.HTTPMessageDelegate):
         self.services = services
         #: The largest body of this request; :meth:`check` may lower it.
         self.body_limit = services.body_limit
-        sent = self.request.fields.get("X-Request-Id")
-        usable = sent is not None and _REQUEST_ID.fullmatch(sent) is not None
-        #: The client's request id if it sent a usable one, otherwise a new one.
-        self.request_id = sent if sent is not None and usable else early_errors.request_id()
         self._log = log
         self._segments = segments
 
@@ -176,15 +174,24 @@ class Handler(httputil.HTTPMessageDelegate):
         self.origin_refused = "Origin" in fields and "Access-Control-Allow-Origin" not in preflight
         sent = {name: _safe(value) for name, value in preflight.items()}
         sent["Allow"] = ", ".join(self.route.allowed)
-        sent["X-Request-Id"] = self.request_id
+        sent["X-Request-Id"] = self.request.id
         sent["X-Content-Type-Options"] = "nosniff"
         self._send(204, sent, b"")
 
     # ------------------------------------------------------------------------- for handlers to call
-    def check_length(self) -> int:
+    def check_body(self) -> None:
+        """Check the encoding of the body, then its declared length.
+
+        :raises ApiError: 415 if the encoding is unknown, or as :meth:`check_length`.
+        """
+        encoding = self.request.fields.get("Content-Encoding")
+        if encoding:
+            self.encoding = check_encoding(encoding)
+        self.check_length()
+
+    def check_length(self) -> None:
         """Check the declared length of the body.
 
-        :return: the length in bytes; 0 if the body comes in chunks.
         :raises ApiError: 411 if the body has neither a length nor chunks, 413 if it is too long.
         """
         request = self.request
@@ -192,7 +199,6 @@ class Handler(httputil.HTTPMessageDelegate):
             raise body_too_large(self.body_limit)
         if not (request.length or request.chunked or "Content-Length" in request.fields):
             raise ApiError("length_required", "send a body, with Content-Length or in chunks")
-        return request.length
 
     def principal_of_head(self) -> Principal | None:
         """Authenticate by the header or the query.
@@ -202,9 +208,12 @@ class Handler(httputil.HTTPMessageDelegate):
             :class:`UnknownKeyError` that :meth:`check` raises is final only after a refresh.
         """
         request = self.request
+        if "Authorization" in request.headers.repeated:
+            message = "the request has more than one Authorization header"
+            raise ApiError("invalid_write_key", message)
         keys = request.query_arguments.get("writeKey", ()) if request.query else ()
         return self.services.authenticator.header_or_query(
-            request.headers.get_list("Authorization"),
+            request.fields.get("Authorization"),
             [key.decode("utf-8", "replace") for key in keys],
         )
 
@@ -233,7 +242,7 @@ class Handler(httputil.HTTPMessageDelegate):
             sent = {}
         else:
             sent = {"Content-Type": content_type if content_type is JSON else _safe(content_type)}
-        sent["X-Request-Id"] = self.request_id
+        sent["X-Request-Id"] = self.request.id
         sent["X-Content-Type-Options"] = "nosniff"
         sent.update(common)
         if headers is not None:
@@ -256,7 +265,7 @@ class Handler(httputil.HTTPMessageDelegate):
                 "%s failed",
                 self.route.name,
                 exc_info=raised,
-                extra={"requestId": self.request_id},
+                extra={"requestId": self.request.id},
             )
         if self._answered:
             return
@@ -266,7 +275,7 @@ class Handler(httputil.HTTPMessageDelegate):
         if "Origin" in self.request.fields or "Sec-Fetch-Mode" in self.request.fields:
             # A browser would open a login dialog.
             headers.pop("WWW-Authenticate", None)
-        self.answer(error_body(error, self.request_id), status=error.status, headers=headers)
+        self.answer(error_body(error, self.request.id), status=error.status, headers=headers)
 
     # --------------------------------------------------------------------- called by the connection
     def headers_received(
@@ -316,7 +325,8 @@ class Handler(httputil.HTTPMessageDelegate):
                     await self._check_again(unknown)
             if self.exchange.failure is not None:
                 raise self._failed(self.exchange.failure)
-            self._end_preparation()
+            if self._prepared is not None:
+                self._end_preparation(self._prepared)
             if self._answered:
                 return
             if not self._ended:
@@ -336,7 +346,8 @@ class Handler(httputil.HTTPMessageDelegate):
             if task is not None and task.cancelling():
                 raise
         finally:
-            self._end_preparation()
+            if self._prepared is not None:
+                self._end_preparation(self._prepared)
 
     async def _check_again(self, unknown: UnknownKeyError) -> None:
         """Check again when it is known whether a key was created just now.
@@ -359,9 +370,10 @@ class Handler(httputil.HTTPMessageDelegate):
             return early_errors.too_many_bytes()
         return ApiError("invalid_request", "the body ended before its declared length")
 
-    def _end_preparation(self) -> None:
-        if self._prepared is not None and not self._prepared.done():
-            self._prepared.set_result(None)
+    @staticmethod
+    def _end_preparation(prepared: asyncio.Future[None]) -> None:
+        if not prepared.done():
+            prepared.set_result(None)
 
     def _end_body(self) -> None:
         self._ended = True

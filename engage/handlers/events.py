@@ -5,25 +5,24 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import orjson
+
+from engage.errors import MAX_ERRORS
 from engage.handlers.base import Handler
 from engage.keys.auth import KEYLESS_BODY, UnknownKeyError
-from engage.pipeline.decode import check_encoding
 
 if TYPE_CHECKING:
-    from engage.pipeline.decode import Encoding
+    from engage.pipeline.results import BatchResult
 
-__all__ = ["BatchHandler", "EventHandler"]
+__all__ = ["BatchHandler", "EventHandler", "batch_answer"]
 
 
 class _WritingHandler(Handler):
     """Accepts a body from a client with a write key."""
 
-    encoding: Encoding
-
     def check(self) -> None:
         """Refuse by encoding, then length, then key, all before the body is decoded."""
-        self.encoding = check_encoding(self.request.fields.get("Content-Encoding"))
-        self.check_length()
+        self.check_body()
         self.principal = self.principal_of_head()
         if self.principal is None and self.body_limit.bytes > KEYLESS_BODY.bytes:
             self.body_limit = KEYLESS_BODY
@@ -61,7 +60,7 @@ class EventHandler(_WritingHandler):
             await self.key_created(unknown)
             result = await pipeline.event(name, self.body, **self.arguments)
         self.principal = result.principal
-        self.answer(result.body())
+        self.answer(b'{"success":true,"messageId":' + orjson.dumps(result.message_id) + b"}")
 
 
 class BatchHandler(_WritingHandler):
@@ -77,4 +76,30 @@ class BatchHandler(_WritingHandler):
             result = await pipeline.batch(self.body, **self.arguments)
         self.principal = result.principal
         self.event_count = result.accepted + result.duplicates + len(result.rejected)
-        self.answer(result.body())
+        self.answer(batch_answer(result))
+
+
+def batch_answer(result: BatchResult) -> bytes:
+    """Return the JSON answer to a batch, with at most :data:`MAX_ERRORS` details in total."""
+    rejected: list[dict[str, Any]] = []
+    room = MAX_ERRORS
+    for item in result.rejected:
+        entry: dict[str, Any] = {
+            "index": item.index,
+            "messageId": item.message_id,
+            "code": item.error.code,
+            "message": item.error.message,
+        }
+        if room > 0:
+            problems = item.error.errors[:room]
+            room -= max(len(problems), 1)
+            entry["errors"] = [problem.as_dict() for problem in problems]
+        rejected.append(entry)
+    return orjson.dumps(
+        {
+            "success": True,
+            "accepted": result.accepted,
+            "duplicates": result.duplicates,
+            "rejected": rejected,
+        }
+    )

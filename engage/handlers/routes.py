@@ -124,7 +124,7 @@ class Router(httputil.HTTPServerConnectionDelegate):
         principal = handler.principal
         code = handler.error_code
         logs.log_request(
-            request_id=handler.request_id,
+            request_id=request.id,
             method=request.method if request.method in _METHODS else "OTHER",
             route=name,
             status=status,

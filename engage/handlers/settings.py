@@ -72,7 +72,7 @@ class ProjectSettingsHandler(_SettingsHandler):
         keys = [unquote(writeKey)]
         find = self.services.authenticator.header_or_query
         try:
-            principal = await self.when_known(lambda: find([], keys))
+            principal = await self.when_known(lambda: find(None, keys))
         except ApiError as error:
             if error.status >= 500:
                 raise

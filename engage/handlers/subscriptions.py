@@ -3,15 +3,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import orjson
 
 from engage.handlers.base import Handler
-from engage.pipeline.decode import check_encoding
-
-if TYPE_CHECKING:
-    from engage.pipeline.decode import Encoding
 
 __all__ = ["SubscriptionsHandler"]
 
@@ -19,12 +13,9 @@ __all__ = ["SubscriptionsHandler"]
 class SubscriptionsHandler(Handler):
     """Changes a user's subscriptions. The hash in the body authorizes it, not a write key."""
 
-    encoding: Encoding
-
     def check(self) -> None:
         """Refuse by encoding, then length."""
-        self.encoding = check_encoding(self.request.fields.get("Content-Encoding"))
-        self.check_length()
+        self.check_body()
 
     async def put(self) -> None:
         """Change the subscriptions, then answer with all of the user's."""

@@ -8,11 +8,9 @@ from typing import TYPE_CHECKING
 from engage.deliveries.delivery import Delivery
 from engage.errors import ApiError
 from engage.handlers.base import Handler
-from engage.pipeline.decode import check_encoding
 
 if TYPE_CHECKING:
     from engage.deliveries.delivery import Destination
-    from engage.pipeline.decode import Encoding
 
 __all__ = ["WebhookHandler"]
 
@@ -20,7 +18,6 @@ __all__ = ["WebhookHandler"]
 class WebhookHandler(Handler):
     """Receives a delivery with ``POST``; answers ``HEAD`` if the provider is installed."""
 
-    encoding: Encoding
     destination: Destination
 
     def check(self) -> None:
@@ -30,8 +27,7 @@ class WebhookHandler(Handler):
         self.body_limit = deliveries.body_limit(self.provider)
         if self.request.method == "HEAD":
             return
-        self.encoding = check_encoding(self.request.fields.get("Content-Encoding"))
-        self.check_length()
+        self.check_body()
         self.exchange.set_max_body_size(self.body_limit.bytes)
         self.destination = deliveries.destination(
             self.provider, self.target, list(self.request.headers.get_all())

@@ -35,6 +35,7 @@ from engage.http1.request import (
     TooManyArgumentsError,
     TooManyHeadersError,
     check_beginning,
+    new_request_id,
     peek,
 )
 
@@ -274,9 +275,10 @@ class Connection(asyncio.Protocol):
                     more = self._read_body()
                 else:
                     more = self._state == _REST and self._read_rest()
-            if self._body.stopped and self._state in (_BODY, _REST):
+            if self._state in (_BODY, _REST) and self._body.stopped:
                 self._defer()
-            self._pace()
+            if self._buffer or self._paused:
+                self._pace()
         except (BadRequestError, BadChunkError, httputil.HTTPInputError):
             if self._state == _REST:
                 self.close()  # The request is answered already.
@@ -540,7 +542,7 @@ class Connection(asyncio.Protocol):
         """
         if self._state == _CLOSED:
             return
-        identity = early_errors.request_id()
+        identity = new_request_id()
         self._shared.refused(error, identity)
         if error is None:
             self._transport.write(early_errors.BARE_400)

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Mapping
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Final
@@ -18,7 +17,6 @@ __all__ = [
     "crowded",
     "headers_too_large",
     "refusal",
-    "request_id",
     "request_timeout",
     "slow_head",
     "too_many_arguments",
@@ -28,11 +26,6 @@ __all__ = [
 
 #: The answer to what is not HTTP.
 BARE_400: Final = b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
-
-
-def request_id() -> str:
-    """Return a new id for a request that has none. It finds a line in the log; it is not secret."""
-    return f"{random.getrandbits(96):024x}"
 
 
 def refusal(error: ApiError, identity: str, cors: Mapping[str, str]) -> bytes:

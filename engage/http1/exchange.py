@@ -138,7 +138,7 @@ class Exchange(httputil.HTTPConnection):
 
     def write(self, chunk: bytes) -> asyncio.Future[None]:
         if chunk:
-            self._channel.send(self, self._frame(chunk))
+            self._channel.send(self, self._frame(chunk) if self._chunked else chunk)
         return self._shared.done
 
     def finish(self) -> None:
@@ -162,11 +162,12 @@ class Exchange(httputil.HTTPConnection):
         fields = "".join([f"{name}: {value}\r\n" for name, value in pairs])
         head = f"{line}{date}{fields}\r\n".encode("latin-1", "replace")
         if chunk and (self._chunked or len(chunk) < _SEPARATE_BYTES):
-            channel.send(self, head + self._frame(chunk))
+            channel.send(self, head + (self._frame(chunk) if self._chunked else chunk))
         else:
             channel.send(self, head)
             if chunk:
                 channel.send(self, chunk)
 
-    def _frame(self, chunk: bytes) -> bytes:
-        return b"%x\r\n%b\r\n" % (len(chunk), chunk) if self._chunked else chunk
+    @staticmethod
+    def _frame(chunk: bytes) -> bytes:
+        return b"%x\r\n%b\r\n" % (len(chunk), chunk)

@@ -12,6 +12,7 @@ parse every query, split the host and normalise a name at each look-up.
 from __future__ import annotations
 
 import functools
+import random
 import re
 import time
 from collections.abc import Iterator
@@ -31,6 +32,7 @@ __all__ = [
     "TooManyArgumentsError",
     "TooManyHeadersError",
     "check_beginning",
+    "new_request_id",
     "peek",
 ]
 
@@ -47,6 +49,8 @@ _LENGTH_DIGITS: Final = 19
 #: A longer name or host is looked at each time, so that the caches remain small.
 _CACHED_LENGTH: Final = 64
 
+#: A request id from a client is used only if it is harmless in a log.
+_REQUEST_ID: Final = re.compile(r"[A-Za-z0-9._-]{8,64}")
 _VERSIONS: Final = {b" HTTP/1.1": "HTTP/1.1", b" HTTP/1.0": "HTTP/1.0"}
 _ORIGIN: Final = re.compile(rb"\r\norigin:[ \t]*([^\r\n]*)(?=\r\n)", re.IGNORECASE)
 _METHOD: Final = re.compile(TCHAR.encode() + b"{1,32}")
@@ -74,27 +78,27 @@ class RequestHeaders(HTTPHeaders):
         #: Name as in ``Content-Length`` → value; several values are joined by commas.
         self.fields: dict[str, str] = {}
         #: Name → values, for the names that occur several times.
-        self._repeated: dict[str, list[str]] = {}
+        self.repeated: dict[str, list[str]] = {}
 
     def add(self, name: str, value: str, *, _chars_are_bytes: bool = True) -> None:
         """Add a value; there may be others of the same name."""
         name = _normalised(name)
         fields = self.fields
         if name in fields:
-            self._repeated.setdefault(name, [fields[name]]).append(value)
+            self.repeated.setdefault(name, [fields[name]]).append(value)
             fields[name] = f"{fields[name]},{value}"
         else:
             fields[name] = value
 
     def get_list(self, name: str) -> list[str]:
         name = _normalised(name)
-        if name in self._repeated:
-            return self._repeated[name]
+        if name in self.repeated:
+            return self.repeated[name]
         return [self.fields[name]] if name in self.fields else []
 
     def get_all(self) -> Iterator[tuple[str, str]]:
         for name, value in self.fields.items():
-            for one in self._repeated.get(name, (value,)):
+            for one in self.repeated.get(name, (value,)):
                 yield name, one
 
     def __getitem__(self, name: str) -> str:
@@ -103,12 +107,12 @@ class RequestHeaders(HTTPHeaders):
     def __setitem__(self, name: str, value: str) -> None:
         name = _normalised(name)
         self.fields[name] = value
-        self._repeated.pop(name, None)
+        self.repeated.pop(name, None)
 
     def __delitem__(self, name: str) -> None:
         name = _normalised(name)
         del self.fields[name]
-        self._repeated.pop(name, None)
+        self.repeated.pop(name, None)
 
     def __contains__(self, name: object) -> bool:
         return isinstance(name, str) and _normalised(name) in self.fields
@@ -137,6 +141,7 @@ class Request:
         "expects_continue",
         "fields",
         "headers",
+        "id",
         "keep_alive",
         "length",
         "method",
@@ -168,6 +173,9 @@ class Request:
         self.path, _, self.query = self.target.partition("?")
         if self.query.count("&") >= MAX_ARGUMENTS:
             raise TooManyArgumentsError
+        sent = self.fields.get("X-Request-Id")
+        #: The client's ``X-Request-Id`` if it sent a usable one, otherwise a new one.
+        self.id = sent if sent and _REQUEST_ID.fullmatch(sent) else new_request_id()
         self._framing()
 
     @property
@@ -252,6 +260,11 @@ class Request:
             self.keep_alive = "close" not in options and (modern or "keep-alive" in options)
         #: Whether the client sends the body only after a ``100 Continue``.
         self.expects_continue = modern and get("Expect", "").lower() == "100-continue"
+
+
+def new_request_id() -> str:
+    """Return an id for a request that has none. It finds a line in the log; it is not secret."""
+    return f"{random.getrandbits(96):024x}"
 
 
 def check_beginning(buffer: bytearray, searched: int) -> None:

@@ -86,21 +86,19 @@ class Authenticator:
         self._by_header = by_header
 
     def header_or_query(
-        self, authorizations: Sequence[str], query_keys: Sequence[str]
+        self, authorization: str | None, query_keys: Sequence[str]
     ) -> Principal | None:
         """Authenticate a request before its body is decoded.
 
-        :param authorizations: every ``Authorization`` header.
+        :param authorization: the header ``Authorization``.
         :param query_keys: every ``writeKey`` of the query.
         :return: the principal, or ``None`` if the key must be in the body (see :meth:`body`).
         :raises UnknownKeyError: 401, if the key may have been created just now.
         :raises ApiError: 401 or 403; the body cannot change that. 503 if the keys were not read.
         """
-        if authorizations:
-            if len(authorizations) > 1:
-                raise _invalid("the request has more than one Authorization header")
-            principal = self._by_header.get(authorizations[0])
-            return self._from_header(authorizations[0]) if principal is None else principal
+        if authorization is not None:
+            principal = self._by_header.get(authorization)
+            return self._from_header(authorization) if principal is None else principal
         # An empty ``?writeKey=`` counts as absent.
         keys = set(query_keys) - {""}
         if not keys:

@@ -104,8 +104,7 @@ class LogIngest(Ingest):
     def _appended(
         self, seconds: float, events: Sequence[Event], _outcomes: Sequence[Outcome]
     ) -> None:
-        self._metrics.append(seconds, len(events))
-        self._metrics.queue(self._appended_events.items)
+        self._metrics.append(seconds, len(events), self._appended_events.items)
 
     def _append_failed(self) -> None:
         self._metrics.log_error()

@@ -230,33 +230,33 @@ class Metrics:
         labels = (refusal.workspace_id, refusal.write_key_id, refusal.route, refusal.reason)
         self._recent["refused_requests"][labels] += 1
 
-    def write(self, seconds: float, events: int) -> None:
+    def write(self, seconds: float, events: int, waiting: int) -> None:
         """Count one successful write to the storage.
 
         :param seconds: how long it took.
         :param events: how many events it had.
+        :param waiting: how many events wait for the next writes.
         """
         self._write_seconds.add(seconds)
         self._write_events.add(events)
-
-    def queue(self, events: int) -> None:
-        """Set the number of events that are waiting for the storage."""
-        self._queue[()] = events
-        if events > self.longest_queue:
-            self.longest_queue = events
+        self._queue[()] = waiting
+        self.longest_queue = max(self.longest_queue, waiting)
 
     def storage_error(self) -> None:
         """Count a storage call that failed."""
         self.numbers["storage_errors"][()] += 1
 
-    def append(self, seconds: float, events: int) -> None:
+    def append(self, seconds: float, events: int, waiting: int) -> None:
         """Count one successful call that appended events to the log.
 
         :param seconds: how long it took.
         :param events: how many events it had.
+        :param waiting: how many events are being appended.
         """
         self._append_seconds.add(seconds)
         self._append_events.add(events)
+        self._queue[()] = waiting
+        self.longest_queue = max(self.longest_queue, waiting)
 
     def log_error(self) -> None:
         """Count a call of the log that failed."""

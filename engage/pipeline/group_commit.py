@@ -79,11 +79,10 @@ class GroupCommit(Generic[_Item, _Result]):
         recover: Callable[[], Awaitable[None]],
     ) -> None:
         self._call = call
-        self._queue: WriteQueue[_Item, _Result] = WriteQueue(
+        #: The requests that wait or are being written.
+        self.queue: WriteQueue[_Item, _Result] = WriteQueue(
             max_weight=max_weight, max_bytes=max_bytes, share=share, writes=calls
         )
-        #: Returns whether there is room for a request of a write key.
-        self.has_room = self._queue.has_room
         self._calls = calls
         self._timeout = timeout
         self._done = done
@@ -103,16 +102,6 @@ class GroupCommit(Generic[_Item, _Result]):
         self._loop: asyncio.AbstractEventLoop | None = None
         self._closed = False
         self._healthy = True
-
-    @property
-    def items(self) -> int:
-        """The number of items that wait or are being written."""
-        return self._queue.items
-
-    @property
-    def waiting(self) -> int:
-        """The number of items that wait."""
-        return self._queue.waiting
 
     def submit(
         self, items: Sequence[_Item], size: int, *, weight: int | None = None, key: str = ""
@@ -139,7 +128,7 @@ class GroupCommit(Generic[_Item, _Result]):
         if self._recovering:
             _fail([request])
             return future
-        self._queue.add(request)
+        self.queue.add(request)
         if not self._starting and len(self._tasks) < self._calls:
             self._start_if_due()
         return future
@@ -157,7 +146,7 @@ class GroupCommit(Generic[_Item, _Result]):
     # ---------------------------------------------------------------------------------- internals
     def _start_if_due(self) -> None:
         """Start another task if a call is due that no task will make, and the limit allows it."""
-        if self._starting or len(self._tasks) >= self._calls or not self._queue.is_due:
+        if self._starting or len(self._tasks) >= self._calls or not self.queue.is_due:
             return
         # In a separate task, so that cancelling the first caller does not harm the others. The
         # task starts in the next turn of the loop, with all requests that arrived in this one.
@@ -171,7 +160,7 @@ class GroupCommit(Generic[_Item, _Result]):
 
         There is no await after the last look at the queue, so no request is missed.
         """
-        loop, queue = self._loop, self._queue
+        loop, queue = self._loop, self.queue
         assert loop is not None
         self._starting = False
         try:
@@ -214,7 +203,7 @@ class GroupCommit(Generic[_Item, _Result]):
             _log.error("the storage did not answer within %.1f s", self._timeout)
             self._recovering = True
             try:
-                self._fail_waiting(self._queue.drop())
+                self._fail_waiting(self.queue.drop())
                 await self._recover()
             finally:
                 self._recovering = False

@@ -112,13 +112,13 @@ class Ingest:
             recover=self._recover,
         )
         #: Asked before a request is decoded.
-        self.admission = Admission(self._events.has_room, wait=limits.queue_wait)
+        self.admission = Admission(self._events.queue.has_room, wait=limits.queue_wait)
         self._events.freed = self.admission.wake
 
     @property
     def waiting(self) -> int:
         """The number of events that wait or are being written."""
-        return self._events.items
+        return self._events.queue.items
 
     async def find(self, event: Event) -> Event | None:
         """Return the stored event that has the message id of an event, or ``None``.
@@ -222,8 +222,6 @@ class Ingest:
     def _written(
         self, seconds: float, events: Sequence[Event], outcomes: Sequence[Outcome]
     ) -> None:
-        self._metrics.write(seconds, len(events))
-        self._metrics.queue(self._events.waiting)
         if self._stored is not None:
             stored = [
                 event
@@ -236,6 +234,7 @@ class Ingest:
             if outcome.status is _STORED:
                 self._alive()
                 break
+        self._metrics.write(seconds, len(events), self._events.queue.waiting)
 
     async def _keep(self, letters: Sequence[DeadLetter]) -> Sequence[bool]:
         assert isinstance(self.store, DeadLetterStore)

@@ -119,8 +119,8 @@ class Pipeline:
         :raises ApiError: if the event is refused.
         :raises StorageUnavailable: if the event may not be durable.
         """
-        key = _key_of(principal)
-        with await self._admit(raw, encoding, key, brief=len(raw) <= BRIEF_BODY):
+        brief = len(raw) <= BRIEF_BODY
+        with await self._admit(raw, encoding, _share_of(principal), brief=brief):
             item = await self._decode(raw, encoding, principal)
             principal = principal or self._principal(item)
             arrival = self._arrival(principal, idempotency_key)
@@ -128,7 +128,7 @@ class Pipeline:
             try:
                 event, dropped = self._items.prepare(item, operation, arrival, 0)
                 if not dropped:
-                    written = self._ingest.submit((event,), _key_of(principal))
+                    written = self._ingest.submit((event,), principal.write_key.key)
             except ApiError as error:
                 refusal = error
         if refusal is not None:
@@ -175,8 +175,7 @@ class Pipeline:
         :raises ApiError: if no event was stored.
         :raises StorageUnavailable: if not everything is durable.
         """
-        key = _key_of(principal)
-        with await self._admit(raw, encoding, key) as admitted:
+        with await self._admit(raw, encoding, _share_of(principal)) as admitted:
             body = await self._decode(raw, encoding, principal)
             principal = principal or self._principal(body)
             if not self._valid_envelope(body):
@@ -193,7 +192,7 @@ class Pipeline:
                 items, arrival, pause=admitted.pause, strict=strict, total=self._decompressed
             )
             letters = self._items.letters(items, arrival, taken)
-            key = _key_of(principal)
+            key = principal.write_key.key
             written = self._ingest.submit(taken.events, key) if taken.events else None
         # While the events are written, their decoded items are freed: ten containers for each
         # event, which the garbage collector would visit again and again. On 32 connections that
@@ -315,7 +314,7 @@ class Pipeline:
         """
         principal = self._authenticator.body(body.get("writeKey") if type(body) is dict else None)
         # The body was decoded in the share of all bodies that name their key.
-        if not self._ingest.admission.has_room(_key_of(principal)):
+        if not self._ingest.admission.has_room(principal.write_key.key):
             raise overloaded()
         return principal
 
@@ -368,6 +367,6 @@ class Pipeline:
         return Envelope(sent_at=sent_at, context=context, integrations=integrations)
 
 
-def _key_of(principal: Principal | None) -> str:
+def _share_of(principal: Principal | None) -> str:
     """Return the name under which a request has its share of the queue."""
     return _KEYLESS_SHARE if principal is None else principal.write_key.key

@@ -8,8 +8,6 @@ import dataclasses
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-import orjson
-
 from engage.api import EVENT_TYPES, Event
 from engage.errors import MAX_ERRORS, STATUS, ApiError, Problem, located
 from engage.pipeline.dead_letters import Conflict
@@ -37,10 +35,6 @@ class Result:
     #: For the log.
     principal: Principal | None = None
 
-    def body(self) -> bytes:
-        """Return the JSON answer."""
-        return b'{"success":true,"messageId":' + orjson.dumps(self.message_id) + b"}"
-
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class RejectedItem:
@@ -62,31 +56,6 @@ class BatchResult:
     rejected: Sequence[RejectedItem] = ()
     #: For the log.
     principal: Principal | None = None
-
-    def body(self) -> bytes:
-        """Return the JSON answer, with at most :data:`MAX_ERRORS` details in total."""
-        rejected: list[dict[str, Any]] = []
-        room = MAX_ERRORS
-        for item in self.rejected:
-            entry: dict[str, Any] = {
-                "index": item.index,
-                "messageId": item.message_id,
-                "code": item.error.code,
-                "message": item.error.message,
-            }
-            if room > 0:
-                problems = item.error.errors[:room]
-                room -= max(len(problems), 1)
-                entry["errors"] = [problem.as_dict() for problem in problems]
-            rejected.append(entry)
-        return orjson.dumps(
-            {
-                "success": True,
-                "accepted": self.accepted,
-                "duplicates": self.duplicates,
-                "rejected": rejected,
-            }
-        )
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

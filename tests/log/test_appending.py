@@ -40,7 +40,7 @@ class LogMetrics(CountingMetrics):
         self.appended: list[int] = []
         self.log_errors = 0
 
-    def append(self, seconds: float, events: int) -> None:
+    def append(self, seconds: float, events: int, waiting: int) -> None:
         self.appended.append(events)
 
     def log_error(self) -> None:

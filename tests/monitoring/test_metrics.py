@@ -24,8 +24,7 @@ def test_every_metric_is_exposed() -> None:
     metrics.event("track", "stored")
     metrics.event("track", "stored", 4)
     metrics.event("identify", "invalid_payload")
-    metrics.write(0.004, 100)
-    metrics.queue(7)
+    metrics.write(0.004, 100, 7)
     metrics.storage_error()
     metrics.dead_letter("invalid_payload", 2)
     metrics.webhook("sendgrid", "accepted")
@@ -61,8 +60,8 @@ def test_the_metrics_of_a_log_are_exposed_if_there_is_one() -> None:
     assert not any("engage_log" in line for line in _lines(metrics))
     metrics.log({})
     assert "engage_log_errors_total 0.0" in _lines(metrics)
-    metrics.append(0.004, 100)
-    metrics.append(0.002, 1)
+    metrics.append(0.004, 100, 0)
+    metrics.append(0.002, 1, 0)
     metrics.log_error()
     metrics.log({"backlog_records": 5, "backlog_seconds": 1.5})
     metrics.log({"backlog_records": 6})
@@ -111,7 +110,7 @@ def test_histograms_are_as_prometheus_client_makes_them(value: float) -> None:
     metrics, registry = Metrics(), CollectorRegistry()
     seconds = PlainHistogram("engage_write_seconds", "", buckets=WRITE_BUCKETS, registry=registry)
     for count in (1, 2, 1000, 10_001):
-        metrics.write(value, count)
+        metrics.write(value, count, 0)
         seconds.observe(value)
 
     def values(registry: CollectorRegistry) -> list[str]:

@@ -42,15 +42,15 @@ async def test_there_are_as_many_calls_as_the_storage_takes() -> None:
     gates = target.hold_each(3)
     requests = await started(target, "a", "b", "c", "d")
     assert target.calls == [["a"], ["b"]]
-    assert target.group_commit.items == 4
-    assert target.group_commit.waiting == 2
+    assert target.group_commit.queue.items == 4
+    assert target.group_commit.queue.waiting == 2
     gates[0].set()
     await turns()
     assert target.calls == [["a"], ["b"], ["c", "d"]]
     gates[1].set()
     gates[2].set()
     assert await asyncio.gather(*requests) == [["<a>"], ["<b>"], ["<c>"], ["<d>"]]
-    assert target.group_commit.items == 0
+    assert target.group_commit.queue.items == 0
 
 
 async def test_a_call_beside_another_is_as_large_as_that() -> None:
@@ -95,12 +95,12 @@ async def test_both_calls_count_as_used_room() -> None:
     target = Target(calls=2, max_weight=2)
     gates = target.hold_each(2)
     requests = await started(target, "a")
-    assert target.group_commit.has_room("")
+    assert target.group_commit.queue.has_room("")
     requests += await started(target, "b")
-    assert not target.group_commit.has_room("")
+    assert not target.group_commit.queue.has_room("")
     gates[0].set()
     await turns()
-    assert target.group_commit.has_room("")
+    assert target.group_commit.queue.has_room("")
     gates[1].set()
     await asyncio.gather(*requests)
 
@@ -151,7 +151,7 @@ async def test_two_calls_that_hang_reopen_the_store_once() -> None:
     assert target.recovered == 1
     target.before = lambda items: None
     assert await target.submit("d") == ["<d>"]
-    assert target.group_commit.items == 0
+    assert target.group_commit.queue.items == 0
 
 
 async def test_requests_of_a_store_that_is_opened_again_are_not_tried_one_by_one() -> None:
@@ -221,5 +221,5 @@ async def test_every_request_gets_its_results(calls: int) -> None:
     assert min(good) > 20
     assert min(calls, 2) <= most <= calls
     await target.group_commit.drain()
-    assert target.group_commit.items == target.group_commit.waiting == 0
-    assert target.group_commit.has_room("")
+    assert target.group_commit.queue.items == target.group_commit.queue.waiting == 0
+    assert target.group_commit.queue.has_room("")

@@ -20,7 +20,7 @@ async def test_a_single_request_does_not_wait() -> None:
     target = Target()
     assert await target.submit("a", "b") == ["<a>", "<b>"]
     assert target.calls == [["a", "b"]]
-    assert target.group_commit.items == 0
+    assert target.group_commit.queue.items == 0
 
 
 async def test_a_single_request_takes_one_turn_of_the_event_loop() -> None:
@@ -47,7 +47,7 @@ async def test_requests_that_arrive_during_a_call_share_the_next() -> None:
     others = [target.submit(name) for name in "bcd"]
     await turns()
     assert target.calls == [["a"]]
-    assert target.group_commit.items == 4
+    assert target.group_commit.queue.items == 4
     gate.set()
     assert await asyncio.gather(first, *others) == [["<a>"], ["<b>"], ["<c>"], ["<d>"]]
     assert target.calls == [["a"], ["b", "c", "d"]]
@@ -98,26 +98,26 @@ async def test_a_key_has_room_below_the_limits(weight: int, size: int, room: boo
     gate = target.hold()
     first = target.group_commit.submit(["a"], size, weight=weight, key="one")
     await turns()
-    assert target.group_commit.has_room("one") is room
-    assert target.group_commit.has_room("another")
+    assert target.group_commit.queue.has_room("one") is room
+    assert target.group_commit.queue.has_room("another")
     gate.set()
     await first
-    assert target.group_commit.has_room("one")
+    assert target.group_commit.queue.has_room("one")
 
 
 async def test_a_key_has_no_more_than_its_share() -> None:
     target = Target(max_weight=10, share=0.5)
     gate = target.hold()
     requests = [target.group_commit.submit(["a"], 1, weight=5, key="one")]
-    assert not target.group_commit.has_room("one")
+    assert not target.group_commit.queue.has_room("one")
     requests.append(target.group_commit.submit(["b"], 1, weight=5, key="two"))
     # The queue is full; a key that has nothing in it still has room, up to twice the limit.
-    assert target.group_commit.has_room("three")
+    assert target.group_commit.queue.has_room("three")
     requests.append(target.group_commit.submit(["c"], 1, weight=10, key="three"))
-    assert not target.group_commit.has_room("four")
+    assert not target.group_commit.queue.has_room("four")
     gate.set()
     await asyncio.gather(*requests)
-    assert target.group_commit.has_room("one")
+    assert target.group_commit.queue.has_room("one")
 
 
 async def test_keys_are_written_in_rotation(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -144,7 +144,7 @@ async def test_a_cancelled_caller_does_not_cancel_the_call() -> None:
     gate.set()
     assert await third == ["<c>"]
     assert target.calls == [["a"], ["b", "c"]]
-    assert target.group_commit.items == 0
+    assert target.group_commit.queue.items == 0
     assert await target.submit("d") == ["<d>"]
 
 
@@ -191,7 +191,7 @@ async def test_unavailability_is_not_tried_for_every_request() -> None:
     results = await asyncio.gather(*requests, return_exceptions=True)
     assert {type(result) for result in results} == {StorageUnavailable}
     assert len(target.calls) == 3
-    assert target.group_commit.items == 0
+    assert target.group_commit.queue.items == 0
     target.before = lambda items: None
     assert await target.submit("a") == ["<a>"]
 
@@ -220,7 +220,7 @@ async def test_a_call_that_takes_too_long_fails_for_all_and_reopens_the_store() 
     assert target.calls == [["a", "b"]]
     await target.group_commit.drain()
     assert (target.failed, target.recovered) == (1, 1)
-    assert target.group_commit.items == 0
+    assert target.group_commit.queue.items == 0
     target.before = lambda items: None
     assert await target.submit("e") == ["<e>"]
 
@@ -261,7 +261,7 @@ async def test_the_repetitions_after_a_failure_are_part_of_the_time() -> None:
     assert target.calls == [["a", "b", "c"], ["a"]]
     await target.group_commit.drain()
     assert target.recovered == 1
-    assert target.group_commit.items == 0
+    assert target.group_commit.queue.items == 0
 
 
 async def test_a_storage_that_cancels_itself_is_unavailable() -> None:

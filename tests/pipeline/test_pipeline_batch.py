@@ -14,6 +14,7 @@ import orjson
 import pytest
 
 from engage.api import StorageUnavailable
+from engage.handlers.events import batch_answer
 from engage.pipeline import items as steps
 from engage.pipeline.items import Items
 from engage.pipeline.pipeline import ENVELOPE_BYTES
@@ -36,7 +37,7 @@ async def test_a_batch_is_stored() -> None:
         {"userId": "u"},
     ]
     result = await send_batch(core, items)
-    answer = orjson.loads(result.body())
+    answer = orjson.loads(batch_answer(result))
     assert answer == {
         "success": True,
         "accepted": 2,

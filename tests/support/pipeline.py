@@ -81,7 +81,7 @@ class CountingMetrics(Metrics):
     ) -> None:
         self.events[kind, outcome] += count
 
-    def write(self, seconds: float, events: int) -> None:
+    def write(self, seconds: float, events: int, waiting: int) -> None:
         self.writes.append(events)
 
     def storage_error(self) -> None:

@@ -40,7 +40,7 @@ async def counted(store: CountStore, at: int) -> None:
     history.metrics.refused(Refusal(reason="invalid_write_key", status=401, route="track"))
     for milliseconds in [3] * 98 + [40, 20_000]:
         history.metrics.request("track", 200, milliseconds / 1000)
-    history.metrics.queue(17)
+    history.metrics.write(0.002, 1, 17)
     await history.write_to(store)
 
 
