@@ -14,7 +14,7 @@ import click
 from engage.api import ConfigError, EventStore, render_time
 from engage.cli.common import config_option, now, opened, operator, registry_of, safe
 from engage.config import Config, load
-from engage.keys.changes import archive_key, create_key, disable_key, enable_key
+from engage.keys.changes import KeyState, change_key, create_key
 from engage.keys.effective import Key, list_keys
 from engage.registry import Registry
 
@@ -109,7 +109,7 @@ def add(ctx: click.Context, config_path: Path, workspace_id: str, key_id: str, n
 @click.pass_context
 def disable(ctx: click.Context, config_path: Path, workspace_id: str, key_id: str) -> None:
     """Refuse requests with a write key (403), also with one of the config file."""
-    _change(ctx, config_path, workspace_id, key_id, disable_key, "disabled")
+    _change(ctx, config_path, workspace_id, key_id, "disabled")
 
 
 @keys.command("enable", epilog="\b\nExample:\n  engage keys enable --workspace acme ios")
@@ -119,7 +119,7 @@ def disable(ctx: click.Context, config_path: Path, workspace_id: str, key_id: st
 @click.pass_context
 def enable(ctx: click.Context, config_path: Path, workspace_id: str, key_id: str) -> None:
     """Accept requests with a write key again."""
-    _change(ctx, config_path, workspace_id, key_id, enable_key, "enabled")
+    _change(ctx, config_path, workspace_id, key_id, "enabled")
 
 
 @keys.command("archive", epilog="\b\nExample:\n  engage keys archive --workspace acme ios-2024")
@@ -132,7 +132,7 @@ def archive(ctx: click.Context, config_path: Path, workspace_id: str, key_id: st
 
     It cannot be enabled again. Its id stays taken, because stored events have it.
     """
-    _change(ctx, config_path, workspace_id, key_id, archive_key, "archived")
+    _change(ctx, config_path, workspace_id, key_id, "archived")
 
 
 def _change(
@@ -140,15 +140,14 @@ def _change(
     config_path: Path,
     workspace_id: str,
     key_id: str,
-    change: Callable[..., Awaitable[bool]],
-    state: str,
+    state: KeyState,
 ) -> None:
     config = load(config_path)
     changed = _run(
         ctx,
         config,
-        lambda store: change(
-            store, config.workspaces, workspace_id, key_id, actor=operator(), now=now()
+        lambda store: change_key(
+            store, config.workspaces, workspace_id, key_id, state, actor=operator(), now=now()
         ),
     )
     where = f"the key {safe(key_id)!r} of the workspace {safe(workspace_id)!r}"

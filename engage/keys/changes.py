@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import secrets
 from collections.abc import Iterable, Mapping
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import orjson
 
@@ -21,7 +21,15 @@ from engage.keys.effective import KEY, KEY_ID, OVERRIDE, Key, body_of, stored_ke
 from engage.monitoring import logs
 from engage.upkeep.audit import Actor, record_audit
 
-__all__ = ["KeyChangedError", "archive_key", "create_key", "disable_key", "enable_key"]
+__all__ = ["KeyChangedError", "KeyState", "change_key", "create_key"]
+
+KeyState = Literal["disabled", "enabled", "archived"]
+#: What each state sets in the record of a key.
+_VALUES: Final[Mapping[KeyState, Mapping[str, bool]]] = {
+    "disabled": {"disabled": True},
+    "enabled": {"disabled": False},
+    "archived": {"disabled": True, "archived": True},
+}
 
 #: Maximum length of a name, as in ``schemas/config.json``.
 MAX_NAME_LENGTH: Final = 256
@@ -83,119 +91,62 @@ async def create_key(
     return made
 
 
-async def disable_key(
+async def change_key(
     store: EventStore,
     workspaces: Iterable[Workspace],
     workspace_id: str,
     key_id: str,
+    state: KeyState,
     *,
     actor: Actor,
     now: int,
     expected_version: int | None = None,
 ) -> bool:
-    """Refuse requests with a key from now on.
+    """Disable, enable or archive a key. An archived key is disabled for good.
 
     :param expected_version: :attr:`Key.version` as the operator saw it; ``None``: whatever it is.
     :param now: milliseconds since 1970 UTC.
-    :return: false if the key was disabled already.
+    :return: false if the key was in this state already.
     :raises KeyChangedError: if the key has another version; nothing is changed then.
-    :raises EngageError: if there is no such key, or the store keeps no records.
+    :raises EngageError: if there is no such key, or the store keeps no records; if an archived key
+        is to be enabled; or if the config file decides.
     :raises StorageUnavailable: if the change may not be durable.
     """
-    change = _Change(store, workspaces, workspace_id, key_id, actor, now, expected_version)
-    return await change.apply("key-disabled", {"disabled": True})
 
+    def text(problem: str) -> str:
+        return f"the key {key_id!r} of the workspace {workspace_id!r} {problem}"
 
-async def enable_key(
-    store: EventStore,
-    workspaces: Iterable[Workspace],
-    workspace_id: str,
-    key_id: str,
-    *,
-    actor: Actor,
-    now: int,
-    expected_version: int | None = None,
-) -> bool:
-    """Accept requests with a key again. The parameters and errors are those of :func:`disable_key`.
-
-    :return: false if the key was enabled already.
-    :raises EngageError: also if the key is archived, or disabled in the config file.
-    """
-    change = _Change(store, workspaces, workspace_id, key_id, actor, now, expected_version)
-    return await change.apply("key-enabled", {"disabled": False})
-
-
-async def archive_key(
-    store: EventStore,
-    workspaces: Iterable[Workspace],
-    workspace_id: str,
-    key_id: str,
-    *,
-    actor: Actor,
-    now: int,
-    expected_version: int | None = None,
-) -> bool:
-    """Disable a key of the store for good. The parameters are those of :func:`disable_key`.
-
-    :return: false if the key was archived already.
-    :raises EngageError: also if the key is in the config file.
-    """
-    change = _Change(store, workspaces, workspace_id, key_id, actor, now, expected_version)
-    return await change.apply("key-archived", {"disabled": True, "archived": True})
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Change:
-    """A change of one record, which fails if another operator has just changed the record."""
-
-    store: EventStore
-    workspaces: Iterable[Workspace]
-    workspace_id: str
-    key_id: str
-    actor: Actor
-    now: int
-    expected_version: int | None
-
-    async def apply(self, action: str, values: Mapping[str, bool]) -> bool:
-        """Give the record some values; return whether that changed it."""
-        store = _records(self.store)
-        workspace = _workspace(self.workspaces, self.workspace_id)
-        configured = next((key for key in workspace.write_keys if key.id == self.key_id), None)
-        if configured is not None:
-            if "archived" in values:
-                raise EngageError(self._text("is in the config file; remove it there"))
-            if configured.disabled and not values["disabled"]:
-                raise EngageError(self._text("is disabled in the config file; enable it there"))
-        kind = KEY if configured is None else OVERRIDE
-        while True:
-            record = await store.get_record(kind, self.workspace_id, self.key_id)
-            body = {} if record is None else body_of(record)
-            version = 0 if record is None else record.version
-            if kind == KEY and (record is None or "key" not in body):
-                raise EngageError(self._text("does not exist"))
-            if self.expected_version not in (None, version):
-                break
-            if body.get("archived") and "archived" not in values:
-                if values["disabled"]:
-                    return False
-                raise EngageError(self._text("is archived; create another key"))
-            if all(body.get(name, False) is value for name, value in values.items()):
-                return False
-            if configured is not None and configured.disabled and values["disabled"]:
-                return False
-            changed = _record(kind, self.workspace_id, self.key_id, {**body, **values}, self.now)
-            if await store.put_record(changed, expected_version=version) is not None:
-                details = {"workspace": self.workspace_id, "key": self.key_id}
-                await record_audit(store, self.actor, action, details, now=self.now)
-                return True
-            if self.expected_version is not None:
-                break
-        raise KeyChangedError(
-            self._text("was changed by another operator; reload the page and try again")
-        )
-
-    def _text(self, problem: str) -> str:
-        return f"the key {self.key_id!r} of the workspace {self.workspace_id!r} {problem}"
+    records, workspace = _records(store), _workspace(workspaces, workspace_id)
+    configured = next((key for key in workspace.write_keys if key.id == key_id), None)
+    values = _VALUES[state]
+    if configured is not None:
+        if state == "archived":
+            raise EngageError(text("is in the config file; remove it there"))
+        if configured.disabled and state == "enabled":
+            raise EngageError(text("is disabled in the config file; enable it there"))
+    kind = KEY if configured is None else OVERRIDE
+    while True:
+        record = await records.get_record(kind, workspace_id, key_id)
+        body = {} if record is None else body_of(record)
+        version = 0 if record is None else record.version
+        if kind == KEY and (record is None or "key" not in body):
+            raise EngageError(text("does not exist"))
+        if expected_version not in (None, version):
+            break
+        if body.get("archived") and state == "enabled":
+            raise EngageError(text("is archived; create another key"))
+        if all(body.get(name, False) is value for name, value in values.items()):
+            return False
+        if configured is not None and configured.disabled:
+            return False
+        changed = _record(kind, workspace_id, key_id, {**body, **values}, now)
+        if await records.put_record(changed, expected_version=version) is not None:
+            details = {"workspace": workspace_id, "key": key_id}
+            await record_audit(records, actor, f"key-{state}", details, now=now)
+            return True
+        if expected_version is not None:
+            break
+    raise KeyChangedError(text("was changed by another operator; reload the page and try again"))
 
 
 def _record(kind: str, workspace_id: str, key_id: str, body: Mapping[str, Any], now: int) -> Record:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 from typing import TYPE_CHECKING
 
 from engage.api import EngageError
@@ -87,15 +86,5 @@ async def _run(config: Config, registry: Registry) -> int:
         link_hash=None if token is None else hash_of(token),
         ready=lambda url: announce(url, token),
     )
-    stopping = False
-
-    def on_signal() -> None:
-        nonlocal stopping
-        if stopping:
-            logs.flush()
-            os._exit(1)
-        stopping = True
-        process.stop()
-
-    handle_signals(on_signal)
+    handle_signals(process.stop)
     return await process.run()

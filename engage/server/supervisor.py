@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 from engage.api import EngageError
 from engage.http1.shares import Shares, make_shares
 from engage.http1.sockets import url_of
-from engage.monitoring import logs
 from engage.server.child import Setup
 from engage.server.children import Child, start_child
 from engage.server.console_keeper import ConsoleKeeper
@@ -58,7 +57,7 @@ class Supervisor:
     :param count: the number of workers.
     """
 
-    #: What a process is called in the log.
+    #: The name of a process in the log.
     what: ClassVar[str] = "worker"
 
     def __init__(
@@ -89,7 +88,7 @@ class Supervisor:
         :return: the exit status.
         :raises EngageError: if the first worker cannot start; the message is its error.
         """
-        handle_signals(self._on_signal)
+        handle_signals(self._stopping.set, self._kill_all)
         with contextlib.ExitStack() as stack:
             self._open_services(stack)
             try:
@@ -127,7 +126,7 @@ class Supervisor:
         self._announce()
 
     def _open_services(self, stack: contextlib.ExitStack) -> None:
-        """Start what this process serves itself; it ends with the stack."""
+        """Start the services of this process itself; they end with the stack."""
         # A single worker serves its metrics itself.
         if self._config.server.metrics_port is not None and self._count > 1:
             stack.callback(serve_shared_metrics(self._config))
@@ -139,7 +138,7 @@ class Supervisor:
         _log.info("listening", extra=extra)
 
     def _setup(self, number: int) -> Setup:
-        """Return what a process is to do."""
+        """Return the setup of a process."""
         return Setup(
             self._config,
             number,
@@ -215,14 +214,6 @@ class Supervisor:
             extra=about,
         )
         return True
-
-    def _on_signal(self) -> None:
-        if self._stopping.is_set():
-            _log.warning("ended at once by a second signal")
-            self._kill_all()
-            logs.flush()
-            os._exit(1)
-        self._stopping.set()
 
     def _kill_all(self) -> None:
         for child in self._children:

@@ -120,7 +120,7 @@ class Worker:
 
         config = self._config
         if self._number is None:
-            handle_signals(self._on_signal)
+            handle_signals(self.stop, lambda: self._flush())
         shown = config.server.metrics_port is not None
         metrics = Metrics()
         shared = SharedNumbers(metrics) if shown and not self._serves_metrics else None
@@ -171,13 +171,6 @@ class Worker:
             await self._stop.wait()
             return await self._drain(app, background)
 
-    def _on_signal(self) -> None:
-        if self._stop.is_set():
-            self._flush()
-            logs.flush()
-            os._exit(1)
-        self._stop.set()
-
     async def _drain(self, app: App, background: contextlib.AsyncExitStack) -> int:
         server = self._config.server
         deadline = time.monotonic() + server.shutdown_grace
@@ -204,9 +197,24 @@ class Worker:
         return 0
 
 
-def handle_signals(handler: Callable[[], None]) -> None:
-    """Call ``handler`` in the running event loop on SIGTERM and SIGINT."""
+def handle_signals(stop: Callable[[], None], at_exit: Callable[[], None] = lambda: None) -> None:
+    """Call ``stop`` in the running event loop on SIGTERM or SIGINT.
+
+    :param at_exit: called at a second signal, which ends the process at once with status 1.
+    """
     loop = asyncio.get_running_loop()
+    stopping = False
+
+    def handler() -> None:
+        nonlocal stopping
+        if stopping:
+            _log.warning("ended at once by a second signal")
+            at_exit()
+            logs.flush()
+            os._exit(1)
+        stopping = True
+        stop()
+
     for number in (signal.SIGTERM, signal.SIGINT):
         try:
             loop.add_signal_handler(number, handler)

@@ -7,14 +7,18 @@ import asyncio
 import contextlib
 import importlib
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sized
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Generic, Protocol, Self, TypeVar
 
 import pytest
 
+from engage.api import StorageUnavailable
+
 Answer = TypeVar("Answer")
+#: Calls one method of a store or log.
+Call = Callable[[], Awaitable[object]]
 
 
 class SubjectLike(Protocol):
@@ -72,6 +76,18 @@ class Harness(Generic[Tested]):
         finally:
             await self._mend()
 
+    async def break_twice(self, acknowledged: Sized) -> None:
+        """Break the store or log twice while other tasks use it.
+
+        :param acknowledged: what they have written; before each failure and after the last one,
+            wait until it has grown by 50.
+        """
+        await asyncio.wait_for(_grow(acknowledged), 60)
+        for _ in range(2):
+            async with self.broken():
+                await asyncio.sleep(0.05)
+            await asyncio.wait_for(_grow(acknowledged), 60)
+
     def run(self, awaitable: Awaitable[Answer]) -> Answer:
         """Run an awaitable on the event loop of the test, for tests that are not coroutines.
 
@@ -101,6 +117,27 @@ class Harness(Generic[Tested]):
 
 
 AnyHarness = TypeVar("AnyHarness", bound=Harness[Any])
+
+
+async def _grow(acknowledged: Sized) -> None:
+    target = len(acknowledged) + 50
+    while len(acknowledged) < target:  # noqa: ASYNC110
+        await asyncio.sleep(0.01)
+
+
+async def must_fail(call: Call) -> None:
+    """Check that a call raises ``StorageUnavailable`` with a message for the log."""
+    with pytest.raises(StorageUnavailable) as raised:
+        await call()
+    # The message is logged: it must be one line, and not empty.
+    assert str(raised.value).strip()
+    assert "\n" not in str(raised.value)
+
+
+async def may_fail(call: Call) -> None:
+    """Make a call that may succeed. If it fails, then with ``StorageUnavailable``."""
+    with contextlib.suppress(StorageUnavailable):
+        await call()
 
 
 def on_bench(

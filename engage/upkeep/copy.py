@@ -274,7 +274,7 @@ async def _compare_profiles(source: ProfileStore, target: EventStore, report: On
         else:
             counts.conflicting += 1
             counts.add_reason(
-                "a profile differs: some of its events have expired, or new ones arrived meanwhile"
+                "a profile differs: some of its events have expired, or new ones have arrived"
             )
         report(counts)
     return counts

@@ -17,13 +17,7 @@ from tornado.ioloop import IOLoop
 
 from engage.api import EngageError, EventStore, Record, RecordStore
 from engage.config import Workspace, WriteKey
-from engage.keys.changes import (
-    KeyChangedError,
-    archive_key,
-    create_key,
-    disable_key,
-    enable_key,
-)
+from engage.keys.changes import KeyChangedError, KeyState, change_key, create_key
 from engage.keys.effective import KEY, OVERRIDE, Key, effective_keys, list_keys
 from engage.upkeep.audit import AUDIT, Actor, read_entry
 from support.memory_store import MemoryEvents
@@ -185,9 +179,10 @@ async def keys_of(store: RecordStore) -> dict[str, Key]:
     return {key.id: key for key in (await list_keys(store, WORKSPACES)).keys}
 
 
-async def change(function: Any, store: RecordStore, key_id: str, **options: Any) -> bool:
-    changed: bool = await function(store, WORKSPACES, "acme", key_id, actor=ANN, now=NOW, **options)
-    return changed
+async def change(store: Any, key_id: str, state: KeyState, expected: int | None = None) -> bool:
+    return await change_key(
+        store, WORKSPACES, "acme", key_id, state, actor=ANN, now=NOW, expected_version=expected
+    )
 
 
 async def entries(store: RecordStore) -> list[tuple[str, str]]:
@@ -243,11 +238,11 @@ async def test_a_key_that_is_not_possible_is_refused(
 
 async def test_the_id_of_an_archived_key_stays_taken(store: RecordStore) -> None:
     await create(store, "ios")
-    assert await change(archive_key, store, "ios")
-    assert not await change(archive_key, store, "ios")
-    assert not await change(disable_key, store, "ios")
+    assert await change(store, "ios", "archived")
+    assert not await change(store, "ios", "archived")
+    assert not await change(store, "ios", "disabled")
     with pytest.raises(EngageError, match="is archived"):
-        await change(enable_key, store, "ios")
+        await change(store, "ios", "enabled")
     with pytest.raises(EngageError, match="already has a key"):
         await create(store, "ios")
     key = (await keys_of(store))["ios"]
@@ -259,11 +254,11 @@ async def test_the_id_of_an_archived_key_stays_taken(store: RecordStore) -> None
 async def test_a_key_is_disabled_and_enabled(store: RecordStore, key_id: str) -> None:
     """One of the store, and one of the config."""
     await create(store, "ios")
-    assert not await change(enable_key, store, key_id)
-    assert await change(disable_key, store, key_id)
+    assert not await change(store, key_id, "enabled")
+    assert await change(store, key_id, "disabled")
     assert (await keys_of(store))[key_id].disabled
-    assert not await change(disable_key, store, key_id)
-    assert await change(enable_key, store, key_id)
+    assert not await change(store, key_id, "disabled")
+    assert await change(store, key_id, "enabled")
     assert not (await keys_of(store))[key_id].disabled
     assert await entries(store) == [
         ("key-created", "ios"),
@@ -274,7 +269,7 @@ async def test_a_key_is_disabled_and_enabled(store: RecordStore, key_id: str) ->
 
 async def test_what_another_version_wrote_into_a_record_stays(store: RecordStore) -> None:
     await store.put_record(stored("ios", "a" * 32, later={"x": 1}))
-    assert await change(disable_key, store, "ios")
+    assert await change(store, "ios", "disabled")
     record = await store.get_record(KEY, "acme", "ios")
     assert record is not None
     body = orjson.loads(record.body)
@@ -282,17 +277,18 @@ async def test_what_another_version_wrote_into_a_record_stays(store: RecordStore
 
 
 async def test_a_change_that_is_not_possible_is_refused(store: RecordStore) -> None:
-    for function, key_id, message in (
-        (disable_key, "nope", "does not exist"),
-        (enable_key, "old", "is disabled in the config file"),
-        (archive_key, "website", "is in the config file"),
-    ):
+    impossible: tuple[tuple[KeyState, str, str], ...] = (
+        ("disabled", "nope", "does not exist"),
+        ("enabled", "old", "is disabled in the config file"),
+        ("archived", "website", "is in the config file"),
+    )
+    for state, key_id, message in impossible:
         with pytest.raises(EngageError, match=message):
-            await change(function, store, key_id)
+            await change(store, key_id, state)
     # It is disabled already, and stays so when the file changes.
-    assert not await change(disable_key, store, "old")
+    assert not await change(store, "old", "disabled")
     with pytest.raises(EngageError, match="workspace 'nope'"):
-        await disable_key(store, WORKSPACES, "nope", "ios", actor=ANN, now=NOW)  # type: ignore[arg-type]
+        await change_key(store, WORKSPACES, "nope", "ios", "disabled", actor=ANN, now=NOW)  # type: ignore[arg-type]
     assert await entries(store) == []
 
 
@@ -301,10 +297,11 @@ async def test_two_operators_do_not_overwrite_each_other(store: RecordStore, key
     """Both look at a page, and the second one acts on what is there no more."""
     await create(store, "ios")
     seen = (await keys_of(store))[key_id].version
-    assert await change(disable_key, store, key_id, expected_version=seen)
-    for function in (enable_key, disable_key):
+    assert await change(store, key_id, "disabled", expected=seen)
+    states: tuple[KeyState, ...] = ("enabled", "disabled")
+    for state in states:
         with pytest.raises(KeyChangedError, match="another operator"):
-            await change(function, store, key_id, expected_version=seen)
+            await change(store, key_id, state, expected=seen)
     assert (await keys_of(store))[key_id].disabled
 
 
@@ -314,13 +311,13 @@ async def test_of_many_at_once_one_succeeds(store: RecordStore) -> None:
     assert sum(isinstance(one, EngageError) for one in made) == 7
     version = (await keys_of(store))["ios"].version
     changed = await asyncio.gather(
-        *(change(disable_key, store, "ios", expected_version=version) for _ in range(8)),
+        *(change(store, "ios", "disabled", expected=version) for _ in range(8)),
         return_exceptions=True,
     )
     assert changed.count(True) == 1
     assert sum(isinstance(one, KeyChangedError) for one in changed) == 7
     # Without an expected version all agree.
-    assert sorted(await asyncio.gather(*(change(enable_key, store, "ios") for _ in range(4)))) == [
+    assert sorted(await asyncio.gather(*(change(store, "ios", "enabled") for _ in range(4)))) == [
         False,
         False,
         False,

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import base64
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from tornado.web import HTTPError
@@ -15,7 +15,7 @@ from engage.console.base import ConsoleHandler
 from engage.console.data.history import Overview
 from engage.console.display.snippets import server_url, snippets
 from engage.console.display.sparks import spark_area, spark_line
-from engage.keys.changes import archive_key, create_key, disable_key, enable_key
+from engage.keys.changes import KeyState, change_key, create_key
 from engage.keys.effective import KEY_ID, Key, effective_keys, read_key_records
 from engage.upkeep.audit import Actor
 
@@ -89,13 +89,14 @@ class KeysHandler(ConsoleHandler):
                         now=now,
                     )
                 )
-            elif action in _CHANGES:
+            elif action in _STATES:
                 await self.console.reader.read(
-                    _CHANGES[action](
+                    change_key(
                         store,
                         workspaces,
                         self.workspace.id,
                         key_id,
+                        _STATES[action],
                         actor=actor,
                         now=now,
                         expected_version=expected,
@@ -182,7 +183,11 @@ class KeysHandler(ConsoleHandler):
         )
 
 
-_CHANGES: Final = {"disable": disable_key, "enable": enable_key, "archive": archive_key}
+_STATES: Final[Mapping[str, KeyState]] = {
+    "disable": "disabled",
+    "enable": "enabled",
+    "archive": "archived",
+}
 
 
 def _replaced(key: Key, active: set[str]) -> str | None:

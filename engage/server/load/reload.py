@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
-import os
 import uuid
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Final
@@ -55,7 +54,7 @@ class Reloaded:
 
 
 def reload(config: Config, registry: Registry, since: int, show: Callable[[int], None]) -> Reloaded:
-    """Load the records that were appended since a time, as far as they are still in the log.
+    """Load the records that were appended since a time and are still in the log.
 
     While the log or the store is down, it waits, and logs that. SIGTERM and SIGINT end it after the
     current batch; a second signal ends the process at once with status 1.
@@ -92,9 +91,6 @@ async def _reload(
 
         def interrupt() -> None:
             nonlocal interrupted
-            if interrupted:
-                logs.flush()
-                os._exit(1)
             interrupted = True
             loader.stop()
 

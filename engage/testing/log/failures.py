@@ -8,7 +8,6 @@ import contextlib
 import random
 import sys
 import time
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ import pytest
 
 from engage.api import EventLog, LogContext, StorageUnavailable
 
-from ..harness import eventually, find_factory
+from ..harness import Call, eventually, find_factory, may_fail, must_fail
 from ..processes import print_line, run_children
 from .harness import (
     LogBench,
@@ -31,8 +30,6 @@ from .harness import (
     read,
 )
 
-#: Calls one method of a log.
-Call = Callable[[], Awaitable[object]]
 #: The code of a child process, which reads its job from standard input.
 _CHILD = "from engage.testing.log.failures import child; child()"
 #: Seconds that a call may take in these tests.
@@ -57,7 +54,7 @@ class LogFailureTests:
         await eventually(log.check, StorageUnavailable)
         await eventually(lambda: append_all(log, log_record("after")), StorageUnavailable)
         found = set(names(await bench.everything(log)))
-        # What was not acknowledged may be there all the same.
+        # What was not acknowledged may be there.
         assert {"before", "after"} <= found <= {"before", "during", "after"}
 
     @on_log
@@ -81,21 +78,9 @@ class LogFailureTests:
             reader.rewind,
         ]
 
-        async def fails(call: Call) -> None:
-            with pytest.raises(StorageUnavailable) as raised:
-                await call()
-            # The message is logged: it must be one line, and not empty.
-            assert str(raised.value).strip()
-            assert "\n" not in str(raised.value)
-
-        async def may_fail(call: Call) -> None:
-            # Reading may still work; any other error is wrong.
-            with contextlib.suppress(StorageUnavailable):
-                await call()
-
         # At the same time, because each may wait until its time limit.
         async with bench.broken():
-            await asyncio.gather(*map(fails, writing))
+            await asyncio.gather(*map(must_fail, writing))
             for call in reading:
                 await asyncio.wait_for(may_fail(call), 60)
         await eventually(log.check, StorageUnavailable)
@@ -182,19 +167,10 @@ class LogFailureTests:
                     pass
                 await asyncio.sleep(0.01)
 
-        async def acknowledge_more() -> None:
-            target = len(acknowledged) + 50
-            while len(acknowledged) < target:  # noqa: ASYNC110
-                await asyncio.sleep(0.01)
-
         working = [asyncio.ensure_future(append(name)) for name in "abc"]
         working.append(asyncio.ensure_future(load()))
         try:
-            for _ in range(2):
-                await asyncio.wait_for(acknowledge_more(), 60)
-                async with bench.broken():
-                    await asyncio.sleep(0.05)
-            await asyncio.wait_for(acknowledge_more(), 60)
+            await bench.break_twice(acknowledged)
         finally:
             stop, stopped = True, time.monotonic()
             await asyncio.gather(*working)

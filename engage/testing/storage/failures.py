@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable
 
 import pytest
 
@@ -24,12 +23,9 @@ from engage.api import (
 )
 
 from ..factories import TIME, WORKSPACE, count, event, identify, ids, letter, record, store_all
-from ..harness import eventually
+from ..harness import Call, eventually, may_fail, must_fail
 from .harness import Bench, on_store
 from .subscriptions import change
-
-#: Calls one method of a storage.
-Call = Callable[[], Awaitable[object]]
 
 
 class FailureTests:
@@ -111,21 +107,9 @@ class FailureTests:
                 lambda: store.scan_counts(after=None, limit=1),
             ]
 
-        async def fails(call: Call) -> None:
-            with pytest.raises(StorageUnavailable) as raised:
-                await call()
-            # The message is logged: it must be one line, and not empty.
-            assert str(raised.value).strip()
-            assert "\n" not in str(raised.value)
-
-        async def may_fail(call: Call) -> None:
-            # Reading may still work; any other error is wrong.
-            with contextlib.suppress(StorageUnavailable):
-                await call()
-
         # At the same time, because each may wait until its time limit.
         async with bench.broken():
-            await asyncio.gather(*map(fails, writing))
+            await asyncio.gather(*map(must_fail, writing))
             await asyncio.gather(*map(may_fail, reading))
         await eventually(store.check, StorageUnavailable)
         for call in (*writing, *reading):
@@ -166,18 +150,9 @@ class FailureTests:
                     acknowledged.update(one.message_id for one in batch)
                 await asyncio.sleep(0)
 
-        async def acknowledge_more() -> None:
-            target = len(acknowledged) + 50
-            while len(acknowledged) < target:  # noqa: ASYNC110
-                await asyncio.sleep(0.01)
-
         writers = [asyncio.ensure_future(write(name)) for name in "abc"]
         try:
-            for _ in range(2):
-                await asyncio.wait_for(acknowledge_more(), 60)
-                async with bench.broken():
-                    await asyncio.sleep(0.05)
-            await asyncio.wait_for(acknowledge_more(), 60)
+            await bench.break_twice(acknowledged)
         finally:
             stop = True
             await asyncio.gather(*writers)
