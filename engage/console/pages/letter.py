@@ -13,13 +13,13 @@ from engage.api import CONFLICT, DeadLetter, DeadLetterStore
 from engage.console.base import ConsoleHandler
 from engage.console.display.formats import ROWS, visible
 from engage.console.display.json_text import json_lines, lines_of
+from engage.errors import Problem
 from engage.pipeline.explain import Explained, describe_change
 from engage.pipeline.replay import audit_details, is_delivery, obstacle_of, text_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from engage.errors import Problem
 
 __all__ = ["CheckHandler", "LetterHandler", "ReplayHandler"]
 
@@ -95,14 +95,11 @@ class _LetterPages(ConsoleHandler):
         problems: Sequence[Problem] = (),
     ) -> None:
         """Show the letter with the result of a check or a replay."""
-        errors: list[tuple[str, str]] = [
-            (error.get("pointer", ""), error.get("message", "")) for error in letter.errors
-        ]
         if explained is not None:
             problems = explained.errors
-        if problems or explained is not None or failure:
-            errors = [(problem.pointer, problem.message) for problem in problems]
-        places = lines_of(form.text, [pointer for pointer, _ in errors])
+        elif not problems and not failure:
+            problems = [Problem(e.get("pointer", ""), e.get("message", "")) for e in letter.errors]
+        places = lines_of(form.text, [problem.pointer for problem in problems])
         event = None if explained is None else explained.event
         lines: Any = []
         if event is not None:
@@ -118,7 +115,7 @@ class _LetterPages(ConsoleHandler):
             obstacle=obstacle_of(letter),
             delivery=is_delivery(letter),
             conflict=letter.reason == CONFLICT,
-            errors=[(places[pointer], pointer, text) for pointer, text in errors],
+            errors=[(places[problem.pointer], problem) for problem in problems],
             explained=explained,
             changes=[]
             if explained is None

@@ -241,7 +241,7 @@ class OverviewHandler(_Reads):
             keys=keys,
             rows=rows,
             last=live.last,
-            refused=live.refused(workspace),
+            refused=live.refused(workspace)[:NEWEST],
             notices=await self._notices(data, lag) if has_any else [],
             table=[] if data is None else table_of(data),
             milliseconds=milliseconds,
@@ -256,11 +256,8 @@ class OverviewHandler(_Reads):
             since = data.at[0] if data is not None else 0
             recent = [group for group in (grouped.groups if grouped else ()) if group.last >= since]
             for group in recent[:NEWEST]:
-                what = f"{group.pointer} " if group.pointer else ""
-                example = group.example
-                why = example.errors[0].get("message") if example.errors else None
-                where = f" ({group.key or group.origin})"
-                text = f"{number(group.count)} × {what}{why or example.message}{where}"
+                text = f"{number(group.count)} × {group.example.message}"
+                text += f" ({group.key or group.origin})"
                 href = self.link(
                     "rejected",
                     workspace=workspace,
