@@ -17,14 +17,14 @@ the path of a request
 ``keys/``           write keys: the table of keys, who may write, creating and disabling them
 ``pipeline/``       the steps of an event: decode, validate, normalise, transform, store
 ``log/``            all that exists only with ``[log]``: appending, loading, lag
-``upkeep/``         what the core does with any store besides: readiness, retention, export, copy
+``upkeep/``         work on any store besides writing: readiness, retention, export, copy
 ------------------  --------------------------------------------------------------------------------
 what these parts use
 ----------------------------------------------------------------------------------------------------
 ``config/``         reads and checks the config file
 ``registry/``       finds the plugins, and makes those that the config selects
 ``errors.py``       the error codes with their statuses, and the body of an error
-``monitoring/``     what the server reports about itself: the log, the metrics
+``monitoring/``     the log, the metrics and the history of the server
 ``__main__.py``     ``python -m engage``
 ------------------  --------------------------------------------------------------------------------
 PUBLIC, for plugins

@@ -63,7 +63,8 @@ def build(
         which need to know what became of an event.
     :param had_store: see :attr:`engage.api.StorageContext.had_store`.
     :param server_started: see :attr:`engage.api.StorageContext.server_started`.
-    :raises ConfigError: if an option is wrong, or the storage lacks what the config requires.
+    :raises ConfigError: if an option is wrong, or the storage lacks a feature that the config
+        requires.
     """
     metrics = Metrics() if metrics is None else metrics
     clock = Clock()
@@ -73,7 +74,7 @@ def build(
     authenticator = Authenticator(config.workspaces)
     keys = KeyTable(config.workspaces, authenticator, store, timeout=config.storage.write_timeout)
     readiness = _make_readiness(config, store if front is None else front.log, keys)
-    # With a log, the loaders know what is stored, and call the observers.
+    # With a log, the loaders know which events are stored, and call the observers.
     observers = Observers({} if front else dict(registry.make_observers(config)), metrics)
     ingest = _make_ingest(config, store, front, observers, readiness, metrics)
     transforms = Transforms(
@@ -300,7 +301,7 @@ class App:
             await self._listener.stop_accepting()
 
     async def drain(self, seconds: float) -> bool:
-        """Finish the requests in flight, and write what waits to be written.
+        """Finish the requests in flight, and write the events in the queue.
 
         :param seconds: after which the remaining connections are cut off.
         :return: whether no request was cut off.
@@ -309,7 +310,8 @@ class App:
         return self._listener is None or await self._listener.drain(seconds)
 
     async def close(self) -> None:
-        """Cut off remaining clients, finish what is being written, close everything. Idempotent."""
+        """Cut off remaining clients, finish the writes in progress, close everything.
+        Idempotent."""
         self.start_draining()
         if self._listener is not None:
             self._listener.close()

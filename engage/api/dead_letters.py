@@ -55,8 +55,8 @@ class DeadLetter:
     headers: Sequence[tuple[str, str]]
     #: Milliseconds since 1970 UTC.
     received_at: int
-    #: What is needed to process the item again. The type that the route gave it, such as ``track``;
-    #: ``batch``: the item has its ``type``. ``None`` for a delivery.
+    #: The facts that are needed to process the item again. The type that the route gave it, such as
+    #: ``track``; ``batch``: the item has its ``type``. ``None`` for a delivery.
     operation: str | None = None
     #: Compact JSON of an object with what applied to the item and is not in it: the ``context``,
     #: ``integrations`` and ``sentAt`` of its batch, the ``messageId`` from an ``Idempotency-Key``.

@@ -130,19 +130,19 @@ class EventLog(abc.ABC):
 
     @abc.abstractmethod
     async def open(self, *, create: bool) -> None:
-        """Connect, and create what is missing if ``create`` is true. Idempotent.
+        """Connect, and create missing parts if ``create`` is true. Idempotent.
 
         With ``create``, a log that cannot be reached *now* is not an error: the server starts, and
         ``check`` raises until it can be reached.
 
         :raises StorageMissing: if there is no log, and ``create`` is false.
-        :raises StorageIncompatible: if the log could lose what it acknowledges, by its settings;
-            the message names the setting. ``check`` looks at them again.
+        :raises StorageIncompatible: if the settings of the log allow it to lose acknowledged
+            records; the message names the setting. ``check`` looks at them again.
         """
 
     @abc.abstractmethod
     async def close(self) -> None:
-        """Finish what is being appended, and release all resources. Idempotent."""
+        """Finish the appends in progress, and release all resources. Idempotent."""
 
     @abc.abstractmethod
     async def check(self) -> None:

@@ -7,10 +7,11 @@ key     The workspace, ``:``, and the user id, or else the anonymous id. All eve
 value   An event: its body, compact JSON as in the store and in ``engage export``. A dead letter: a
         JSON object with the fields of :class:`DeadLetter`; bytes are in Base64.
 header  ``engage``: the kind and the version of the format, such as ``event/1`` or ``letter/1``.
-header  ``meta``, of an event: a JSON object with what its body does not have, or has in another
-        form: ``origin``, ``receivedAt`` and ``timestamp`` (milliseconds since 1970 UTC), and
-        ``type``, ``messageId``, ``workspaceId``, ``userId``, ``anonymousId`` and ``name``, as text.
-        ``restated`` is true, or absent: see :attr:`engage.api.TranslatedEvent.restated`.
+header  ``meta``, of an event: a JSON object with the fields that its body does not have, or has
+        in another form: ``origin``, ``receivedAt`` and ``timestamp`` (milliseconds since 1970
+        UTC), and ``type``, ``messageId``, ``workspaceId``, ``userId``, ``anonymousId`` and
+        ``name``, as text. ``restated`` is true, or absent: see
+        :attr:`engage.api.TranslatedEvent.restated`.
 ======  ============================================================================================
 
 A reader ignores members of ``meta`` and of a letter that it does not know. A change that would

@@ -12,11 +12,11 @@
 ``console.py``       ``engage console``, ``console-link``, ``console-logout``, ``console-password``
 ``dead_letters.py``  ``engage dead-letters``
 ``replays.py``       ``engage dead-letters check`` and ``replay``
-``letters.py``       what the commands of ``engage dead-letters`` share
+``letters.py``       the code that the commands of ``engage dead-letters`` share
 ``users.py``         ``engage users remove-trait``
 ``keys.py``          ``engage keys list``, ``add``, ``disable``, ``enable`` and ``archive``
 ``webhooks.py``      ``engage webhook-url``, ``webhook-test`` and ``webhook-retry``
-``common.py``        what the commands share: ``--config``, the plugins, the store, errors, times
+``common.py``        the code that all commands share: ``--config``, plugins, store, errors, times
 ``progress.py``      a progress bar
 ===================  ==============================================================================
 """

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 #: The budgets of dead letters are shown from this ratio on.
 SHOWN_RATIO: Final = 0.8
-#: What a budget is for.
+#: The purpose of a budget.
 LETTERS: Final[Mapping[BudgetName, str]] = {
     "api": "refused items (limits.dead_letter_count, limits.dead_letter_bytes)",
     "webhook": "deliveries (limits.webhook_dead_letter_count, limits.webhook_dead_letter_bytes)",
@@ -125,7 +125,7 @@ async def _lag(registry: Registry, config: Config) -> Lag | None:
 
 
 def _show_keys(config: Config, found: EffectiveKeys) -> None:
-    """Print what the store adds to the write keys of the config, and what is wrong with it."""
+    """Print the write keys that the store adds to those of the config, and their problems."""
     for workspace in config.workspaces:
         keys = [key for key in found.keys if key.workspace_id == workspace.id]
         stored = [key for key in keys if key.source == "store"]

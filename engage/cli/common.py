@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the commands share: ``--config``, the plugins, the store, errors and times."""
+"""The code that the commands share: ``--config``, the plugins, the store, errors and times."""
 
 from __future__ import annotations
 

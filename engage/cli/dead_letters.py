@@ -59,7 +59,7 @@ def dead_letters() -> None:
 @pointer_option
 @key_option
 @click.option("--limit", type=click.IntRange(1, 20_000), default=50, show_default=True)
-@click.option("--groups", is_flag=True, help="Group the letters by what is wrong with them.")
+@click.option("--groups", is_flag=True, help="Group the letters by their error.")
 @click.pass_context
 def list_(
     ctx: click.Context,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the commands of ``engage dead-letters`` share."""
+"""The code that the commands of ``engage dead-letters`` share."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ async def letter_of(store: DeadLetterStore, workspace_id: str, letter_id: str) -
 
 
 async def record(store: EventStore | DeadLetterStore, action: str, details: Any) -> None:
-    """Record in the audit what was done, if the storage keeps records."""
+    """Record an action in the audit, if the storage keeps records."""
     if isinstance(store, RecordStore):
         from engage.pipeline.clock import Clock
 

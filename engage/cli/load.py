@@ -38,9 +38,9 @@ def load_command(
 
     It runs until SIGTERM or Ctrl-C.
 
-    With --from, the command reads the log again beside the loaders, up to its current end, and
-    stores what is missing: after the store was restored from a backup, for instance. It skips what
-    is past the retention of the config. The offsets of the loaders do not move.
+    With --from, the command reads the log again, up to its current end, and stores the events that
+    are missing, for instance after a restore from a backup. It skips records that are past the
+    retention of the config. The offsets of the loaders do not move.
     """
     # Imported here, because no other command needs the loaders.
     from engage.server.load.command import load as run
@@ -87,7 +87,7 @@ def _load_again(ctx: click.Context, config: Config, registry: Registry, since: i
     else:
         click.echo("engage: nothing was appended since then", err=True)
     for number, why in sorted(done.paused.items()):
-        click.echo(f"engage: partition {number} was not read further: {safe(why)}", err=True)
+        click.echo(f"engage: partition {number} was not read to the end: {safe(why)}", err=True)
     if done.interrupted:
         click.echo("engage: stopped by a signal before the end; run the command again", err=True)
     if done.paused or done.interrupted:

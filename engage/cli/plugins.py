@@ -18,9 +18,9 @@ from engage.registry import Registry
 @config_option
 @click.pass_context
 def plugins(ctx: click.Context, config_path: Path) -> None:
-    """List what the installed plugins provide.
+    """List the installed plugins and what they provide.
 
-    Shows the distribution of each plugin, and what the config uses.
+    Shows the distribution of each plugin, and which ones the config uses.
     """
     registry = registry_of(ctx)
     config = None

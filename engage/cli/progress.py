@@ -14,7 +14,7 @@ _WIDTH: Final = 30
 class Progress:
     """A bar that is shown if standard error is a terminal and the work takes over a second.
 
-    :param noun: what is counted, in the plural.
+    :param noun: the counted things, in the plural.
     :param wanted: whether to show the bar at all.
     """
 

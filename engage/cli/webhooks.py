@@ -137,7 +137,7 @@ def webhook_test(
     """Try a recorded delivery without storing it.
 
     Verifies and translates it as the server would. Without --store, users are not looked up: an
-    event without a user id is printed as if its address belonged to nobody.
+    event without a user id is printed as if no user had its address.
 
     FILE is the request as it was sent (headers, an empty line and the body, optionally a request
     line before them), or a JSON object with headers, body or body_base64, and optionally url and
@@ -158,7 +158,7 @@ def webhook_test(
 async def _rehearse(
     registry: Registry | None, config: Config, destination: Destination, delivery: Delivery
 ) -> None:
-    """Print what the server would make of a delivery.
+    """Print the events that the server would make of a delivery.
 
     :param registry: opens the storage in which users are looked up; ``None``: they are not.
     """
@@ -274,7 +274,7 @@ def _number(count: int, noun: str) -> str:
 
 
 def _installed(registry: Registry, provider: str) -> Registered[ProviderFactory]:
-    """Return what is registered for a provider.
+    """Return the registration of a provider.
 
     :raises ConfigError: if the provider is not installed.
     """

@@ -106,7 +106,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _content(path: Path) -> bytes:
-    """Return what a file contains, up to one byte more than a config may have.
+    """Return the content of a file, up to one byte more than a config may have.
 
     The path can name anything, such as a device without an end, or a named pipe to which nothing is
     written.
@@ -125,7 +125,7 @@ def _content(path: Path) -> bytes:
 
 
 def _from_pipe(pipe: int) -> bytes:
-    """Return what is written to a pipe, such as ``<(command)`` of a shell."""
+    """Return the bytes that are written to a pipe, such as ``<(command)`` of a shell."""
     found = b""
     deadline = time.monotonic() + FIFO_SECONDS
     while len(found) <= MAX_BYTES:

@@ -26,7 +26,7 @@ __all__ = ["SettingsError", "dotted", "nearest", "problems", "secret_values", "s
 
 #: Keys and indexes from the top of the document.
 Path = tuple[str | int, ...]
-#: A dotted key and what is wrong with its value.
+#: A dotted key and the error in its value.
 Problem = tuple[str, str]
 
 #: Maximum number of characters of a key or a value that a message quotes.
@@ -46,7 +46,7 @@ class SettingsError(ConfigError):
     """Settings are wrong in one or several places.
 
     :param problems: one line for each problem, at least one. ``str()`` returns the first line and
-        the number of further ones.
+        the number of others.
     """
 
     def __init__(self, problems: Sequence[str]) -> None:
@@ -189,7 +189,7 @@ class _Explainer:
         self._at = at
 
     def explain(self, error: ValidationError) -> Iterator[Problem]:
-        """Yield what is wrong, for each key that the error concerns."""
+        """Yield the message for each key that the error concerns."""
         if "propertyNames" in error.absolute_schema_path:
             yield self._wrong_name(error)
         elif error.validator in ("anyOf", "oneOf") and error.context:

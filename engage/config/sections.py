@@ -78,7 +78,7 @@ class ConsoleConfig:
     public_url: str | None = None
     #: ``scrypt$15$8$3$salt$hash``; ``None``: people sign in with a one-time link only.
     password: str | None = dataclasses.field(default=None, repr=False)
-    #: Further host names at which the console is reached.
+    #: Other host names at which the console is reached.
     allowed_hosts: tuple[str, ...] = ()
     #: Whether the console only shows, and changes nothing.
     read_only: bool = False

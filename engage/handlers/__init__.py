@@ -4,7 +4,7 @@
 ====================  ==============================================================
 ``operations.py``     the table: paths, methods and documentation of each operation
 ``routes.py``         which handler serves which operation, and the router
-``base.py``           what every handler does: check, answer, errors, CORS
+``base.py``           the work that all handlers share: check, answer, errors, CORS
 ``events.py``         identify, track, page, screen, group, alias, batch
 ``subscriptions.py``  a user's subscriptions
 ``webhook.py``        deliveries of webhook providers

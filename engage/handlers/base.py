@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every handler does: answer, give each error the same shape, identify the request.
+"""The work that all handlers share: answers, one shape for errors, the id of a request.
 
-A handler overrides :meth:`Handler.check` for what can be refused by the head of a request, and
-implements ``get``, ``post`` … for the rest. All of them raise :class:`~engage.errors.ApiError`.
+A handler overrides :meth:`Handler.check` to refuse a request by its head, and implements ``get``,
+``post`` … for the rest. All of them raise :class:`~engage.errors.ApiError`.
 :meth:`Handler.refuse` turns any exception, including a crash, into an answer.
 
 A handler is Tornado's ``HTTPMessageDelegate``, the interface between a connection and what answers
@@ -62,7 +62,7 @@ _NO_SEGMENTS: Final[Mapping[str, str]] = {}
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Route:
-    """What a handler knows about the paths that it serves."""
+    """The description of the paths that a handler serves."""
 
     #: In metrics and logs; several paths may share one.
     name: str
@@ -74,7 +74,7 @@ class Route:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Services:
-    """What the handlers call. Made by :mod:`engage.app`."""
+    """The services that the handlers call. Made by :mod:`engage.app`."""
 
     config: Config
     #: The largest body that is accepted, unless a handler lowers it for its request.
@@ -150,7 +150,7 @@ class Handler(httputil.HTTPMessageDelegate):
 
     # --------------------------------------------------------------------- for handlers to override
     def check(self) -> None:
-        """Refuse what can be refused by the head of the request, in order of precedence.
+        """Refuse a request that can be refused by its head, in order of precedence.
 
         :raises ApiError: with the answer, which does not wait for the body.
         """
@@ -218,7 +218,7 @@ class Handler(httputil.HTTPMessageDelegate):
         )
 
     def client_has(self, etag: str) -> bool:
-        """Return whether the client has what an ETag stands for, as ``If-None-Match`` names it."""
+        """Return whether ``If-None-Match`` shows that the client has the version of an ETag."""
         sent = self.request.fields.get("If-None-Match", "")
         known = [tag.strip().removeprefix("W/") for tag in sent.split(",")]
         return etag.removeprefix("W/") in known or "*" in known
@@ -257,7 +257,7 @@ class Handler(httputil.HTTPMessageDelegate):
     def refuse(self, raised: BaseException) -> None:
         """Answer with an error, unless there is an answer. A crash is logged.
 
-        :param raised: an :class:`ApiError`, or whatever was raised.
+        :param raised: an :class:`ApiError` or any other exception.
         """
         error = from_exception(raised)
         if error.code == "internal_error" and error is not raised:

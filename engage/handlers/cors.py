@@ -21,7 +21,7 @@ __all__ = ["CorsPolicy"]
 
 #: One origin as a browser writes it; nothing else is echoed.
 _ORIGIN: Final = re.compile(r"[!-+\--~]{1,512}")
-#: What a preflight may request: names of headers.
+#: The names of headers that a preflight may request.
 _NAMES: Final = re.compile(rf"[ \t]*{TCHAR}+(?:[ \t]*,[ \t]*{TCHAR}+)*[ \t]*")
 _NAMES_LENGTH: Final = 1024
 #: Allowed when a preflight does not request headers in a form that can be echoed.

@@ -39,7 +39,7 @@ class _WritingHandler(Handler):
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """What the pipeline needs in addition to the body."""
+        """The arguments of the pipeline in addition to the body."""
         return {
             "encoding": self.encoding,
             "principal": self.principal,

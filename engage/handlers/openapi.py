@@ -88,7 +88,7 @@ def describe(
 # ------------------------------------------------------------------------------------------ parts
 def _components(schemas: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     """Return the schema files and each of their ``$defs`` as a separate component: not every client
-    generator finds what is nested deeper."""
+    generator finds the deeper ones."""
     components: dict[str, Any] = {}
     for name, schema in schemas.items():
         components[name] = _component(name, schema)
@@ -160,7 +160,7 @@ def _operation(
     if operation.request == "*":
         described["requestBody"] = {
             "required": True,
-            "description": "What the provider sends.",
+            "description": "The body that the provider sends.",
             "content": {"application/json": {"schema": {}}},
         }
     elif operation.request is not None:

@@ -47,7 +47,7 @@ class Operation:
     tag: str
     #: Kind of the payload (a file in ``schemas/payloads``), if it has a body; ``*`` is any body.
     request: str | None = None
-    #: Kind of the answer (a file in ``schemas/answers``), or a media type for what is not JSON.
+    #: Kind of the answer (a file in ``schemas/answers``), or a media type if it is not JSON.
     success: str
     #: Codes of the errors that it may answer with, in addition to those of every operation.
     errors: Sequence[str] = ()

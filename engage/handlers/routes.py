@@ -66,7 +66,7 @@ _WITH_LETTER: Final = frozenset(
 #: Routes whose 503 is their answer, and not a refused request.
 _HEALTH: Final = frozenset({"healthz", "readyz"})
 
-#: A handler, and what it knows about its paths.
+#: A handler, and the description of its paths.
 _Served = tuple[type[Handler], Route]
 _NO_SEGMENTS: Final[Mapping[str, str]] = {}
 
@@ -74,7 +74,7 @@ _NO_SEGMENTS: Final[Mapping[str, str]] = {}
 class Router(httputil.HTTPServerConnectionDelegate):
     """Finds the handler of each request in a dictionary.
 
-    :param services: what the handlers call.
+    :param services: the services that the handlers call.
     :param metrics: counts the requests.
     """
 
@@ -83,7 +83,7 @@ class Router(httputil.HTTPServerConnectionDelegate):
         self._cors = services.cors
         self._metrics = metrics
         self._exact: dict[str, _Served] = {}
-        #: What comes before the part in braces and after it, the part's name, what serves it.
+        #: The text before the part in braces and after it, the part's name, the handler.
         self._patterns: list[tuple[str, str, str, _Served]] = []
         for operation in OPERATIONS:
             route = Route(

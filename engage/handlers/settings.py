@@ -52,7 +52,7 @@ class _SettingsHandler(Handler):
     ) -> None:
         """Answer 200, or 304 if the client has the settings.
 
-        :param changing: further members, which differ between the processes of a server.
+        :param changing: more members, which differ between the processes of a server.
         """
         digest = hashlib.sha256(orjson.dumps(settings)).hexdigest()[:16]
         # Weak, because bodies with the same settings may differ.

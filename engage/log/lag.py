@@ -66,7 +66,7 @@ class Lag:
         self.backlog: Backlog | None = None
         #: Why the log does not answer, in one line.
         self.error: str | None = None
-        #: No record that was appended before is unread, as far as is known.
+        #: All records that were appended before this time are known to be loaded.
         self._oldest = 0
         #: When the lag is too large; computed by each reading, so that a request only compares.
         self._overdue_at: float | None = None

@@ -20,7 +20,7 @@ __all__ = ["DAMAGED", "letter_of_damage", "letter_of_event", "shortened_record"]
 
 #: The reason of a letter whose record cannot be read.
 DAMAGED: Final = "damaged_record"
-#: Maximum number of characters that are kept of a header and of the workspace of such a record.
+#: Maximum number of characters that are kept of a header and of the workspace of a record.
 _HEADER: Final = 4096
 #: Not used: the letters of a loader are not limited.
 _LIMIT: Final = Limit(0, "")

@@ -193,9 +193,9 @@ class Loader:
         """Write the contents of records and commit their offsets, in parts if all at once fail.
 
         An overloaded storage fails with a large write however often it is repeated, and a poisonous
-        event fails whatever is written with it. So a part that fails is divided, down to a single
-        record. An outage is waited for. A record that alone fails in an unexpected way, twice,
-        while the storage works otherwise, is given up.
+        event fails all events that are written with it. So a part that fails is divided, down to a
+        single record. An outage is waited for. A record that alone fails in an unexpected way,
+        twice, while the storage works otherwise, is given up.
 
         :return: the partitions of the records.
         """

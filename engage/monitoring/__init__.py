@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the server reports about itself.
+"""The log, the metrics and the history of the server.
 
 =================  ===================================================================
 ``logs.py``        the log: a line for each request, and other lines

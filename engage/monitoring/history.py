@@ -131,7 +131,7 @@ class History:
         self._minute, self._hour = minute, hour
 
     async def write_to(self, store: CountStore) -> None:
-        """Write what has changed since the last call.
+        """Write the numbers that have changed since the last call.
 
         :raises StorageUnavailable: if it could not be written; the next call tries again.
         """

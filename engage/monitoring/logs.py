@@ -33,7 +33,7 @@ ACCESS: Final = "engage.access"
 #: Lines of requests are written after this time, or when there are this many.
 FLUSH_SECONDS: Final = 0.2
 FLUSH_LINES: Final = 200
-#: Characters of lines that wait for a slow reader of the log; further lines are dropped.
+#: Characters of lines that wait for a slow reader of the log; more lines are dropped.
 BACKLOG_SIZE: Final = 1024 * 1024
 #: Bytes that a pipe accepts without mixing them with the output of other processes.
 _PIECE: Final[int] = getattr(select, "PIPE_BUF", 4096)
@@ -75,7 +75,7 @@ def configure(
 
 
 def mask(secrets: Iterable[str]) -> None:
-    """Mask further strings wherever they occur in a line, until the next :func:`configure`."""
+    """Also mask these strings wherever they occur in a line, until the next :func:`configure`."""
     for handler in _access.handlers:
         if isinstance(handler, _Handler) and isinstance(handler.formatter, _Formatter):
             handler.formatter.mask(secrets)
@@ -146,7 +146,7 @@ class _Formatter(logging.Formatter):
         self.mask(secrets)
 
     def mask(self, secrets: Iterable[str]) -> None:
-        """Mask further strings."""
+        """Also mask these strings."""
         further = {secret for secret in secrets if secret}.difference(self._secrets)
         if further:
             # Longest first, because a secret may be the beginning of another.

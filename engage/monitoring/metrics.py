@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a process counts: one table, which Prometheus and the console's history read.
+"""The numbers that a process counts: one table, which Prometheus and the console's history read.
 
 Labels come from closed sets: a route's name, a status, an event type, an outcome, an error code,
 the id of a write key, the name of an installed provider. A value that a client chooses never
@@ -305,7 +305,7 @@ class Metrics:
         self.numbers["webhook_deliveries"][provider, outcome] += 1
 
     def dropped(self, what: str, count: int = 1) -> None:
-        """Count what was dropped to stay within a limit.
+        """Count data that was dropped to stay within a limit.
 
         :param what: ``dead_letter``, ``conflict``, ``observer_batch``, ``profile_change``,
             ``connection``, ``accept`` (no file descriptor was left) …

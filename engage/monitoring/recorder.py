@@ -86,7 +86,7 @@ async def _write_refusals(store: RecordStore, process: str, refusals: Refusals, 
 
 
 async def expire_history(store: EventStore, clock: Callable[[], int]) -> None:
-    """Delete what is too old from the history, every ten minutes, until cancelled.
+    """Delete numbers that are too old from the history, every ten minutes, until cancelled.
 
     :param clock: returns milliseconds since 1970 UTC.
     """

@@ -19,8 +19,8 @@ __all__ = ["MAX_ENTRIES", "ORIGIN_NOT_ALLOWED", "Refusal", "Refusals", "key_pref
 
 #: Entries that a process keeps: the latest.
 MAX_ENTRIES: Final = 50
-#: Entries for one reason and route that differ only by an unknown write key. Further ones have the
-#: key :data:`OTHER_KEYS`: a client that makes up a key for each request must not hide the others.
+#: Entries for one reason and route that differ only by an unknown write key. Others have the key
+#: :data:`OTHER_KEYS`: a client that makes up a key for each request must not hide the others.
 MAX_KEYS: Final = 10
 OTHER_KEYS: Final = "…"
 #: Characters of a write key that an entry has.

@@ -6,11 +6,11 @@
 ``admission.py``       decides which request may be decoded next
 ``decode.py``          decompresses and parses a body, within the limits
 ``validate.py``        checks an item against the schema of its type
-``clock.py``           the time that is stamped on what arrives
+``clock.py``           the time that is stamped on events when they arrive
 ``normalise.py``       turns a valid item into the event that is stored
-``items.py``           prepares items for a write, and settles what became of them
+``items.py``           prepares items for a write, and adds up their outcomes
 ``ids.py``             makes the message ids of items that have none
-``transforms.py``      runs the transforms and checks what they return
+``transforms.py``      runs the transforms and checks their results
 ``ingest.py``          writes events and dead letters to the storage
 ``group_commit.py``    combines waiting requests, of all write keys in rotation, into one write
 ``observers.py``       passes stored events to the observers

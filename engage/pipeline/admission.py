@@ -2,7 +2,7 @@
 """Admission: which request may be decoded next, decided before it costs anything.
 
 A request is decoded only if the queue of the storage has room for its write key. A request without
-room waits for a short time, undecoded, and is then refused (503 ``overloaded``). What is decoded is
+room waits for a short time, undecoded, and is then refused (503 ``overloaded``). Decoded data is
 always accepted by the queue, so overload never wastes the work of decoding.
 
 Large and compressed bodies take turns: one at a time in a process, the write keys in rotation. So
@@ -36,7 +36,7 @@ LARGE_BODY: Final = 64 * 1024
 BRIEF_BODY: Final = 4096
 #: Seconds of one turn of the event loop that small requests may take together.
 PACE_SECONDS: Final = 0.02
-#: Requests beyond these that are let in with each further turn of the event loop.
+#: Requests beyond these that are let in with each later turn of the event loop.
 PACE_REQUESTS: Final = 4
 
 #: The share of the queue of requests that write no events.
@@ -224,7 +224,8 @@ class Admitted:
     async def pause(self) -> None:
         """Let other work of the event loop run; go on in turn with others that take long.
 
-        A large body keeps the turn until it is done, so that no other one needs memory meanwhile.
+        A large body keeps the turn until it is done, so that no other one needs memory at the same
+        time.
 
         :raises ApiError: 503 ``overloaded`` if the turn does not come.
         """

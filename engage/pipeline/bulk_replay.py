@@ -29,7 +29,7 @@ _log = logging.getLogger(__name__)
 RATE: Final = 500
 #: Letters that are read and replayed in one write: a tenth of a second at :data:`RATE`.
 PAGE: Final = 50
-#: A replay stops after so many failures in a row: their cause is still there.
+#: A replay stops after this many failures in a row: their cause is still there.
 FAILURES_IN_A_ROW: Final = 50
 #: Failures that are kept to be shown: enough to see the cause.
 FAILURES_SHOWN: Final = 20
@@ -162,7 +162,7 @@ class BulkReplay:
             self.duplicates += 1
 
     def _details(self) -> dict[str, Any]:
-        """Return what the audit keeps."""
+        """Return the details for the audit."""
         wanted = dataclasses.asdict(self.wanted)
         return {
             "workspace": self.workspace_id,

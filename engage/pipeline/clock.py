@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The time that the server stamps on what it receives.
+"""The time that the server stamps on events when it receives them.
 
 The system's clock can be wrong: a machine without a battery starts in the past, and a bad time
 source can set a clock years ahead. So this clock compares the system's clock with one that cannot

@@ -165,8 +165,8 @@ def letter_of_conflict(
 ) -> DeadLetter:
     """Return the dead letter of a conflict: the event as it would be stored, whole.
 
-    The event is acknowledged, so its letter must not be mistaken for another one. The id covers
-    what is not in the item as received: the type of the route, the message id from an
+    The event is acknowledged, so its letter must not be mistaken for another one. The id covers the
+    facts that are not in the item as received: the type of the route, the message id from an
     ``Idempotency-Key``, and the envelope of a batch. No refused item has the same id. As an item of
     a batch, it has its ``type``; its ``sentAt``, which differs in each retry, is in the envelope.
 

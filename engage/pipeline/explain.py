@@ -5,10 +5,9 @@ The composed server has one :class:`Explainer` (``app.explainer``)::
 
     submission = Submission(workspace_id="acme", write_key_id="website", operation="track")
     explained = await explainer.check(b'{"userId": "u", "event": "Signed up"}', submission)
-    explained.outcome   # "stored", "duplicate", "conflict", "dropped" or "refused"
-    explained.errors    # problems with JSON pointers, if it is refused or a conflict
-    explained.event     # the event as it would be stored
-    explained.changes   # what it would change in profiles; see describe_change
+    explained.outcome # "stored", "duplicate", "conflict", "dropped" or "refused" explained.errors #
+    problems with JSON pointers, if it is refused or a conflict explained.event # the event as it
+    would be stored explained.changes # its changes of profiles; see describe_change
 
 A text stays a text: it is decoded only by the pipeline's decoder, so that no integer changes. To
 check or replay a dead letter, use :mod:`engage.pipeline.replay`.
@@ -98,7 +97,7 @@ class Explained:
     event: Event | None = None
     #: The event that is stored with the message id, for a duplicate or a conflict.
     stored: Event | None = None
-    #: What the event would change in profiles. A storage can leave out changes beyond its limits.
+    #: The changes of profiles by the event. A storage can leave out changes beyond its limits.
     changes: Sequence[Change] = ()
 
     @property

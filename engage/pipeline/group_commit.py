@@ -171,7 +171,7 @@ class GroupCommit(Generic[_Item, _Result]):
                 try:
                     await self._write(group)
                 except BaseException as error:
-                    # No caller may wait indefinitely, whatever has happened.
+                    # No caller may wait indefinitely, even after an unexpected error.
                     _fail(group, error)
                     if not isinstance(error, Exception):
                         raise
@@ -325,7 +325,7 @@ class WriteRequest(Generic[_Item, _Result]):
 
 
 class _Usage:
-    """What one write key has in the queue and in the current call."""
+    """The share of one write key in the queue and in the current call."""
 
     __slots__ = ("size", "weight")
 

@@ -12,7 +12,7 @@ from engage.api import CONFLICT, EVENT_TYPES, DeadLetter, Event, Outcome, Status
 from engage.errors import ApiError, Limit, from_problems
 from engage.pipeline.dead_letters import Conflict, envelope_of, letter_of
 from engage.pipeline.normalise import Arrival, normalise
-from engage.pipeline.results import Taken, not_strict, outcome_of
+from engage.pipeline.results import BatchState, not_strict, outcome_of
 
 if TYPE_CHECKING:
     from engage.monitoring.metrics import Metrics
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from engage.pipeline.transforms import Transforms
     from engage.pipeline.validate import Schemas
 
-__all__ = ["Items", "Unsettled"]
+__all__ = ["Failed", "Items"]
 
 #: Seconds that the items of one request may keep the event loop before other requests get a turn.
 TURN_SECONDS: Final = 0.02
@@ -37,11 +37,11 @@ ENVELOPES: Final = 2 * 1024 * 1024
 _STORED: Final = Status.STORED
 
 #: The index of an item, its event, and why the event was not stored.
-Unsettled = tuple[int, Event, ApiError | Conflict]
+Failed = tuple[int, Event, ApiError | Conflict]
 
 
 class Items:
-    """Prepares items for a write, and settles what became of them.
+    """Prepares items for a write, and adds up their outcomes.
 
     :param conflicts: finds out why an event was not stored, and keeps conflicts.
     """
@@ -91,18 +91,18 @@ class Items:
         pause: Callable[[], Awaitable[None]],
         strict: bool = False,
         total: Limit | None = None,
-    ) -> Taken:
+    ) -> BatchState:
         """Prepare all items.
 
         :param pause: called whenever the items have taken long; it lets other requests run.
         :param strict: refuse all items if one is refused.
         :param total: the maximum size of all events together when stored.
-        :return: the events to store, and what was refused or dropped. The caller stores the events
-            and keeps the dead letters.
+        :return: the events to store, and the items that were refused or dropped. The caller stores
+            the events and keeps the dead letters.
         :raises ApiError: if the events are too large in total, or ``strict`` and an item is
             refused.
         """
-        taken = Taken()
+        state = BatchState()
         size = 0
         # The time of this thread: another process that has the processor does not count.
         turn_ends = time.thread_time() + TURN_SECONDS
@@ -118,12 +118,12 @@ class Items:
             try:
                 event, dropped = self.prepare(item, None, arrival, index)
             except ApiError as error:
-                taken.refuse(index, item, error)
+                state.refuse(index, item, error)
                 since += SLOW_ITEM
                 continue
             if dropped:
-                taken.accepted += 1
-                taken.counts[event.type, "dropped"] += 1
+                state.accepted += 1
+                state.counts[event.type, "dropped"] += 1
                 continue
             size += len(event.body)
             if total is not None and size > total.bytes:
@@ -132,56 +132,56 @@ class Items:
                     "the events of the batch are too large when stored;"
                     f" the limit is {total.bytes} bytes in total ({total.key})",
                 )
-            taken.events.append(event)
-            taken.indexes.append(index)
+            state.events.append(event)
+            state.indexes.append(index)
         if time.thread_time() > turn_ends:
             await asyncio.sleep(0)  # Making the dead letter of a large item takes as long again.
-        if strict and taken.rejected:
-            self.count(taken, arrival)
-            raise not_strict(taken.rejected, len(items))
-        return taken
+        if strict and state.rejected:
+            self.count(state, arrival)
+            raise not_strict(state.rejected, len(items))
+        return state
 
-    async def settle(
-        self, taken: Taken, outcomes: Sequence[Outcome], *, restated: Collection[int] = ()
-    ) -> list[Unsettled]:
-        """Add to ``taken`` the events that are stored now or were stored before.
+    async def add_outcomes(
+        self, state: BatchState, outcomes: Sequence[Outcome], *, restated: Collection[int] = ()
+    ) -> list[Failed]:
+        """Add to ``state`` the events that are stored now or were stored before.
 
-        :param outcomes: one for each event in ``taken``.
-        :param restated: the indexes of events that are duplicates although they differ from what is
-            stored.
-        :return: the other events, for :meth:`settle_rest`.
+        :param outcomes: one for each event in ``state``.
+        :param restated: the indexes of events that are duplicates although they differ from the
+            stored ones.
+        :return: the other events, for :meth:`add_failed`.
         """
-        unsettled: list[Unsettled] = []
-        counts = taken.counts
-        for event, index, outcome in zip(taken.events, taken.indexes, outcomes, strict=True):
+        failed: list[Failed] = []
+        counts = state.counts
+        for event, index, outcome in zip(state.events, state.indexes, outcomes, strict=True):
             if outcome.status is _STORED:
-                taken.accepted += 1
+                state.accepted += 1
                 counts[event.type, "stored"] += 1
                 continue
             problem = await self._conflicts.problem(event, outcome)
             if problem is None or (index in restated and isinstance(problem, Conflict)):
-                taken.duplicates += 1
+                state.duplicates += 1
                 counts[event.type, "duplicate"] += 1
             else:
-                unsettled.append((index, event, problem))
-        return unsettled
+                failed.append((index, event, problem))
+        return failed
 
-    async def settle_rest(
+    async def add_failed(
         self,
-        unsettled: Sequence[Unsettled],
+        failed: Sequence[Failed],
         items: Sequence[Any],
         arrival: Arrival,
-        taken: Taken,
+        state: BatchState,
     ) -> None:
-        """Keep the events that are conflicts, refuse the others, and add both to ``taken``.
+        """Keep the events that are conflicts, refuse the others, and add both to ``state``.
 
-        :param unsettled: what :meth:`settle` returned.
+        :param failed: the result of :meth:`add_outcomes`.
         :raises ApiError: 503, if a conflict of a delivery cannot be kept.
         """
         conflicts: list[tuple[int, Event, Conflict]] = []
-        for index, event, problem in unsettled:
+        for index, event, problem in failed:
             if isinstance(problem, ApiError):
-                taken.refuse(index, items[index], problem)
+                state.refuse(index, items[index], problem)
             else:
                 conflicts.append((index, event, problem))
         refusals = await self._conflicts.keep(
@@ -189,29 +189,29 @@ class Items:
         )
         for (index, event, conflict), refusal in zip(conflicts, refusals, strict=True):
             if refusal is not None:
-                taken.refuse(index, items[index], refusal)
+                state.refuse(index, items[index], refusal)
             else:
-                taken.duplicates += 1
-                taken.counts[event.type, outcome_of(conflict)] += 1
+                state.duplicates += 1
+                state.counts[event.type, outcome_of(conflict)] += 1
 
-    def letters(self, items: list[Any], arrival: Arrival, taken: Taken) -> list[DeadLetter]:
+    def letters(self, items: list[Any], arrival: Arrival, state: BatchState) -> list[DeadLetter]:
         """Return the dead letters of items that were refused since the last call.
 
-        The items are removed from the list: they may be large, and what follows takes long.
+        The items are removed from the list: they may be large, and the write takes long.
         """
         letters = []
-        envelope = envelope_of(arrival) if taken.unkept else None
+        envelope = envelope_of(arrival) if state.unkept else None
         room = ENVELOPES
-        for index, error in taken.unkept:
+        for index, error in state.unkept:
             if error.code != CONFLICT:  # one that was not kept would not fit now either
                 if envelope is not None and (room := room - len(envelope)) < 0:
                     envelope = None
                 letters.append(letter_of(items[index], error, arrival, "batch", envelope, index))
             items[index] = None
-        taken.unkept.clear()
+        state.unkept.clear()
         return letters
 
-    def count(self, taken: Taken, arrival: Arrival) -> None:
-        """Count what became of the items."""
-        for (kind, outcome), count in taken.counts.items():
+    def count(self, state: BatchState, arrival: Arrival) -> None:
+        """Count the outcomes of the items."""
+        for (kind, outcome), count in state.counts.items():
             self._metrics.event(kind, outcome, count, arrival.workspace_id, arrival.write_key_id)

@@ -70,7 +70,7 @@ class Envelope:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Arrival:
-    """What the events of one request have in common."""
+    """The facts that all events of one request share."""
 
     workspace_id: str
     #: ``None`` for a webhook delivery.
@@ -261,7 +261,7 @@ def _id(document: dict[str, Any], field: str) -> str | None:
 
 
 def weight_of(kind: str, document: Mapping[str, Any]) -> int:
-    """Return what a write of an event costs: see :attr:`engage.api.Event.weight`."""
+    """Return the cost of writing an event: see :attr:`engage.api.Event.weight`."""
     if kind == "identify" or kind == "group":
         return 1 + len(document.get("traits", _EMPTY))
     return 1
@@ -281,7 +281,7 @@ def _message_id(arrival: Arrival, index: int) -> str:
 def without_write_keys(value: Any) -> Any:
     """Return a JSON value without the members named ``writeKey``, at any depth.
 
-    A write key is not part of an event: what is stored is exported, and shown to more people than
+    A write key is not part of an event: stored events are exported, and shown to more people than
     may send events.
     """
     if isinstance(value, Mapping):

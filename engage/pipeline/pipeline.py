@@ -188,29 +188,29 @@ class Pipeline:
                     f" the limit is {self._limits.batch_events} (limits.batch_events)",
                 )
             arrival = self._arrival(principal, idempotency_key, self._envelope(body))
-            taken = await self._items.prepare_all(
+            state = await self._items.prepare_all(
                 items, arrival, pause=admitted.pause, strict=strict, total=self._decompressed
             )
-            letters = self._items.letters(items, arrival, taken)
+            letters = self._items.letters(items, arrival, state)
             key = principal.write_key.key
-            written = self._ingest.submit(taken.events, key) if taken.events else None
+            written = self._ingest.submit(state.events, key) if state.events else None
         # While the events are written, their decoded items are freed: ten containers for each
         # event, which the garbage collector would visit again and again. On 32 connections that
         # took 2 to 8 µs an event.
         count = len(items)
         del body, items
         if written is not None:
-            unsettled = await self._items.settle(taken, await written)
-            if unsettled:
+            failed = await self._items.add_outcomes(state, await written)
+            if failed:
                 items = await self._decode_again(raw, encoding, principal)
-                await self._items.settle_rest(unsettled, items, arrival, taken)
-                letters += self._items.letters(items, arrival, taken)
-        self._items.count(taken, arrival)
+                await self._items.add_failed(failed, items, arrival, state)
+                letters += self._items.letters(items, arrival, state)
+        self._items.count(state, arrival)
         await self._ingest.keep(letters)
-        rejected = taken.sorted_rejected()
+        rejected = state.sorted_rejected()
         if rejected and len(rejected) == count:
             raise all_invalid(rejected)
-        return BatchResult(taken.accepted, taken.duplicates, rejected, principal)
+        return BatchResult(state.accepted, state.duplicates, rejected, principal)
 
     async def subscriptions(
         self, raw: bytes, encoding: Encoding = "identity"
@@ -259,23 +259,23 @@ class Pipeline:
         for start in range(0, len(documents), DELIVERY_EVENTS):
             part = documents[start : start + DELIVERY_EVENTS]
             with await self._ingest.admission.enter(key, small=True) as admitted:
-                taken = await self._items.prepare_all(part, arrival, pause=admitted.pause)
+                state = await self._items.prepare_all(part, arrival, pause=admitted.pause)
                 again = {index - start for index in restated}
                 ids = {
                     event.message_id
-                    for event, index in zip(taken.events, taken.indexes, strict=True)
+                    for event, index in zip(state.events, state.indexes, strict=True)
                     if index in again
                 }
                 written = (
-                    self._ingest.submit(taken.events, key, restated=ids) if taken.events else None
+                    self._ingest.submit(state.events, key, restated=ids) if state.events else None
                 )
             if written is not None:
-                unsettled = await self._items.settle(taken, await written, restated=again)
-                await self._items.settle_rest(unsettled, part, arrival, taken)
-            self._items.count(taken, arrival)
-            accepted += taken.accepted
-            duplicates += taken.duplicates
-            rejected += taken.sorted_rejected(start)
+                failed = await self._items.add_outcomes(state, await written, restated=again)
+                await self._items.add_failed(failed, part, arrival, state)
+            self._items.count(state, arrival)
+            accepted += state.accepted
+            duplicates += state.duplicates
+            rejected += state.sorted_rejected(start)
         return Delivered(accepted, duplicates, rejected)
 
     # ------------------------------------------------------------------------------------ steps

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Replays dead letters: what was refused goes through the pipeline again.
+"""Replays dead letters: refused events go through the pipeline again.
 
 The composed server has one :class:`Replays` (``app.replays``)::
 
@@ -16,7 +16,7 @@ The composed server has one :class:`Replays` (``app.replays``)::
 
 - Workspace, write key id and origin are those of the letter.
 - The message id is that of the item, or that from its ``Idempotency-Key``, or one that is made from
-  the letter's id: what is replayed twice is stored once. A second replay with another text is a
+  the letter's id: replaying a letter twice stores one event. A second replay with another text is a
   conflict. ``new_id`` makes the message id from the letter's id and time in any case. A letter with
   the reason ``message_id_conflict`` needs it, and one whose equal was replayed with another text.
 - Times are corrected as when the letter arrived; ``receivedAt`` is now. ``context.engage.replayOf``
@@ -122,7 +122,8 @@ def text_of(letter: DeadLetter) -> str:
 
 
 def audit_details(letter: DeadLetter, text: bytes | None, replayed: Replayed) -> dict[str, Any]:
-    """Return what the audit keeps of a replay: whether the item was edited, not its content."""
+    """Return the details of a replay for the audit: whether the item was edited, not its
+    content."""
     details: dict[str, Any] = {
         "workspace": letter.workspace_id,
         "letter": letter.id,
@@ -163,7 +164,7 @@ class Replays:
         *,
         new_id: bool = False,
     ) -> Explained:
-        """Return what a replay would do. Nothing is stored.
+        """Return the outcome that a replay would have. Nothing is stored.
 
         :param text: the edited item; ``None``: as it is.
         :param new_id: whether to make a new message id.
@@ -307,7 +308,7 @@ def _submission(letter: DeadLetter, new_id: bool) -> Submission:
 
 
 def _advice(message: str | None) -> str:
-    """Return the reason of a conflict with what the operator can do."""
+    """Return the reason of a conflict and advice for the operator."""
     return f"{message}; replay it with a new message id"
 
 

@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BatchResult",
+    "BatchState",
     "Delivered",
     "RejectedItem",
     "Result",
-    "Taken",
     "all_invalid",
     "not_strict",
     "outcome_of",
@@ -68,7 +68,7 @@ class Delivered:
 
 
 @dataclasses.dataclass(slots=True)
-class Taken:
+class BatchState:
     """The outcome of the items of one write, by the index of each item."""
 
     #: The events to store, and the index of the item of each.

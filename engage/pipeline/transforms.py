@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs the transforms, in the order of the config.
 
-Each transform gets what the previous one returned. The result is validated, and its size is checked
+Each transform gets the result of the previous one. The result is validated, and its size is checked
 again. The message id, workspace, write key, time of arrival and source cannot be changed. If a
 transform raises, or returns something that is not an event, the event is refused; it is never
 stored untransformed.

@@ -108,7 +108,7 @@ class Schemas:
         return self._validators[kind](value)
 
     def problems(self, kind: str, value: Any) -> list[Problem]:
-        """Describe what is wrong with a value, for the client.
+        """Describe the error in a value, for the client.
 
         :return: at most :data:`~engage.errors.MAX_ERRORS` problems, sorted by pointer; none if the
             value is valid.

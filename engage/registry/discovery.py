@@ -161,7 +161,7 @@ def _register(manager: pluggy.PluginManager, plugin: Plugin, module: ModuleType)
         options = getattr(function, "engage_impl", None)
         hook = (options or {}).get("specname") or name
         if options is None:
-            # An imported function with such a name is not a forgotten hook.
+            # An imported function with the name of a hook is not a forgotten hook.
             if hook.startswith("engage_") and function.__module__ == module.__name__:
                 raise plugin.error(
                     f"{hook} is not marked as a hook", "decorate it with @engage.api.hookimpl"

@@ -6,7 +6,7 @@
 ``supervisor.py``        starts the workers and replaces those that die
 ``announcement.py``      reports where the console is and how to sign in
 ``console_keeper.py``    starts the console and replaces it when it dies
-``children.py``          starts a child process and reads what it reports
+``children.py``          starts a child process and reads its reports
 ``child.py``             the main program of a child process
 ``console.py``           the console without a server beside it
 ``worker.py``            one process: opens the store, serves, drains, closes

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a person who starts the server hears about the console."""
+"""Tells the person who starts the server about the console."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ _PR_SET_PDEATHSIG = 1
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ConsoleSetup:
-    """What the console receives in addition."""
+    """The arguments that only the console receives."""
 
     #: The hash of the token of a one-time link; see :mod:`engage.console.sign_in.links`.
     link_hash: str | None
@@ -59,7 +59,7 @@ class ConsoleSetup:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Setup:
-    """What a child receives from its parent.
+    """The arguments that a child receives from its parent.
 
     It contains the parent's config, because the file may have changed since the server started.
     """

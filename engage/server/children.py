@@ -35,9 +35,9 @@ class Child:
     started: asyncio.Future[bool | str]
     #: Where it answers, if it reported that.
     url: str | None = None
-    #: What a loader reported last, and when, by the monotonic clock in seconds.
+    #: The last report of a loader, and its time by the monotonic clock in seconds.
     state: tuple[float, Mapping[str, Any]] | None = None
-    #: Reads what the child reports.
+    #: Reads the reports of the child.
     reading: asyncio.Task[None] | None = None
 
     @property
@@ -59,9 +59,9 @@ class Child:
 async def start_child(setup: Setup, inherited: Sequence[socket.socket] = ()) -> Child:
     """Start a child process.
 
-    :param setup: what it is to do.
+    :param setup: its arguments.
     :param inherited: the listening socket of a worker.
-    :raises OSError: if the system allows no further process.
+    :raises OSError: if the system cannot start another process.
     """
     ours, theirs = socket.socketpair()
     sockets = [sock.fileno() for sock in inherited]
@@ -95,7 +95,7 @@ async def start_child(setup: Setup, inherited: Sequence[socket.socket] = ()) -> 
 
 
 async def _read_reports(child: Child, reader: asyncio.StreamReader) -> None:
-    """Read what a child reports until it has exited."""
+    """Read the reports of a child until it has exited."""
     with contextlib.suppress(OSError):
         while line := await reader.readline():
             report, _, value = line.rstrip(b"\n").partition(b" ")

@@ -82,7 +82,7 @@ class Readiness:
         return self._within(WRITE_PATIENCE if self._write_failed else PATIENCE)
 
     def glance(self) -> bool:
-        """Return what the last check found, and begin another one if it is not fresh."""
+        """Return the result of the last check, and begin another one if it is not fresh."""
         if not self._within(FRESH) and self._clock() - self._check_failed_at > FRESH:
             self._begin_check()
         return self._success_at is not None and not self._failing

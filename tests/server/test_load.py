@@ -148,7 +148,7 @@ def test_an_unknown_record_shows_in_readyz(server: Server, tmp_path: Path) -> No
         wait_for(lambda: "partitions of the log are not loaded" in loaders.log(), what="the error")
         done = load_again(server, "2020-01-01")
         assert done.returncode == 1
-        assert "was not read further: a record of the kind b'event/2'" in done.stderr
+        assert "was not read to the end: a record of the kind b'event/2'" in done.stderr
 
 
 @pytest.mark.slow

@@ -138,8 +138,8 @@ class LoaderProcess:
 
     :param number: 0, 1 … among the children of one parent. ``None``: this process is the whole
         loader, as on Windows, so it also handles the signals and serves the endpoints.
-    :param server_running: whether loaders were running before this one: then it waits for what it
-        cannot open.
+    :param server_running: whether loaders were running before this one: then it waits for a store
+        that it cannot open.
     :param ready: called once when it begins to load.
     :param report: called each second with the state.
     """
@@ -175,7 +175,7 @@ class LoaderProcess:
         :raises EngageError: if the process cannot start.
         """
         if self._number is None:
-            handle_signals(self._on_signal)
+            handle_signals(self.stop)
         shown = self._settings.load_port is not None
         metrics = Metrics()
         load = Load(self._config, self._registry, metrics, had_store=self._server_running)
@@ -212,13 +212,6 @@ class LoaderProcess:
             await asyncio.wait((loading, stopped), return_when=asyncio.FIRST_COMPLETED)
             stopped.cancel()
             return await self._drain(loader, loading, load, background)
-
-    def _on_signal(self) -> None:
-        if self._stop.is_set():
-            _log.warning("ended at once by a second signal")
-            logs.flush()
-            os._exit(1)
-        self._stop.set()
 
     async def _report_state(self, loader: Loader, load: Load) -> None:
         while True:
