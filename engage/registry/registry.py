@@ -288,7 +288,7 @@ def shared_credentials(providers: Mapping[str, Mapping[str, Provider]]) -> list[
     """Report credentials that two workspaces share: a delivery must not verify in both.
 
     :param providers: name of a provider → workspace id → the provider for that workspace.
-    :return: a sentence for each shared credential, which names both workspaces.
+    :return: a sentence for each shared credential, which names both tables of the config.
     """
     seen: dict[bytes, tuple[str, str]] = {}
     problems = []
@@ -298,9 +298,9 @@ def shared_credentials(providers: Mapping[str, Mapping[str, Provider]]) -> list[
                 other, where = seen.setdefault(credential, (workspace, name))
                 if other != workspace:
                     problems.append(
-                        f"the workspaces {other!r} ({where}) and {workspace!r} ({name}) have the"
-                        " same webhook secret, so a delivery to one would verify in the other; use"
-                        " different secrets"
+                        f"[workspaces.webhooks.{name}] of the workspace {workspace!r} has the same"
+                        f" secret as [workspaces.webhooks.{where}] of the workspace {other!r}, so a"
+                        " delivery to one would verify in the other; use a different secret"
                     )
     return problems
 

@@ -586,7 +586,8 @@ def test_a_secret_of_two_workspaces_is_an_error_at_the_start(
     tmp_path: Path, mine: Mapping[str, Any], theirs: Mapping[str, Any]
 ) -> None:
     text = workspace("one", mine) + workspace("two", theirs)
-    with pytest.raises(ConfigError, match="same"):
+    table = rf"\[workspaces\.webhooks\.{next(iter(theirs))}\] of the workspace 'two'"
+    with pytest.raises(ConfigError, match=f"{table} has the same secret"):
         build(config(tmp_path, text), registry())
 
 
