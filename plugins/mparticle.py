@@ -92,7 +92,7 @@ class MParticle(StaticCredentialProvider):
 
 
 class _Batch:
-    """One batch, and what all of its events have in common."""
+    """One batch, and the fields that all of its events share."""
 
     def __init__(self, batch: Mapping[str, Any], items: list[Any]) -> None:
         self._batch = batch

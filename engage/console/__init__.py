@@ -7,12 +7,12 @@ interfaces of :mod:`engage.api`. Nothing that answers clients imports it.
 ===================  ===============================================================================
 ``process.py``       the program: opens the store, listens, serves, drains
 ``application.py``   the paths and their handlers; the bounds of the HTTP server
-``base.py``          what every page does: Host, methods, foreign forms, session, headers, errors
+``base.py``          shared by all pages: Host, methods, foreign forms, session, headers, errors
 ``headers.py``       the headers of every answer
 ``files.py``         the static files, and the answer to a path that is not a page
-``services.py``      what the pages use: the store, the config and the parts below
+``services.py``      the services of the pages: the store, the config and the parts below
 ``sign_in/``         who may see the pages: addresses, links, passwords, sessions
-``data/``            what the pages read from the store
+``data/``            the data that the pages read from the store
 ``display/``         how values become text, lines and curves
 ``pages/``           the pages, one file each
 ``templates/``       their HTML

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every page of the console does before and after its own work.
+"""The work that all pages of the console share, before and after their own.
 
 A page is a subclass of :class:`ConsoleHandler` with an asynchronous ``get`` or ``post``. Before it
 runs, :meth:`ConsoleHandler.prepare` refuses, in this order: a foreign ``Host``, a method that the
@@ -59,7 +59,7 @@ class ConsoleHandler(RequestHandler):
     """Base of all pages.
 
     Every template has the names that ``templates/base.html`` lists, ``link("event", id=…)``,
-    ``read_only``, ``request_id``, and what the page passes.
+    ``read_only``, ``request_id``, and the arguments of the page.
     """
 
     #: Whether the page is served to anyone.
@@ -82,7 +82,7 @@ class ConsoleHandler(RequestHandler):
         self._counted = False
 
     async def prepare(self) -> None:
-        """Refuse what must not reach the page. See the module."""
+        """Refuse requests that must not reach the page. See the module."""
         self.console.requests.begin()
         self._counted = True
         addresses = self.console.addresses
@@ -168,7 +168,7 @@ class ConsoleHandler(RequestHandler):
 
     @property
     def person(self) -> str | None:
-        """Who is signed in, for the audit; ``None``: nobody is."""
+        """The person who is signed in, for the audit, or ``None``."""
         return None if self.session is None else f"operator {self.session.id[:6]}"
 
     async def head(self) -> None:
@@ -197,7 +197,7 @@ class ConsoleHandler(RequestHandler):
 
     @property
     def base(self) -> str:
-        """What a relative link must begin with, so that it starts at the console's root."""
+        """The start of every relative link, which leads to the console's root."""
         path = self.request.path.removeprefix(self.console.addresses.prefix)
         return "../" * max(path.count("/") - 1, 0)
 
@@ -258,8 +258,8 @@ class ConsoleHandler(RequestHandler):
     async def read(self, call: Awaitable[Result]) -> Result | None:
         """Call the store.
 
-        A page that reads shows what it can: if the store cannot answer, the page has a bar with
-        the reason, and does not call the store again. Code that changes something uses
+        A page that reads shows as much as it can: if the store cannot answer, the page has a bar
+        with the reason, and does not call the store again. Code that changes something uses
         ``console.reader.read`` instead, whose error becomes a page with status 503.
 
         :param call: such as ``self.console.store.find(…)``.
@@ -285,7 +285,8 @@ class ConsoleHandler(RequestHandler):
         self.outage = Outage(reason, self.console.reader.last_good)
 
     async def record_audit(self, action: str, **details: Any) -> None:
-        """Record what the caller did: in the log and, if the storage keeps records, in the store.
+        """Record an action of the caller: in the log and, if the storage keeps records, in the
+        store.
 
         :param action: such as ``key-disabled``.
         :param details: small JSON values: ids, counts, never a secret or the text of an event.
@@ -347,7 +348,8 @@ class ConsoleHandler(RequestHandler):
         self.set_header("X-Request-Id", self.request_id)
 
     def write_error(self, status_code: int, **kwargs: Any) -> None:
-        """Answer with an error page, or with JSON. Neither has a traceback, nor what was sent."""
+        """Answer with an error page, or with JSON. Neither has a traceback or data of the
+        request."""
         error = (kwargs.get("exc_info") or (None, None, None))[1]
         reason = _REASONS.get(status_code, "Error")
         detail = _DETAILS.get(status_code, "")

@@ -150,7 +150,7 @@ class ConsoleProcess:
                 stack.push_async_callback(console.close)
                 opening = asyncio.create_task(self._open(console), name="open the store")
                 stack.push_async_callback(_end, opening)
-                # A storage that does not answer must not keep the pages away, which report it.
+                # The pages must open without an answer of the storage, because they report it.
                 await asyncio.wait([opening], timeout=OPEN_SECONDS)
                 if opening.done():
                     opening.result()

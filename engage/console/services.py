@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the pages of the console use."""
+"""The services that the pages of the console use."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 __all__ = ["Console", "Requests"]
 
 #: Seconds that a replay has for its last write when the console stops. After that the store is
-#: closed, and what was not removed can be replayed again.
+#: closed, and letters that were not removed can be replayed again.
 CLOSE_SECONDS: Final = 5.0
 
 

@@ -8,7 +8,7 @@
 ``shares.py``         how many connections each worker has
 ``connection.py``     one connection: reads requests, enforces time and size limits
 ``capacity.py``       all connections and bytes of a process, and which one gives way
-``shared.py``         what all connections share: bounds, capacity, the date
+``shared.py``         shared by all connections: bounds, capacity, the date
 ``request.py``        the head of a request
 ``body.py``           takes a body out of the input, by length or chunks
 ``exchange.py``       one request and its answer, as handlers see them

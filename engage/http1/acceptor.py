@@ -3,9 +3,9 @@
 
 asyncio and uvloop accept without end while connections wait, so of eight clients that connected at
 once, all eight were often served by one worker of two. Here a worker that is ahead of another
-(:class:`~engage.http1.shares.Shares`) leaves what waits to it for :data:`PATIENCE` seconds for each
-connection by which it is ahead, and then accepts one. If the other does not make use of it, because
-it hangs or is very busy, more and more are accepted after each pause.
+(:class:`~engage.http1.shares.Shares`) leaves new connections to it for :data:`PATIENCE` seconds for
+each connection by which it is ahead, and then accepts one. If the other does not make use of it,
+because it hangs or is very busy, more and more are accepted after each pause.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Acceptor:
         self._timer: asyncio.TimerHandle | None = None
         #: Until when connections are left to the others, if they are now.
         self._patient_until: float | None = None
-        #: Pauses in a row in which the others accepted nothing, and what they had then.
+        #: Pauses in a row in which the others accepted nothing, and their connections then.
         self._pauses = 0
         self._least: int | None = None
         #: Given up to accept a connection, and to close it, when no file can be opened.
@@ -91,7 +91,7 @@ class Acceptor:
             self._shares.released = self._look
 
     async def stop(self) -> None:
-        """Accept what the kernel has completed, then close the socket."""
+        """Accept the connections that the kernel has completed, then close the socket."""
         self._pause()
         # Closing resets connections that the kernel has completed and nothing has accepted yet.
         # Usually this ends with a BlockingIOError: there are no more.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Takes the body of a request out of what a client sends, by its length or by its chunks.
+"""Takes the body of a request out of the bytes of a client, by its length or by its chunks.
 
 Chunks (RFC 9112, section 7.1) are decoded strictly and within bounds. The parser of the heads,
 llhttp, could do it as well, but it does not report where in the input a body ends, and the next
@@ -33,7 +33,7 @@ _FRAMING_BYTES: Final = 65536
 #: chunks of a byte, on many connections at once, and each read of each connection is such a call.
 _LINES_PER_CALL: Final = 500
 
-# What is expected next.
+# The next expected part.
 _SIZE, _DATA, _DATA_END, _TRAILERS, _END = range(5)
 
 
@@ -75,7 +75,7 @@ class Body:
         """Take the body from the front of the buffer.
 
         :param limit: the largest body that is accepted, in bytes.
-        :return: ``None`` if some of it has not arrived; what follows it stays in the buffer.
+        :return: ``None`` if some of it has not arrived; the bytes after it stay in the buffer.
         :raises BodyTooLargeError: if it is longer than ``limit``, as soon as that is known.
         :raises BadChunkError: if it comes in chunks that cannot be decoded.
         """
@@ -100,7 +100,7 @@ class Body:
         return body
 
     def discard(self, buffer: bytearray) -> bool:
-        """Remove what has arrived of the body from the front of the buffer.
+        """Remove the part of the body that has arrived from the front of the buffer.
 
         :return: whether that was the end of the body.
         :raises BadChunkError: if it comes in chunks that cannot be decoded.
@@ -115,7 +115,7 @@ class Body:
         return self.complete
 
     def forget(self, buffer: bytearray) -> None:
-        """Free the memory of what has arrived of a body that will not be taken."""
+        """Free the memory of a body that has arrived in part and will not be taken."""
         self.decoded.clear()
         if self._chunks is None:
             self.discard(buffer)
@@ -136,13 +136,13 @@ class ChunkedBody:
         self.stopped = False
 
     def take(self, buffer: bytearray, into: bytearray) -> bool:
-        """Decode what is in the buffer and remove it from there.
+        """Decode the content of the buffer and remove it from there.
 
         Very many chunks take several calls: see :attr:`stopped`.
 
         :param buffer: begins where the last call stopped.
         :param into: the data is appended here.
-        :return: whether the body is complete; what remains in ``buffer`` then follows it.
+        :return: whether the body is complete; the rest of ``buffer`` then follows it.
         :raises BadChunkError: if it is not a chunked body, or has too much framing for its data.
         """
         position = 0

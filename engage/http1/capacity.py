@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which connection gives way when a process has no room for another, or for more bytes.
 
-The rule: what a client that has proven nothing can make the server hold is bounded, per connection
-and in total, before it is parsed. **The connection gives way from which nothing has come for the
-longest time**, and never one whose request has arrived completely.
+The rule: the memory that an unauthenticated client can make the server hold is bounded, per
+connection and in total, before the request is parsed. **The connection that has been silent for the
+longest time gives way**, and never one whose request has arrived completely.
 
 For another connection, that is any of those that wait for their client. For bytes, it is one that
 holds more than its share: half of ``limits.inflight_bytes`` divided by the number of connections.
@@ -65,7 +65,7 @@ class Capacity:
 
     # -------------------------------------------------------------------------------- connections
     def restrict(self, most: int) -> None:
-        """Lower the number of connections to what the system can open.
+        """Lower the number of connections to the number that the system can open.
 
         :param most: how many connections can be open at the same time.
         """

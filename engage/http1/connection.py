@@ -3,16 +3,16 @@
 
 The interfaces are those of ``tornado.httputil``, so any Tornado application can answer the
 requests. Tornado's parser, which was most of the cost of a small request, is replaced. A
-:class:`Connection` cuts heads and bodies out of what a client sends (:mod:`engage.http1.request`,
+:class:`Connection` cuts heads and bodies out of the bytes of a client (:mod:`engage.http1.request`,
 :mod:`engage.http1.body`). Each request and its answer is an
 :class:`engage.http1.exchange.Exchange`, the ``HTTPConnection`` that a handler writes to.
 
 Requests of one connection are handled one after the other; pipelined requests wait unread.
 Everything is limited before it is parsed: heads in bytes and number, bodies in bytes, each state in
 time (:class:`engage.http1.shared.Bounds`), and in memory all that a connection holds
-(:class:`engage.http1.capacity.Capacity`). A request that is refused before its body
-has arrived is answered at once, and the body is read and discarded, so that the client gets the
-answer instead of a reset. What is not HTTP gets a bare 400, and the connection is closed.
+(:class:`engage.http1.capacity.Capacity`). A request that is refused before its body has arrived is
+answered at once, and the body is read and discarded, so that the client gets the answer instead of
+a reset. Bytes that are not HTTP get a bare 400, and the connection is closed.
 """
 
 from __future__ import annotations
@@ -58,11 +58,11 @@ LARGE_HEAD: Final = 8 * 1024
 #: For a handler that does not limit its time itself.
 HANDLER_SECONDS: Final = 120.0
 
-#: What a buffer has while no request has begun to arrive: perhaps half of an empty line.
+#: The content of a buffer while no request has begun to arrive: perhaps half of an empty line.
 _NOTHING: Final = (bytearray(), bytearray(b"\r"))
 _NO_BODY: Final = Body(0, chunked=False)
 
-# What is read next.
+# The part that is read next.
 _HEAD = 0  #: a request's head, or nothing yet
 _BODY = 1  #: the body of a request that is not answered
 _BUSY = 2  #: nothing: a handler has the request
@@ -90,7 +90,7 @@ class Connection(asyncio.Protocol):
         self._loop = shared.loop
         self._transport: asyncio.Transport = cast("asyncio.Transport", None)
         self._state = _HEAD
-        #: What has arrived and is not parsed.
+        #: Bytes that have arrived and are not parsed.
         self._buffer = bytearray()
         #: How much of the buffer has no end of a head in it.
         self._searched = 0
@@ -108,7 +108,7 @@ class Connection(asyncio.Protocol):
         self._deferred = False
         #: … and whether this is it.
         self._has_turn = False
-        #: Whether what the client sends after the current request is discarded.
+        #: Whether the bytes after the current request are discarded.
         self._overrun = False
         self._half_closed = False
         #: Whether answers are waiting for the client to read them.
@@ -215,7 +215,7 @@ class Connection(asyncio.Protocol):
             self.abort()
 
     def expired(self) -> None:
-        """End what the connection was doing: its deadline is over."""
+        """End the current read or answer: its deadline is over."""
         if self._state == _BODY and self._exchange is not None and not self._exchange.failure:
             self.deadline = self._loop.time() + DISCARD_SECONDS
             self._fail(Failure.TIMEOUT)
@@ -232,7 +232,7 @@ class Connection(asyncio.Protocol):
 
     # ------------------------------------------------------------------------------------- memory
     def _hold(self) -> bool:
-        """Count what the connection holds in memory for requests without an answer.
+        """Count the memory that the connection holds for requests without an answer.
 
         :return: false if there is no room for it in this process; the request then has an answer.
         """
@@ -247,7 +247,7 @@ class Connection(asyncio.Protocol):
         if self._state != _BUSY:
             self.give_way()
         elif not self._overrun:
-            # The request goes on. What follows it is discarded, and its answer is the last one.
+            # The request goes on. Bytes after it are discarded, and its answer is the last one.
             self._overrun = True
             self._discard(len(self._buffer))
             self._buffer.clear()
@@ -424,7 +424,7 @@ class Connection(asyncio.Protocol):
                 self._fail(Failure.TRUNCATED)
             return False
         self._taken += len(body)
-        # What follows is held as well while the handler works.
+        # The bytes that follow are also held while the handler works.
         if not self._hold():
             return False
         self._state = _BUSY
@@ -433,7 +433,7 @@ class Connection(asyncio.Protocol):
         if body:
             delegate.data_received(body)
         delegate.finish()
-        # If the handler has answered already, the loop continues with what follows.
+        # If the handler has answered already, the loop continues with the next request.
         return True
 
     def _read_rest(self) -> bool:
@@ -448,7 +448,7 @@ class Connection(asyncio.Protocol):
         return True
 
     def _discard_body(self) -> bool:
-        """Discard what has arrived of the body.
+        """Discard the part of the body that has arrived.
 
         :return: whether that was the end of it.
         """
@@ -537,7 +537,7 @@ class Connection(asyncio.Protocol):
     def _refuse(self, error: ApiError | None, head: bytes | None = None) -> None:
         """Answer without a handler, and close.
 
-        :param error: ``None`` if what came is not HTTP; the answer is then a bare 400.
+        :param error: ``None`` if the bytes are not HTTP; the answer is then a bare 400.
         :param head: the request's head; ``None`` if what there is of it is in the buffer.
         """
         if self._state == _CLOSED:

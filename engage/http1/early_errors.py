@@ -24,7 +24,7 @@ __all__ = [
     "too_many_headers",
 ]
 
-#: The answer to what is not HTTP.
+#: The answer to bytes that are not HTTP.
 BARE_400: Final = b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
 
 

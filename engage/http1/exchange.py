@@ -51,7 +51,7 @@ class Channel(Protocol):
         """Write a part of an answer, unless the exchange is over for the connection."""
 
     def answered(self, exchange: Exchange) -> None:
-        """Go on with what the client sent after the request: its answer is complete."""
+        """Go on with the next request of the client: the answer is complete."""
 
     def read_on(self, exchange: Exchange) -> None:
         """Read the body of a request that was left unread."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What all connections of a process share: the application, the bounds and the capacity."""
+"""Shared by all connections of a process: the application, the bounds and the capacity."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ DEFERRED_SECONDS: Final = 0.005
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Bounds:
-    """What one process accepts; sizes in bytes, times in seconds. See :mod:`engage.config`."""
+    """The limits of one process; sizes in bytes, times in seconds. See :mod:`engage.config`."""
 
     header_bytes: int
     pipelined_bytes: int
@@ -93,7 +93,7 @@ class SharedState:
         self._date = ""
 
     def defer(self, work: Callable[[], None]) -> None:
-        """Call ``work`` in a later turn of the event loop, after what was deferred before.
+        """Call ``work`` in a later turn of the event loop, after calls that were deferred before.
 
         However many connections defer work, a turn takes :data:`DEFERRED_SECONDS` of it. With
         ``call_soon``, each connection would do its work in the same turn.
@@ -125,7 +125,7 @@ class SharedState:
     def refused(self, error: ApiError | None, request_id: str) -> None:
         """Count and log an answer that no handler gave.
 
-        :param error: ``None`` if what came was not HTTP.
+        :param error: ``None`` if the bytes were not HTTP.
         """
         status = 400 if error is None else error.status
         self._metrics.request("unknown", status, 0.0)

@@ -54,7 +54,7 @@ class Harness(Generic[Tested]):
         self._runner = asyncio.Runner()
 
     async def _break(self) -> None:
-        """Make what is under the subject fail."""
+        """Make the server under the subject fail."""
         raise NotImplementedError
 
     async def _mend(self) -> None:

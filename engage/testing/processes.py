@@ -20,7 +20,8 @@ async def run_children(
 ) -> AsyncIterator[list[asyncio.subprocess.Process]]:
     """Start a process for each job; at the end, all of them have ended.
 
-    :param code: what a process runs; it reads its job, a line of JSON, from standard input.
+    :param code: the Python code of a process; it reads its job, a line of JSON, from standard
+        input.
     """
     started: list[asyncio.subprocess.Process] = []
     try:

@@ -2,12 +2,12 @@
 """The log on Apache Kafka.
 
 ================  ==================================================================================
-``log.py``        what the core calls: opening, readiness, backlog
+``log.py``        the interface that the core calls: opening, readiness, backlog
 ``appending.py``  the queue of each partition, and the batches that are sent
 ``reading.py``    one member of a group of readers: offsets, gaps, rebalances
 ``topics.py``     the topics: how they are created, which settings are refused
 ``options.py``    the options: addresses, TLS and SASL
-``client.py``     what engage asks of Kafka: connections, errors, time limits
+``client.py``     the client: connections, errors, time limits
 ``aio.py``        the classes of aiokafka, as engage needs them, in subclasses
 ================  ==================================================================================
 """

@@ -126,7 +126,7 @@ def _without_creating(client: AIOKafkaClient) -> None:
 
 
 class Admin(AIOKafkaAdminClient):  # type: ignore[misc] # aiokafka has no types
-    """Asks all nodes one after the other for what every node knows, until one answers.
+    """Asks one node after the other for data that every node has, until one answers.
 
     aiokafka asks one at random, also one that has just died.
     """

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The queue of each partition, and the batches that are sent.
 
-A partition has one batch under way at a time. The calls that come meanwhile share the next one, so
-a call waits only for the partitions of its own records.
+A partition has one batch in flight at a time. Calls that come before its answer share the next one,
+so a call waits only for the partitions of its own records.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class _Lane:
         self.filled = asyncio.Event()
         #: When the batch that is under way was sent first; 0: there is none.
         self.since = 0.0
-        #: What has records in that batch.
+        #: The calls that have records in that batch.
         self.sending: list[_Share] = []
 
     @property
@@ -251,7 +251,7 @@ class Appender:
 
     # -------------------------------------------------------------------------------- lanes
     async def _serve(self, lane: _Lane) -> None:
-        """Send what comes into the queue of a partition, one batch after the other."""
+        """Send the records in the queue of a partition, one batch after the other."""
         while True:
             if not lane.queue:
                 lane.filled.clear()
@@ -365,7 +365,7 @@ class Appender:
 
     # --------------------------------------------------------------------------------- life
     async def close(self) -> None:
-        """Send what is in the queues, then disconnect. Idempotent."""
+        """Send the records in the queues, then disconnect. Idempotent."""
         self._closing = True
         lanes = self._lanes.values()
         with contextlib.suppress(TimeoutError):

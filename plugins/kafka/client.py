@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What engage asks of Kafka: connections, errors, time limits.
+"""The client: connections, errors, time limits.
 
 Three kinds of clients: :class:`Cluster` looks up and administers, :class:`Sender` appends,
 :class:`Member` reads as a member of a group.
@@ -352,7 +352,7 @@ class Cluster:
 
 
 class Sender:
-    """An idempotent producer: the brokers ignore what it sends a second time.
+    """An idempotent producer: the brokers ignore records that it sends again.
 
     It sends one batch of a partition at a time; the caller waits for it. aiokafka drops a second
     one far too early (``MessageAccumulator.add_batch`` subtracts the same time again and again).
@@ -401,7 +401,7 @@ class Sender:
             self.in_flight -= 1
 
     async def stop(self, seconds: float) -> None:
-        """Disconnect. What was not answered until then fails.
+        """Disconnect. Requests without an answer fail.
 
         It goes on if the caller is cancelled, and another call waits for it.
         """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the core calls: opening, readiness, backlog."""
+"""The interface that the core calls: opening, readiness, backlog."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class KafkaLog(EventLog):
         self._create = False
         self._watcher: asyncio.Task[None] | None = None
         self._look = asyncio.Event()
-        #: The check that runs now. All that come meanwhile share it.
+        #: The check in progress. Callers that come before its end share it.
         self._checking: asyncio.Task[str | None] | None = None
         self._unavailable = 0
         #: Partition → an offset, and when its first record was appended.
@@ -276,7 +276,7 @@ class KafkaLog(EventLog):
         self._unavailable = len(without)
         if without:
             return f"without a leader or enough replicas in sync: partition {', '.join(without)}"
-        # The brokers that are left repeat what they knew when they lost the majority.
+        # The remaining brokers repeat the state from before they lost the majority.
         try:
             record = LogRecord(key=b"", value=b"", headers={})
             await appender.append(f"{self._topic}.ready", 1, [record], seconds=_CHECK)
@@ -296,7 +296,7 @@ class KafkaLog(EventLog):
 
     async def backlog(self, group: str) -> Backlog:
         numbers = await self._numbers()
-        # The offsets first: what is committed meanwhile may be after an end that was read before.
+        # The offsets first: a commit in between may be after an end that was read before.
         offsets = await self._cluster.committed(self._topic, group, numbers)
         ends, firsts = await asyncio.gather(
             self._cluster.ends(self._topic, numbers),

@@ -93,11 +93,12 @@ class KafkaReader(LogReader):
             raise StorageUnavailable("the reader is not open")
 
     def _revoked(self) -> None:
-        """Forget what was fetched: the next member of its partition reads it, perhaps this one."""
+        """Forget the fetched records: the next member of the partition reads them, perhaps this
+        one."""
         self._held.clear()
 
     def _assigned(self) -> None:
-        """Forget what was returned before: another member may have committed more since.
+        """Forget the records returned before: another member may have committed more since.
 
         It is kept until now because the group takes commits until the partitions are divided.
         """
@@ -184,7 +185,7 @@ class KafkaReader(LogReader):
         member.seek(partition, first)
 
     def _batch(self, max_records: int, max_bytes: int) -> Batch:
-        """Return what is held, as far as it fits."""
+        """Return the fetched records that fit."""
         gaps, self._gaps = self._gaps, {}
         records: list[ReadRecord] = []
         while self._held and len(records) < max_records:
@@ -231,7 +232,7 @@ class KafkaReader(LogReader):
             for partition in expected - await member.with_offset(expected, self._timeout):
                 await self._start_again(member, partition)
                 del known[partition]
-            # If the partitions were rebalanced meanwhile, they are read again.
+            # If the partitions have been rebalanced since, they are read again.
             known = {number: known[number] for number in known.keys() & self._returned.keys()}
         # Without success, the partitions are rebalanced: the next member reads from the
         # committed offsets.
@@ -268,7 +269,7 @@ class KafkaReader(LogReader):
                 self._unplaced.add(partition)
                 offset = await self._start_of(partition)
             member.seek(partition, offset)
-        # A fetch that ran meanwhile may have added records.
+        # A fetch in between may have added records.
         self._held.clear()
 
     def pause(self, partitions: Sequence[int]) -> None:

@@ -3,7 +3,7 @@
 
 ==================  ==============================================================================
 ``<topic>``         the records that the loaders read
-``<topic>.dead``    what was acknowledged and the storage refuses; it is never deleted by time
+``<topic>.dead``    acknowledged records that the storage refuses; they never expire
 ``<topic>.ready``   one empty record for each check of readiness
 ==================  ==============================================================================
 """

@@ -2,8 +2,8 @@
 """The default storage: MongoDB, durable, idempotent, ready for a sharded cluster.
 
 ====================  =================================================================
-``store.py``          what the core calls: opening, readiness, the work left for later
-``writer.py``         storing events with their changes, and completing what a crash cut off
+``store.py``          the interface that the core calls: opening, readiness, the work left for later
+``writer.py``         storing events with their changes, and completing writes that a crash cut off
 ``events.py``         the collection of events
 ``profiles.py``       users, groups, links and memberships
 ``identifiers.py``    users by the value of a trait, and when each first had it

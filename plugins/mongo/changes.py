@@ -3,9 +3,9 @@
 
 A register is the document ``{t: timestamp, m: message id, o: origin, v: value}``, changed only by
 ``$max``. MongoDB compares documents field by field, so the greatest (timestamp, message id, origin)
-wins, in whatever order and from however many processes the changes arrive. Besides ``v`` a register
-may have ``j`` (the value as JSON, where BSON may not keep it), ``i`` (the form in which users are
-looked up by it) and ``x`` (true if the trait is removed); all follow from the event, as ``v`` does.
+wins, in any order and from any number of processes. Besides ``v`` a register may have ``j`` (the
+value as JSON, where BSON may not keep it), ``i`` (the form in which users are looked up by it) and
+``x`` (true if the trait is removed); all follow from the event, as ``v`` does.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def trait_size(trait: str, value: Any) -> int:
 
 @dataclasses.dataclass(slots=True)
 class Subject:
-    """What one write does to one user or group."""
+    """The changes of one write to one user or group."""
 
     workspace: str
     name: str
@@ -77,7 +77,7 @@ class Pair:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class StoredState:
-    """What is stored of the users and groups of a write, as far as the limits need it."""
+    """The stored state of a write's users and groups that the limits need."""
 
     #: Collection → ``_id`` → trait → version and size.
     traits: Mapping[str, Mapping[str, Mapping[str, tuple[Version, int]]]]
@@ -112,9 +112,9 @@ class FoldedChanges:
         self.pairs: dict[str, dict[str, Pair]] = {LINKS: {}, MEMBERSHIPS: {}}
         #: How many changes :meth:`statements` dropped because of a limit.
         self.dropped = 0
-        # What must be read first. This includes the users whose ids are the anonymous ids of links,
-        # also if an event of this write makes such a user exist: that event may turn out to be a
-        # duplicate of one with other contents.
+        # The state that must be read first. This includes the users whose ids are the anonymous ids
+        # of links, also if an event of this write makes such a user exist: that event may turn out
+        # to be a duplicate of one with other contents.
         self._namesakes: set[str] = set()
         self._owners: dict[str, set[str]] = {LINKS: set(), MEMBERSHIPS: set()}
         for event, event_changes in changes:
@@ -205,7 +205,7 @@ class FoldedChanges:
     def statements(
         self, state: StoredState, limits: ProfileLimits
     ) -> dict[str, list[dict[str, Any]]]:
-        """Return the update statements of each collection. What a limit forbids is left out, and
+        """Return the update statements of each collection. Changes beyond a limit are left out, and
         counted in :attr:`dropped`.
         """
         found: dict[str, list[dict[str, Any]]] = {}

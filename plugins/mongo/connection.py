@@ -38,8 +38,8 @@ _log = logging.getLogger("engage.storage.mongo")
 
 #: The code for a document whose ``_id`` is stored already.
 DUPLICATE: Final = 11000
-#: The codes for a document that is too large: BSONObjectTooLarge, and the two for what an update or
-#: an upsert would make of one. If one of them fails a whole command, it concerns one document of
+#: The codes for a document that is too large: BSONObjectTooLarge, and the two for one that an
+#: update or an upsert would make. If one of them fails a whole command, it concerns one document of
 #: the command, and the others may be stored.
 BSON_OBJECT_TOO_LARGE: Final = 10334
 TOO_LARGE: Final = frozenset({BSON_OBJECT_TOO_LARGE, 17419, 17420})
@@ -49,7 +49,7 @@ TOO_LARGE: Final = frozenset({BSON_OBJECT_TOO_LARGE, 17419, 17420})
 #: purpose: a mistake in a validator must not refuse every event.
 PERMANENT: Final = frozenset({2, 14, 15, 22, 52, 53, 56, 57}) | TOO_LARGE
 
-#: What an operator can do something about, by code.
+#: Advice for errors that an operator can mend, by code.
 _EXPLANATIONS: Final = {
     13: "the user of the connection string lacks a permission",
     18: "wrong credentials",
@@ -128,7 +128,7 @@ class Connection:
             "journal": True,
         }
         if self._parsed.is_srv:
-            # The driver waits so long for the DNS, too, and no other limit ends that.
+            # The driver also waits this long for the DNS, and no other limit ends that.
             defaults["connectTimeoutMS"] = int(self.timeout * 500)
         defaults = {
             name: value
@@ -143,7 +143,7 @@ class Connection:
                 f"{self.name}: the connection string cannot be used ({type(error).__name__})"
             ) from None
         self._client = client
-        # Another member than the primary may not have what was acknowledged a moment ago.
+        # Another member than the primary may not have writes that were acknowledged a moment ago.
         self.db = database.with_options(
             codec_options=CODEC, read_preference=pymongo.ReadPreference.PRIMARY
         )

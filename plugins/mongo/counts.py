@@ -160,7 +160,7 @@ def _sum(series: _Series, values: Sequence[int]) -> CountSum:
 
 # --------------------------------------------------------------------------------------------- ids
 def _start(step: int, at: int) -> str:
-    """Return what is below all ids of a step from a time on."""
+    """Return a value that is less than all ids of a step from a time on."""
     return f"{step}:{min(max(at, 0), _END):014d}:" if at < _END else f"{step};"
 
 
@@ -208,7 +208,7 @@ def _statement(key: str, count: Count) -> dict[str, Any]:
         "process": count.process,
     }
     changes = {"$max": {"value": count.value}, "$setOnInsert": fields}
-    # With the _id alone, FerretDB uses its index, too.
+    # With the _id alone, FerretDB also uses its index.
     return {"q": {"_id": key}, "u": changes, "upsert": True}
 
 

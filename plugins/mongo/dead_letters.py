@@ -24,15 +24,15 @@ from .schema import DEAD_LETTERS
 
 _log = logging.getLogger("engage.storage.mongo")
 
-#: Seconds after which the totals of a budget are read again; other processes add to them, too.
+#: Seconds after which the totals of a budget are read again; other processes also add to them.
 _TOTALS_SECONDS: Final = 5.0
 
 
 class DeadLetters:
     """Stores, reads and expires dead letters.
 
-    Totals are exact within a process. Several processes together may exceed a budget by what they
-    store within a few seconds.
+    Totals are exact within a process. Several processes together may exceed a budget by the letters
+    that they store within a few seconds.
     """
 
     def __init__(

@@ -38,7 +38,8 @@ from engage.api import Event, render_time
 #: Maximum size of a document in MongoDB.
 MAX_BYTES: Final = 16 * 1024 * 1024
 
-#: What is escaped in a key. ``_id`` as a whole, because FerretDB makes it an object's first key.
+#: The characters that are escaped in a key. ``_id`` as a whole, because FerretDB makes it an
+#: object's first key.
 _SPECIAL: Final = re.compile(r"[.%\x00]|^\$|^\s+|\s+(?![\s\S])|^_id(?![\s\S])")
 #: A bounded cache of keys that need no escape, so that a common key is examined once.
 _PLAIN_KEYS: Final[set[str]] = set()
@@ -69,7 +70,7 @@ def unescape_key(key: str) -> str:
 def _needs_escape(value: Any) -> bool:
     """Return whether a key anywhere in ``value``, an object or a list, must be escaped."""
     level = [value]
-    for container in level:  # The list grows meanwhile.
+    for container in level:  # The list grows during the loop.
         if type(container) is dict:
             if not container.keys() <= _PLAIN_KEYS and _any_special(container.keys() - _PLAIN_KEYS):
                 return True
@@ -138,7 +139,7 @@ def event_id(workspace_id: str, origin: str, message_id: str) -> str:
 
 
 def scoped_id(workspace_id: str, name: str) -> str:
-    """Return the ``_id`` of what one name identifies in a workspace: a user, a dead letter …"""
+    """Return the ``_id`` of a thing with one name in a workspace: a user, a dead letter …"""
     return f"{_part(workspace_id)}:{name}"
 
 

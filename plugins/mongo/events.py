@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The collection of events: finding, scanning and expiring. ``writer.py`` stores events, because
-that changes profiles, too."""
+that also changes profiles."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from .schema import BY_USER, EVENTS
 
 #: Seconds of one call of :meth:`Events.recent`; half of them for its look at the events of a user.
 _RECENT_SECONDS: Final = 2.0
-#: The numbers of events that such a call looks at, one after the other, until it has a page: 50,000
+#: The numbers of events that this call looks at, one after the other, until it has a page: 50,000
 #: together.
 _WINDOWS: Final = (1_000, 4_000, 15_000, 30_000)
 #: A user with at most this many events has them all looked at, however old they are.

@@ -5,10 +5,10 @@ The register of such a trait has the form that is looked up as ``i``, with an in
 The collection of claims has when each user first had each value. It is read only for a value that
 several users have.
 
-A claim is a document that is changed only by ``$min``, so that the least time stays in whatever
-order events arrive. A user keeps the first :data:`MAX_CLAIMS` claims of a trait, and the user's
-document counts them (``claims.<trait>``): that is read with the traits, so that only a value that
-may be new to the user needs another look-up.
+A claim is a document that is changed only by ``$min``, so that the least time stays in any order of
+arrival. A user keeps the first :data:`MAX_CLAIMS` claims of a trait, and the user's document counts
+them (``claims.<trait>``): that is read with the traits, so that only a value that may be new to the
+user needs another look-up.
 
 All later values share one document, the *late* claim of the user and the trait. It belongs to the
 value that became the current one last.
@@ -141,7 +141,7 @@ class Claim:
 
 
 class StoredClaims:
-    """What is stored of the claims of a write's users, as far as the bound needs it.
+    """The stored claims of a write's users that the bound needs.
 
     :param owners: the ``_id`` of the users that are needed.
     """

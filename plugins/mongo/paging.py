@@ -63,8 +63,7 @@ def id_after(workspace_id: str | None, after: str | None) -> dict[str, Any]:
 
 
 def arrived_after(query: dict[str, Any], cursor: str | None) -> dict[str, Any]:
-    """Return the query, restricted to what arrived after a cursor, so that the index of arrival
-    serves it.
+    """Return the query, restricted to arrivals after a cursor, which the index of arrival serves.
 
     :raises ValueError: if ``cursor`` is not a cursor of events.
     """
@@ -123,7 +122,7 @@ def parse_cursor(cursor: str) -> tuple[DatetimeMS, ObjectId]:
 
 
 def cursor_of(document: Mapping[str, Any]) -> str:
-    """Return the cursor of what arrived after this document."""
+    """Return the cursor of the arrivals after this document."""
     return f"{int(document['receivedAt'])}.{document['_seq']}"
 
 

@@ -56,7 +56,7 @@ class Profiles:
         self._claims.clear()
 
     def changes(self, event: Event) -> tuple[Change, ...]:
-        """Return the changes of an event; nothing if it only links what is known to be linked."""
+        """Return the changes of an event; nothing if it only makes links that are known."""
         if not event.may_change_profiles:
             return ()
         user, anonymous = event.user_id, event.anonymous_id

@@ -3,10 +3,11 @@
 
 Each record is one document, changed by compare-and-set on its ``version``. The number that
 :meth:`Records.version` returns is a document for each kind in the collection ``meta``. It is
-incremented after each write and each deletion, with a write of its own. A crash between the two
-leaves the number as it is, although a record has changed. That does no harm: the processes that use
-records list them again every 30 seconds, whatever the number is, and the next write of any record
-of the kind increments it. The caller had no answer, so it does not rely on the change.
+    incremented after each write and each deletion, with a write of its own. A crash between the two
+    leaves the number as it is, although a record has changed. That does no harm: the processes that
+    use records list them again every 30 seconds, even if the number is the same, and the next write
+    of any record of the kind increments it. The caller had no answer, so it does not rely on the
+    change.
 """
 
 from __future__ import annotations

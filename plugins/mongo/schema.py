@@ -24,12 +24,12 @@ from .paging import ARRIVAL
 
 _log = logging.getLogger("engage.storage.mongo")
 
-#: The version of what this plugin writes, and the oldest version of the plugin that can read it.
+#: The version of the stores that this plugin writes, and the oldest version that can read them.
 VERSION: Final = 1
 MIN_READER: Final = 1
-#: Version → what makes a store of it from one of the version before. Collections and indexes are
-#: made for every version alike. A migration only adds, is idempotent, and several processes may run
-#: it at the same time: processes of an earlier version may be using the store.
+#: Version → the migration to it from the version before. Collections and indexes are made for every
+#: version alike. A migration only adds, is idempotent, and several processes may run it at the same
+#: time: processes of an earlier version may be using the store.
 MIGRATIONS: Final[dict[int, Callable[[Any], Awaitable[None]]]] = {}
 
 EVENTS: Final = "events"
@@ -126,7 +126,7 @@ class Schema:
         self._building: set[asyncio.Task[None]] = set()
 
     async def prepare(self, *, create: bool) -> None:
-        """Check the store, and create what is missing if ``create`` is true.
+        """Check the store, and create missing parts if ``create`` is true.
 
         :raises StorageMissing: if there is no store and ``create`` is false.
         :raises StorageIncompatible: if a newer version or another program made it.
@@ -190,7 +190,7 @@ class Schema:
             task.result()
         else:
             # If the server does not answer at all, the time limit of the task ends it.
-            _log.warning("indexes of a large collection are being built; engage works meanwhile")
+            _log.warning("indexes of a large collection are being built; engage works as usual")
             task.add_done_callback(_log_result)
 
     async def _indexes(self) -> None:
@@ -304,7 +304,7 @@ def _log_result(task: asyncio.Task[None]) -> None:
 
 
 class Preparation:
-    """Finds or creates the store, and completes what a crash cut off.
+    """Finds or creates the store, and completes writes that a crash cut off.
 
     :param complete: completes it.
     :param later: called if that cannot be done now.
@@ -351,7 +351,7 @@ class Preparation:
     async def prepare(self, *, create: bool) -> None:
         """Prepare the store now, however long it takes.
 
-        :param create: whether to create what is missing.
+        :param create: whether to create missing parts.
         """
         self._connection.connect()
         if not self._created:
@@ -362,7 +362,7 @@ class Preparation:
         except StorageError:
             # The server may be too busy for it; a command that only reads may run with credentials
             # that only allow reading. Nothing of it was acknowledged: it can be done later.
-            _log.info("what a crash may have cut off was not completed", exc_info=True)
+            _log.info("writes that a crash may have cut off were not completed", exc_info=True)
             if create:
                 self._later()
         try:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the core calls: opening, readiness, and the work that is left for later."""
+"""The interface that the core calls: opening, readiness, and the work that is left for later."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class MongoStorage(
 ):
     """The storage that keeps everything in one MongoDB database."""
 
-    concurrent_writes = 2  # with more, they are smaller: that costs what the overlap gains
+    concurrent_writes = 2  # with more, they are smaller, which costs as much as the overlap gains
 
     def __init__(self, connection: Connection, context: StorageContext) -> None:
         self._connection = connection
@@ -163,7 +163,7 @@ class MongoStorage(
 
     # ------------------------------------------------------------------------------- later work
     async def _keep_house(self) -> None:
-        """Remove marks, many at once, and complete what a failed write left. Runs until it is
+        """Remove marks, many at once, and complete the changes of failed writes. Runs until it is
         cancelled."""
         while True:
             await self._work.wait()
@@ -189,7 +189,7 @@ class MongoStorage(
             await self._subscriptions.remove_copied()
 
     async def _complete(self) -> None:
-        """Complete what a crash or a failed write cut off."""
+        """Complete writes that a crash or a failure cut off."""
         await self._writer.complete()
         with self._connection.calling():
             await self._subscriptions.recover()

@@ -120,7 +120,7 @@ class Subscriptions:
         if not record["records"]:
             if not await self._is_durable(key, document):
                 return None
-            # A change without effect is remembered, too: repeated after a later change it must not
+            # A change without effect is also remembered: repeated after a later change it must not
             # undo that one. Only the latest are: anyone who has a user's link can send any number.
             await self._copy({"_id": key, **names}, record)
             await self._forget_idle(names)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The connection string: what it contains, whether it can be used, and what may be shown of it.
+"""The connection string: its parts, whether it can be used, and how it is shown.
 
 The driver parses it, not this module: an option has many spellings (``w=%30`` is ``w=0``).
 """

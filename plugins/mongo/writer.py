@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Storing events with their changes, and completing what a crash cut off.
+"""Storing events with their changes, and completing writes that a crash cut off.
 
 A write is one ``insertMany`` of its events. If they change profiles, the reads that the limits need
 run beside it; then one update command runs for each collection that changes (users, groups, links,
@@ -125,8 +125,8 @@ class Batch:
         ]
 
     def repeats_of_refused(self) -> list[int]:
-        """Return the positions of events whose identity a refused event of this write has, too:
-        nothing is stored under it yet."""
+        """Return the positions of events that share their identity with a refused event of this
+        write: nothing is stored under it yet."""
         return [index for index, first in self._repeats if self._positions[first] in self._refused]
 
     def outcomes(self) -> list[Outcome]:
@@ -215,7 +215,7 @@ class Writer:
         """
         if time.monotonic() < self._complete_at:
             return
-        # Counted before the work: a write that fails meanwhile sets it to two again.
+        # Counted before the work: a write that fails during it sets it to two again.
         self.completions_due -= 1
         try:
             await complete()

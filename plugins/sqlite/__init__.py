@@ -2,7 +2,7 @@
 """The embedded storage: everything in one SQLite file, durable, shared by several processes.
 
 ====================  =================================================================
-``store.py``          what the core calls: asynchronous, without SQL
+``store.py``          the interface that the core calls: asynchronous, without SQL
 ``reader.py``         the reading connection: a snapshot for each call
 ``worker_thread.py``  a thread that calls SQLite
 ``writer/``           the one process that makes all writes of a host

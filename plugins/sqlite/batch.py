@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The events of one write: what they change, and what becomes of each."""
+"""The events of one write: their changes and their outcomes."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class Batch:
     """
 
     def __init__(self, rows: Iterable[Row]) -> None:
-        #: For each event its outcome, or what the database decides it by: the event's key, and
-        #: whether an earlier event of this write has the same identity.
+        #: For each event its outcome, or the data by which the database decides it: the event's
+        #: key, and whether an earlier event of this write has the same identity.
         self._results: list[Outcome | tuple[bytes, bool]] = []
         #: Key → row, for each identity the first event, in order.
         self.rows: dict[bytes, Row] = {}
@@ -95,5 +95,5 @@ def _changes(row: Row) -> tuple[Event, Sequence[EncodedChange]]:
     try:
         return event, [encode(change) for change in changes_of(event)]
     except Exception:
-        # The sender made the body: whatever is wrong with it must not affect the other events.
+        # The sender made the body: an error in it must not affect the other events.
         raise UnstorableError("the event's body does not fit its type") from None

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Keeps the write-ahead log (WAL) short: copies it into the database file.
 
-SQLite begins a new log only when all of the old one is copied, and writes continue meanwhile. So a
-thread with another connection copies most of it, and the writer copies the rest between two writes.
+SQLite begins a new log only when all of the old one is copied, and writes continue during that
+time. So a thread with another connection copies most of it, and the writer copies the rest between
+two writes.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ _ROUNDS: Final = 4
 FORCED_CHECKPOINT_BYTES: Final = 256 * 1024 * 1024
 #: Size in bytes to which SQLite cuts the file of the WAL when a new log begins. It reuses the rest.
 KEPT_WAL_BYTES: Final = 64 * 1024 * 1024
-#: Seconds that a forced checkpoint waits for readers; writers wait meanwhile.
+#: Seconds that a forced checkpoint waits for readers, and writers wait for it.
 FORCED_CHECKPOINT_WAIT: Final = 1.0
 #: Seconds between checkpoints: while a reader prevents one, an attempt at each write is of no use.
 CHECKPOINT_PAUSE: Final = 1.0
@@ -51,7 +52,7 @@ class Checkpoints:
         """Copy the log if it is long.
 
         :param db: the writer's connection, between two transactions.
-        :raises sqlite3.Error: if copying fails: what was committed may be in memory only.
+        :raises sqlite3.Error: if copying fails: commits may be in memory only.
         """
         copying = self._copying
         if copying is None and time.monotonic() < self._not_before:
@@ -98,7 +99,7 @@ class Checkpoints:
 
 
 class _Copying(threading.Thread):
-    """Copies the log while writes continue. SQLite releases Python's lock meanwhile."""
+    """Copies the log while writes continue. SQLite releases Python's lock for that."""
 
     def __init__(self, settings: Settings, size: int) -> None:
         """:param size: of the log when the thread begins."""
@@ -117,7 +118,7 @@ class _Copying(threading.Thread):
 
 
 def rewrite_log(path: str) -> None:
-    """Write the log again as it is, and sync it: what a process could not sync is durable then.
+    """Write the log again as it is, and sync it, so that writes that failed to sync are durable.
 
     For a store of which a reader prevents a checkpoint. The caller holds the write lock, so the log
     does not change; for readers it never does.
@@ -134,7 +135,7 @@ def rewrite_log(path: str) -> None:
 
 
 def sync(descriptor: int) -> None:
-    """Wait until the disk has what was written to a file.
+    """Wait until all writes to a file are on the disk.
 
     :raises OSError: if that is not possible.
     """

@@ -28,7 +28,7 @@ from . import schema
 #: once for each and keeps it.
 _CHUNK_SIZES: Final = (256, 128, 64, 32, 16, 8, 4, 2, 1)
 
-#: Errors of the disk rather than of the call: after one, what was written may not be on the disk.
+#: Errors of the disk rather than of the call: after one, the last writes may not be on the disk.
 _DISK_ERRORS: Final = frozenset({sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CORRUPT})
 
 #: Errors of a lock that another connection holds: the connection itself still works.
@@ -54,7 +54,7 @@ KEY_BYTES: Final = 16
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """What the writer and the reader need; plain values, so that a process can be given them."""
+    """The settings of the writer and the reader; plain values, so that a process can get them."""
 
     path: str
     #: Nothing is written while the disk has fewer free bytes.
@@ -89,7 +89,7 @@ def primary_code(error: BaseException) -> int:
 
 
 def is_disk_error(error: BaseException) -> bool:
-    """Return whether what was written may not be on the disk."""
+    """Return whether the last writes may not be on the disk."""
     return primary_code(error) in _DISK_ERRORS
 
 
@@ -193,7 +193,7 @@ class Session:
     def connection(self) -> sqlite3.Connection:
         """Return a connection to the file that is at the path *now*, verified to be a store.
 
-        This is checked each time: what is written to a file that was moved away would be lost.
+        This is checked each time: writes to a file that was moved would be lost.
 
         :raises StorageError: if there is no such file, or it cannot be opened.
         :raises sqlite3.Error: if SQLite cannot open it.

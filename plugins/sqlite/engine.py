@@ -93,7 +93,7 @@ class Engine(Transactions):
             raise
 
     def close(self) -> None:
-        """Close the store, and save what makes opening it faster."""
+        """Close the store, and save the keys so that it opens faster."""
         self._checkpoints.wait()
         with contextlib.suppress(OSError):
             self._keys.save()
@@ -115,7 +115,7 @@ class Engine(Transactions):
             try:
                 return self._write(batch, merging=True)
             except (sqlite3.Error, StorageUnavailable):
-                # A step of the merge needs space, too.
+                # A step of the merge also needs space.
                 if not self._keys.merge_failed():
                     raise
             return self._write(batch, merging=False)

@@ -200,7 +200,7 @@ def migrate(db: sqlite3.Connection) -> None:
         return
     db.execute("BEGIN IMMEDIATE")
     try:
-        # Another process may have done it meanwhile.
+        # Another process may have done it since.
         version = version_of(db)
         for number, statements in MIGRATIONS.items():
             if number > version:

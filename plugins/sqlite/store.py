@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the core calls: each method is one call in the writer's or the reader's thread."""
+"""The interface that the core calls: each method is one call of the writer or the reader."""
 
 from __future__ import annotations
 
@@ -331,7 +331,7 @@ def _place(cursor: str, *types: type) -> Any:
     """Return the values of a cursor.
 
     :param types: the type of each value.
-    :raises ValueError: if it is not such a cursor.
+    :raises ValueError: if it is not a cursor of this store.
     """
     values = orjson.loads(cursor)
     if not isinstance(values, list) or [type(value) for value in values] != list(types):

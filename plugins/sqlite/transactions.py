@@ -60,8 +60,8 @@ class Transactions(Session):
         self._needs_checkpoint = False
         #: Only because the writer before this one was killed: no error is known.
         self._was_killed = False
-        #: Whether this connection has committed. Until then it may read what a killed process wrote
-        #: and did not sync, and a duplicate of that must not be acknowledged.
+        #: Whether this connection has committed. Until then it may read data that a killed process
+        #: wrote and did not sync, and a duplicate of that must not be acknowledged.
         self._has_committed = False
         self._serving = False
         #: Whether a server prepares the tables, which takes a while if the store is large.
@@ -111,7 +111,7 @@ class Transactions(Session):
             path = self.settings.path
             raise StorageIncompatible(
                 f"{path}: missing or empty, but its log {path}-wal contains acknowledged events: "
-                "put the file back, or move the log away to start with an empty store"
+                "put the file back, or move the log elsewhere to start with an empty store"
             )
 
     def _create(self, has_log: bool) -> None:

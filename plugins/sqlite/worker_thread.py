@@ -56,7 +56,7 @@ class WorkerThread:
     async def call(
         self, function: Callable[..., Result], *arguments: Any, seconds: float | None = None
     ) -> Result:
-        """Call a function in the thread, and return what it returns.
+        """Call a function in the thread, and return its result.
 
         :param seconds: how long to wait for the result; by default as long as the thread allows.
         :raises StorageUnavailable: if there is no result in time.
@@ -127,7 +127,7 @@ class _Call:
             result, error = self.function(*self.arguments), None
         except Exception as raised:
             result, error = None, raised
-        # The loop may have been closed meanwhile; then the result is not needed.
+        # The loop may have been closed since; then the result is not needed.
         with contextlib.suppress(RuntimeError):
             self.loop.call_soon_threadsafe(self._settle, result, error)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the pages read from the store.
+"""The data that the pages read from the store.
 
 ==============  ==================================================================
 ``reader.py``   calls of the store, a few at a time and each within a time limit

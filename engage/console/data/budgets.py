@@ -25,7 +25,7 @@ class Budget(NamedTuple):
 
 
 def budgets_of(uses: Iterable[BudgetUse], budget: DeadLetterBudget) -> list[Budget]:
-    """Return what the pages show of the budgets.
+    """Return the budgets as the pages show them.
 
     :param budget: ``limits.dead_letter_budget``.
     """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the overview draws: the counters of the store, summed over processes."""
+"""The plots of the overview: the counters of the store, summed over processes."""
 
 from __future__ import annotations
 
@@ -67,8 +67,8 @@ class Overview:
     p95: tuple[float, float] | None
     #: The greatest number of events that waited for the storage in one process; ``None``: unknown.
     queue: Sequence[int | None]
-    #: Id of a write key of the workspace → events with it, whatever became of them. ``?``: requests
-    #: that were refused because of their key.
+    #: Id of a write key of the workspace → events with it, of all outcomes. ``?``: requests that
+    #: were refused because of their key.
     keys: Mapping[str, Sequence[int]]
 
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The newest events and dead letters, read once a second for all tabs together.
 
-It reads the store only while someone looks, so that ten open tabs cost the store what one costs. A
-row is durable, because it was read from the store.
+It reads the store only while a page is open, and ten open tabs cost the store as much as one. A row
+is durable, because it was read from the store.
 """
 
 from __future__ import annotations

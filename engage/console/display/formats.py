@@ -26,7 +26,7 @@ _EPOCH: Final = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 LONGEST: Final = 140
 #: Rows of a page of a list: a few screens, and one read of the store.
 ROWS: Final = 50
-#: Calls of the store for such a page: each looks at a bounded number of rows.
+#: Calls of the store for one page: each looks at a bounded number of rows.
 READS: Final = 20
 
 

@@ -43,7 +43,7 @@ def _lines(lines: list[Line]) -> list[dict[str, Any]]:
 
 
 class _Loads(ConsoleHandler):
-    """Reads what the query names."""
+    """Reads the event or letter that the query names."""
 
     async def load_event(self) -> Event | None:
         """Return the event with this origin and message id."""
@@ -70,7 +70,7 @@ class _Loads(ConsoleHandler):
         return event_as_curl(server_url(self.console.config), key, text)
 
     def event_view(self, event: Event) -> dict[str, Any]:
-        """Return what the pages show of an event."""
+        """Return an event as the pages show it."""
         document = event.document()
         text = event.body.decode("utf-8", "replace")
         rows = [
@@ -97,7 +97,7 @@ class _Loads(ConsoleHandler):
         }
 
     def letter_view(self, letter: DeadLetter) -> dict[str, Any]:
-        """Return what the pages show of a dead letter."""
+        """Return a dead letter as the pages show it."""
         text = letter.item.decode("utf-8", "replace")
         problems = [Problem(e.get("pointer", ""), e.get("message", "")) for e in letter.errors]
         rows = [
@@ -164,7 +164,7 @@ class EventHandler(_Loads):
 
 
 class EventJsonHandler(_Loads):
-    """What a row shows when it is expanded."""
+    """The content of a row when it is expanded."""
 
     async def get(self) -> None:
         """Answer with the event, or with the dead letter that ``letter`` names."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``/events``: what is stored, newest first; ``/events.ndjson``: the same as a file."""
+"""``/events``: stored events, newest first; ``/events.ndjson``: the same as a file."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from engage.console.display.formats import READS, ROWS
 
 __all__ = ["EventsFileHandler", "EventsHandler", "search_events"]
 
-#: Events of a file: what a browser gets within a few seconds.
+#: The maximum number of events in a file: as many as a browser gets within a few seconds.
 FILE_LIMIT: Final = 2000
 
 

@@ -45,7 +45,7 @@ class Use:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ShownKey:
-    """A key with what the page shows of it."""
+    """A key as the page shows it."""
 
     key: Key
     header: str
@@ -128,7 +128,7 @@ class KeysHandler(ConsoleHandler):
         if records is None:
             return [key for key in effective_keys(workspaces, ()).keys if self._is_here(key)]
         found = await self.read(read_key_records(records))
-        if found is None:  # The store does not answer: what this process knew last.
+        if found is None:  # The store does not answer: use the last known keys.
             return [key for key in self.console.app.keys.keys if self._is_here(key)]
         return [key for key in effective_keys(workspaces, found).keys if self._is_here(key)]
 

@@ -26,7 +26,7 @@ __all__ = ["CheckHandler", "LetterHandler", "ReplayHandler"]
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Form:
-    """What the operator entered."""
+    """The fields that the operator fills in."""
 
     text: str
     new_id: bool
@@ -53,7 +53,7 @@ def shown_text(letter: DeadLetter) -> str:
 
 
 class _LetterPages(ConsoleHandler):
-    """What the pages of a letter share."""
+    """The code that the pages of a letter share."""
 
     async def letter(self) -> DeadLetter | None:
         """Return the letter that ``id`` names."""
@@ -70,7 +70,7 @@ class _LetterPages(ConsoleHandler):
         self.page("letter.html", title="Rejected event", nav="rejected", letter=None)
 
     def form(self, letter: DeadLetter) -> Form:
-        """Return what the operator entered, or what the letter has."""
+        """Return the values that the operator entered, or those of the letter."""
         # Not get_body_argument, which replaces control characters.
         sent = self.request.body_arguments.get("text")
         text = shown_text(letter)
@@ -152,7 +152,7 @@ class LetterHandler(_LetterPages):
 
 
 class CheckHandler(_LetterPages):
-    """``letter/check``: what a replay would do."""
+    """``letter/check``: the outcome that a replay would have."""
 
     async def post(self) -> None:
         """Show what would become of the text. Nothing is stored."""

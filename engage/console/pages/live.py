@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``/live`` and ``/live.json``: what arrives, a second after it was stored."""
+"""``/live`` and ``/live.json``: events, a second after they were stored."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ FIRST = 100
 
 
 def wanted_of(handler: ConsoleHandler) -> Wanted:
-    """Return what the filters in the query select."""
+    """Return the filter that the query describes."""
     return Wanted(
         workspace_id=handler.workspace.id,
         **{

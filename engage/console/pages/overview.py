@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``/``: what arrived, and what needs attention; ``/overview.json``: the numbers of the plots."""
+"""``/``: numbers, plots and warnings; ``/overview.json``: the numbers of the plots."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Notice(NamedTuple):
 def shrink(
     values: Sequence[Value], parts: int, merge: Callable[[Sequence[Value]], Value]
 ) -> list[Value]:
-    """Merge neighbours, so that about so many values are left."""
+    """Merge neighbours, so that at most ``parts`` values are left."""
     each = max(1, -(-len(values) // parts))
     return [merge(values[start : start + each]) for start in range(0, len(values), each)]
 
@@ -139,7 +139,7 @@ def figures(
 
 
 def _not_loaded(lag: Lag, href: str) -> Figure:
-    """Return what the log has and the storage has not."""
+    """Return the number of records that are not loaded yet."""
     value = "–" if lag.backlog is None else number(lag.records)
     sub = f"the oldest {span(lag.seconds)} ago" if lag.records else "in the log"
     return Figure("Not loaded", value, sub, "", "", "", href)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``/rejected``: the dead letters of a workspace, grouped by what is wrong with them."""
+"""``/rejected``: the dead letters of a workspace, grouped by their errors."""
 
 from __future__ import annotations
 

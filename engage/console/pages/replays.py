@@ -13,7 +13,7 @@ __all__ = ["ReplaysHandler"]
 
 
 def counts_of(replay: BulkReplay) -> str:
-    """Return what a replay has done, in a sentence."""
+    """Return the progress of a replay, in a sentence."""
     of = "" if replay.total is None else f", of {number(replay.total)}"
     return (
         f"{number(replay.stored)} stored, {number(replay.duplicates)} were stored already,"

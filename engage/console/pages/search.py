@@ -10,10 +10,10 @@ __all__ = ["SearchHandler"]
 
 
 class SearchHandler(ConsoleHandler):
-    """Looks a text up in all indexes, and goes to what it finds."""
+    """Looks a text up in all indexes, and redirects to the result."""
 
     async def get(self) -> None:
-        """Go to the page of what was found, or list several users."""
+        """Redirect to the page of the result, or list several users."""
         text = self.exact("q")
         workspace = self.workspace.id
         store = self.console.store

@@ -74,7 +74,7 @@ class LinkHandler(_SignIn):
 
     async def post(self) -> None:
         """Use the link up, and sign in."""
-        # Without the secret nobody can sign in, and the link would be used up for nothing.
+        # Without the secret no one can sign in, and the link would be used up for nothing.
         await self.console.sessions.read_secret()
         if await self.console.links.redeem(self.get_body_argument("t", "")):
             await self.sign_in("link")

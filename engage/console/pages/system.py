@@ -35,7 +35,7 @@ GAUGES: Final[Mapping[str, str]] = {
 
 
 class LogCard(NamedTuple):
-    """What the page shows of the log."""
+    """The log as the page shows it."""
 
     answers: bool
     facts: Mapping[str, str]
@@ -131,7 +131,7 @@ def _gauges(values: Mapping[str, float]) -> Mapping[str, str]:
 
 
 def _warnings(config: Config) -> Iterator[str]:
-    """Yield what an operator should look at in the config."""
+    """Yield warnings about the config."""
     if config.server.public_url is None:
         yield (
             "server.public_url is not set: the snippets and webhook URLs show the address that the"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``/webhooks``: the providers, the URL to enter at each, and what was delivered in 24 hours."""
+"""``/webhooks``: the providers, the URL to enter at each, and the deliveries of 24 hours."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ def new_token() -> str:
 
 
 def hash_of(token: str) -> str:
-    """Return what is stored of a token."""
+    """Return the hash of a token, which is stored instead of it."""
     return hashlib.sha256(token.encode()).hexdigest()
 
 

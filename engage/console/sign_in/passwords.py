@@ -82,7 +82,7 @@ class Passwords:
 class Throttle:
     """Counts wrong passwords, and refuses more of them for a while.
 
-    Nobody is locked out: a one-time link always works.
+    This locks no one out: a one-time link always works.
 
     :param clock: seconds that only go forward.
     """
@@ -124,7 +124,7 @@ class Throttle:
 
 
 def _network(address: str) -> str:
-    """Return what one client has of addresses: of IPv6 it has a network of 64 bits."""
+    """Return the addresses that one client can use: with IPv6, a network of 64 bits."""
     try:
         parsed = ipaddress.ip_address(address)
     except ValueError:

@@ -45,7 +45,7 @@ RENEW_SECONDS: Final = 300
 REFRESH_SECONDS: Final = 2.0
 #: Seconds for reading the records. If it takes longer, those that were read before still count.
 REFRESH_TIMEOUT: Final = 1.0
-#: Sessions that were ended one by one are read in pages of so many.
+#: The list of ended sessions is read in pages of this size.
 ENDED_PAGE: Final = 1000
 
 

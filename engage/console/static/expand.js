@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A row of #live or of a table with data-expand opens in place: what is stored, and why it was rejected.
+// A row of #live or of a table with data-expand opens in place: it shows the stored event, or why it was rejected.
 
 const detail = document.getElementById("detail");
 

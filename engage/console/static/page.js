@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What every page has: times, copy buttons, the theme, UTC or local time. Without it the pages work, in UTC.
+// Shared by all pages: times, copy buttons, the theme, UTC or local time. Without it the pages work, in UTC.
 // Attributes: <time datetime> (data-ago: as "12 s"; data-clock: the time of day; data-full: all of it), data-copy="#id" or "text:…",
 // An element with new times below it dispatches "times" (bubbles); document gets "zone" and "theme" after a switch.
 // data-submit (a select that sends its form), data-confirm="question" (a button that asks first).

@@ -191,7 +191,7 @@ class LogAppendTests:
 
     @on_log
     async def test_what_was_appended_is_seen_by_others(self, bench: LogBench) -> None:
-        """When ``append`` returns, the records are counted, whoever looks."""
+        """When ``append`` returns, all processes count the records."""
         log, other = await bench.open(), await bench.open()
         seen = sum((await other.ends()).values())
         for n in range(10):

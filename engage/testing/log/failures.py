@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The promises of every log about failures of what is under it, and about other processes."""
+"""The promises of every log about failures of the server under it, and about other processes."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class LogFailureTests:
         await eventually(log.check, StorageUnavailable)
         await eventually(lambda: append_all(log, log_record("after")), StorageUnavailable)
         found = set(names(await bench.everything(log)))
-        # What was not acknowledged may be there.
+        # Records that were not acknowledged may be there.
         assert {"before", "after"} <= found <= {"before", "during", "after"}
 
     @on_log
@@ -133,7 +133,7 @@ class LogFailureTests:
 
     @on_log
     async def test_acknowledged_records_survive_failures(self, bench: LogBench) -> None:
-        """At any moment: what was acknowledged is read, and nothing that was not sent."""
+        """At any moment: acknowledged records are read, and only records that were sent."""
         log = await bench.open(write_timeout=_TIMEOUT)
         reader = await bench.reader(log)
         acknowledged: set[str] = set()
@@ -208,7 +208,7 @@ class LogProcessTests:
                 count = chance.randrange(20, 120)
                 lines += [(await child.stdout.readline()).decode() for _ in range(count)]
                 child.kill()
-                # The lines that it wrote before its end count, too, except a line that was cut.
+                # The lines that it wrote before its end also count, except a line that was cut.
                 lines += (await child.stdout.read()).decode().splitlines(keepends=True)
                 await child.wait()
         acknowledged = {line.strip() for line in lines if line.endswith("\n")}
@@ -229,8 +229,7 @@ def _common(bench: LogBench) -> dict[str, Any]:
 
 # -------------------------------------------------------------------------------------- the child
 def child() -> None:
-    """Do the job of a child process, and write what was acknowledged to standard output, a line
-    each."""
+    """Do the job of a child process, and write each acknowledged record to standard output."""
     job = orjson.loads(sys.stdin.readline())
     factory = find_factory(job["plugin"], job["log"], "log")[1]
     log = factory(job["options"], LogContext(base_dir=Path(job["base_dir"])))

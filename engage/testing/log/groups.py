@@ -42,7 +42,7 @@ class LogGroupTests:
 
     @on_log
     async def test_a_reader_takes_over_what_another_leaves(self, bench: LogBench) -> None:
-        """From the committed offsets on: what was only read is read again."""
+        """From the committed offsets on: records that were only read are read again."""
         log, other = await bench.open(), await bench.open()
         readers = [await bench.reader(log), await bench.reader(other)]
         await append_all(log, *numbered(100))
@@ -53,7 +53,7 @@ class LogGroupTests:
         while shares[0] and not first and time.monotonic() < end:
             first += await read(readers[0], wait=0.2)
         await readers[0].close()
-        # The other one gets all of them, what the first had read without a commit included.
+        # The other one gets all of them, including those that the first had read without a commit.
         found: set[str] = set()
         while len(found) < 100 and time.monotonic() < end:
             more = await read(readers[1], wait=0.2)
@@ -138,7 +138,8 @@ class LogGroupTests:
 async def _divided(bench: LogBench, log: EventLog, readers: list[LogReader]) -> list[set[int]]:
     """Read and commit until each partition has one reader, and return the shares.
 
-    Only what each reader gets shows which partitions it has, so more is appended meanwhile.
+    Only the records that each reader gets show which partitions it has, so more are appended at the
+    same time.
     """
     end = time.monotonic() + bench.subject.patience
     partitions = set(await log.ends())

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the author of a log fills in, and the harness (``LogBench``) in which a log is tested."""
+"""The class that the author of a log fills in, and the harness (``LogBench``) of the tests."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MAX_BYTES = 4 * 1024 * 1024
 
 
 class LogSubject:
-    """What a subclass of the suite defines about its log."""
+    """The members that a subclass of the suite defines about its log."""
 
     #: The module of the plugin, as its entry point names it.
     plugin: ClassVar[str]
@@ -40,20 +40,20 @@ class LogSubject:
     def can(self, feature: str) -> bool:
         """Return whether the server under the log has a feature; servers of one protocol differ.
 
-        :param feature: ``durable`` (what was acknowledged survives the end of every process, and
-            another process can read it), ``break`` (:meth:`break_log` works), ``expire``
+        :param feature: ``durable`` (acknowledged records survive the end of every process, and
+            another process can read them), ``break`` (:meth:`break_log` works), ``expire``
             (:meth:`expire` works), ``missing`` (a log can be absent), ``times`` (the log finds
-            records by the time at which they were appended), ``partition``
-            (:meth:`break_partition` works; by default it does not).
+            records by the time at which they were appended), ``partition`` (:meth:`break_partition`
+            works; by default it does not).
         """
         return feature != "partition"
 
     def break_log(self, options: Mapping[str, Any]) -> None:
-        """Make what is under the log fail: nothing can be appended until :meth:`mend_log`."""
+        """Make the server under the log fail: nothing can be appended until :meth:`mend_log`."""
         raise NotImplementedError
 
     def mend_log(self, options: Mapping[str, Any]) -> None:
-        """Undo :meth:`break_log`. What was appended before must be there again."""
+        """Undo :meth:`break_log`. Records that were appended before must be there again."""
         raise NotImplementedError
 
     def break_partition(self, options: Mapping[str, Any], partition: int) -> None:
@@ -94,7 +94,7 @@ class LogBench(Harness[LogSubject]):
         return log
 
     async def open(self, **context: Any) -> EventLog:
-        """Return an opened log. The first one creates what is under it.
+        """Return an opened log. The first one creates it.
 
         :param context: see :meth:`new`.
         """
@@ -106,7 +106,7 @@ class LogBench(Harness[LogSubject]):
     async def reader(self, log: EventLog, group: str = "g", **options: Any) -> LogReader:
         """Return an opened reader.
 
-        :param options: further parameters of :meth:`~engage.api.EventLog.reader`.
+        :param options: other parameters of :meth:`~engage.api.EventLog.reader`.
         """
         reader = log.reader(group, **options)
         self._opened.append(reader)
@@ -114,7 +114,7 @@ class LogBench(Harness[LogSubject]):
         return reader
 
     async def take(self, reader: LogReader, count: int) -> list[ReadRecord]:
-        """Read this number of records, and check that no further ones follow.
+        """Read this number of records, and check that no others follow.
 
         :raises AssertionError: if there are fewer or more of them.
         """
@@ -157,7 +157,7 @@ on_log = on_bench(LogBench)
 def log_record(name: str, key: str = "user", value: bytes | None = None) -> LogRecord:
     """Return a record whose value is its name, unless another value is given.
 
-    A log must not look into what it carries, so this is not an event.
+    A log must not look into its records, so this is not an event.
     """
     return LogRecord(
         key=f"acme:{key}".encode(),

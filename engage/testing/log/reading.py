@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The promises of every log about one reader: batches, committed offsets, what is left to read."""
+"""The promises of every log about one reader: batches, committed offsets, the backlog."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class LogReadTests:
 
     @on_log
     async def test_a_cancelled_read_loses_nothing(self, bench: LogBench) -> None:
-        """What it would have returned is returned by the next call."""
+        """Its records are returned by the next call."""
         log = await bench.open()
         await append_all(log, *numbered(200))
         reader = await bench.reader(log)
@@ -230,7 +230,7 @@ class LogReadTests:
         await append_all(log, *numbered(50, name="b"))
         everything = await bench.everything(log)
         backlog = await log.backlog("g")
-        # Numbers that a log leaves out count, too.
+        # Numbers that a log leaves out also count.
         assert backlog.records >= 100
         assert backlog.oldest_at == min(one.appended_at for one in everything)
         assert backlog.retention is None or backlog.retention > 0

@@ -27,7 +27,7 @@ JSON = st.recursive(
     max_leaves=5,
 )
 
-#: Bodies that no provider sends. They may be signed all the same.
+#: Bodies that no provider sends. They may be signed.
 JUNK = {
     "empty": b"",
     "not JSON": b"{not json",

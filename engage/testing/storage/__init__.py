@@ -2,7 +2,7 @@
 """The tests of a storage.
 
 ====================  ==================================================================
-``harness.py``        what a subclass defines (:class:`Subject`), and opening stores for it
+``harness.py``        the members of a subclass (:class:`Subject`), and opening stores for it
 ``events.py``         the tests of writing and finding events
 ``scans.py``          the tests of scanning and expiring events, and of the newest ones
 ``profiles.py``       the tests of merging events into profiles

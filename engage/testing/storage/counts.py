@@ -88,7 +88,7 @@ class CountTests:
         for value in values:
             await store.put_counts([count(value), count(19 - value, process="q")])
         assert [(one.total, one.greatest) for one in await sums(store)] == [(38, 19)]
-        # Within one write, too.
+        # Also within one write.
         await store.put_counts([count(25), count(30), count(20), count(30)])
         assert [(one.total, one.greatest) for one in await sums(store)] == [(49, 30)]
         await asyncio.gather(*(store.put_counts([count(value)]) for value in range(40, 20, -1)))
@@ -170,7 +170,7 @@ class CountTests:
             found = await all_pages(store.scan_counts, limit=limit)
             assert sorted(map(repr, found)) == expected
         page = await store.scan_counts(after=None, limit=10)
-        # What was read is not read again, whatever is written or expires meanwhile.
+        # No counter is read twice, although others are written or expire in between.
         await store.put_counts([count(10**6, process="new"), *written])
         await store.close()
         store = await bench.open_as(CountStore)

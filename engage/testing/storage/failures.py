@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The promises of every storage about failures of what is under it: nothing that is not stored is
+"""The promises of every storage about failures of the server under it: only stored events are
 acknowledged, and the storage works again by itself.
 """
 
@@ -40,7 +40,7 @@ class FailureTests:
                 with pytest.raises(StorageUnavailable):
                     await store.write([event("during")])
                 with pytest.raises(StorageUnavailable):
-                    # The outcome "duplicate" is an acknowledgement, too.
+                    # The outcome "duplicate" is also an acknowledgement.
                     await store.write([event("before")])
                 with pytest.raises(StorageUnavailable):
                     await store.check()
@@ -133,7 +133,7 @@ class FailureTests:
 
     @on_store
     async def test_acknowledged_events_survive_a_failure_while_writing(self, bench: Bench) -> None:
-        """At any moment: what was acknowledged is stored, and the rest can be sent again."""
+        """At any moment: acknowledged events are stored, and the rest can be sent again."""
         store = await bench.open()
         acknowledged: set[str] = set()
         sent: set[str] = set()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the author of a storage fills in, and the harness (``Bench``) in which a store is tested."""
+"""The class that the author of a storage fills in, and the harness (``Bench``) of the tests."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ..harness import Harness, find_factory, on_bench
 
 
 class Subject:
-    """What a subclass of the suite defines about its storage."""
+    """The members that a subclass of the suite defines about its storage."""
 
     #: The module of the plugin, as its entry point names it.
     plugin: ClassVar[str]
@@ -38,8 +38,8 @@ class Subject:
         """Return whether the server under the store has a feature; servers of one protocol differ.
 
         :param feature: ``atomic-updates`` (several connections can change one user),
-            ``several-processes`` (they can write to one store at the same time), ``durable`` (what
-            was acknowledged survives the end of every process), ``break`` (:meth:`break_store`
+            ``several-processes`` (they can write to one store at the same time), ``durable``
+            (acknowledged events survive the end of every process), ``break`` (:meth:`break_store`
             works), ``expire`` (:meth:`~engage.api.EventStore.expire` deletes events, and not the
             server), ``nested-arrays`` (a list directly within a list can be stored),
             ``code-point-order`` (text is ordered by code points, and not by the code units of
@@ -48,11 +48,11 @@ class Subject:
         return True
 
     def break_store(self, options: Mapping[str, Any]) -> None:
-        """Make what is under the store fail: nothing can be written until :meth:`mend_store`."""
+        """Make the server under the store fail: nothing can be written until :meth:`mend_store`."""
         raise NotImplementedError
 
     def mend_store(self, options: Mapping[str, Any]) -> None:
-        """Undo :meth:`break_store`. What was stored before must be there again."""
+        """Undo :meth:`break_store`. Events that were stored before must be there again."""
         raise NotImplementedError
 
     def unstorable(self, event: Event) -> Event:

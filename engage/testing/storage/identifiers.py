@@ -171,7 +171,7 @@ class IdentifierTests:
             await store_all(store, address(f"later-{user}", current, 0, 2000))
             await store_all(store, address(user, current, 2001, 2001))
             assert await found(current) == [user, f"later-{user}"]
-            # The hundredth value, and the next one, which others have claimed meanwhile.
+            # The hundredth value, and the next one, which others have claimed in between.
             for number, oldest in ((base + 99, user), (base + 100, f"forged-{user}")):
                 await store_all(store, address(f"forged-{user}", number, 3000 + number, 3000))
                 await store_all(store, address(user, number, 3000 + number, 3001))

@@ -77,7 +77,7 @@ class ProcessTests:
 
     @on_store
     async def test_a_killed_process_loses_no_acknowledged_event(self, bench: Bench) -> None:
-        """What was acknowledged is stored once, the rest can be sent again, the profiles fit."""
+        """Acknowledged events are stored once, the rest can be sent again, the profiles fit."""
         bench.require("durable")
         chance = random.Random(11)
         lines: list[str] = []
@@ -89,7 +89,7 @@ class ProcessTests:
                     line = await child.stdout.readline()
                     lines.append(line.decode())
                 child.kill()
-                # The lines that it wrote before its end count, too, except a line that was cut.
+                # The lines that it wrote before its end also count, except a line that was cut.
                 lines += (await child.stdout.read()).decode().splitlines(keepends=True)
                 await child.wait()
         acknowledged = {line.strip() for line in lines if line.endswith("\n")}
@@ -208,8 +208,7 @@ async def _lines(child: asyncio.subprocess.Process) -> list[str]:
 
 # -------------------------------------------------------------------------------------- the child
 def child() -> None:
-    """Do the job of a child process, and write what was acknowledged to standard output, a line
-    each."""
+    """Do the job of a child process, and write each acknowledged event to standard output."""
     job = orjson.loads(sys.stdin.readline())
     asyncio.run(_work(job))
     print_line("done")
@@ -227,7 +226,7 @@ async def _work(job: dict[str, Any]) -> None:
     await store.open(create=True)
     try:
         if job["kind"] == "same ids":
-            # All children write the same ids, each in a different order, and print what was new.
+            # All children write the same ids, each in a different order, and print the new ones.
             names = [f"m{number}" for number in range(job["count"])]
             random.Random(job["seed"]).shuffle(names)
             for start in range(0, len(names), job["batch"]):

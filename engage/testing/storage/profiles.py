@@ -190,7 +190,7 @@ class ProfileTests:
         traits = {"email": "a@b.c", "plan": "pro", "n": None, "": 1}
         await store_all(store, identify("1", "u", 10, traits=traits))
         await store_all(store, removal("2", "u", 20, "email", "n", "", "unknown"))
-        # What an event from before sets, and arrives now, is removed, too.
+        # Traits of an earlier event that arrives only now are also removed.
         await store_all(store, identify("3", "u", 15, traits={"email": "late@b.c", "unknown": 1}))
 
         async def traits_of(user: str) -> Any:

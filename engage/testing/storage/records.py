@@ -46,7 +46,7 @@ class RecordTests:
     @on_store
     async def test_the_version_of_a_record_ascends(self, bench: Bench) -> None:
         store = await bench.open_as(RecordStore)
-        # The version of what is written is ignored.
+        # The version of the written record is ignored.
         for version in (1, 2, 3):
             assert await store.put_record(record("a", version=7)) == version
         assert await store.put_record(record("a", body=b'{"n":4}', at=TIME + 4)) == 4

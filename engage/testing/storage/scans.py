@@ -116,7 +116,8 @@ class ScanTests:
 
     @on_store
     async def test_newer_filters_lose_no_event(self, bench: Bench) -> None:
-        """A storage may ignore a newer field: then the core leaves out what is not wanted."""
+        """A storage may ignore a newer field: then the core leaves out events that are not
+        wanted."""
         store = await bench.open()
         batch = _mixed(120)
         await store_all(store, *batch)
@@ -137,7 +138,8 @@ class ScanTests:
 
     @on_store
     async def test_a_scan_misses_nothing_during_concurrent_writes(self, bench: Bench) -> None:
-        """A scan returns what was acknowledged before it began, once, while others write."""
+        """A scan returns the events that were acknowledged before it began, once, while others
+        write."""
         stores = [await bench.open() for _ in range(3)]
         acknowledged: list[str] = []
         done = False

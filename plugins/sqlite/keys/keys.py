@@ -119,7 +119,7 @@ class Keys:
         db.execute("UPDATE store SET value = ? WHERE name = 'epoch'", (self._epoch,))
 
     def save(self) -> None:
-        """Save what is in memory for the next writer.
+        """Save the keys in memory for the next writer.
 
         :raises OSError: if it cannot be written.
         """
@@ -302,7 +302,7 @@ def _state(db: sqlite3.Connection) -> tuple[int, int]:
 
 
 def _identity(epoch: int, last: int, merged: int) -> dict[str, Any]:
-    """Return what must be equal in the store and in what was saved."""
+    """Return the facts that must be equal in the store and in the saved file."""
     return {
         "epoch": epoch,
         "last": last,

@@ -26,7 +26,7 @@ from rbloom import Bloom
 #: With it a key takes 15.8 bits.
 _FALSE_POSITIVES: Final = 0.0005
 
-#: The least number of events that a part has room for. The filter of such a part takes 2 MB.
+#: The least number of events that a part has room for. The filter of the smallest part takes 2 MB.
 _LEAST_CAPACITY: Final = 1 << 20
 
 #: A new part has room for this part of the events that are stored. So there are few parts: 11 for
@@ -258,7 +258,7 @@ class Parts:
 
 
 def _numbers(keys: Iterable[bytes]) -> list[int]:
-    """Return what a filter is given for each key: once for all filters."""
+    """Return a number for each key, from which all filters take their bits."""
     return [number for (number,) in _FIRST_BITS.iter_unpack(b"".join(keys))]
 
 

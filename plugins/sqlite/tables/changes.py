@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The profile changes of one write, merged in memory: each register keeps its greatest version.
 
-Pure functions; ``profiles.py`` compares the result with what is stored.
+Pure functions; ``profiles.py`` compares the result with the stored profiles.
 """
 
 from __future__ import annotations

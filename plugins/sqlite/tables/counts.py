@@ -18,7 +18,7 @@ from engage.api import Count, CountSum
 from ..connection import insert, look_up
 from . import paging
 
-#: The time and the number of a counter: what a page of sums ends with.
+#: The time and the number of the last counter of a page.
 Place = tuple[int, int]
 #: The primary key of a register: step, time, number of the counter, process.
 Register = tuple[int, int, int, str]

@@ -98,7 +98,7 @@ def index(db: sqlite3.Connection, declared: Declared) -> None:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Updates:
-    """What one write does to declared identifier traits. Users are given by their numbers."""
+    """The changes of one write to declared identifier traits. Users are given by their numbers."""
 
     #: (user, trait, value) → least time of receipt, in order of arrival.
     claims: Mapping[tuple[int, str, str], int]

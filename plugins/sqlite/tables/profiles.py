@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rows of users and groups: the merge of the stored events.
 
-The changes of a write are folded in memory (``changes.py``), compared with what is stored in one
-look-up for each table, and written with a few statements, in the transaction that stores the
+The changes of a write are folded in memory (``changes.py``), compared with the stored profiles in
+one look-up for each table, and written with a few statements, in the transaction that stores the
 events.
 """
 
@@ -50,7 +50,7 @@ class _Row:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Applied:
-    """What a write did to the profiles."""
+    """The changes of a write to the profiles."""
 
     #: How many changes were dropped because of a limit.
     dropped: int = 0

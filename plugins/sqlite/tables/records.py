@@ -13,7 +13,7 @@ from engage.api import Record
 
 from . import paging
 
-#: Kind, workspace and id: what a page of records ends with.
+#: Kind, workspace and id of the last record of a page.
 Place = tuple[str, str, str]
 
 _KEY: Final = ("kind", "workspace", "id")
