@@ -33,7 +33,7 @@ help:
 
 run: install
 	@[ -e "$(CONFIG)" ] || { $(BIN)/engage init --config "$(CONFIG)" && \
-		printf '\nmake run starts the server now:\n\n'; }
+		printf '\nmake run starts the server for you:\n\n'; }
 	@exec $(BIN)/engage serve --config "$(CONFIG)"
 
 install: $(VENV)/.run

@@ -78,8 +78,8 @@ def init(ctx: click.Context, folder: Path | None, config_path: Path) -> None:
     asyncio.run(_create_store(registry, path))
     engage = _program()
     where = "" if path == Path(DEFAULT_CONFIG) else f" --config {shlex.quote(str(path))}"
-    click.echo(f"Created {path}. This command starts the server:\n\n  {engage} serve{where}\n")
-    click.echo("In a second terminal, send an event:\n")
+    click.echo(f"Created {path}. Start the server:\n\n  {engage} serve{where}\n")
+    click.echo("Send an event from a second terminal:\n")
     click.echo(
         f"  curl -u {key}: -H 'Content-Type: application/json'"
         f' -d \'{{"userId": "ann", "event": "Signed Up"}}\''
