@@ -60,7 +60,7 @@ def build(
 
     :param metrics: counts what happens; nothing is counted by default.
     :param direct: write to the storage although the config has a log, for a command or the console,
-        which need to know what became of an event.
+        which need to know the outcome of an event.
     :param had_store: see :attr:`engage.api.StorageContext.had_store`.
     :param server_started: see :attr:`engage.api.StorageContext.server_started`.
     :raises ConfigError: if an option is wrong, or the storage lacks a feature that the config

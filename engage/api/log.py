@@ -72,7 +72,7 @@ class Backlog:
     oldest_at: int | None
     #: How long the log keeps a record, in milliseconds; ``None``: without limit.
     retention: int | None
-    #: Partitions whose committed offset is not in the log any more, as in :attr:`Batch.gaps`:
+    #: Partitions whose committed offset is no longer in the log, as in :attr:`Batch.gaps`:
     #: acknowledged events may be lost. A reader that commits again ends the gap.
     gaps: Mapping[int, tuple[int, int]] = dataclasses.field(default_factory=dict)
 

@@ -180,8 +180,8 @@ class Deliveries:
 
         The caller removes the letter if the result has nothing rejected.
 
-        :raises ConfigError: if the workspace does not have this provider any more, or if the letter
-            does not hold a whole delivery.
+        :raises ConfigError: if the workspace no longer has this provider, or if the letter does not
+            hold a whole delivery.
         :raises StorageUnavailable: if not everything is durable.
         """
         delivery = delivery_of_letter(letter)

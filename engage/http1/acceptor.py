@@ -94,7 +94,7 @@ class Acceptor:
         """Accept the connections that the kernel has completed, then close the socket."""
         self._pause()
         # Closing resets connections that the kernel has completed and nothing has accepted yet.
-        # Usually this ends with a BlockingIOError: there are no more.
+        # Usually this ends with a BlockingIOError: the queue is empty.
         with contextlib.suppress(OSError):
             while True:
                 self._open(self._sock.accept()[0])
@@ -170,7 +170,7 @@ class Acceptor:
         self._timer = self._loop.call_later(_LOOK, self._look)
 
     def _look(self) -> None:
-        """Accept again if this worker is not ahead any more, or has been patient."""
+        """Accept again if this worker is no longer ahead, or has waited long enough."""
         shares = self._shares
         if shares is None or self._patient_until is None:
             return

@@ -30,7 +30,7 @@ SPARE: Final = 256
 class Client(Protocol):
     """A connection: an :class:`engage.http1.connection.Connection`."""
 
-    #: Whether the client sends no more.
+    #: Whether the client has finished sending.
     ended: bool
     #: Bytes that count against ``limits.inflight_bytes``.
     held: int
@@ -88,7 +88,8 @@ class Capacity:
         return len(self.connections) - len(self.waiting) >= self._requests
 
     def end(self, connection: Client) -> None:
-        """Note that a client sends no more: it does not count when workers share new connections.
+        """Note that a client has finished sending: it does not count when workers share new
+        connections.
 
         Its last request may take a while. Clients that disconnect and connect again would find
         workers that seem to have many connections, some of them for longer than others.

@@ -78,9 +78,9 @@ class Connection(asyncio.Protocol):
     protocol = "http"
 
     def __init__(self, shared: SharedState) -> None:
-        #: When :meth:`expired` is to be called; by the event loop's clock.
+        #: When :meth:`expired` will be called, by the event loop's clock.
         self.deadline = math.inf
-        #: Whether the client sends no more, as the workers count it.
+        #: Whether the client has finished sending, as the workers count it.
         self.ended = False
         #: Bytes that count against ``limits.inflight_bytes``.
         self.held = 0
@@ -152,7 +152,7 @@ class Connection(asyncio.Protocol):
             self._advance()
 
     def eof_received(self) -> bool:
-        """Note that the client sends no more; it may still read (``nc -N``)."""
+        """Note that the client has finished sending; it may still read (``nc -N``)."""
         self._half_closed = True
         self._capacity.end(self)
         if self._state == _BODY:

@@ -136,7 +136,7 @@ class Listener:
         self._check_files()
 
     def _check_files(self) -> None:
-        """Log when the process or the system can open no more files, and count the times.
+        """Log when the process or the system cannot open another file, and count the times.
 
         Without a file descriptor, new connections are closed as they come.
         """

@@ -46,7 +46,7 @@ class Shares:
         self._counts[self._number] = self._own
 
     def leave(self, number: int | None = None) -> None:
-        """Note that a worker accepts no more connections.
+        """Note that a worker has stopped accepting connections.
 
         :param number: a worker that died; ``None`` is this worker.
         """

@@ -109,7 +109,7 @@ async def change_key(
     :return: false if the key was in this state already.
     :raises KeyChangedError: if the key has another version; nothing is changed then.
     :raises EngageError: if there is no such key, or the store keeps no records; if an archived key
-        is to be enabled; or if the config file decides.
+        would be enabled; or if the config file decides.
     :raises StorageUnavailable: if the change may not be durable.
     """
 

@@ -44,7 +44,7 @@ class Appending(Generic[_Item]):
     """Appends items to a log, a call for each request.
 
     :param log: an open log.
-    :param max_weight: the weight, of all calls that run, at which there is no more room.
+    :param max_weight: the weight, of all calls that run, at which the log is full.
     :param max_bytes: the same in bytes.
     :param share: the part of both that one write key may have.
     :param timeout: seconds that a call may take.

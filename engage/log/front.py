@@ -110,7 +110,7 @@ class LogFront:
         await self.lag.start()
 
     async def close(self) -> None:
-        """Close the log. Idempotent. No event may be submitted any more."""
+        """Close the log. Idempotent. No event may be submitted after it."""
         await self.catch_up.close()
         await self.lag.close()
         if self._store is not None:

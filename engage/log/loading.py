@@ -275,7 +275,7 @@ class Loader:
 
     # ------------------------------------------------------------------------------- exceptions
     def _pause(self, reader: LogReader, read: ReadRecord, error: UnknownRecord) -> None:
-        """Read no more of a partition: a newer version of engage must continue there."""
+        """Stop reading a partition: a newer version of engage must continue there."""
         reader.pause([read.partition])
         self.paused[read.partition] = f"{error} at {read.offset}"
         self._metrics.paused(len(self.paused))

@@ -36,7 +36,7 @@ REQUEST_BUCKETS: Final = (
 SIZE_BUCKETS: Final = (1, 2, 5, 10, 25, 50, 100, 250, 500, 1000, 2500, 5000, 10000)
 #: Values of the label ``type``; any other type is counted as ``other``.
 TYPES: Final = frozenset({*EVENT_TYPES, "subscription"})
-#: What becomes of a record that a loader reads.
+#: The outcomes of a record that a loader reads.
 LOAD_OUTCOMES: Final = (
     *("stored", "duplicate", "conflict", "refused", "damaged", "letter", "skipped"),
 )

@@ -54,7 +54,7 @@ class GroupCommit(Generic[_Item, _Result]):
 
     :param call: returns one result per item. Raises :class:`StorageUnavailable` if the items cannot
         be stored now.
-    :param max_weight: the weight, waiting and in the current calls, at which there is no more room.
+    :param max_weight: the weight, waiting and in the current calls, at which the queue is full.
     :param max_bytes: the same in bytes.
     :param share: the part of both that one write key may have.
     :param calls: the maximum number of calls at the same time.
@@ -381,7 +381,7 @@ class Room(Generic[_Item, _Result]):
         self._bytes += request.size
 
     def free(self, requests: Sequence[WriteRequest[_Item, _Result]]) -> None:
-        """Stop counting requests that are neither waiting nor being written any more."""
+        """Stop counting requests that are no longer waiting or being written."""
         for request in requests:
             self.items -= len(request.items)
             self._weight -= request.weight

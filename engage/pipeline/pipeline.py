@@ -299,8 +299,8 @@ class Pipeline:
     ) -> list[Any]:
         """Return the items of a batch that was accepted.
 
-        One body at a time: many requests learn in the same turn of the event loop what became of
-        their events.
+        One body at a time: many requests get the outcome of their events in the same turn of the
+        event loop.
         """
         async with self._decoding_again:
             items: list[Any] = (await self._decode(raw, encoding, principal))["batch"]

@@ -73,7 +73,7 @@ _NAMESPACE: Final = uuid.UUID("1b0c6a5e-7a0e-5f0e-9a43-5d2f6d3a9c52")
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Replayed:
-    """What became of a replay. The letter was removed unless it failed."""
+    """The outcome of a replay. The letter was removed unless it failed."""
 
     letter_id: str
     outcome: Literal["stored", "duplicate", "failed"]
@@ -208,7 +208,7 @@ class Replays:
         """Replay letters as :meth:`replay` does, in one write.
 
         :param letters: letters of one workspace.
-        :return: what became of each, in their order.
+        :return: the outcome of each, in their order.
         :raises StorageUnavailable: as :meth:`replay`.
         """
         return await self._run([(letter, None) for letter in letters], new_id)
@@ -237,7 +237,7 @@ class Replays:
     async def _prepare(
         self, letter: DeadLetter, text: bytes | None, new_id: bool
     ) -> Event | Replayed:
-        """Return the event of a letter, or why there is none, or what became of a delivery."""
+        """Return the event of a letter, or why there is none, or the outcome of a delivery."""
         obstacle = obstacle_of(letter)
         if obstacle is None and is_delivery(letter):
             if text is None:

@@ -5,11 +5,11 @@ It is a worker, a loader, or the console. It runs in a new interpreter. A fork w
 parent's event loop, threads and locks.
 
 The child and its parent are connected by a socket pair, the channel. The parent sends the
-:class:`Setup`, and the line ``drain`` when the child is to stop. The child sends the line ``ready``
-(the console adds its URL), or ``failed`` and the reason; a loader sends ``state`` each second. If
-the parent dies, the channel closes and the child exits at once. That loses nothing, because only
-durable events are acknowledged; an orphan would block the port and the database file for the next
-server.
+:class:`Setup`, and the line ``drain`` to stop the child. The child sends the line ``ready`` (the
+    console adds its URL), or ``failed`` and the reason; a loader sends ``state`` each second. If
+    the parent dies, the channel closes and the child exits at once. That loses nothing, because
+    only durable events are acknowledged; an orphan would block the port and the database file for
+    the next server.
 """
 
 from __future__ import annotations

@@ -113,7 +113,7 @@ async def group_letters(
 
     :param workspace_id: ``None``: all workspaces.
     :param limit: the maximum number of letters to read.
-    :param seconds: after which no more pages are read.
+    :param seconds: the time limit for reading pages.
     :raises StorageUnavailable: if the store does not answer.
     """
     groups: dict[tuple[str, str, str | None, str], Group] = {}

@@ -260,7 +260,7 @@ class Appender:
             try:
                 await self._send(lane, sender)
             except Exception:
-                # Without this, the partition would take nothing any more.
+                # Without this, the partition would never take records again.
                 _log.exception("%s, partition %d: a batch was not sent", lane.topic, lane.partition)
                 self._retire(sender)
                 if lane.queue:

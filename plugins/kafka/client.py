@@ -53,11 +53,11 @@ class NoOffset(Exception):
 
 
 class TooFewBrokers(Exception):
-    """There are fewer brokers, the argument, than a new topic is to have replicas."""
+    """There are fewer brokers than the replicas of a new topic; the argument is their number."""
 
 
 class SendFailed(Exception):
-    """A batch may not be in the log, and this sender must not send to its partition any more.
+    """A batch may not be in the log, and this sender must not send to its partition again.
 
     ``permanent`` is true if another attempt would fail as well, and ``too_large`` if the reason is
     the size of the batch.

@@ -154,7 +154,7 @@ class Records:
             cursor = db[RECORDS].find(old, {"_id": 1}).sort([("at", 1)]).limit(limit)
             found = await cursor.to_list(None)
             for chunk in self._connection.chunks([one["_id"] for one in found]):
-                # A record that is written at this moment is not old any more.
+                # A record that is written at this moment is no longer old.
                 done = await db[RECORDS].delete_many({"_id": any_of(chunk), **old})
                 deleted += done.deleted_count
             if deleted:

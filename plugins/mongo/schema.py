@@ -387,6 +387,6 @@ class Preparation:
 
 
 def _retrieve_exception(task: asyncio.Task[None]) -> None:
-    """Retrieve the exception, so that asyncio does not log it if no call waits any more."""
+    """Retrieve the exception, so that asyncio does not log it if no call waits for it."""
     if not task.cancelled():
         task.exception()

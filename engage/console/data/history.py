@@ -26,7 +26,7 @@ RANGES: Final[Mapping[str, tuple[int, int]]] = {
     "14d": (14 * 24 * 3600, 3600),
 }
 
-#: What becomes of an event or a request. ``rejected`` are events that became dead letters,
+#: The outcomes of an event or a request. ``rejected`` are events that became dead letters,
 #: ``refused`` requests without any (wrong key, too large, bad JSON).
 OUTCOMES: Final = ("stored", "duplicate", "rejected", "refused")
 

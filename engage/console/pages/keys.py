@@ -191,7 +191,7 @@ _STATES: Final[Mapping[str, KeyState]] = {
 
 
 def _replaced(key: Key, active: set[str]) -> str | None:
-    """Return the id of the key that another is to replace, while both are accepted."""
+    """Return the id of the key that this one replaces, while both are accepted."""
     if not key.name.startswith(REPLACES) or key.disabled:
         return None
     old = key.name.removeprefix(REPLACES)

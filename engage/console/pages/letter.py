@@ -64,7 +64,7 @@ class _LetterPages(ConsoleHandler):
         return await self.read(store.dead_letter(self.workspace.id, letter_id))
 
     def gone(self) -> None:
-        """Say that the letter is not there any more."""
+        """Say that the letter is gone."""
         if self.outage is None:
             self.set_status(404)
         self.page("letter.html", title="Rejected event", nav="rejected", letter=None)

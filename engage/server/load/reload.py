@@ -142,6 +142,6 @@ def _skips(config: Config, now: int) -> Callable[[Event | DeadLetter], bool]:
 
 
 def _outcomes(metrics: Metrics) -> dict[str, int]:
-    """Return what became of the records, with the number of each."""
+    """Return the number of records of each outcome."""
     loaded = metrics.numbers["loaded_records"].items()
     return {str(outcome): int(count) for (outcome,), count in loaded if count}

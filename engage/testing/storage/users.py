@@ -116,8 +116,8 @@ class UserTests:
 
     @on_store
     async def test_identifiers_always_have_room(self, bench: Bench) -> None:
-        """Anyone with a write key can set so many traits of a user that no more have room. The
-        address by which the user is found is set nevertheless."""
+        """Anyone with a write key can set all the traits that a user has room for. The address by
+        which the user is found is set nevertheless."""
         limits = ProfileLimits(traits=2, trait_bytes=300, identifier_bytes=100)
         store = await bench.open_as(ProfileStore, profile_limits=limits)
         await store_all(store, identify("1", "u", 1, traits={"a": "x" * 100, "b": "x" * 100}))

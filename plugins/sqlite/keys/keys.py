@@ -281,11 +281,11 @@ class Keys:
     # ---------------------------------------------------------------------------- filter
     @property
     def build_filter_due(self) -> bool:
-        """Whether a filter is to be built."""
+        """Whether a filter must be built."""
         return self._parts.building_is_due
 
     def build_filter(self, db: sqlite3.Connection) -> None:
-        """Add a page of the table to the filter that is to be built.
+        """Add a page of the table to the filter that is being built.
 
         :raises sqlite3.Error: if it cannot be read.
         """

@@ -100,7 +100,7 @@ class Merger:
         self.merged = merged
         self.waiting: deque[Frozen] = deque()
         self._least = 0
-        #: The parts that are to be deleted.
+        #: The parts that must be deleted.
         self._stale: deque[int] = deque()
         self._is_deleted = False
         self._credit = 0.0

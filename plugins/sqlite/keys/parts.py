@@ -212,11 +212,11 @@ class Parts:
 
     @property
     def building_is_due(self) -> bool:
-        """Whether a filter is to be built, because parts have none or because there are many."""
+        """Whether a filter must be built, because parts have none or because there are many."""
         return not self.are_covered or len(self._filters) > _MOST_FILTERS
 
     def build(self, db: sqlite3.Connection) -> None:
-        """Read the next keys into the filter that is to be built.
+        """Read the next keys into the filter that is being built.
 
         :raises sqlite3.Error: if they cannot be read.
         """
