@@ -3,20 +3,20 @@
 
 ======================  ============================================================
 ``config.py``           reads the file, and reports all errors in it
-``sections.py``         the sections of the file and their defaults
+``sections.py``         the sections of the file
 ``interpolation.py``    replaces ``${VAR}`` and ``${file:PATH}`` in strings
 ``schema_check.py``     checks values against a JSON Schema; errors by dotted key
 ``removed.py``          keys of earlier versions, which are read and reported
 ======================  ============================================================
 
-A new key needs a field in ``sections.py`` and an entry in ``schemas/config.json``, from which the
-tables of ``docs/configuration.md`` are generated. A key that is removed moves to ``x-removed`` of
-its table there, with a sentence that says what decides now.
+A new key needs a field in ``sections.py`` and an entry with its default in ``schemas/config.json``,
+from which the tables of ``docs/configuration.md`` are generated. A key that is removed moves to
+``x-removed`` of its table there, with a sentence that says what decides now.
 """
 
 from __future__ import annotations
 
-from engage.config.config import config_schema, load
+from engage.config.config import load
 from engage.config.sections import (
     DEFAULT_LIMITS,
     Config,
@@ -32,6 +32,7 @@ from engage.config.sections import (
     SubscriptionGroup,
     Workspace,
     WriteKey,
+    config_schema,
 )
 
 __all__ = [

@@ -9,51 +9,22 @@ have schemas of the plugins: :mod:`engage.registry` checks them.
 
 from __future__ import annotations
 
-import dataclasses
 import ipaddress
-import json
 import os
-import stat
-import time
 import tomllib
 from collections.abc import Iterable, Mapping
-from importlib import resources
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any
+
+import msgspec
 
 from engage.api import ConfigError
-from engage.config.interpolation import resolve
+from engage.config.interpolation import MAX_BYTES, resolve
 from engage.config.removed import without_removed
 from engage.config.schema_check import SettingsError, problems
-from engage.config.sections import (
-    Config,
-    ConsoleConfig,
-    Cors,
-    Limits,
-    LogConfig,
-    Logging,
-    Retention,
-    Selected,
-    ServerConfig,
-    StorageConfig,
-    SubscriptionGroup,
-    Workspace,
-    WriteKey,
-)
+from engage.config.sections import Config, config_schema, default
 
-__all__ = ["config_schema", "load"]
-
-#: Maximum size of a config file.
-MAX_BYTES: Final = 1024 * 1024
-#: Seconds in which a config that comes from a named pipe must be written.
-FIFO_SECONDS = 5.0
-
-
-def config_schema() -> dict[str, Any]:
-    """Return the JSON Schema of the config file."""
-    text = resources.files("engage_schemas").joinpath("config.json").read_text("utf-8")
-    schema: dict[str, Any] = json.loads(text)
-    return schema
+__all__ = ["load"]
 
 
 def load(path: str | Path, environ: Mapping[str, str] | None = None) -> Config:
@@ -74,9 +45,9 @@ def load(path: str | Path, environ: Mapping[str, str] | None = None) -> Config:
     document, found = resolve(written, base_dir, os.environ if environ is None else environ)
     found += problems(schema, document, written=written)
     if not found:
-        config = dataclasses.replace(
-            _config(path, base_dir, document, written), warnings=tuple(warnings)
-        )
+        about = {"path": path, "base_dir": base_dir, "written": written, "warnings": warnings}
+        # Not strict, because JSON Schema accepts 8080.0 as an integer.
+        config = msgspec.convert(_arranged(document) | about, Config, strict=False)
         found += _contradictions(config)
     if found:
         raise SettingsError([f"{path}: {problem}" for problem in found])
@@ -85,7 +56,8 @@ def load(path: str | Path, environ: Mapping[str, str] | None = None) -> Config:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        data = _content(path)
+        with path.open("rb") as file:
+            data = file.read(MAX_BYTES + 1)  # The path may name a device without an end.
         if len(data) > MAX_BYTES:
             raise ConfigError(f"{path} is larger than {MAX_BYTES // 1024} KiB")
         text = data.decode("utf-8-sig")
@@ -105,133 +77,28 @@ def _read(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path} is not valid TOML: {error}") from error
 
 
-def _content(path: Path) -> bytes:
-    """Return the content of a file, up to one byte more than a config may have.
-
-    The path can name anything, such as a device without an end, or a named pipe to which nothing is
-    written.
-
-    :raises OSError: if it cannot be read.
-    """
-    flags = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
-    # Opening a pipe would wait for a writer, and this flag does nothing to a file.
-    with open(os.open(path, flags | getattr(os, "O_NONBLOCK", 0)), "rb", buffering=0) as file:
-        if not stat.S_ISFIFO(os.fstat(file.fileno()).st_mode):
-            found = b""
-            while len(found) <= MAX_BYTES and (part := file.read(MAX_BYTES + 1 - len(found))):
-                found += part
-            return found
-        return _from_pipe(file.fileno())
-
-
-def _from_pipe(pipe: int) -> bytes:
-    """Return the bytes that are written to a pipe, such as ``<(command)`` of a shell."""
-    found = b""
-    deadline = time.monotonic() + FIFO_SECONDS
-    while len(found) <= MAX_BYTES:
-        try:
-            part = os.read(pipe, 65_536)
-        except BlockingIOError:
-            part = None
-        if part:
-            found += part
-        elif part == b"" and found:
-            return found
-        elif time.monotonic() > deadline:
-            raise OSError(f"no text came through the pipe in {FIFO_SECONDS:g} seconds")
-        else:
-            time.sleep(0.01)
-    return found
-
-
-Section = TypeVar("Section")
-
-
-def _section(cls: type[Section], table: Mapping[str, Any], **changed: Any) -> Section:
-    """Fill a dataclass from the keys of a table that are named as its fields."""
-    given: dict[str, Any] = {}
-    for field in dataclasses.fields(cls):  # type: ignore[arg-type]
-        if field.name in table:
-            value = table[field.name]
-            # JSON Schema accepts 8080.0 as an integer.
-            whole = isinstance(value, float) and str(field.type).startswith("int")
-            given[field.name] = int(value) if whole else value
-    return cls(**(given | changed))
-
-
-def _tuple(value: Any) -> tuple[Any, ...]:
-    return tuple(value) if isinstance(value, list) else (value,)
-
-
-def _workspace(table: Mapping[str, Any]) -> Workspace:
-    changed: dict[str, Any] = {
-        "name": table.get("name", table["id"]),
-        "write_keys": tuple(_section(WriteKey, key) for key in table.get("write_keys", ())),
-        "subscription_groups": tuple(
-            _section(SubscriptionGroup, group, name=group.get("name", group["id"]))
-            for group in table.get("subscription_groups", ())
-        ),
-    }
-    if "subscription_secret" in table:
-        changed["subscription_secrets"] = _tuple(table["subscription_secret"])
-    if "subscription_identifiers" in table:
-        changed["subscription_identifiers"] = _tuple(table["subscription_identifiers"])
-    return _section(Workspace, table, **changed)
-
-
-def _config(
-    path: Path, base_dir: Path, document: Mapping[str, Any], written: Mapping[str, Any]
-) -> Config:
-    server = document.get("server", {})
-    if "public_url" in server:
-        server = {**server, "public_url": server["public_url"].rstrip("/")}
-    server = {**server, "trusted_proxies": _tuple(server.get("trusted_proxies", []))}
-    cors = document.get("cors", {})
-    if "origins" in cors:
-        cors = {**cors, "origins": _tuple(cors["origins"])}
-    retention = _section(Retention, document.get("retention", {}))
-    return Config(
-        path=path,
-        base_dir=base_dir,
-        server=_section(ServerConfig, server),
-        storage=_chosen(StorageConfig, document.get("storage", {})),
-        limits=_section(Limits, document.get("limits", {})),
-        # In the file, 0 means "never".
-        retention=Retention(
-            events_days=retention.events_days or None,
-            dead_letters_days=retention.dead_letters_days or None,
-        ),
-        cors=_section(Cors, cors),
-        logging=_section(Logging, document.get("logging", {})),
-        log=_chosen(LogConfig, document["log"]) if "log" in document else None,
-        console=_console(document["console"]) if "console" in document else None,
-        transforms=tuple(_section(Selected, item) for item in document.get("transforms", ())),
-        observers=tuple(
-            Selected(name=name, options=options)
-            for name, options in document.get("observers", {}).items()
-        ),
-        workspaces=tuple(_workspace(table) for table in document["workspaces"]),
-        written=written,
-    )
-
-
-Chosen = TypeVar("Chosen", StorageConfig, LogConfig)
-
-
-def _chosen(cls: type[Chosen], table: Mapping[str, Any]) -> Chosen:
-    """Fill a section that chooses a plugin and has a table of options for each of its names."""
-    tables = {name: options for name, options in table.items() if isinstance(options, Mapping)}
-    made = _section(cls, table, tables=tables)
-    return dataclasses.replace(made, options=tables.get(made.backend, {}))
-
-
-def _console(table: Mapping[str, Any]) -> ConsoleConfig:
-    changed: dict[str, Any] = {
-        "allowed_hosts": tuple(host.lower() for host in table.get("allowed_hosts", ())),
-    }
-    if "public_url" in table:
-        changed["public_url"] = table["public_url"].rstrip("/")
-    return _section(ConsoleConfig, table, **changed)
+def _arranged(document: dict[str, Any]) -> dict[str, Any]:
+    """Give a document the form of :class:`Config`, which is not always that of the file."""
+    for name in ("server", "console"):
+        table = document.get(name, {})
+        if "public_url" in table:
+            table["public_url"] = table["public_url"].rstrip("/")
+    for name in ("storage", "log"):
+        if name in document:
+            tables = {key: v for key, v in document[name].items() if isinstance(v, Mapping)}
+            chosen = document[name].get("backend", default(f"{name}.backend"))
+            document[name] |= {"tables": tables, "options": tables.get(chosen, {})}
+    # In the file, 0 means "never".
+    retention = document.get("retention", {})
+    document["retention"] = {key: days or None for key, days in retention.items()}
+    observers = document.get("observers", {}).items()
+    document["observers"] = [{"name": name, "options": options} for name, options in observers]
+    for workspace in document["workspaces"]:
+        for item in (workspace, *workspace.get("subscription_groups", ())):
+            item.setdefault("name", item["id"])
+        secrets = workspace.pop("subscription_secret", [])
+        workspace["subscription_secrets"] = secrets if isinstance(secrets, list) else [secrets]
+    return document
 
 
 def _duplicates(values: Iterable[tuple[str, str]], what: str) -> list[str]:

@@ -18,12 +18,12 @@ from engage.config.schema_check import dotted
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["resolve"]
+__all__ = ["MAX_BYTES", "resolve"]
 
 _REFERENCE: Final = re.compile(r"\$\$\{|\$\{([^{}]*)(\}?)")
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
-#: Bytes that a referenced file may have.
-MAX_FILE_BYTES: Final = 64 * 1024
+#: Bytes that a config file may have, or a file to which it refers.
+MAX_BYTES: Final = 1024 * 1024
 
 
 class _Unresolved(Exception):
@@ -78,9 +78,9 @@ def _content(base_dir: Path, name: str) -> str:
         raise _Unresolved("${file:} does not name a file; write ${file:PATH}")
     try:
         with (base_dir / name).open("rb") as file:
-            data = file.read(MAX_FILE_BYTES + 1)
-        if len(data) > MAX_FILE_BYTES:
-            raise _Unresolved(f"the file {name} is larger than {MAX_FILE_BYTES // 1024} KiB")
+            data = file.read(MAX_BYTES + 1)
+        if len(data) > MAX_BYTES:
+            raise _Unresolved(f"the file {name} is larger than {MAX_BYTES // 1024} KiB")
         text = data.decode("utf-8-sig").rstrip("\r\n")
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or "it is not UTF-8 text"

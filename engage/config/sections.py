@@ -1,14 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The sections of the config file as frozen dataclasses, with their defaults.
+"""The sections of the config file as frozen dataclasses.
 
-``schemas/config.json`` defines the same keys and describes them; a test compares the two. No
-``repr`` contains a secret.
+``schemas/config.json`` defines the same keys, describes them and has their defaults; a test
+compares the names. No ``repr`` contains a secret.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
+import json
 from collections.abc import Mapping
+from importlib import resources
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -29,141 +32,155 @@ __all__ = [
     "SubscriptionGroup",
     "Workspace",
     "WriteKey",
+    "config_schema",
+    "default",
 ]
 
-_KIB: Final = 1024
-_MIB: Final = 1024 * 1024
+
+@functools.cache
+def config_schema() -> dict[str, Any]:
+    """Return the JSON Schema of the config file."""
+    text = resources.files("engage_schemas").joinpath("config.json").read_text("utf-8")
+    schema: dict[str, Any] = json.loads(text)
+    return schema
+
+
+def default(key: str) -> Any:
+    """Return the default of a key such as ``server.port``, or ``None`` if it has none."""
+    section, _, name = key.partition(".")
+    value = config_schema()["properties"][section]["properties"][name].get("default")
+    return tuple(value) if isinstance(value, list) else value
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ServerConfig:
     """``[server]``: the addresses to listen on, the timeouts and the workers. Times in seconds."""
 
-    host: str = "127.0.0.1"
+    host: str = default("server.host")
     #: 0: any free port.
-    port: int = 8080
+    port: int = default("server.port")
     #: Processes that answer requests.
-    workers: int = 1
+    workers: int = default("server.workers")
     #: The server's URL as providers sign it, without a slash at the end; ``None``: not set.
-    public_url: str | None = None
+    public_url: str | None = default("server.public_url")
     #: Maximum time for the head of a request to arrive completely, and for a new connection to
     #: send the first byte.
-    head_timeout: float = 10.0
+    head_timeout: float = default("server.head_timeout")
     #: Maximum time for a request to arrive completely.
-    request_timeout: float = 30.0
+    request_timeout: float = default("server.request_timeout")
     #: A connection without a request is closed after this time.
-    idle_timeout: float = 75.0
+    idle_timeout: float = default("server.idle_timeout")
     #: Open connections per worker.
-    max_connections: int = 2048
+    max_connections: int = default("server.max_connections")
     #: Maximum time from SIGTERM to the end of the process.
-    shutdown_grace: float = 25.0
+    shutdown_grace: float = default("server.shutdown_grace")
     #: Time from SIGTERM until the server stops accepting connections.
-    shutdown_delay: float = 0.0
-    metrics_host: str = "127.0.0.1"
+    shutdown_delay: float = default("server.shutdown_delay")
+    metrics_host: str = default("server.metrics_host")
     #: ``None``: no metrics. 0: any free port.
-    metrics_port: int | None = None
+    metrics_port: int | None = default("server.metrics_port")
     #: Addresses and networks of reverse proxies whose ``X-Forwarded-For`` is believed.
-    trusted_proxies: tuple[str, ...] = ()
+    trusted_proxies: tuple[str, ...] = default("server.trusted_proxies")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ConsoleConfig:
     """``[console]``: the web pages for the operators of the server."""
 
-    host: str = "127.0.0.1"
+    host: str = default("console.host")
     #: 0: any free port.
-    port: int = 8081
+    port: int = default("console.port")
     #: The URL at which a browser reaches the console, without a slash at the end; ``None``: the
     #: address that the console listens on.
-    public_url: str | None = None
+    public_url: str | None = default("console.public_url")
     #: ``scrypt$15$8$3$salt$hash``; ``None``: people sign in with a one-time link only.
     password: str | None = dataclasses.field(default=None, repr=False)
     #: Other host names at which the console is reached.
-    allowed_hosts: tuple[str, ...] = ()
+    allowed_hosts: tuple[str, ...] = default("console.allowed_hosts")
     #: Whether the console only shows, and changes nothing.
-    read_only: bool = False
+    read_only: bool = default("console.read_only")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class StorageConfig:
     """``[storage]``: the chosen storage."""
 
-    backend: str = "mongo"
+    backend: str = default("storage.backend")
     #: ``[storage.<backend>]``, with references to the environment resolved.
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict, repr=False)
     #: Every ``[storage.<name>]`` of the file, including that of the chosen storage.
     tables: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict, repr=False)
     #: Seconds that a write may take, including the time it waits for its turn.
-    write_timeout: float = 8.0
+    write_timeout: float = default("storage.write_timeout")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class LogConfig:
     """``[log]``: the chosen log in front of the storage, and ``engage load``, which reads it."""
 
-    backend: str = "kafka"
+    backend: str = default("log.backend")
     #: ``[log.<backend>]``, with references to the environment resolved.
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict, repr=False)
     #: Every ``[log.<name>]`` of the file, including that of the chosen log.
     tables: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict, repr=False)
     #: The group of readers that the loaders are members of.
-    group: str = "engage"
+    group: str = default("log.group")
     #: Processes of ``engage load``.
-    loaders: int = 1
+    loaders: int = default("log.loaders")
     #: Records that a loader writes to the storage at once.
-    portion_records: int = 4000
+    portion_records: int = default("log.portion_records")
     #: ``engage serve`` accepts no events while the oldest record that is not loaded is older than
     #: this part of the time for which the log keeps records.
-    lag_percent: int = 50
+    lag_percent: int = default("log.lag_percent")
     #: Seconds that a subscription change waits until the loaders have loaded its user.
-    subscription_wait: float = 2.0
+    subscription_wait: float = default("log.subscription_wait")
     #: The address at which ``engage load`` serves ``/readyz`` and ``/metrics``.
-    load_host: str = "127.0.0.1"
+    load_host: str = default("log.load_host")
     #: ``None``: it does not listen. 0: any free port.
-    load_port: int | None = None
+    load_port: int | None = default("log.load_port")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
     """``[limits]``: sizes are in bytes."""
 
-    body_bytes: int = 5 * _MIB
-    decompressed_bytes: int = 20 * _MIB
+    body_bytes: int = default("limits.body_bytes")
+    decompressed_bytes: int = default("limits.decompressed_bytes")
     #: Compact JSON of an event as stored.
-    event_bytes: int = 64 * _KIB
-    webhook_event_bytes: int = 1 * _MIB
+    event_bytes: int = default("limits.event_bytes")
+    webhook_event_bytes: int = default("limits.webhook_event_bytes")
     #: Body of a webhook delivery, before it is verified; compressed and decompressed.
-    webhook_body_bytes: int = 5 * _MIB
-    batch_events: int = 2500
+    webhook_body_bytes: int = default("limits.webhook_body_bytes")
+    batch_events: int = default("limits.batch_events")
     #: Levels of nesting; the body itself is level 1.
-    json_depth: int = 64
-    json_values: int = 250_000
-    header_bytes: int = 64 * _KIB
+    json_depth: int = default("limits.json_depth")
+    json_values: int = default("limits.json_values")
+    header_bytes: int = default("limits.header_bytes")
     #: Read ahead of the request that is being handled, per connection.
-    pipelined_bytes: int = 64 * _KIB
+    pipelined_bytes: int = default("limits.pipelined_bytes")
     #: Events and the traits they set, waiting to be written, per worker.
-    queue_events: int = 20_000
-    queue_bytes: int = 64 * _MIB
+    queue_events: int = default("limits.queue_events")
+    queue_bytes: int = default("limits.queue_bytes")
     #: The part of the queue that one write key may use.
-    queue_percent_per_key: int = 50
+    queue_percent_per_key: int = default("limits.queue_percent_per_key")
     #: Seconds that a request waits for room in the queue.
-    queue_wait: float = 3.0
+    queue_wait: float = default("limits.queue_wait")
     #: Held in memory for requests without an answer, per worker.
-    inflight_bytes: int = 256 * _MIB
-    user_traits: int = 500
-    user_trait_bytes: int = 256 * _KIB
-    identifier_bytes: int = 4 * _KIB
-    user_links: int = 1000
-    user_memberships: int = 1000
+    inflight_bytes: int = default("limits.inflight_bytes")
+    user_traits: int = default("limits.user_traits")
+    user_trait_bytes: int = default("limits.user_trait_bytes")
+    identifier_bytes: int = default("limits.identifier_bytes")
+    user_links: int = default("limits.user_links")
+    user_memberships: int = default("limits.user_memberships")
     #: Dead letters kept per workspace: refused items of API requests …
-    dead_letter_count: int = 10_000
-    dead_letter_bytes: int = 64 * _MIB
+    dead_letter_count: int = default("limits.dead_letter_count")
+    dead_letter_bytes: int = default("limits.dead_letter_bytes")
     #: … events whose message id another event has …
-    conflict_count: int = 10_000
-    conflict_bytes: int = 64 * _MIB
+    conflict_count: int = default("limits.conflict_count")
+    conflict_bytes: int = default("limits.conflict_bytes")
     #: … and from verified webhook deliveries.
-    webhook_dead_letter_count: int = 10_000
-    webhook_dead_letter_bytes: int = 256 * _MIB
+    webhook_dead_letter_count: int = default("limits.webhook_dead_letter_count")
+    webhook_dead_letter_bytes: int = default("limits.webhook_dead_letter_bytes")
 
     @property
     def dead_letter_budget(self) -> DeadLetterBudget:
@@ -186,8 +203,8 @@ DEFAULT_LIMITS: Final = Limits()
 class Retention:
     """``[retention]``: days to keep records, by ``receivedAt``; ``None``: indefinitely."""
 
-    events_days: int | None = None
-    dead_letters_days: int | None = 14
+    events_days: int | None = default("retention.events_days")
+    dead_letters_days: int | None = default("retention.dead_letters_days")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -195,16 +212,16 @@ class Cors:
     """``[cors]``: which web pages may send events."""
 
     #: ``("*",)``: any.
-    origins: tuple[str, ...] = ("*",)
+    origins: tuple[str, ...] = default("cors.origins")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Logging:
     """``[logging]``."""
 
-    level: Literal["debug", "info", "warning", "error"] = "info"
+    level: Literal["debug", "info", "warning", "error"] = default("logging.level")
     #: ``auto``: text on a terminal, JSON lines otherwise.
-    format: Literal["auto", "json", "text"] = "auto"
+    format: Literal["auto", "json", "text"] = default("logging.format")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

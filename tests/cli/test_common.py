@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -46,10 +47,14 @@ def test_an_unreadable_config_is_a_failure_and_not_wrong_usage(
     path.write_text("")
     monkeypatch.setattr(os, "access", lambda *_: False)
 
-    def refuse(file: Path) -> bytes:
-        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(file))
+    opened = Path.open
 
-    monkeypatch.setattr("engage.config.config._content", refuse)
+    def refuse(file: Path, *arguments: Any, **options: Any) -> Any:
+        if file == path:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(file))
+        return opened(file, *arguments, **options)
+
+    monkeypatch.setattr(Path, "open", refuse)
     done = CliRunner().invoke(main, [*arguments.split(), str(path)])
     assert (done.exit_code, done.stderr) == (
         1,

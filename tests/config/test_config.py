@@ -31,6 +31,7 @@ from engage.config import (
     load,
 )
 from engage.config.schema_check import SettingsError
+from engage.config.sections import default
 
 MINIMAL = '[[workspaces]]\nid = "acme"\n'
 
@@ -160,7 +161,7 @@ def test_every_key_is_loaded(write: Any) -> None:
         port=0,
         public_url="https://ops.example.com/engage",
         password="scrypt$15$8$3$c2FsdHNhbHRzYWx0$" + "A" * 43,
-        allowed_hosts=("ops.internal",),
+        allowed_hosts=("Ops.internal",),
         read_only=True,
     )
     assert config.storage == StorageConfig(
@@ -472,6 +473,7 @@ def test_no_secret_is_in_a_repr(write: Any) -> None:
 # ------------------------------------------------------------------------- the schema and the code
 SECTIONS = {
     "server": ServerConfig,
+    "console": ConsoleConfig,
     "storage": StorageConfig,
     "log": LogConfig,
     "limits": Limits,
@@ -489,9 +491,9 @@ def test_the_schema_and_the_dataclasses_have_the_same_keys_and_defaults(section:
     fields = {field.name for field in dataclasses.fields(made)} - NOT_KEYS.get(section, set())
     assert set(properties) == fields
     for name, schema in properties.items():
-        value = getattr(made, name)
-        default = schema.get("default")
-        assert default == (list(value) if isinstance(value, tuple) else value), name
+        assert getattr(made, name) == default(f"{section}.{name}")
+        if "default" in schema:
+            jsonschema.validate(schema["default"], {"$defs": config_schema()["$defs"], **schema})
 
 
 def test_the_schema_of_workspaces_has_the_fields_of_the_dataclasses() -> None:

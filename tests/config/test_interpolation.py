@@ -46,7 +46,7 @@ def test_a_file_may_have_an_absolute_path(tmp_path: Path) -> None:
         ("${file:empty}", "the file empty is empty"),
         ("${file:newline}", "the file newline is empty"),
         ("${file:binary}", "the file binary cannot be read: it is not UTF-8 text"),
-        ("${file:large}", "the file large is larger than 64 KiB"),
+        ("${file:large}", "the file large is larger than 1024 KiB"),
         ("${file:folder}", "the file folder cannot be read: Is a directory"),
         ("${file:a\0b}", "the file a\0b cannot be read: it is not UTF-8 text"),
         ("${file:}", "${file:} does not name a file; write ${file:PATH}"),
@@ -61,7 +61,7 @@ def test_a_reference_that_cannot_be_resolved_names_the_key(
     (tmp_path / "empty").touch()
     (tmp_path / "newline").write_text("\n")
     (tmp_path / "binary").write_bytes(b"\xff")
-    (tmp_path / "large").write_bytes(b"x" * 65537)
+    (tmp_path / "large").write_bytes(b"x" * (1024 * 1024 + 1))
     (tmp_path / "folder").mkdir()
     _, problems = resolve({"a": [{"b": text}]}, tmp_path, {"EMPTY": "", "A-B": "x"})
     assert problems == [f"a[0].b: {problem}"]

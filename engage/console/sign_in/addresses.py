@@ -41,7 +41,7 @@ class Addresses:
     """
 
     def __init__(self, config: ConsoleConfig, port: int) -> None:
-        self._hosts = {host.rstrip(".") for host in config.allowed_hosts}
+        self._hosts = {host.lower().rstrip(".") for host in config.allowed_hosts}
         self._public = urlsplit(config.public_url) if config.public_url else None
         self._listening = (config.host, port)
         if self._public is not None and self._public.hostname:
