@@ -12,6 +12,7 @@ import contextlib
 import inspect
 import logging
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from typing import Any, Final
 
 import bson
@@ -108,6 +109,8 @@ class Connection:
         #: Hosts and database, for messages; never the credentials.
         self.name = self._parsed.name
         self._max_statements = BATCH
+        #: Entered for every update of documents that another call may be updating.
+        self.updating: AbstractAsyncContextManager[Any] = contextlib.nullcontext()
         self._client: Any = None
         #: The database; set by :meth:`connect`.
         self.db: Any = None
@@ -160,8 +163,12 @@ class Connection:
         """Find out which server it is. To be called within :meth:`calling`, before the first
         :meth:`update`."""
         found = await self.db.command("buildInfo")
-        is_ferretdb = "ferretdbVersion" in found
-        self._max_statements = _MAX_STATEMENTS_FERRETDB if is_ferretdb else BATCH
+        if "ferretdbVersion" in found:
+            self._max_statements = _MAX_STATEMENTS_FERRETDB
+            # It reads a document and later replaces it, so another update would be lost.
+            self.updating = asyncio.Lock()
+        else:
+            self._max_statements, self.updating = BATCH, contextlib.nullcontext()
 
     async def close(self) -> None:
         """Close the client. Idempotent."""
@@ -293,12 +300,13 @@ class Connection:
             "writeConcern": self._concern(),
             "updates": updates,
         }
-        try:
-            reply: Mapping[str, Any] = await self.db.command(command)
-        except AutoReconnect:
-            # The driver's retryable writes do this for its own commands.
-            await asyncio.sleep(_RETRY_PAUSE)
-            reply = await self.db.command(command)
+        async with self.updating:
+            try:
+                reply: Mapping[str, Any] = await self.db.command(command)
+            except AutoReconnect:
+                # The driver's retryable writes do this for its own commands.
+                await asyncio.sleep(_RETRY_PAUSE)
+                reply = await self.db.command(command)
         failure = reply.get("writeConcernError")
         if failure:
             raise OperationFailure("the write concern failed", failure.get("code"))

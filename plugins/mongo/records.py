@@ -60,12 +60,13 @@ class Records:
     ) -> int:
         for _ in range(MAX_ATTEMPTS):
             try:
-                found = await db[RECORDS].find_one_and_update(
-                    {"_id": key},
-                    {"$set": fields, "$inc": {"version": 1}, "$setOnInsert": names},
-                    upsert=True,
-                    return_document=ReturnDocument.BEFORE,
-                )
+                async with self._connection.updating:
+                    found = await db[RECORDS].find_one_and_update(
+                        {"_id": key},
+                        {"$set": fields, "$inc": {"version": 1}, "$setOnInsert": names},
+                        upsert=True,
+                        return_document=ReturnDocument.BEFORE,
+                    )
             except DuplicateKeyError:
                 # Another caller inserted it at the same time.
                 continue
@@ -82,9 +83,10 @@ class Records:
     async def _change(
         self, db: Any, key: str, fields: Mapping[str, Any], expected: int
     ) -> int | None:
-        done = await db[RECORDS].update_one(
-            {"_id": key, "version": expected}, {"$set": {**fields, "version": expected + 1}}
-        )
+        async with self._connection.updating:
+            done = await db[RECORDS].update_one(
+                {"_id": key, "version": expected}, {"$set": {**fields, "version": expected + 1}}
+            )
         return expected + 1 if done.raw_result["n"] else None
 
     async def _changed(self, kind: str) -> None:

@@ -89,9 +89,10 @@ class Subscriptions:
         if document is None:
             return True
         version = {"version": document["version"]}
-        done = await self._connection.db[SUBSCRIPTIONS].update_one(
-            {"_id": key, **version}, {"$set": version}
-        )
+        async with self._connection.updating:
+            done = await self._connection.db[SUBSCRIPTIONS].update_one(
+                {"_id": key, **version}, {"$set": version}
+            )
         return bool(done.matched_count)
 
     async def _change(
@@ -144,9 +145,10 @@ class Subscriptions:
                 return None
         else:
             fields = {name: changed[name] for name in ("version", "choices", "seq", "pending")}
-            done = await collection.update_one(
-                {"_id": key, "version": document["version"]}, {"$set": fields}
-            )
+            async with self._connection.updating:
+                done = await collection.update_one(
+                    {"_id": key, "version": document["version"]}, {"$set": fields}
+                )
             if not done.matched_count:
                 return None
         await self._copy(changed, record)

@@ -114,17 +114,12 @@ class SubscriptionTests:
 
     @on_store
     async def test_concurrent_changes_leave_a_consistent_history(self, bench: Bench) -> None:
-        bench.require("atomic-updates")
-        store, second = (
-            await bench.open_as(SubscriptionStore),
-            await bench.open_as(SubscriptionStore),
-        )
-        await asyncio.gather(
-            *(
-                (store, second)[number % 2].apply(change(str(number), a=bool(number % 3)))
-                for number in range(40)
-            )
-        )
+        stores = [await bench.open_as(SubscriptionStore)]
+        if bench.subject.can("atomic-updates"):
+            stores.append(await bench.open_as(SubscriptionStore))
+        calls = [stores[n % len(stores)].apply(change(str(n), a=bool(n % 3))) for n in range(20)]
+        await asyncio.gather(*calls)
+        store = stores[0]
         # In whatever order they were applied, the history leads step by step to the state.
         records = await all_pages(store.history, WORKSPACE, "u")
         value = None
