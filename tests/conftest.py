@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import os
 import shutil
 import signal
@@ -11,7 +12,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import hypothesis
 import pytest
@@ -66,12 +67,37 @@ def pytest_configure(config: pytest.Config) -> None:
     config.add_cleanup(remove)
 
 
+@functools.cache
+def _group_of(path: str) -> str:
+    """Return what a process of a parallel run takes as a whole: a file, or all tests that share the
+    Kafka nodes, which would only wait for each other."""
+    return "kafka" if "kafka_nodes" in Path(path).read_text() else path
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Distribute the groups in the order of collection."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByGroup(LoadScopeScheduling):  # type: ignore[misc]
+        def _split_scope(self, nodeid: str) -> str:
+            return _group_of(str(config.rootpath / nodeid.partition("::")[0]))
+
+    config.option.loadscopereorder = False
+    return ByGroup(config, log) if config.option.dist == "loadfile" else None
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Begin a parallel run with the longest groups, so that none is left alone at the end."""
+    if not hasattr(config, "workerinput"):
+        return
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: (_group_of(str(item.path)) != "kafka", item.path not in slow))
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Print what the servers of the MongoDB tests could not show, and why tests were repeated."""
+    """Print what the servers of the MongoDB tests could not show."""
     mongo.summary(terminalreporter)
-    for report in terminalreporter.getreports("rerun"):
-        terminalreporter.section(f"failed, then repeated: {report.nodeid}", "_")
-        terminalreporter.line(report.longreprtext)
 
 
 # No time limits for single examples: a busy machine exceeds them.

@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parent.parent
 SERVED = ("1 broker", "3 brokers", "SQLite")
 
 pytestmark = [
-    pytest.mark.slow,
+    pytest.mark.timing,
     pytest.mark.kafka,
     pytest.mark.checkout,
     pytest.mark.timeout(300, func_only=True),

@@ -68,8 +68,8 @@ def storage_of(kind: str, folder: Path) -> Iterator[tuple[str, mongo.MongoServer
 @pytest.mark.parametrize(
     ("kind", "deaths"),
     [
-        pytest.param("sqlite", 30),
-        *(pytest.param(kind, 10, marks=pytest.mark.mongo) for kind in mongo.kinds()),
+        pytest.param("sqlite", 10),
+        *(pytest.param(kind, 6, marks=pytest.mark.mongo) for kind in mongo.kinds()),
     ],
 )
 def test_loaders_die_all_the_time(
@@ -90,9 +90,7 @@ def test_loaders_die_all_the_time(
         sender = Sender(address, traffic(random.randrange(10**6)))
         nursery = stack.enter_context(Nursery(server, chance=CHANCE))
         sender.start()
-        end = time.monotonic() + 12 * deaths
         while nursery.deaths < deaths:
-            assert time.monotonic() < end, (tmp_path / "nursery.log").read_text()[-4000:]
             living = nursery.living()
             expel_the_dead(tmp_path / "events.tape")
             while len(living) < (1 if alone else 2):
