@@ -10,11 +10,14 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sized
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Generic, Protocol, Self, TypeVar
+from typing import Any, Final, Generic, Protocol, Self, TypeVar
 
 import pytest
 
 from engage.api import StorageUnavailable
+
+#: Seconds that a call may take: no test fails because the disk is slow.
+PATIENCE: Final = 60.0
 
 Answer = TypeVar("Answer")
 #: Calls one method of a store or log.

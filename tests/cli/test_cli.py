@@ -62,7 +62,7 @@ def process(*arguments: object, path: Sequence[Path] = (), **options: Any) -> An
         [sys.executable, "-m", "engage", *map(str, arguments)],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=280,
         env=environment,
         check=False,
         **options,
@@ -545,7 +545,7 @@ def test_export_ends_when_its_reader_has_gone(tmp_path: Path) -> None:
         shell=True,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=280,
         check=False,
     )
     assert done.stdout.count("\n") == 1
@@ -570,7 +570,7 @@ def on_terminal(*arguments: object) -> tuple[int, str]:
         while data := _read(leader):
             seen += data
         os.close(leader)
-        status = running.wait(120)
+        status = running.wait(280)
     return status, seen.decode().replace("\r\n", "\n")
 
 

@@ -20,7 +20,7 @@ def engage(folder: Path, arguments: str, redirected: str = "") -> tuple[int, str
     """Return the exit status and standard error."""
     command = f'exec "{sys.executable}" -m engage {arguments} {redirected}'
     done = subprocess.run(
-        ["sh", "-c", command], cwd=folder, capture_output=True, text=True, timeout=60, check=False
+        ["sh", "-c", command], cwd=folder, capture_output=True, text=True, timeout=240, check=False
     )
     return done.returncode, done.stderr
 

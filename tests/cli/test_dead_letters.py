@@ -323,7 +323,7 @@ def test_ctrl_c_cancels_a_replay(stored: Path) -> None:
     ) as process:
         wait_for(lambda: len(events(stored)) > 1)
         process.send_signal(signal.SIGINT)
-        _, errors = process.communicate(timeout=60)
+        _, errors = process.communicate(timeout=240)
     assert process.returncode == 1
     assert b"Traceback" not in errors
     left = len(events(stored)) - 1

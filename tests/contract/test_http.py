@@ -492,6 +492,6 @@ async def _bytes(server: Serving) -> bytes:
 
 
 async def _stored(server: Serving) -> None:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(120):
         while not await server.events():  # noqa: ASYNC110
             await asyncio.sleep(0.01)

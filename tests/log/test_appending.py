@@ -149,7 +149,7 @@ async def test_the_events_of_a_user_keep_their_order() -> None:
 
 async def test_a_partition_without_leader_fails_only_requests_that_touch_it() -> None:
     """And nothing is opened again because of that."""
-    async with Fixture(MemoryBroker(3), timeout=0.2) as one:
+    async with Fixture(MemoryBroker(3), timeout=2.0) as one:
         one.broker.late = False
         one.broker.leaderless.add(1)
         users = one.users(0, 1, 2)
@@ -169,7 +169,7 @@ async def test_a_partition_without_leader_fails_only_requests_that_touch_it() ->
         # The others did not wait for them.
         assert set(ended[:2]) == {("0", Status.STORED), ("2", Status.STORED)}
         assert set(ended[2:]) == {("1", StorageUnavailable), ("both", StorageUnavailable)}
-        assert time.monotonic() - started >= 0.15
+        assert time.monotonic() - started >= 1.5
         assert one.metrics.log_errors == one.failures == 2
         assert (one.log.opened, one.store.opened, one.store.closed) == (1, 0, 0)
         await turns()
@@ -206,14 +206,14 @@ async def test_the_limits_are_those_of_the_group_commit(size: dict[str, int]) ->
 
 
 async def test_what_waits_is_let_in_when_a_call_ends() -> None:
-    async with Fixture(queue_events=1, queue_percent_per_key=100, queue_wait=5.0) as one:
+    async with Fixture(queue_events=1, queue_percent_per_key=100, queue_wait=300.0) as one:
         one.broker.slow = 0.05
         call = one.ingest.submit([one.event("a")], "key")
         entering = asyncio.create_task(one.ingest.admission.enter("key", small=True))
         await turns()
         assert not entering.done()
         await call
-        with await asyncio.wait_for(entering, 1):
+        with await asyncio.wait_for(entering, 60):
             pass
 
 

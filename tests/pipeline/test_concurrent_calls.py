@@ -137,7 +137,7 @@ async def test_a_call_that_hangs_beside_a_good_one_does_not_reopen_the_store() -
 
 
 async def test_two_calls_that_hang_reopen_the_store_once() -> None:
-    target = Target(calls=2, timeout=0.05)
+    target = Target(calls=2, timeout=1.0)
     target.hold()
     target.recovery = asyncio.Event()
     results = await asyncio.gather(*await started(target, "a", "b"), return_exceptions=True)
@@ -155,7 +155,7 @@ async def test_two_calls_that_hang_reopen_the_store_once() -> None:
 
 
 async def test_requests_of_a_store_that_is_opened_again_are_not_tried_one_by_one() -> None:
-    target = Target(calls=2, timeout=0.1)
+    target = Target(calls=2, timeout=1.0)
 
     async def fails() -> None:
         await target.recovery_began.wait()

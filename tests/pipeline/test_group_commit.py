@@ -205,7 +205,7 @@ async def test_a_wrong_number_of_results_is_a_failure() -> None:
 
 
 async def test_a_call_that_takes_too_long_fails_for_all_and_reopens_the_store() -> None:
-    target = Target(timeout=0.05)
+    target = Target(timeout=1.0)
     later: list[asyncio.Task[Sequence[str]]] = []
 
     def hang(items: Sequence[Any]) -> Any:
@@ -248,7 +248,7 @@ async def test_a_request_that_waited_too_long_fails_without_a_call() -> None:
 
 
 async def test_the_repetitions_after_a_failure_are_part_of_the_time() -> None:
-    target = Target(timeout=0.05)
+    target = Target(timeout=1.0)
 
     def broken(items: Sequence[Any]) -> Any:
         if len(items) > 1:

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import pytest
@@ -120,14 +119,16 @@ def test_a_value_that_is_too_long_is_not_searched() -> None:
 
 def test_an_object_with_too_many_members_is_not_searched() -> None:
     """Checking each member of a body of 1 MiB would take 0.2 s."""
-    changes = dict.fromkeys(map(str, range(100_000)), True)
+
+    class Unsearched(dict[str, bool]):
+        def __iter__(self) -> Any:
+            pytest.fail("its members are looked at")
+
+        items = keys = values = __iter__
+
+    changes = Unsearched(dict.fromkeys(map(str, range(100_000)), True))
     value = {"workspaceId": "w", "identifier": "i", "identifierKey": "k", "hash": "h"}
-    taken = []
-    for _ in range(10):
-        before = time.thread_time()
-        found = SCHEMAS.problems("subscriptions", {**value, "changes": changes})
-        taken.append(time.thread_time() - before)
-    assert min(taken) < 0.05
+    found = SCHEMAS.problems("subscriptions", {**value, "changes": changes})
     assert [(problem.pointer, problem.message) for problem in found] == [
         ("/changes", "has too many members (100000; the limit is 1000)")
     ]

@@ -50,7 +50,7 @@ def engage(server: Server, *arguments: str) -> str:
     """Run a command with the server's config, and return what it prints."""
     command = [sys.executable, "-m", "engage", *arguments, "--config", str(server.config)]
     done = subprocess.run(
-        command, capture_output=True, text=True, check=False, env=server.environment, timeout=60
+        command, capture_output=True, text=True, check=False, env=server.environment, timeout=240
     )
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
@@ -94,7 +94,7 @@ def until_refused(connections: list[Connection], key: str, since: float) -> floa
     left = list(connections)
     while left:
         left = [one for one in left if one.status(key) != 403]
-        assert not left or time.monotonic() - since < 30
+        assert not left or time.monotonic() - since < 240
     return time.monotonic() - since
 
 
@@ -165,7 +165,7 @@ def test_keys_of_the_store_are_masked_in_the_log(tmp_path: Path) -> None:
         key = add_key(server, "ios")
         assert server.post("/v1/track", {"userId": "u", "event": "E"}, key=key).status_code == 200
         path = f"/v1/track?writeKey={key}"
-        assert httpx.post(server.url + path, content=b"{", timeout=30).status_code == 400
+        assert httpx.post(server.url + path, content=b"{", timeout=240).status_code == 400
         wait_for(lambda: any(line.get("writeKeyId") == "ios" for line in server.lines()))
         assert key not in server.log()
 
@@ -199,7 +199,7 @@ def test_with_the_store_away_at_the_start_no_key_is_refused(tmp_path: Path) -> N
         for sent in (key, KEY, "unknown"):
             assert status(sent) == 503
         path = f"{server.url}/v1/projects/{key}/settings"
-        assert httpx.get(path, timeout=30).status_code == 503
+        assert httpx.get(path, timeout=240).status_code == 503
         away.start()
         wait_for(lambda: status(key) == 200)
         assert status(KEY) == 403

@@ -130,7 +130,7 @@ async def test_a_worker_with_a_log_starts_answers_and_stops_without_its_store(
     ready = asyncio.Event()
     one = worker.Worker(load(path), plugins, sock, ready=ready.set, number=0)
     running = asyncio.create_task(one.run())
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(120):
         await ready.wait()
     async with await RawClient.connect(port) as client:
         body = b'{"userId": "u", "event": "E"}'
@@ -140,7 +140,7 @@ async def test_a_worker_with_a_log_starts_answers_and_stops_without_its_store(
         await client.send(b"GET /healthz HTTP/1.1\r\nHost: a\r\n\r\n")
         assert (await client.answer()).status == 200
     one.stop()
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(120):
         assert await running == 0
     assert not broker.records
     assert not [record for record in caplog.records if record.exc_info]

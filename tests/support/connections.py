@@ -20,7 +20,7 @@ class Connection:
     """A connection that one worker has."""
 
     def __init__(self, server: Server) -> None:
-        self._socket = socket.create_connection(("127.0.0.1", server.port), timeout=30)
+        self._socket = socket.create_connection(("127.0.0.1", server.port), timeout=120)
         self.port: int = self._socket.getsockname()[1]
 
     def send(self, path: str, key: str | None, method: str = "POST") -> tuple[int, Any]:

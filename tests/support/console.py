@@ -165,7 +165,7 @@ async def console_here(
     url = f"http://127.0.0.1:{port}"
     headers = {"Origin": url, "Sec-Fetch-Site": "same-origin"}
     try:
-        async with httpx.AsyncClient(base_url=f"{url}/", headers=headers, timeout=30) as client:
+        async with httpx.AsyncClient(base_url=f"{url}/", headers=headers, timeout=120) as client:
             yield console, client
     finally:
         server_.stop()

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any, Self
 
 #: Seconds after which a step counts as failed.
-DEADLINE = 30.0
+DEADLINE = 90.0
 
 
 @dataclasses.dataclass(frozen=True)

@@ -283,7 +283,7 @@ class Cluster:
         """Let a stopped node continue (SIGCONT)."""
         os.kill(self.pid(node), signal.SIGCONT)
 
-    def wait(self, *, seconds: float = 60) -> None:
+    def wait(self, *, seconds: float = 240) -> None:
         """Wait until all nodes work, and all replicas of all topics are in sync."""
         deadline = time.monotonic() + seconds
         for node in self.nodes:
@@ -317,9 +317,9 @@ class Cluster:
             else:
                 self.start(node)
         self.wait()
-        topics = [name for name in self.admin.list_topics(timeout=10).topics if name[0] != "_"]
+        topics = [name for name in self.admin.list_topics(timeout=60).topics if name[0] != "_"]
         if topics:
-            for deleted in self.admin.delete_topics(topics, operation_timeout=10).values():
+            for deleted in self.admin.delete_topics(topics, operation_timeout=60).values():
                 deleted.result()
         self._admin = None
 
@@ -350,7 +350,7 @@ class Cluster:
             **(config or {}),
         }
         made = NewTopic(name, partitions, replicas, config=wanted)
-        self.admin.create_topics([made], operation_timeout=20)[name].result()
+        self.admin.create_topics([made], operation_timeout=60)[name].result()
         return name
 
     def settings(self, topic: str) -> dict[str, str]:
@@ -369,7 +369,7 @@ class Cluster:
 
     def leaders(self, topic: str) -> dict[int, int]:
         """Return partition → the node that leads it."""
-        found = self.admin.list_topics(topic, timeout=10).topics[topic].partitions
+        found = self.admin.list_topics(topic, timeout=60).topics[topic].partitions
         return {number: partition.leader for number, partition in found.items()}
 
     def delete_records(self, topic: str, before: Mapping[int, int]) -> None:
@@ -566,7 +566,7 @@ def mock(nodes: int = 3) -> Iterator[str]:
     owner = Producer(
         {"test.mock.num.brokers": nodes, "bootstrap.servers": "replaced", "log_level": 0}
     )
-    brokers = owner.list_topics(timeout=10).brokers.values()
+    brokers = owner.list_topics(timeout=60).brokers.values()
     yield ",".join(f"{broker.host}:{broker.port}" for broker in brokers)
     del owner
 
@@ -586,10 +586,10 @@ def read_all(servers: str, topic: str, **options: Any) -> list[Any]:
         }
     )
     try:
-        numbers = consumer.list_topics(topic, timeout=10).topics[topic].partitions
+        numbers = consumer.list_topics(topic, timeout=60).topics[topic].partitions
         left: dict[int, int] = {}
         for number in numbers:
-            first, end = consumer.get_watermark_offsets(TopicPartition(topic, number), timeout=10)
+            first, end = consumer.get_watermark_offsets(TopicPartition(topic, number), timeout=60)
             if end > first:
                 left[number] = end
         consumer.assign([TopicPartition(topic, number, OFFSET_BEGINNING) for number in left])

@@ -56,7 +56,7 @@ async def connections_closed() -> None:
     if the loop ended before, Python would warn that the connection is still open.
     """
     selector = asyncio.get_running_loop()._selector  # type: ignore[attr-defined]
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(120):
         # The loop itself has one, to wake it up.
         while len(selector.get_map()) > 1:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
@@ -78,7 +78,7 @@ class Noted:
     #: Seconds of the slowest call that succeeded.
     slowest: float = 0.0
 
-    async def more(self, count: int, *, seconds: float = 60) -> None:
+    async def more(self, count: int, *, seconds: float = 180) -> None:
         """Wait until this number of further records is acknowledged."""
         target = len(self.acknowledged) + count
         async with asyncio.timeout(seconds):
@@ -129,7 +129,7 @@ async def writing(log: EventLog, *, writers: int = 8, batch: int = 20) -> AsyncI
         await asyncio.gather(*tasks)
 
 
-async def until(condition: Callable[[], Awaitable[object]], *, seconds: float = 30) -> float:
+async def until(condition: Callable[[], Awaitable[object]], *, seconds: float = 180) -> float:
     """Call until it does not raise :class:`StorageUnavailable`.
 
     :return: how long that took.

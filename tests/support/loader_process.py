@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Self
@@ -104,7 +105,7 @@ def load_again(server: Server, since: str) -> subprocess.CompletedProcess[str]:
     """Run ``engage load --from`` until it ends."""
     with start_again(server, since) as process:
         try:
-            out, errors = process.communicate(timeout=120)
+            out, errors = process.communicate(timeout=300)
         finally:
             process.kill()
     return subprocess.CompletedProcess(process.args, process.returncode, out, errors)
@@ -116,11 +117,19 @@ def stored_ids(server: Server) -> list[str]:
 
 
 def wait_until_stored(
-    server: Server, acknowledged: Callable[[], Iterable[str]], *, deadline: float = 90
+    server: Server, acknowledged: Callable[[], Iterable[str]], *, deadline: float = 300
 ) -> None:
     """Wait until the store has every acknowledged event."""
+
+    def all_stored() -> bool:
+        if set(acknowledged()) <= set(stored_ids(server)):
+            return True
+        # Reading takes from the loaders what they need of the machine.
+        time.sleep(0.2)
+        return False
+
     wait_for(
-        lambda: set(acknowledged()) <= set(stored_ids(server)),
+        all_stored,
         what="the acknowledged events to be in the store",
         deadline=deadline,
     )

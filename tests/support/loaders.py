@@ -60,7 +60,7 @@ class Loading:
     async def stop(self) -> None:
         """Drain it."""
         self.loader.stop()
-        await asyncio.wait_for(self.task, 30)
+        await asyncio.wait_for(self.task, 120)
 
     async def kill(self) -> None:
         """End it wherever it is."""

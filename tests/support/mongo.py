@@ -205,7 +205,7 @@ class MongoServer:
 
     def _wait(self) -> None:
         assert self._process is not None
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 240
         url = f"mongodb://{self.host}:{self.port}/?directConnection=true"
         client: pymongo.MongoClient[dict[str, object]] = pymongo.MongoClient(
             url, serverSelectionTimeoutMS=300, connectTimeoutMS=2000
@@ -307,7 +307,7 @@ async def prepared(store: Any) -> None:
 
     On a busy machine, that takes longer than a call of a test with short time limits.
     """
-    await eventually(store.check, StorageUnavailable, seconds=60)
+    await eventually(store.check, StorageUnavailable, seconds=240)
 
 
 def collect_sockets() -> None:

@@ -37,8 +37,8 @@ class Conformance(StorageConformance):
     def options(self, tmp_path: Path) -> Mapping[str, Any]:
         server = mongo.shared(self.kind)
         failing = any(part in tmp_path.name for part in _FAILING)
-        # The usual 8 s are too few for some writes, if the machine is busy.
-        url = server.url(options=_IMPATIENT if failing else "timeoutMS=30000")
+        # A write may take long if the machine is busy.
+        url = server.url(options=_IMPATIENT if failing else "timeoutMS=60000")
         if failing and self.kind == "java":
             self.proxy = Proxy(server.address)
             database = url.rpartition("/")[2].partition("?")[0]

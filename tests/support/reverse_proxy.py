@@ -38,7 +38,7 @@ class ReverseProxy:
                 body = self._body()
                 address = urlsplit(proxy.target)
                 connection = http.client.HTTPConnection(
-                    address.hostname or "", address.port, timeout=30
+                    address.hostname or "", address.port, timeout=120
                 )
                 headers = {
                     name: value

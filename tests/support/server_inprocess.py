@@ -29,7 +29,7 @@ from engage.testing.harness import eventually as working
 from support.exports import registry
 from support.http_client import Answer, RawClient, listening
 from support.memory_log import MemoryBroker, MemoryLog
-from support.server_process import KEY, config_text
+from support.server_process import KEY, SQLITE, config_text
 from support.waiting import DEADLINE, eventually
 
 #: The usual header.
@@ -166,6 +166,7 @@ async def serving(
     config_extra: str = "",
     metrics: Metrics | None = None,
     meddle: Callable[[EventStore], None] | None = None,
+    works: bool = True,
     broker: MemoryBroker | None = None,
     log: str = "",
     storage: str = "",
@@ -174,6 +175,7 @@ async def serving(
     """Serve until the block ends. The texts are those of ``start_server``.
 
     :param meddle: called with the storage before it is used.
+    :param works: whether the storage works at first; then it is waited for.
     :param broker: put a log in front of the storage that is connected to this broker.
     :param log: further lines of ``[log]``, and ``storage`` of ``[storage]``.
     :param refresh_gap: seconds between two reads of the write keys in the store that unknown keys
@@ -182,8 +184,10 @@ async def serving(
     path = folder / "engage.toml"
     if broker is not None:
         config_extra = f'{config_extra}\n[log]\nbackend = "memory"\n{log}\n'
-    text = config_text(server=server, workspace=workspace, config_extra=config_extra)
-    path.write_text(text.replace("[storage]", f"[storage]\n{storage}"))
+    tables = SQLITE.replace("[storage]", f"[storage]\n{storage}")
+    path.write_text(
+        config_text(server=server, workspace=workspace, config_extra=config_extra, storage=tables)
+    )
     plugins: Any = registry()
     if meddle is not None or broker is not None:
         plugins = Meddling(meddle or (lambda store: None), broker)
@@ -191,7 +195,7 @@ async def serving(
     with mock.patch.object(keys, "GAP_SECONDS", refresh_gap):
         await app.open()
         try:
-            if meddle is None:
+            if works:
                 # Every request would get a 503 if a busy disk delayed the first read of the keys.
                 await working(app.store.check, StorageUnavailable, seconds=DEADLINE)
                 await eventually(lambda: app.keys.loaded, deadline=DEADLINE)

@@ -273,6 +273,11 @@ def config_text(
     config_extra: str = "",
 ) -> str:
     """Return the config of :func:`start_server`."""
+    if "write_timeout" not in storage:
+        # A disk that others use may need longer than the usual 8 s; that is no failure here.
+        storage = storage.replace("[storage]", "[storage]\nwrite_timeout = 60", 1)
+    if "shutdown_grace" not in server:
+        server += "\nshutdown_grace = 60"
     return f"""
 [server]
 host = "127.0.0.1"

@@ -69,7 +69,7 @@ async def open_store(path: Path) -> AsyncIterator[EventStore]:
 def make(
     tmp_path: Path,
     *,
-    timeout: float = 30,
+    timeout: float = 60,
     budget: DeadLetterBudget = DeadLetterBudget(),  # noqa: B008 - frozen
     **options: Any,
 ) -> SqliteStorage:
@@ -93,7 +93,7 @@ def settings(path: Path, **changes: Any) -> Settings:
         "path": str(path),
         "min_free_bytes": 0,
         "max_bytes": 0,
-        "timeout": 10,
+        "timeout": 60,
         "limits": ProfileLimits(),
         "budget": DeadLetterBudget(),
         "identifiers": {},

@@ -9,10 +9,10 @@ from collections.abc import Callable
 from typing import Any
 
 #: Seconds after which a step counts as failed.
-DEADLINE = 60.0
+DEADLINE = 120.0
 
 
-async def eventually(condition: Callable[[], Any], *, deadline: float = 30.0) -> Any:
+async def eventually(condition: Callable[[], Any], *, deadline: float = DEADLINE) -> Any:
     """Poll in the event loop until ``condition()`` is true and return what it returned.
 
     :raises TimeoutError: if it is not true in time.

@@ -31,7 +31,7 @@ async def two(tmp_path: Path, kind: str = "sqlite") -> AsyncIterator[tuple[Any, 
         if kind == "sqlite":
             target: Any = make(tmp_path, path="target.db")
         else:
-            context = StorageContext(base_dir=tmp_path, identifiers={})
+            context = StorageContext(base_dir=tmp_path, identifiers={}, write_timeout=60)
             url = mongo.shared(mongo.kinds()[-1]).url()
             target = MongoStorage.from_options({"url": url}, context)
         await target.open(create=True)

@@ -91,7 +91,7 @@ async def test_the_audit_is_kept_for_400_days(tmp_path: Path) -> None:
             page = await store.list_records(None, limit=20)
             return [one.id for one in page.items if one.kind != "key"]
 
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(120):
             while await left() != ["young"]:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
         assert len((await store.list_records("key", limit=20)).items) == 4

@@ -48,7 +48,7 @@ class LogFailureTests:
                 started = time.monotonic()
                 with pytest.raises(StorageUnavailable):
                     await log.append([log_record("during")])
-                assert time.monotonic() - started < _TIMEOUT + 5
+                assert time.monotonic() - started < _TIMEOUT + 60
                 with pytest.raises(StorageUnavailable):
                     await log.check()
         await eventually(log.check, StorageUnavailable)

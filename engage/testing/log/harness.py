@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 from engage.api import EventLog, LogContext, LogReader, LogRecord, Outcome, ReadRecord, Status
 
-from ..harness import Harness, find_factory, on_bench
+from ..harness import PATIENCE, Harness, find_factory, on_bench
 
 #: The limits of a batch, where a test is not about them.
 MAX_RECORDS = 1000
@@ -28,7 +28,7 @@ class LogSubject:
     #: The name that the plugin registers; needed if it registers several logs.
     log: ClassVar[str | None] = None
     #: Seconds in which the members of a group divide the partitions, at most.
-    patience: ClassVar[float] = 30
+    patience: ClassVar[float] = 120
 
     def options(self, tmp_path: Path) -> Mapping[str, Any]:
         """Return the options of a log that does not exist yet.
@@ -80,7 +80,7 @@ class LogBench(Harness[LogSubject]):
 
     def __init__(self, subject: LogSubject, tmp_path: Path) -> None:
         super().__init__(subject, tmp_path)
-        self.context = LogContext(base_dir=tmp_path)
+        self.context = LogContext(base_dir=tmp_path, write_timeout=PATIENCE)
         self._factory = find_factory(subject.plugin, subject.log, "log")[1]
         self._groups = itertools.count(1)
 

@@ -70,12 +70,12 @@ class LogReadTests:
         await bench.take(reader, 1)
         started = time.monotonic()
         assert await read(reader, wait=0.3) == []
-        assert 0.2 < time.monotonic() - started < 5
-        reading = asyncio.ensure_future(read(reader, wait=60))
+        assert 0.2 < time.monotonic() - started < 60
+        reading = asyncio.ensure_future(read(reader, wait=600))
         await asyncio.sleep(0.3)
         assert not reading.done()
         await append_all(log, log_record("second"))
-        assert names(await asyncio.wait_for(reading, 20)) == ["second"]
+        assert names(await asyncio.wait_for(reading, 120)) == ["second"]
 
     @on_log
     async def test_a_cancelled_read_loses_nothing(self, bench: LogBench) -> None:

@@ -14,7 +14,7 @@ import pytest
 from engage.api import Event, EventStore, StorageContext
 
 from ..factories import IDENTIFIERS
-from ..harness import Harness, find_factory, on_bench
+from ..harness import PATIENCE, Harness, find_factory, on_bench
 
 
 class Subject:
@@ -68,7 +68,9 @@ class Bench(Harness[Subject]):
 
     def __init__(self, subject: Subject, tmp_path: Path) -> None:
         super().__init__(subject, tmp_path)
-        self.context = StorageContext(base_dir=tmp_path, identifiers=IDENTIFIERS)
+        self.context = StorageContext(
+            base_dir=tmp_path, identifiers=IDENTIFIERS, write_timeout=PATIENCE
+        )
         self._factory = find_factory(subject.plugin, subject.storage, "storage")[1]
 
     def new(self, **context: Any) -> EventStore:

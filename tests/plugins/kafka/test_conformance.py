@@ -16,7 +16,7 @@ from support import kafka
 pytestmark = pytest.mark.kafka
 
 
-@pytest.mark.timeout(120, func_only=True)
+@pytest.mark.timeout(600, func_only=True)
 class TestThreeNodes(LogConformance):
     """Everything, with the settings that engage requires."""
 

@@ -18,7 +18,7 @@ from support import kafka
 from support.kafka_log import make_log, opened, record, topic_name, until
 
 nodes = pytest.mark.kafka
-long = pytest.mark.timeout(300, func_only=True)
+long = pytest.mark.timeout(600, func_only=True)
 
 
 def test_no_client_creates_a_topic_by_asking_for_it() -> None:

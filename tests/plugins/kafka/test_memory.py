@@ -21,7 +21,7 @@ from support.sqlite import config_file, open_store
 from support.tcp_proxy import TcpProxy
 from support.waiting import eventually
 
-pytestmark = [pytest.mark.kafka, pytest.mark.timeout(120, func_only=True)]
+pytestmark = [pytest.mark.kafka, pytest.mark.timeout(600, func_only=True)]
 
 EVENTS = 16_000
 SIZE = 1000

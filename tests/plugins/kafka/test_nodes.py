@@ -12,7 +12,7 @@ from support.mongo import free_port
 
 
 @pytest.mark.kafka
-@pytest.mark.timeout(180, func_only=True)
+@pytest.mark.timeout(600, func_only=True)
 def test_other_ports_are_chosen_if_one_was_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     choose = free_port
     with socket.create_server(("127.0.0.1", choose())) as taken:

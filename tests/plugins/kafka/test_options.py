@@ -93,7 +93,7 @@ def test_the_client_is_imported_for_a_log_only() -> None:
 
 
 @pytest.mark.kafka
-@pytest.mark.timeout(120, func_only=True)
+@pytest.mark.timeout(600, func_only=True)
 def test_tls_and_sasl(kafka_nodes: kafka.Cluster) -> None:
     """Appending and reading, with each way to sign in."""
     servers = kafka_nodes.servers("secure")
@@ -123,7 +123,7 @@ def test_tls_and_sasl(kafka_nodes: kafka.Cluster) -> None:
 
 
 @pytest.mark.kafka
-@pytest.mark.timeout(120, func_only=True)
+@pytest.mark.timeout(600, func_only=True)
 def test_a_server_that_is_not_trusted_gets_nothing(
     kafka_nodes: kafka.Cluster, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -167,7 +167,7 @@ def test_a_server_that_is_not_trusted_gets_nothing(
 
 
 @pytest.mark.kafka
-@pytest.mark.timeout(120, func_only=True)
+@pytest.mark.timeout(600, func_only=True)
 def test_brokers_whose_names_lead_nowhere_are_reported(kafka_nodes: kafka.Cluster) -> None:
     """The servers of the config answer, and name addresses on which nothing listens."""
 

@@ -14,7 +14,7 @@ from engage.api import EventLog
 from support import kafka
 from support.kafka_log import Noted, opened, record, topic_name, until, writing
 
-pytestmark = [pytest.mark.kafka, pytest.mark.timeout(120, func_only=True)]
+pytestmark = [pytest.mark.kafka, pytest.mark.timeout(600, func_only=True)]
 
 #: What another client writes.
 OTHER = "of another client"

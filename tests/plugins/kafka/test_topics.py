@@ -26,7 +26,7 @@ WEAK = [
     ({"message.timestamp.type": "CreateTime"}, "message.timestamp.type=CreateTime"),
 ]
 nodes = pytest.mark.kafka
-long = pytest.mark.timeout(120, func_only=True)
+long = pytest.mark.timeout(600, func_only=True)
 
 
 def safe() -> dict[str, str]:

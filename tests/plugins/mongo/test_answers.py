@@ -29,7 +29,9 @@ pytestmark = pytest.mark.mongo
 def store(tmp_path: Path, proxy: Proxy, database: str) -> MongoStorage:
     """Make a store with new connections, like that of another process."""
     url = proxy.url(database, "retryWrites=false")
-    context = StorageContext(base_dir=tmp_path, identifiers={WORKSPACE: ("email",)})
+    context = StorageContext(
+        base_dir=tmp_path, identifiers={WORKSPACE: ("email",)}, write_timeout=60
+    )
     return MongoStorage.from_options({"url": url}, context)
 
 

@@ -32,7 +32,7 @@ KIND = mongo.proxied_kind()
 @contextlib.asynccontextmanager
 async def opened(folder: Path, url: str, **context: Any) -> AsyncIterator[MongoStorage]:
     made = MongoStorage.from_options(
-        {"url": url}, StorageContext(base_dir=folder, identifiers={}, **context)
+        {"url": url}, StorageContext(base_dir=folder, identifiers={}, write_timeout=60, **context)
     )
     await made.open(create=True)
     try:
@@ -52,7 +52,7 @@ class Held:
     def __call__(self, name: str, command: Mapping[str, Any]) -> None:
         if not self._go.is_set() and self.is_wanted(name, command):
             self.count += 1
-            assert self._go.wait(20)
+            assert self._go.wait(120)
 
     def release(self) -> None:
         self._go.set()

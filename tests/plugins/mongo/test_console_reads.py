@@ -50,7 +50,9 @@ def db(url: str) -> Iterator[Any]:
 
 @contextlib.asynccontextmanager
 async def opened(folder: Path, url: str, *, create: bool = True) -> AsyncIterator[MongoStorage]:
-    made = MongoStorage.from_options({"url": url}, StorageContext(base_dir=folder, identifiers={}))
+    made = MongoStorage.from_options(
+        {"url": url}, StorageContext(base_dir=folder, identifiers={}, write_timeout=60)
+    )
     await made.open(create=create)
     try:
         yield made

@@ -37,7 +37,7 @@ SQLITE = '[storage]\nbackend = "sqlite"\n[storage.sqlite]\npath = "e.db"\nmin_fr
 
 def run_copy(source: Path, target: Path) -> str:
     command = [sys.executable, "-m", "engage", "copy", "--from", str(source), "--to", str(target)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=280)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

@@ -186,7 +186,7 @@ def nested_arrays(value: Any) -> bool:
 @pytest.mark.mongo
 @pytest.mark.parametrize("kind", mongo.kinds())
 def test_any_object_comes_back_from_a_server(kind: str, tmp_path: Any) -> None:
-    context = StorageContext(base_dir=tmp_path, identifiers={})
+    context = StorageContext(base_dir=tmp_path, identifiers={}, write_timeout=60)
     store = MongoStorage.from_options({"url": mongo.shared(kind).url()}, context)
     nested = mongo.can(kind, "nested-arrays")
     with asyncio.Runner() as runner:

@@ -36,10 +36,10 @@ pytestmark = [pytest.mark.mongo, pytest.mark.slow]
 #: For tests that kill nothing, the database need not be durable.
 KIND = mongo.proxied_kind()
 #: Short time limits, so that the tests need not wait long for faults.
-IMPATIENT = "timeoutMS=1000&serverSelectionTimeoutMS=500"
+IMPATIENT = "timeoutMS=3000&serverSelectionTimeoutMS=2000"
 
 
-def storage(url: str, *, write_timeout: float = 4) -> str:
+def storage(url: str, *, write_timeout: float = 10) -> str:
     return f"""
 [storage]
 backend = "mongo"
@@ -57,7 +57,7 @@ def database() -> str:
 def run(server: Server, *arguments: str) -> subprocess.CompletedProcess[str]:
     """Run a command of ``engage`` with the config of this server."""
     command = [sys.executable, "-m", "engage", *arguments, "--config", str(server.config)]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=240)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -221,7 +221,7 @@ def check(server: Server, sender: Sender, before: Counter[str], fault: str) -> N
 
 def test_a_database_that_never_answers_is_503(tmp_path: Path) -> None:
     with Proxy(mongo.shared(KIND).address) as proxy:
-        text = storage(proxy.url(database(), "timeoutMS=1000&serverSelectionTimeoutMS=500"))
+        text = storage(proxy.url(database(), IMPATIENT))
         with start_server(tmp_path, storage=text) as server:
             assert server.track("before").status_code == 200
             proxy.rule = lambda *_: SILENCE
@@ -284,7 +284,7 @@ def test_four_processes_on_one_store_behave_as_one(tmp_path: Path) -> None:
         for number in range(4):
             folder = tmp_path / str(number)
             folder.mkdir()
-            servers.append(start_server(folder, storage=storage(url, write_timeout=8)))
+            servers.append(start_server(folder, storage=storage(url, write_timeout=60)))
         traffic = Traffic(5)
         requests = [traffic.request() for _ in range(60)]
         order = random.Random(5)

@@ -28,7 +28,9 @@ ATOMIC = mongo.kinds()[-1]
 
 @contextlib.asynccontextmanager
 async def opened(tmp_path: Path, url: str) -> AsyncIterator[MongoStorage]:
-    context = StorageContext(base_dir=tmp_path, identifiers={WORKSPACE: ("email",)})
+    context = StorageContext(
+        base_dir=tmp_path, identifiers={WORKSPACE: ("email",)}, write_timeout=60
+    )
     made = MongoStorage.from_options({"url": url}, context)
     await made.open(create=True)
     await mongo.prepared(made)
@@ -126,7 +128,7 @@ async def test_an_unchanged_value_needs_no_command(tmp_path: Path) -> None:
 @pytest.mark.parametrize("lost", ["users", "claims"])
 async def test_what_a_failure_cut_off_is_counted_once(tmp_path: Path, lost: str) -> None:
     with Proxy(mongo.shared(mongo.proxied_kind()).address) as proxy:
-        url = proxy.url(f"engage_test_{os.urandom(6).hex()}", "timeoutMS=2000")
+        url = proxy.url(f"engage_test_{os.urandom(6).hex()}", "timeoutMS=20000")
         async with opened(tmp_path, url) as made:
             proxy.rule = lambda name, command: (
                 CLOSE if name == "update" and command["update"] == lost else None

@@ -77,7 +77,7 @@ class WriterProcess:
 
     def until(self, lines: int) -> None:
         """Wait until it has printed more lines."""
-        before, deadline = len(self.lines()), time.monotonic() + 60
+        before, deadline = len(self.lines()), time.monotonic() + 240
         while len(self.lines()) < before + lines:
             assert self.process.poll() is None
             assert time.monotonic() < deadline, self.lines()[-3:]

@@ -265,6 +265,7 @@ async def test_counters_are_written_in_one_transaction(tmp_path: Path) -> None:
         assert synchronous == 2  # FULL
 
 
+@pytest.mark.timing
 async def test_a_day_of_minutes_is_read_in_a_moment(tmp_path: Path) -> None:
     """Of four processes with nine counters; it takes 0.08 s on two shared cores."""
     async with opened(tmp_path) as store:
