@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import asyncio
-import base64
 import contextlib
 import gc
 import sys
@@ -27,17 +26,15 @@ from engage.api import (
 from engage.app import build
 from engage.config import load
 from engage.keys import table as keys_module
-from engage.keys.changes import create_key
 from engage.log import lag as log_lag
 from engage.pipeline import ingest as ingest_module
 from engage.pipeline.subscriptions import subscription_hash
-from engage.upkeep.audit import Actor
 from support.exports import registry
 from support.http_client import Answer
 from support.log_loading import items_of
 from support.log_loading import load as load_log
 from support.memory_log import MemoryBroker
-from support.server_inprocess import Meddling, Serving, Valve, serving
+from support.server_inprocess import Meddling, Serving, Valve, basic, serving
 from support.server_process import KEY, SECRET, config_text
 from support.waiting import eventually
 
@@ -267,9 +264,8 @@ async def test_a_full_queue_is_a_503_for_the_key_that_filled_it(tmp_path: Path) 
         ]
         await eventually(lambda: server.app._ingest.waiting == 50)
         assert overloaded(await server.track())
-        basic = "Basic " + base64.b64encode(f"{other}:".encode()).decode()
         event = {"userId": "u", "event": "E"}
-        waiting.append(asyncio.create_task(server.send("/v1/track", event, key=basic)))
+        waiting.append(asyncio.create_task(server.send("/v1/track", event, key=basic(other))))
         await eventually(lambda: server.app._ingest.waiting == 51)
         broker.leaderless.clear()
         assert [(await task).status for task in waiting] == [200, 200, 200]
@@ -465,20 +461,6 @@ async def test_a_server_is_ready_while_its_log_is(
         assert no_log(await readyz(server))
         broker.weak = None
         assert (await readyz(server)).status == 200
-
-
-async def create(server: Serving, key_id: str = "ios") -> str:
-    """Create a key in the store."""
-    config = server.app.config
-    actor = Actor(who="somebody", origin="a test")
-    key = await create_key(
-        server.app.store, config.workspaces, "acme", key_id, actor=actor, now=1_795_000_000_000
-    )
-    return key.key
-
-
-def basic(key: str) -> str:
-    return "Basic " + base64.b64encode(f"{key}:".encode()).decode()
 
 
 @contextlib.asynccontextmanager

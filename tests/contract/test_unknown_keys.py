@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import asyncio
-import base64
 import contextlib
 import statistics
 import time
@@ -19,15 +18,11 @@ from engage.keys import table as keys
 from engage.keys.changes import create_key
 from engage.upkeep.audit import Actor
 from support.http_client import Answer
-from support.server_inprocess import BASIC, Serving, Valve, serving
+from support.server_inprocess import BASIC, Serving, Valve, basic, serving
 from support.waiting import eventually
 
 EVENT = {"userId": "u", "event": "E"}
 ACTOR = Actor(who="ann", origin="test")
-
-
-def basic(key: str) -> str:
-    return "Basic " + base64.b64encode(f"{key}:".encode()).decode()
 
 
 async def create(server: Serving, key_id: str = "ios") -> str:

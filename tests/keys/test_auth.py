@@ -91,6 +91,8 @@ def test_a_key_may_have_a_colon(text: str) -> None:
         encoded("key-9:"),
         encoded(":key-1"),
         "Basic /////w==",
+        encoded("KEY-1:"),
+        encoded("key-1x:"),
         f"{encoded('key-1:')},{encoded('key-1:')}",
     ],
 )

@@ -67,7 +67,13 @@ def test_known_encodings_are_accepted(header: Any, encoding: str) -> None:
     assert check_encoding(header) == encoding
 
 
-@pytest.mark.parametrize("header", ["br", "gzip, gzip", "zstd", "gzip,identity", ["gzip", "gzip"]])
+@pytest.mark.parametrize(
+    "header",
+    [
+        *("br", "gzip, gzip", "zstd", "gzip,identity", ["gzip", "gzip"], "compress"),
+        *("gzip,deflate", "gzip;q=1", "*", "identity, br"),
+    ],
+)
 def test_unknown_encodings_are_refused(header: Any) -> None:
     with pytest.raises(ApiError) as caught:
         check_encoding(header)
@@ -217,6 +223,7 @@ def test_minus_zero_is_decoded() -> None:
         b"[1,]",
         b"{'a':1}",
         b"// no\n{}",
+        b'{"a":/**/1}',
         b"NaN",
         b'{"a":Infinity}',
         b"-Infinity",
@@ -232,11 +239,16 @@ def test_minus_zero_is_decoded() -> None:
         b"-" + b"9" * 400,
         b'{"a":' + b"1" * 5000 + b"}",
         b'"\\ud800"',
+        b'"\\udc00"',
         b'"\\udc00\\ud800"',
         b'{"\\ud800":1}',
         b'"\xed\xa0\x80"',
         b'"\xff"',
         b'{"a":"\xc3"}',
+        b'"\xe2\x82"',
+        b'"\xc0\xaf"',
+        b'"\xe9"',
+        '{"a":1}'.encode("utf-16-le"),
         '{"a":1}'.encode("utf-16"),
         '{"a":1}'.encode("utf-32-le"),
         b'"\x01"',

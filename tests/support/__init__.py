@@ -24,6 +24,7 @@ A storage or a pipeline, without HTTP:
 - ``hosts``: hosts of their own on this machine, which a test cuts off
 - ``distributions``: installed plugin packages; ``examples``: those that the pages of docs/ build
 - ``exports``: what a store has, as ``engage export`` would write it
+- ``flaws``: storages, logs and readers with one flaw, which the conformance suites must find
 - ``exactly_once``: whether each acknowledged event is stored, once
 
 A server and clients:

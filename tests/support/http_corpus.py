@@ -17,16 +17,7 @@ from engage.keys.auth import KEYLESS_BODY
 from support.server_inprocess import BASIC
 from support.server_process import KEY
 
-__all__ = [
-    "GROUPS",
-    "HALF_CLOSE",
-    "HANG_UP",
-    "PAUSE",
-    "READ",
-    "READ_HEAD",
-    "WAIT",
-    "Group",
-]
+__all__ = ["GROUPS", "HALF_CLOSE", "HANG_UP", "PAUSE", "READ", "READ_HEAD", "WAIT", "Group"]
 
 # What a client does besides sending bytes.
 READ: Final = "read an answer"
@@ -112,17 +103,11 @@ def _usual() -> Iterator[tuple[str, Sequence[bytes | str]]]:
     length = f"Content-Length: {len(body)}"
     yield (
         "a key in the query",
-        [
-            head("POST", f"{TRACK}?writeKey={KEY}&a=%zz", length) + body,
-            READ,
-        ],
+        [head("POST", f"{TRACK}?writeKey={KEY}&a=%zz", length) + body, READ],
     )
     yield (
         "two keys in the query",
-        [
-            head("POST", f"{TRACK}?writeKey={KEY}&writeKey=b", "Content-Length: 2") + b"{}",
-            READ,
-        ],
+        [head("POST", f"{TRACK}?writeKey={KEY}&writeKey=b", "Content-Length: 2") + b"{}", READ],
     )
     yield (
         "an idempotency key",
@@ -153,10 +138,7 @@ def _usual() -> Iterator[tuple[str, Sequence[bytes | str]]]:
     yield "OPTIONS with a body", [post(TRACK, b"{}", method="OPTIONS"), READ]
     yield (
         "an odd preflight",
-        [
-            head("OPTIONS", TRACK, SHOP, "Access-Control-Request-Headers: a b"),
-            READ,
-        ],
+        [head("OPTIONS", TRACK, SHOP, "Access-Control-Request-Headers: a b"), READ],
     )
     yield "GET with a body", [post("/healthz", b"{}", method="GET"), READ, track("g"), READ]
 
@@ -169,10 +151,7 @@ def _usual() -> Iterator[tuple[str, Sequence[bytes | str]]]:
     yield "then 401", [head("POST", TRACK, wrong[1], "Content-Length: 2") + b"{}", READ]
     yield (
         "a length with zeros",
-        [
-            head("POST", TRACK, KEYED, "Content-Length: 0000000000000000002") + b"{}",
-            READ,
-        ],
+        [head("POST", TRACK, KEYED, "Content-Length: 0000000000000000002") + b"{}", READ],
     )
     for name, line in {
         "no key": "X-Nothing: x",
@@ -189,10 +168,7 @@ def _usual() -> Iterator[tuple[str, Sequence[bytes | str]]]:
         )
         yield (
             f"{name}, fetched",
-            [
-                head("POST", TRACK, line, "Sec-Fetch-Mode: cors", "Content-Length: 2") + b"{}",
-                READ,
-            ],
+            [head("POST", TRACK, line, "Sec-Fetch-Mode: cors", "Content-Length: 2") + b"{}", READ],
         )
         if name != "no key":
             yield f"{name}, the body later", [request, READ, b"{}" + track(f"later {name}"), READ]
@@ -223,13 +199,7 @@ def _usual() -> Iterator[tuple[str, Sequence[bytes | str]]]:
         ],
     )
     yield "bad chunks", [head("POST", TRACK, KEYED, CHUNKED) + b"zz\r\n", READ]
-    yield (
-        "bad chunks and a wrong key",
-        [
-            head("POST", TRACK, wrong[1], CHUNKED) + b"zz\r\n",
-            READ,
-        ],
-    )
+    yield ("bad chunks and a wrong key", [head("POST", TRACK, wrong[1], CHUNKED) + b"zz\r\n", READ])
     yield "bad chunks later", [head("POST", TRACK, KEYED, CHUNKED), PAUSE, b"zz\r\n", READ]
 
     # Without a key in the head the limit is 1 MiB.
@@ -245,11 +215,7 @@ def _usual() -> Iterator[tuple[str, Sequence[bytes | str]]]:
     yield "a truncated body later", [post(TRACK, b"{}")[:-1], PAUSE, HALF_CLOSE, READ]
     yield (
         "a truncated body and a wrong key",
-        [
-            head("POST", TRACK, wrong[1], "Content-Length: 9") + b"{}",
-            HALF_CLOSE,
-            READ,
-        ],
+        [head("POST", TRACK, wrong[1], "Content-Length: 9") + b"{}", HALF_CLOSE, READ],
     )
     yield "a half-closed connection", [track("h"), HALF_CLOSE, READ]
     yield "two requests, half-closed", [track("h1") + track("h2"), HALF_CLOSE, READ, READ]
@@ -273,10 +239,7 @@ def _usual() -> Iterator[tuple[str, Sequence[bytes | str]]]:
     )
     yield (
         "Expect for another method",
-        [
-            head("GET", "/healthz", "Expect: 100-continue", "Content-Length: 3"),
-            READ,
-        ],
+        [head("GET", "/healthz", "Expect: 100-continue", "Content-Length: 3"), READ],
     )
 
     pipeline = [track(f"p{n}") for n in range(3)]
@@ -302,22 +265,14 @@ def _usual() -> Iterator[tuple[str, Sequence[bytes | str]]]:
     yield "an old client", [head("GET", "/healthz", version="1.0"), READ]
     yield (
         "an old client that stays",
-        [
-            head("GET", "/healthz", "Connection: keep-alive", version="1.0"),
-            READ,
-            track("p9"),
-            READ,
-        ],
+        [head("GET", "/healthz", "Connection: keep-alive", version="1.0"), READ, track("p9"), READ],
     )
 
     for sent in ("from-client", "short", "not harmless!", "x" * 65, "a.b_c-123"):
         yield f"the request id {sent}", [track(f"i{len(sent)}", f"X-Request-Id: {sent}"), READ]
         yield (
             f"an error with the request id {sent}",
-            [
-                head("GET", "/nothing", f"X-Request-Id: {sent}"),
-                READ,
-            ],
+            [head("GET", "/nothing", f"X-Request-Id: {sent}"), READ],
         )
     yield "from a page", [track("o1", SHOP), READ]
     yield "from an odd origin", [track("o2", "Origin: a b"), READ]
@@ -382,13 +337,7 @@ def _events(name: str) -> Iterator[tuple[str, Sequence[bytes | str]]]:
     yield "an event", [track(f"{name} 1"), READ]
     yield "an event of a page", [track(f"{name} 2", SHOP), READ]
     yield "a pipeline", [track(f"{name} 3") + track(f"{name} 4"), READ, READ]
-    yield (
-        "an old client",
-        [
-            head("GET", "/readyz", "Connection: keep-alive", version="1.0"),
-            READ,
-        ],
-    )
+    yield ("an old client", [head("GET", "/readyz", "Connection: keep-alive", version="1.0"), READ])
     yield "alive", [head("GET", "/healthz"), READ]
     yield "ready", [head("GET", "/readyz"), READ]
     yield "a wrong key", [head("POST", TRACK, "Authorization: x", "Content-Length: 1") + b"1", READ]

@@ -32,8 +32,14 @@ from support.memory_log import MemoryBroker, MemoryLog
 from support.server_process import KEY, SQLITE, config_text
 from support.waiting import DEADLINE, eventually
 
+
+def basic(text: str) -> str:
+    """Return the header for these credentials."""
+    return "Basic " + base64.b64encode(text.encode()).decode()
+
+
 #: The usual header.
-BASIC = "Basic " + base64.b64encode(f"{KEY}:".encode()).decode()
+BASIC = basic(f"{KEY}:")
 
 
 class Serving:

@@ -26,6 +26,7 @@ from engage.api import (
     StorageUnavailable,
 )
 from engage.testing import LogConformance
+from support import flaws
 from support.memory_log import BROKERS, MemoryBroker, MemoryLog, MemoryReader
 
 
@@ -100,26 +101,12 @@ class AppendsLater(MemoryLog):
         await super().close()
 
 
-class LosesHeaders(MemoryLog):
-    """Keeps the headers that engage uses today."""
-
-    async def append(self, records: Sequence[LogRecord]) -> Sequence[Outcome]:
-        return await super().append(
-            [dataclasses.replace(one, headers={"meta": one.headers["meta"]}) for one in records]
-        )
-
-
-class KeepsText(MemoryLog):
-    """Takes values for text."""
-
-    async def append(self, records: Sequence[LogRecord]) -> Sequence[Outcome]:
-        text = [one.value.decode(errors="replace").encode() for one in records]
-        return await super().append(
-            [
-                dataclasses.replace(one, value=value)
-                for one, value in zip(records, text, strict=True)
-            ]
-        )
+#: Keeps the headers that engage uses today.
+LosesHeaders = flaws.given(MemoryLog, "append", headers=lambda one: {"meta": one.headers["meta"]})
+#: Takes values for text.
+KeepsText = flaws.given(
+    MemoryLog, "append", value=lambda one: one.value.decode(errors="replace").encode()
+)
 
 
 class AppendsTwice(MemoryLog):
@@ -257,12 +244,10 @@ class IsUnavailableToLargeDeadRecords(MemoryLog):
         return outcomes
 
 
-class DropsLargeDeadRecords(MemoryLog):
-    """Loses a dead letter that is too large, silently."""
-
-    async def append_dead(self, records: Sequence[LogRecord]) -> Sequence[Outcome]:
-        await super().append_dead(records)
-        return [Outcome(Status.STORED)] * len(records)
+#: Loses a dead letter that is too large, silently.
+DropsLargeDeadRecords = flaws.returned(
+    MemoryLog, "append_dead", lambda outcomes: [Outcome(Status.STORED)] * len(outcomes)
+)
 
 
 class HasALowerLimitForDeadRecords(MemoryLog):
@@ -298,18 +283,10 @@ class NeverCloses(MemoryLog):
 
 
 # ------------------------------------------------------------------------------- flaws of reading
-class IgnoresCounts(MemoryReader):
-    """Returns everything there is."""
-
-    async def read(self, *, max_records: int, max_bytes: int, wait: float) -> Batch:
-        return await super().read(max_records=1000, max_bytes=max_bytes, wait=wait)
-
-
-class IgnoresSizes(MemoryReader):
-    """Returns batches of any size."""
-
-    async def read(self, *, max_records: int, max_bytes: int, wait: float) -> Batch:
-        return await super().read(max_records=max_records, max_bytes=1 << 30, wait=wait)
+#: Returns everything there is.
+IgnoresCounts = flaws.called(MemoryReader, "read", max_records=1000)
+#: Returns batches of any size.
+IgnoresSizes = flaws.called(MemoryReader, "read", max_bytes=1 << 30)
 
 
 class IsStuckAtLargeRecords(MemoryReader):
@@ -324,12 +301,8 @@ class IsStuckAtLargeRecords(MemoryReader):
         return batch
 
 
-class SortsByTime(MemoryReader):
-    """Returns the newest records first."""
-
-    async def read(self, **options: Any) -> Batch:
-        batch = await super().read(**options)
-        return dataclasses.replace(batch, records=batch.records[::-1])
+#: Returns the newest records first.
+SortsByTime = flaws.returned(MemoryReader, "read", records=lambda batch: batch.records[::-1])
 
 
 class ReturnsAgain(MemoryReader):
@@ -340,11 +313,8 @@ class ReturnsAgain(MemoryReader):
         return await super().read(**options)
 
 
-class DoesNotWait(MemoryReader):
-    """Returns at once."""
-
-    async def read(self, *, wait: float, **options: Any) -> Batch:
-        return await super().read(wait=0, **options)
+#: Returns at once.
+DoesNotWait = flaws.called(MemoryReader, "read", wait=0)
 
 
 class BeginsAtTheEnd(MemoryReader):
@@ -427,11 +397,8 @@ class AlwaysBeginsAtTheTime(MemoryReader):
             self.offsets[number] = self.log.broker.start("never", number, self.since)
 
 
-class JumpsOverGaps(MemoryReader):
-    """Continues at the first record that is there, silently."""
-
-    async def read(self, **options: Any) -> Batch:
-        return dataclasses.replace(await super().read(**options), gaps={})
+#: Continues at the first record that is there, silently.
+JumpsOverGaps = flaws.returned(MemoryReader, "read", gaps={})
 
 
 class AlwaysReportsAGap(MemoryReader):
@@ -465,18 +432,10 @@ class TakesTheNewest(MemoryLog):
         return dataclasses.replace(found, oldest_at=newest if found.records else None)
 
 
-class HidesGapsOfTheBacklog(MemoryLog):
-    """Counts what is left after a gap, and does not report the gap."""
-
-    async def backlog(self, group: str) -> Backlog:
-        return dataclasses.replace(await super().backlog(group), gaps={})
-
-
-class ForgetsWhatWasDeleted(MemoryLog):
-    """Has all partitions begin at 0, however many records were deleted."""
-
-    async def firsts(self) -> Mapping[int, int]:
-        return {}
+#: Counts what is left after a gap, and does not report the gap.
+HidesGapsOfTheBacklog = flaws.returned(MemoryLog, "backlog", gaps={})
+#: Has all partitions begin at 0, however many records were deleted.
+ForgetsWhatWasDeleted = flaws.returned(MemoryLog, "firsts", lambda firsts: {})
 
 
 # -------------------------------------------------------------------------------- flaws of groups

@@ -12,7 +12,7 @@ import pytest
 
 from engage.testing import LogConformance
 
-EXAMPLE = Path(__file__).resolve().parents[1] / "example_log"
+EXAMPLE = Path(__file__).resolve().parents[2] / "example_log"
 
 GOOD = """
 import engage_tape

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import functools
+import itertools
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -33,13 +35,26 @@ from engage.api import (
     RecordStore,
     Status,
     StorageUnavailable,
-    SubscriptionChange,
     SubscriptionStore,
-    UserProfile,
 )
 from engage.testing import Bench, StorageConformance, harness
 from engage_plugins.sqlite.store import SqliteStorage
+from support import flaws
 from support.memory_store import MemoryEvents
+
+given = functools.partial(flaws.given, SqliteStorage)
+returned = functools.partial(flaws.returned, SqliteStorage)
+#: Ascend, and are later than the times of the suite.
+_NUMBERS = itertools.count(1_800_000_000_000)
+
+
+def _mirrored(name: str) -> str:
+    """Return a name that sorts the other way."""
+    return "".join(chr(0x10000 + 0x7F - ord(one)) for one in name)
+
+
+def _times(one: Event) -> tuple[int, int]:
+    return one.received_at, one.timestamp
 
 
 class Acknowledges(SqliteStorage):
@@ -75,12 +90,8 @@ class AllOrNothing(SqliteStorage):
         return await super().write(events)
 
 
-class StopsAtNul(SqliteStorage):
-    """Ends a key at the first NUL, like a string in C."""
-
-    async def write(self, events: Sequence[Event]) -> Sequence[Outcome]:
-        cut = [dataclasses.replace(one, message_id=one.message_id.split("\0")[0]) for one in events]
-        return await super().write(cut)
+#: Ends a key at the first NUL, like a string in C.
+StopsAtNul = given("write", message_id=lambda one: one.message_id.split("\0")[0])
 
 
 class ForgetsTheCursor(SqliteStorage):
@@ -91,30 +102,10 @@ class ForgetsTheCursor(SqliteStorage):
         return await super().scan(wanted, after=after, limit=limit)
 
 
-class ByArrival(SqliteStorage):
-    """The last write that arrives wins, whatever its time."""
-
-    def __init__(self, *arguments: Any, **options: Any) -> None:
-        super().__init__(*arguments, **options)
-        self._clock = 1_800_000_000_000
-
-    async def write(self, events: Sequence[Event]) -> Sequence[Outcome]:
-        later = []
-        for event in events:
-            self._clock += 1
-            later.append(dataclasses.replace(event, timestamp=self._clock))
-        return await super().write(later)
-
-
-class TiesTheOtherWay(SqliteStorage):
-    """At the same millisecond, the least id wins."""
-
-    async def write(self, events: Sequence[Event]) -> Sequence[Outcome]:
-        turned = []
-        for event in events:
-            name = "".join(chr(0x10000 + 0x7F - ord(one)) for one in event.message_id)
-            turned.append(dataclasses.replace(event, message_id=name))
-        return await super().write(turned)
+#: The last write that arrives wins, whatever its time.
+ByArrival = given("write", timestamp=lambda one: next(_NUMBERS))
+#: At the same millisecond, the least id wins.
+TiesTheOtherWay = given("write", message_id=lambda one: _mirrored(one.message_id))
 
 
 class AppliesTwice(SqliteStorage):
@@ -147,79 +138,26 @@ class OneAtATime(SqliteStorage):
             self._writing = False
 
 
-class ForgetsIds(SqliteStorage):
-    """Treats every change of a subscription as new."""
-
-    _count = 0
-
-    async def apply(self, change: SubscriptionChange) -> Mapping[str, bool]:
-        self._count += 1
-        return await super().apply(dataclasses.replace(change, id=f"{change.id}{self._count}"))
-
-
-class OneBudget(SqliteStorage):
-    """Dead letters of the API and of deliveries displace each other."""
-
-    async def keep(self, letters: Sequence[DeadLetter]) -> Sequence[bool]:
-        return await super().keep([dataclasses.replace(one, origin="api") for one in letters])
-
-
-class OneReserve(SqliteStorage):
-    """Conflicts and refused items displace each other."""
-
-    async def keep(self, letters: Sequence[DeadLetter]) -> Sequence[bool]:
-        return await super().keep([dataclasses.replace(one, reason="x") for one in letters])
-
-
-class KeepsAll(SqliteStorage):
-    """Reports each letter as kept."""
-
-    async def keep(self, letters: Sequence[DeadLetter]) -> Sequence[bool]:
-        await super().keep(letters)
-        return [True] * len(letters)
-
-
-class YoungestFirst(SqliteStorage):
-    """Returns users in the wrong order."""
-
-    async def find_users(
-        self, workspace_id: str, trait: str, values: Sequence[str]
-    ) -> Mapping[str, Sequence[str]]:
-        found = await super().find_users(workspace_id, trait, values)
-        return {value: list(reversed(users)) for value, users in found.items()}
-
-
-class IgnoresRemovals(SqliteStorage):
-    """Stores removals of traits as events of a client."""
-
-    async def write(self, events: Sequence[Event]) -> Sequence[Outcome]:
-        return await super().write(
-            [
-                dataclasses.replace(one, origin="api") if one.origin == OPERATOR_ORIGIN else one
-                for one in events
-            ]
-        )
-
-
-class AnyoneRemoves(SqliteStorage):
-    """Applies removals of traits that a client sends."""
-
-    async def write(self, events: Sequence[Event]) -> Sequence[Outcome]:
-        return await super().write(
-            [
-                dataclasses.replace(one, origin=OPERATOR_ORIGIN) if b"removed" in one.body else one
-                for one in events
-            ]
-        )
-
-
-class ClaimsByTimestamp(SqliteStorage):
-    """Takes the client's time for the time of receipt."""
-
-    async def write(self, events: Sequence[Event]) -> Sequence[Outcome]:
-        return await super().write(
-            [dataclasses.replace(one, received_at=one.timestamp) for one in events]
-        )
+#: Treats every change of a subscription as new.
+ForgetsIds = given("apply", id=lambda one: f"{one.id}{next(_NUMBERS)}")
+#: Dead letters of the API and of deliveries displace each other.
+OneBudget = given("keep", origin="api")
+#: Conflicts and refused items displace each other.
+OneReserve = given("keep", reason="x")
+#: Reports each letter as kept.
+KeepsAll = returned("keep", lambda kept: [True] * len(kept))
+#: Returns users in the wrong order.
+YoungestFirst = returned("find_users", lambda found: {name: found[name][::-1] for name in found})
+#: Stores removals of traits as events of a client.
+IgnoresRemovals = given(
+    "write", origin=lambda one: "api" if one.origin == OPERATOR_ORIGIN else one.origin
+)
+#: Applies removals of traits that a client sends.
+AnyoneRemoves = given(
+    "write", origin=lambda one: OPERATOR_ORIGIN if b"removed" in one.body else one.origin
+)
+#: Takes the client's time for the time of receipt.
+ClaimsByTimestamp = given("write", received_at=lambda one: one.timestamp)
 
 
 class KeepsEveryClaim(SqliteStorage):
@@ -255,36 +193,17 @@ class KeepsNoLaterClaim(KeepsEveryClaim):
     bound = 100
 
 
-class LosesTheHundredthClaim(SqliteStorage):
-    """Loses the claim of the hundredth value."""
-
-    async def find_users(
-        self, workspace_id: str, trait: str, values: Sequence[str]
-    ) -> Mapping[str, Sequence[str]]:
-        found = await super().find_users(workspace_id, trait, values)
-        return {
-            value: users[::-1] if value.startswith("99@") else users
-            for value, users in found.items()
-        }
-
-
-class OnePageOfHolders(SqliteStorage):
-    """Returns the first users with an address only."""
-
-    async def holders(self, *arguments: Any, after: str | None, limit: int) -> Page[str]:
-        page = await super().holders(*arguments, after=after, limit=limit)
-        return Page(page.items, None)
-
-
-class LosesNull(SqliteStorage):
-    """Loses a trait that is null."""
-
-    async def profile(self, workspace_id: str, user_id: str) -> UserProfile | None:
-        found = await super().profile(workspace_id, user_id)
-        if found is None:
-            return None
-        traits = {name: value for name, value in found.traits.items() if value is not None}
-        return dataclasses.replace(found, traits=traits)
+#: Loses the claim of the hundredth value.
+LosesTheHundredthClaim = returned(
+    "find_users",
+    lambda found: {name: users[:: -1 if name[:3] == "99@" else 1] for name, users in found.items()},
+)
+#: Returns the first users with an address only.
+OnePageOfHolders = returned("holders", cursor=None)
+#: Loses a trait that is null.
+LosesNull = returned(
+    "profile", traits=lambda one: {name: x for name, x in one.traits.items() if x is not None}
+)
 
 
 class SaysSomethingElse(SqliteStorage):
@@ -297,13 +216,8 @@ class SaysSomethingElse(SqliteStorage):
             raise RuntimeError("driver") from error
 
 
-class RecentByTime(SqliteStorage):
-    """Sorts a page of the newest events by their own time."""
-
-    async def recent(self, wanted: Any, *, before: str | None = None, limit: int) -> Page[Event]:
-        page = await super().recent(wanted, before=before, limit=limit)
-        items = sorted(page.items, key=lambda one: (one.received_at, one.timestamp), reverse=True)
-        return Page(items, page.cursor)
+#: Sorts a page of the newest events by their own time.
+RecentByTime = returned("recent", items=lambda page: sorted(page.items, key=_times, reverse=True))
 
 
 class RecentByOffset(SqliteStorage):
@@ -325,30 +239,12 @@ class RecentByReceipt(SqliteStorage):
         return Page(page.items, str(page.items[-1].received_at) if page.items else None)
 
 
-class IgnoresNewFilters(SqliteStorage):
-    """Returns recent events whatever their name, and origin, and end."""
-
-    async def recent(self, wanted: Any, *, before: str | None = None, limit: int) -> Page[Event]:
-        wanted = dataclasses.replace(wanted, name=None, origin=None, until=None)
-        return await super().recent(wanted, before=before, limit=limit)
-
-
-class TakesTheNameForAPrefix(SqliteStorage):
-    """Finds no event if only the beginning of its name is wanted. It ends a name at a NUL."""
-
-    async def scan(self, wanted: Any, *, after: str | None, limit: int) -> Page[Event]:
-        if wanted.name is not None:
-            wanted = dataclasses.replace(wanted, name=wanted.name.split("\0")[0])
-        return await super().scan(wanted, after=after, limit=limit)
-
-
-class OldLetters(SqliteStorage):
-    """Does not know the newer fields of a letter."""
-
-    async def keep(self, letters: Sequence[DeadLetter]) -> Sequence[bool]:
-        return await super().keep(
-            [dataclasses.replace(one, operation=None, envelope=None) for one in letters]
-        )
+#: Returns recent events whatever their name, and origin, and end.
+IgnoresNewFilters = given("recent", name=None, origin=None, until=None)
+#: Finds no event if only the beginning of its name is wanted. It ends a name at a NUL.
+TakesTheNameForAPrefix = given("scan", name=lambda one: one.name and one.name.split("\0")[0])
+#: Does not know the newer fields of a letter.
+OldLetters = given("keep", operation=None, envelope=None)
 
 
 class FindsLettersOfAll(SqliteStorage):
@@ -359,14 +255,8 @@ class FindsLettersOfAll(SqliteStorage):
         return next((one for one in page.items if one.id == letter_id), None)
 
 
-class OldestLettersFirst(SqliteStorage):
-    """Returns each page of the newest letters in order of arrival."""
-
-    async def recent_dead_letters(
-        self, workspace_id: str | None, *, before: str | None = None, limit: int
-    ) -> Page[DeadLetter]:
-        page = await super().recent_dead_letters(workspace_id, before=before, limit=limit)
-        return Page(list(reversed(page.items)), page.cursor)
+#: Returns each page of the newest letters in order of arrival.
+OldestLettersFirst = returned("recent_dead_letters", items=lambda page: page.items[::-1])
 
 
 class ComparesBefore(SqliteStorage):
@@ -392,24 +282,12 @@ class ZeroMeansAny(SqliteStorage):
         return await super().put_record(record, expected_version=expected_version or None)
 
 
-class ChecksNoLimits(SqliteStorage):
-    """Cuts what is too long."""
-
-    async def put_record(
-        self, record: Record, *, expected_version: int | None = None
-    ) -> int | None:
-        cut = dataclasses.replace(record, body=record.body[:MAX_RECORD_BYTES], id=record.id[:256])
-        return await super().put_record(cut, expected_version=expected_version)
-
-
-class FoldsIds(SqliteStorage):
-    """Ignores the case of the ids of records."""
-
-    async def put_record(
-        self, record: Record, *, expected_version: int | None = None
-    ) -> int | None:
-        folded = dataclasses.replace(record, id=record.id.lower())
-        return await super().put_record(folded, expected_version=expected_version)
+#: Cuts what is too long.
+ChecksNoLimits = given(
+    "put_record", body=lambda one: one.body[:MAX_RECORD_BYTES], id=lambda one: one.id[:256]
+)
+#: Ignores the case of the ids of records.
+FoldsIds = given("put_record", id=lambda one: one.id.lower())
 
 
 class SortsByUtf16(SqliteStorage):
@@ -464,20 +342,10 @@ class LastCountWins(SqliteStorage):
         await super().put_counts(counts)
 
 
-class JoinsLabels(SqliteStorage):
-    """Makes one text of the labels."""
-
-    async def put_counts(self, counts: Sequence[Count]) -> None:
-        await super().put_counts(
-            [dataclasses.replace(one, labels=(",".join(one.labels),)) for one in counts]
-        )
-
-
-class ForgetsProcesses(SqliteStorage):
-    """Keeps one register for all processes."""
-
-    async def put_counts(self, counts: Sequence[Count]) -> None:
-        await super().put_counts([dataclasses.replace(one, process="") for one in counts])
+#: Makes one text of the labels.
+JoinsLabels = given("put_counts", labels=lambda one: (",".join(one.labels),))
+#: Keeps one register for all processes.
+ForgetsProcesses = given("put_counts", process="")
 
 
 class IncludesTheEnd(SqliteStorage):
@@ -495,12 +363,10 @@ class ExpiresAllSteps(SqliteStorage):
         return await super().expire_counts(step, before, limit=limit)
 
 
-class ScansOneStep(SqliteStorage):
-    """Leaves the hours out of a copy."""
-
-    async def scan_counts(self, *, after: str | None, limit: int) -> Page[Count]:
-        page = await super().scan_counts(after=after, limit=limit)
-        return Page([one for one in page.items if one.step == 60], page.cursor)
+#: Leaves the hours out of a copy.
+ScansOneStep = returned(
+    "scan_counts", items=lambda page: [one for one in page.items if one.step == 60]
+)
 
 
 class LosesWhatItCannotWrite(SqliteStorage):
