@@ -13,7 +13,6 @@ no more registers than it needs.
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import logging
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
@@ -37,17 +36,6 @@ _END: Final = 10**14
 
 #: A counter in a step of time: at, name, workspace, labels.
 _Series = tuple[int, str, str, tuple[str, ...]]
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Wanted:
-    """Which counters are summed, as the parameters of :meth:`CountStore.counts`."""
-
-    step: int
-    since: int
-    until: int
-    names: Sequence[str] | None
-    workspace_id: str | None
 
 
 class Counts:
@@ -80,21 +68,31 @@ class Counts:
         if refused:
             _log.error("%d counters can never be stored (code %d)", len(refused), refused[0])
 
-    async def sums(self, wanted: Wanted, *, after: str | None, limit: int) -> Page[CountSum]:
+    async def sums(
+        self,
+        step: int,
+        *,
+        since: int,
+        until: int,
+        names: Sequence[str] | None = None,
+        workspace_id: str | None = None,
+        after: str | None = None,
+        limit: int,
+    ) -> Page[CountSum]:
         """Return a page of sums; see :meth:`CountStore.counts`."""
-        start, end = _start(wanted.step, wanted.since), _start(wanted.step, wanted.until)
+        start, end = _start(step, since), _start(step, until)
         query: dict[str, Any] = {"_id": {"$gte": start, "$lt": end}}
         if after is not None:
             query["_id"] = {"$gt": max(after, start), "$lt": end}
-        if wanted.names is not None:
-            if not wanted.names:
+        if names is not None:
+            if not names:
                 return Page((), None)
-            query["name"] = any_of(wanted.names)
-        if wanted.workspace_id is not None:
-            query["workspaceId"] = wanted.workspace_id
+            query["name"] = any_of(names)
+        if workspace_id is not None:
+            query["workspaceId"] = workspace_id
         with self._connection.calling() as db:
             cursor = db[COUNTS].find(query, {"value": 1}).sort([("_id", 1)])
-            return await _summed(cursor, wanted.step, limit)
+            return await _summed(cursor, step, limit)
 
     async def scan(self, *, after: str | None, limit: int) -> Page[Count]:
         """Return a page of all registers."""

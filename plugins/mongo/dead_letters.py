@@ -137,7 +137,7 @@ class DeadLetters:
         return Page(items, None if last is None else str(last["_seq"]))
 
     async def recent(
-        self, workspace_id: str | None, *, before: str | None, limit: int
+        self, workspace_id: str | None, *, before: str | None = None, limit: int
     ) -> Page[DeadLetter]:
         """Return a page of dead letters, newest first."""
         query: dict[str, Any] = {} if workspace_id is None else {"workspaceId": workspace_id}

@@ -75,7 +75,9 @@ class Events:
             items, last = await read_page(db[EVENTS].find(query).sort(ARRIVAL), limit, _sized)
         return Page(items, None if last is None else cursor_of(last))
 
-    async def recent(self, wanted: EventFilter, *, before: str | None, limit: int) -> Page[Event]:
+    async def recent(
+        self, wanted: EventFilter, *, before: str | None = None, limit: int
+    ) -> Page[Event]:
         """Return a page of events, newest first; see :meth:`EventStore.recent`.
 
         A filter that rarely fits would read far back. So the events are looked at in windows, each
@@ -158,7 +160,7 @@ class Events:
         found = await cursor.sort(NEWEST_FIRST).skip(number - 1).limit(1).to_list(None)
         return found[0] if found else None
 
-    async def expire(self, before: int, *, limit: int, force: bool) -> int:
+    async def expire(self, before: int, *, limit: int, force: bool = False) -> int:
         """Delete the oldest events, and return how many; see :meth:`EventStore.expire`."""
 
         async def newest_is_due(db: Any) -> bool:

@@ -37,7 +37,7 @@ class Records:
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
 
-    async def put(self, record: Record, *, expected_version: int | None) -> int | None:
+    async def put(self, record: Record, *, expected_version: int | None = None) -> int | None:
         """Write a record; see :meth:`RecordStore.put_record`."""
         record.check()
         key = pair_id(record.kind, record.workspace_id, record.id)
@@ -114,10 +114,11 @@ class Records:
     async def scan(
         self,
         kind: str | None,
-        workspace_id: str | None,
-        after: str | None,
+        workspace_id: str | None = None,
+        *,
+        after: str | None = None,
         limit: int,
-        reverse: bool,
+        reverse: bool = False,
     ) -> Page[Record]:
         """Return a page of records; see :meth:`RecordStore.list_records`."""
         fixed = {"kind": kind, "workspaceId": workspace_id}

@@ -5,41 +5,32 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 import time
-from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 
 from bson.datetime_ms import DatetimeMS
 
 from engage.api import (
-    BudgetUse,
-    Count,
     CountStore,
-    CountSum,
     DeadLetter,
     DeadLetterStore,
     Event,
-    EventFilter,
     EventStore,
-    GroupProfile,
     Outcome,
-    Page,
     ProfileStore,
-    Record,
     RecordStore,
     StorageContext,
     StorageError,
     StorageUnavailable,
     SubscriptionChange,
-    SubscriptionRecord,
-    SubscriptionState,
     SubscriptionStore,
-    UserProfile,
 )
 
 from .connection import CLOSE_SECONDS, Connection
-from .counts import Counts, Wanted
+from .counts import Counts
 from .dead_letters import DeadLetters
 from .documents import Sequencer
 from .events import Events
@@ -55,6 +46,28 @@ _log = logging.getLogger("engage.storage.mongo")
 
 #: Seconds between an acknowledgement and the removal of its marks.
 _PAUSE: Final = 1.0
+
+
+Parameters = ParamSpec("Parameters")
+Result = TypeVar("Result")
+
+
+def _once_ready(
+    part: str, method: Callable[Concatenate[Any, Parameters], Coroutine[Any, Any, Result]]
+) -> Callable[Concatenate[MongoStorage, Parameters], Coroutine[Any, Any, Result]]:
+    """Return a method of the storage that calls one of its parts when the store is prepared.
+
+    :param part: the name of the attribute that has the part.
+    """
+
+    @functools.wraps(method)
+    async def call(
+        self: MongoStorage, /, *arguments: Parameters.args, **options: Parameters.kwargs
+    ) -> Result:
+        await self._ready()
+        return await method(getattr(self, part), *arguments, **options)
+
+    return call
 
 
 class MongoStorage(
@@ -194,7 +207,7 @@ class MongoStorage(
         with self._connection.calling():
             await self._subscriptions.recover()
 
-    # ----------------------------------------------------------------------------------- events
+    # --------------------------------------------------------------------------------- the parts
     async def write(self, events: Sequence[Event]) -> Sequence[Outcome]:
         await self._ready()
         try:
@@ -202,54 +215,17 @@ class MongoStorage(
         finally:
             self.dropped_changes = self._writer.dropped_changes
 
-    async def find(self, workspace_id: str, origin: str, message_id: str) -> Event | None:
-        await self._ready()
-        return await self._events.find(workspace_id, origin, message_id)
+    find = _once_ready("_events", Events.find)
+    scan = _once_ready("_events", Events.scan)
+    recent = _once_ready("_events", Events.recent)
+    expire = _once_ready("_events", Events.expire)
 
-    async def scan(self, wanted: EventFilter, *, after: str | None, limit: int) -> Page[Event]:
-        await self._ready()
-        return await self._events.scan(wanted, after=after, limit=limit)
+    profile = _once_ready("_profiles", Profiles.find)
+    scan_users = _once_ready("_profiles", Profiles.scan_users)
+    scan_groups = _once_ready("_profiles", Profiles.scan_groups)
+    find_users = _once_ready("_identifiers", Identifiers.find_users)
+    holders = _once_ready("_identifiers", Identifiers.holders)
 
-    async def expire(self, before: int, *, limit: int, force: bool = False) -> int:
-        await self._ready()
-        return await self._events.expire(before, limit=limit, force=force)
-
-    async def recent(
-        self, wanted: EventFilter, *, before: str | None = None, limit: int
-    ) -> Page[Event]:
-        await self._ready()
-        return await self._events.recent(wanted, before=before, limit=limit)
-
-    # --------------------------------------------------------------------------------- profiles
-    async def profile(self, workspace_id: str, user_id: str) -> UserProfile | None:
-        await self._ready()
-        return await self._profiles.find(workspace_id, user_id)
-
-    async def find_users(
-        self, workspace_id: str, trait: str, values: Sequence[str]
-    ) -> Mapping[str, Sequence[str]]:
-        await self._ready()
-        return await self._identifiers.find_users(workspace_id, trait, values)
-
-    async def holders(
-        self, workspace_id: str, trait: str, value: str, *, after: str | None, limit: int
-    ) -> Page[str]:
-        await self._ready()
-        return await self._identifiers.holders(workspace_id, trait, value, after=after, limit=limit)
-
-    async def scan_users(
-        self, workspace_id: str | None, *, after: str | None, limit: int
-    ) -> Page[UserProfile]:
-        await self._ready()
-        return await self._profiles.scan_users(workspace_id, after=after, limit=limit)
-
-    async def scan_groups(
-        self, workspace_id: str | None, *, after: str | None, limit: int
-    ) -> Page[GroupProfile]:
-        await self._ready()
-        return await self._profiles.scan_groups(workspace_id, after=after, limit=limit)
-
-    # ---------------------------------------------------------------------------- subscriptions
     async def apply(self, change: SubscriptionChange) -> Mapping[str, bool]:
         await self._ready()
         choices = await self._subscriptions.apply(change)
@@ -257,116 +233,29 @@ class MongoStorage(
             self._work.set()
         return choices
 
-    async def state(self, workspace_id: str, user_id: str) -> Mapping[str, bool]:
-        await self._ready()
-        return await self._subscriptions.state(workspace_id, user_id)
+    state = _once_ready("_subscriptions", Subscriptions.state)
+    scan_subscriptions = _once_ready("_subscriptions", Subscriptions.scan)
+    history = _once_ready("_subscriptions", Subscriptions.history)
 
-    async def scan_subscriptions(
-        self, workspace_id: str | None, *, after: str | None, limit: int
-    ) -> Page[SubscriptionState]:
-        await self._ready()
-        return await self._subscriptions.scan(workspace_id, after=after, limit=limit)
-
-    async def history(
-        self, workspace_id: str | None, user_id: str | None, *, after: str | None, limit: int
-    ) -> Page[SubscriptionRecord]:
-        await self._ready()
-        return await self._subscriptions.history(workspace_id, user_id, after=after, limit=limit)
-
-    # ----------------------------------------------------------------------------- dead letters
     async def put(self, letters: Sequence[DeadLetter]) -> int:
         return sum(not kept for kept in await self.keep(letters))
 
-    async def keep(self, letters: Sequence[DeadLetter]) -> Sequence[bool]:
-        await self._ready()
-        return await self._dead_letters.keep(letters)
+    keep = _once_ready("_dead_letters", DeadLetters.keep)
+    budget_use = _once_ready("_dead_letters", DeadLetters.use)
+    scan_dead_letters = _once_ready("_dead_letters", DeadLetters.scan)
+    recent_dead_letters = _once_ready("_dead_letters", DeadLetters.recent)
+    dead_letter = _once_ready("_dead_letters", DeadLetters.find)
+    remove = _once_ready("_dead_letters", DeadLetters.remove)
+    expire_dead_letters = _once_ready("_dead_letters", DeadLetters.expire)
 
-    async def budget_use(self) -> Sequence[BudgetUse]:
-        await self._ready()
-        return await self._dead_letters.use()
+    put_record = _once_ready("_records", Records.put)
+    get_record = _once_ready("_records", Records.get)
+    list_records = _once_ready("_records", Records.scan)
+    records_version = _once_ready("_records", Records.version)
+    delete_record = _once_ready("_records", Records.delete)
+    expire_records = _once_ready("_records", Records.expire)
 
-    async def scan_dead_letters(
-        self, workspace_id: str | None, *, after: str | None, limit: int
-    ) -> Page[DeadLetter]:
-        await self._ready()
-        return await self._dead_letters.scan(workspace_id, after=after, limit=limit)
-
-    async def recent_dead_letters(
-        self, workspace_id: str | None, *, before: str | None = None, limit: int
-    ) -> Page[DeadLetter]:
-        await self._ready()
-        return await self._dead_letters.recent(workspace_id, before=before, limit=limit)
-
-    async def dead_letter(self, workspace_id: str, letter_id: str) -> DeadLetter | None:
-        await self._ready()
-        return await self._dead_letters.find(workspace_id, letter_id)
-
-    async def remove(self, workspace_id: str, ids: Sequence[str]) -> int:
-        await self._ready()
-        return await self._dead_letters.remove(workspace_id, ids)
-
-    async def expire_dead_letters(self, before: int, *, limit: int) -> int:
-        await self._ready()
-        return await self._dead_letters.expire(before, limit=limit)
-
-    # ------------------------------------------------------------------------ records, counters
-    async def put_record(
-        self, record: Record, *, expected_version: int | None = None
-    ) -> int | None:
-        await self._ready()
-        return await self._records.put(record, expected_version=expected_version)
-
-    async def get_record(self, kind: str, workspace_id: str, record_id: str) -> Record | None:
-        await self._ready()
-        return await self._records.get(kind, workspace_id, record_id)
-
-    async def list_records(
-        self,
-        kind: str | None,
-        workspace_id: str | None = None,
-        *,
-        after: str | None = None,
-        limit: int,
-        reverse: bool = False,
-    ) -> Page[Record]:
-        await self._ready()
-        return await self._records.scan(kind, workspace_id, after, limit, reverse)
-
-    async def records_version(self, kind: str) -> int:
-        await self._ready()
-        return await self._records.version(kind)
-
-    async def delete_record(self, kind: str, workspace_id: str, record_id: str) -> bool:
-        await self._ready()
-        return await self._records.delete(kind, workspace_id, record_id)
-
-    async def expire_records(self, kind: str, before: int, *, limit: int) -> int:
-        await self._ready()
-        return await self._records.expire(kind, before, limit=limit)
-
-    async def put_counts(self, counts: Sequence[Count]) -> None:
-        await self._ready()
-        await self._counts.put(counts)
-
-    async def counts(
-        self,
-        step: int,
-        *,
-        since: int,
-        until: int,
-        names: Sequence[str] | None = None,
-        workspace_id: str | None = None,
-        after: str | None = None,
-        limit: int,
-    ) -> Page[CountSum]:
-        await self._ready()
-        wanted = Wanted(step, since, until, names, workspace_id)
-        return await self._counts.sums(wanted, after=after, limit=limit)
-
-    async def scan_counts(self, *, after: str | None, limit: int) -> Page[Count]:
-        await self._ready()
-        return await self._counts.scan(after=after, limit=limit)
-
-    async def expire_counts(self, step: int, before: int, *, limit: int) -> int:
-        await self._ready()
-        return await self._counts.expire(step, before, limit=limit)
+    put_counts = _once_ready("_counts", Counts.put)
+    counts = _once_ready("_counts", Counts.sums)
+    scan_counts = _once_ready("_counts", Counts.scan)
+    expire_counts = _once_ready("_counts", Counts.expire)
