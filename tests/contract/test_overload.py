@@ -20,10 +20,13 @@ LARGE_BATCH = json.dumps({"batch": [{"type": "track", **json.loads(LARGE)}] * 40
 
 
 @contextlib.asynccontextmanager
-async def full_queue(tmp_path: Path) -> AsyncIterator[tuple[Serving, Valve]]:
-    """A server whose queue is full for the key of the tests until the valve opens."""
+async def full_queue(tmp_path: Path, *, wait: float = 60) -> AsyncIterator[tuple[Serving, Valve]]:
+    """A server whose queue is full for the key of the tests until the valve opens.
+
+    :param wait: seconds that a request waits for room.
+    """
     valve = Valve("write")
-    limits = "[limits]\nqueue_events = 50\nbatch_events = 50\nqueue_wait = 0.5\n"
+    limits = f"[limits]\nqueue_events = 50\nbatch_events = 50\nqueue_wait = {wait}\n"
     async with serving(tmp_path, meddle=valve, config_extra=limits) as server:
         valve.gate.clear()
         first = [{"type": "track", "userId": "u", "event": "E"}] * 25
@@ -37,7 +40,7 @@ async def full_queue(tmp_path: Path) -> AsyncIterator[tuple[Serving, Valve]]:
 
 
 async def test_a_small_request_waits_for_room_and_is_refused_in_the_end(tmp_path: Path) -> None:
-    async with full_queue(tmp_path) as (full, _):
+    async with full_queue(tmp_path, wait=0.5) as (full, _):
         answer = await full.track()
         check_error(answer, 503, "overloaded")
         assert int(answer.headers["retry-after"]) >= 1
@@ -76,7 +79,7 @@ async def test_a_large_body_waits_until_there_is_room(tmp_path: Path) -> None:
 async def test_a_large_body_is_refused_in_the_end_and_the_connection_goes_on(
     tmp_path: Path,
 ) -> None:
-    async with full_queue(tmp_path) as (full, valve), await full.connect() as client:
+    async with full_queue(tmp_path, wait=0.5) as (full, valve), await full.connect() as client:
         await send_large(full, client)
         check_error(await client.answer(), 503, "overloaded")
         valve.gate.set()

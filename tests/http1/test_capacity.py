@@ -149,8 +149,8 @@ async def test_answers_nobody_reads_count_as_connections(
             sending = asyncio.create_task(client.send(data))
             clients.callback(sending.cancel)
             await asyncio.sleep(0.01)
-        assert len(server.listener.connections) <= 5
-        assert held(server) <= 1_000_000 + 500_000
+        await eventually(lambda: len(server.listener.connections) <= 5)
+        await eventually(lambda: held(server) <= 1_000_000 + 500_000)
 
 
 # --------------------------------------------------------------------------------------- bytes
@@ -182,7 +182,7 @@ async def test_stalled_uploads_do_not_shut_out_others(framing: str) -> None:
             for _ in range(5):
                 large = await server.ask(request(b"z" * 100_000))
                 assert large.status == 200
-            assert not await is_open(hostile[1])
+            assert (await hostile[1].answer()).status == 418
             assert await is_open(filler)  # It holds no more than its share.
         await eventually(lambda: held(server) == 0)
 
@@ -237,7 +237,7 @@ async def test_a_client_that_reads_nothing_is_not_read_either(target: str) -> No
         transport: Any = client.writer.transport
         transport.pause_reading()
         one = request(None, method="GET", target=target)
-        sending = asyncio.create_task(client.send(one * (100_000_000 // len(one))))
+        sending = asyncio.create_task(client.send(one * (20_000_000 // len(one))))
         clients.callback(sending.cancel)
         connection = await eventually(
             lambda: next((c for c in server.listener.connections if c._slow_reader), None)

@@ -134,7 +134,7 @@ async def test_the_table_stays_while_the_store_is_away(
         for error in (StorageUnavailable("away"), ZeroDivisionError("a bug of a plugin")):
             caplog.clear()
             valve.error = error
-            await asyncio.sleep(0.2)
+            await eventually(lambda: len(caplog.records) == 1)
             assert table.code(STORED) == "ios"
             valve.error = None
             await eventually(lambda: len(caplog.records) == 2)

@@ -206,6 +206,5 @@ def test_with_the_store_away_at_the_start_no_key_is_refused(tmp_path: Path) -> N
         assert status("unknown") == 401
         # Away later: the last table stays.
         away.kill()
-        time.sleep(2.5)
+        wait_for(lambda: status("unknown") == 503)
         assert status(KEY) == 403
-        assert status("unknown") == 503

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -75,7 +76,7 @@ def _fast(monkeypatch: pytest.MonkeyPatch) -> None:
 async def polled(live: Live, times: int) -> None:
     """Look until the store was read so many times more."""
     first = live.polls
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(120):
         while live.polls < first + times:
             await live.look()
             await asyncio.sleep(0.01)
@@ -83,7 +84,7 @@ async def polled(live: Live, times: int) -> None:
 
 async def arrived(live: Live, count: int, wanted: Wanted = ACME) -> None:
     """Look until there are so many rows."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(120):
         while len(live.rows(wanted)) < count:
             await live.look()
             await asyncio.sleep(0.01)
@@ -162,15 +163,15 @@ async def test_ten_tabs_cost_what_one_costs_and_without_tabs_nothing_is_read(
 ) -> None:
     async with ring(tmp_path) as (live, _):
         await asyncio.gather(*(live.look() for _ in range(10)))
-        first = live.polls
+        first, began = live.polls, time.monotonic()
         await asyncio.sleep(0.1)
         for _ in range(10):
             await live.look()
-        assert live.polls <= first + 8
-        await asyncio.sleep(0.8)
-        polls = live.polls
-        await asyncio.sleep(0.2)
-        assert live.polls == polls
+        assert live.polls - first <= 3 + (time.monotonic() - began) / module.INTERVAL
+        polls = 0
+        while live.polls != polls:
+            polls = live.polls
+            await asyncio.sleep(0.3)
         await live.look()
         assert live.polls == polls + 1
 
@@ -180,13 +181,13 @@ async def test_a_store_that_does_not_answer_keeps_the_rows(tmp_path: Path) -> No
         await store.write([event(1)])
         await live.look()
         await store.close()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(120):
             while live.error is None:
                 await live.look()
                 await asyncio.sleep(0.01)
         assert len(live.rows(ACME)) == 1
         await store.open(create=False)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(120):
             while live.error is not None:
                 await live.look()
                 await asyncio.sleep(0.01)

@@ -6,7 +6,6 @@ from __future__ import annotations
 import concurrent.futures
 import re
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urljoin
@@ -24,6 +23,7 @@ from engage.console.sign_in.passwords import ADDRESS_FAILURES, hash_password
 from engage.upkeep.audit import AUDIT, read_entry
 from support.console import CONSOLE, browser, console_url, free_port, make_link, on_store, signed_in
 from support.server_process import Server, start_server
+from support.waiting import wait_for
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="the console is a child process")
 
@@ -256,8 +256,7 @@ def test_console_logout_ends_all_sessions(server: Server) -> None:
         assert is_in(client)
         result = CliRunner().invoke(main, ["console-logout", "--config", str(server.config)])
         assert result.exit_code == 0, result.output
-        time.sleep(2.1)
-        assert not is_in(client)
+        wait_for(lambda: not is_in(client), what="the end of the session")
         assert not is_in(other)
 
 
