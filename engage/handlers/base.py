@@ -57,8 +57,6 @@ METHODS: Final[Mapping[str, str]] = {
 #: A header must not contain the beginning of another.
 _HEADER: Final = re.compile(r"[\t\x20-\x7e\x80-\xff]*")
 
-_NO_SEGMENTS: Final[Mapping[str, str]] = {}
-
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Route:
@@ -137,7 +135,7 @@ class Handler(httputil.HTTPMessageDelegate):
         route: Route,
         services: Services,
         log: Callable[[Any], None],
-        segments: Mapping[str, str] = _NO_SEGMENTS,
+        segments: Mapping[str, str],
     ) -> None:
         self.exchange = exchange
         self.request = exchange.request

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final, cast
 from tornado import httputil
 
 from engage.api import CONFLICT
-from engage.handlers.base import Handler, Route, Services
+from engage.handlers.base import METHODS, Handler, Route, Services
 from engage.handlers.events import BatchHandler, EventHandler
 from engage.handlers.files import DescriptionHandler, PageHandler, SnippetHandler
 from engage.handlers.health import AliveHandler, ReadyHandler
@@ -54,9 +54,6 @@ _UNKNOWN: Final = Route(
     name="unknown",
     allowed=("GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS"),
 )
-
-#: Methods that the log names; any other is a client's invention.
-_METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 
 #: Errors of events that are kept as dead letters; they are shown as these.
 _WITH_LETTER: Final = frozenset(
@@ -125,7 +122,8 @@ class Router(httputil.HTTPServerConnectionDelegate):
         code = handler.error_code
         logs.log_request(
             request_id=request.id,
-            method=request.method if request.method in _METHODS else "OTHER",
+            # Any other method is a client's invention.
+            method=request.method if request.method in METHODS else "OTHER",
             route=name,
             status=status,
             seconds=seconds,

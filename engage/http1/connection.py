@@ -18,34 +18,27 @@ a reset. Bytes that are not HTTP get a bare 400, and the connection is closed.
 from __future__ import annotations
 
 import asyncio
-import logging
 import math
 from typing import TYPE_CHECKING, Final, cast
 
 from tornado import httputil
 
+from engage.errors import ApiError
 from engage.http1 import early_errors
 from engage.http1.body import BadChunkError, Body, BodyTooLargeError
 from engage.http1.exchange import Exchange, Failure
 from engage.http1.request import (
-    MAX_ARGUMENTS,
-    MAX_HEADERS,
     BadRequestError,
     Request,
-    TooManyArgumentsError,
-    TooManyHeadersError,
     check_beginning,
     new_request_id,
     peek,
 )
 
 if TYPE_CHECKING:
-    from engage.errors import ApiError
     from engage.http1.shared import SharedState
 
 __all__ = ["Connection"]
-
-_log = logging.getLogger(__name__)
 
 #: How much of a refused body is discarded, and for how long, so that the client gets its answer.
 DISCARD_BYTES: Final = 20 * 1024 * 1024
@@ -55,8 +48,6 @@ DISCARD_SECONDS: Final = 5.0
 UNREAD_BYTES: Final = 16 * 1024
 #: A larger head is parsed in turn with those of other connections: one of 64 KiB takes 2 ms.
 LARGE_HEAD: Final = 8 * 1024
-#: For a handler that does not limit its time itself.
-HANDLER_SECONDS: Final = 120.0
 
 #: The content of a buffer while no request has begun to arrive: perhaps half of an empty line.
 _NOTHING: Final = (bytearray(), bytearray(b"\r"))
@@ -224,10 +215,6 @@ class Connection(asyncio.Protocol):
         elif self._state in (_HEAD, _REST, _LINGER) and not self._slow_reader:
             self.close()
         else:
-            if self._state == _BUSY:
-                _log.error(
-                    "a request was aborted: its handler took more than %d s", HANDLER_SECONDS
-                )
             self.abort()
 
     # ------------------------------------------------------------------------------------- memory
@@ -369,11 +356,8 @@ class Connection(asyncio.Protocol):
         """Hand a complete head to a handler."""
         try:
             request = Request(raw)
-        except TooManyHeadersError:
-            self._refuse(early_errors.too_many_headers(MAX_HEADERS), raw)
-            return
-        except TooManyArgumentsError:
-            self._refuse(early_errors.too_many_arguments(MAX_ARGUMENTS), raw)
+        except ApiError as error:
+            self._refuse(error, raw)
             return
         if self._capacity.full:
             self._refuse(early_errors.crowded(), raw)
@@ -429,7 +413,7 @@ class Connection(asyncio.Protocol):
             return False
         self._state = _BUSY
         self._capacity.waiting.pop(self, None)
-        self.deadline = self._loop.time() + HANDLER_SECONDS
+        self.deadline = math.inf  # Handlers limit their time themselves.
         if body:
             delegate.data_received(body)
         delegate.finish()

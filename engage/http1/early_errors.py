@@ -19,9 +19,7 @@ __all__ = [
     "refusal",
     "request_timeout",
     "slow_head",
-    "too_many_arguments",
     "too_many_bytes",
-    "too_many_headers",
 ]
 
 #: The answer to bytes that are not HTTP.
@@ -59,16 +57,6 @@ def headers_too_large(limit: int) -> ApiError:
         f"the request line and headers are too large;"
         f" the limit is {limit} bytes (limits.header_bytes)",
     )
-
-
-def too_many_headers(limit: int) -> ApiError:
-    """Return the 431 for more headers than any client sends."""
-    return ApiError("headers_too_large", f"there are too many headers; the limit is {limit}")
-
-
-def too_many_arguments(limit: int) -> ApiError:
-    """Return the 400 for a query with more arguments than any client sends."""
-    return ApiError("invalid_request", f"the query has too many arguments; the limit is {limit}")
 
 
 def slow_head(bounds: Bounds) -> ApiError:

@@ -22,6 +22,8 @@ import httptools
 from tornado.escape import parse_qs_bytes
 from tornado.httputil import HTTPHeaders
 
+from engage.errors import ApiError
+
 __all__ = [
     "MAX_ARGUMENTS",
     "MAX_HEADERS",
@@ -29,8 +31,6 @@ __all__ = [
     "BadRequestError",
     "Request",
     "RequestHeaders",
-    "TooManyArgumentsError",
-    "TooManyHeadersError",
     "check_beginning",
     "new_request_id",
     "peek",
@@ -60,14 +60,6 @@ _HOST: Final = re.compile(r"(?:[\[\]:A-Za-z0-9\-._~!$&'()*+;=]|%[0-9A-Fa-f]{2})*
 
 class BadRequestError(Exception):
     """The input is not HTTP, or can be read in more than one way."""
-
-
-class TooManyHeadersError(Exception):
-    """There are more headers than :data:`MAX_HEADERS`."""
-
-
-class TooManyArgumentsError(Exception):
-    """The query has more arguments than :data:`MAX_ARGUMENTS`."""
 
 
 class RequestHeaders(HTTPHeaders):
@@ -129,8 +121,7 @@ class Request:
 
     :param raw: from the request line to the empty line, both included.
     :raises BadRequestError: if it is not a valid head.
-    :raises TooManyHeadersError: if it has too many headers.
-    :raises TooManyArgumentsError: if its query has too many arguments.
+    :raises ApiError: if it has more headers (431) or arguments (400) than any client sends.
     """
 
     __slots__ = (
@@ -172,7 +163,8 @@ class Request:
             self.target = _origin_form(self.target)
         self.path, _, self.query = self.target.partition("?")
         if self.query.count("&") >= MAX_ARGUMENTS:
-            raise TooManyArgumentsError
+            message = f"the query has too many arguments; the limit is {MAX_ARGUMENTS}"
+            raise ApiError("invalid_request", message)
         sent = self.fields.get("X-Request-Id")
         #: The client's ``X-Request-Id`` if it sent a usable one, otherwise a new one.
         self.id = sent if sent and _REQUEST_ID.fullmatch(sent) else new_request_id()
@@ -192,7 +184,7 @@ class Request:
         """Keep a header. Called by httptools."""
         self._count += 1
         if self._count > MAX_HEADERS:
-            raise TooManyHeadersError
+            raise BadRequestError  # Ends the parsing.
         # llhttp has checked the characters.
         text = name.decode("latin-1")
         key = _usual_name(text) if len(text) < _CACHED_LENGTH else _normalise(text)
@@ -224,7 +216,8 @@ class Request:
             pass  # A server may ignore an Upgrade and answer the request as it is.
         except httptools.HttpParserError:
             if self._count > MAX_HEADERS:
-                raise TooManyHeadersError from None
+                message = f"there are too many headers; the limit is {MAX_HEADERS}"
+                raise ApiError("headers_too_large", message) from None
             raise BadRequestError from None
         if not self._complete:
             raise BadRequestError

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import asyncio
 import collections
+import dataclasses
 import logging
 import math
 from collections.abc import Awaitable, Callable, Sequence
@@ -295,43 +296,29 @@ def _fail(
             request.future.set_exception(error)
 
 
+@dataclasses.dataclass(slots=True, eq=False)
 class WriteRequest(Generic[_Item, _Result]):
-    """The items of one caller, and the future on which it waits.
+    """The items of one caller, and the future on which it waits."""
 
-    :param key: the write key, or another name for the sender.
-    :param weight: the cost of the items for the storage, together.
-    :param size: bytes of all items together.
-    :param deadline: the time of the event loop until which the request may wait for its call.
-    :param future: for one result per item.
-    """
-
-    __slots__ = ("deadline", "future", "items", "key", "size", "weight")
-
-    def __init__(
-        self,
-        key: str,
-        items: Sequence[_Item],
-        weight: int,
-        size: int,
-        deadline: float,
-        future: asyncio.Future[Sequence[_Result]],
-    ) -> None:
-        self.key = key
-        self.items = items
-        self.weight = weight
-        self.size = size
-        self.deadline = deadline
-        self.future = future
+    #: The write key, or another name for the sender.
+    key: str
+    items: Sequence[_Item]
+    #: The cost of the items for the storage, together.
+    weight: int
+    #: Bytes of all items together.
+    size: int
+    #: The time of the event loop until which the request may wait for its call.
+    deadline: float
+    #: For one result per item.
+    future: asyncio.Future[Sequence[_Result]]
 
 
+@dataclasses.dataclass(slots=True)
 class _Usage:
     """The share of one write key in the queue and in the current call."""
 
-    __slots__ = ("size", "weight")
-
-    def __init__(self) -> None:
-        self.weight = 0
-        self.size = 0
+    weight: int = 0
+    size: int = 0
 
 
 class Room(Generic[_Item, _Result]):
