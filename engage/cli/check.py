@@ -19,7 +19,7 @@ from engage.api import (
     StorageMissing,
     StorageUnavailable,
 )
-from engage.cli.common import config_option, now, opened, registry_of, safe
+from engage.cli.common import config_option, now, opened, plural, registry_of, safe
 from engage.config import Config, load
 from engage.keys.effective import EffectiveKeys, list_keys
 from engage.registry import Registry
@@ -44,14 +44,14 @@ LETTERS: Final[Mapping[BudgetName, str]] = {
 def check(ctx: click.Context, config_path: Path) -> None:
     """Check the config, the plugins, the storage and the log."""
     config = load(config_path)
-    _print("config", f"{config_path}, {_count(len(config.workspaces), 'workspace')}")
+    _print("config", f"{config_path}, {plural(len(config.workspaces), 'workspace')}")
     for workspace in config.workspaces:
         keys = sum(not key.disabled for key in workspace.write_keys)
-        parts = [_count(keys, "write key")]
+        parts = [plural(keys, "write key")]
         if disabled := len(workspace.write_keys) - keys:
             parts.append(f"{disabled} disabled")
         if workspace.subscription_groups:
-            parts.append(_count(len(workspace.subscription_groups), "subscription group"))
+            parts.append(plural(len(workspace.subscription_groups), "subscription group"))
         if workspace.webhooks:
             parts.append("webhooks " + ", ".join(sorted(workspace.webhooks)))
         _print("workspace", f"{workspace.id}: {', '.join(parts)}")
@@ -63,7 +63,7 @@ def check(ctx: click.Context, config_path: Path) -> None:
     registry.make_webhooks(config)
     registry.make_transforms(config)
     registry.make_observers(config)
-    _print("plugins", f"{_count(len(registry.plugins), 'plugin')} installed")
+    _print("plugins", f"{plural(len(registry.plugins), 'plugin')} installed")
     lag = asyncio.run(_lag(registry, config))
     if lag is not None:
         _show_lag(config, lag)
@@ -96,7 +96,7 @@ def _show_lag(config: Config, lag: Lag) -> None:
         loaded = "everything is loaded"
         if lag.records:
             oldest = f", the oldest {lag.seconds:.0f} s ago" if lag.seconds else ""
-            loaded = f"{_count(lag.records, 'record')} not loaded yet{oldest}"
+            loaded = f"{plural(lag.records, 'record')} not loaded yet{oldest}"
         _print("log", f"{config.log.backend}: open, accepts events; {loaded}")
     for alarm in lag.alarms:
         _print("warning", alarm)
@@ -133,11 +133,11 @@ def _show_keys(config: Config, found: EffectiveKeys) -> None:
         parts = []
         if stored:
             disabled = f", {off} disabled" if off else ""
-            parts.append(f"{_count(len(stored), 'write key')} in the store{disabled}")
+            parts.append(f"{plural(len(stored), 'write key')} in the store{disabled}")
         configured = [key for key in keys if key.source == "config"]
         overridden = sum(key.disabled and not key.disabled_in_config for key in configured)
         if overridden:
-            parts.append(f"{_count(overridden, 'write key')} of the config disabled in the store")
+            parts.append(f"{plural(overridden, 'write key')} of the config disabled in the store")
         if parts:
             _print("keys", f"{workspace.id}: {'; '.join(parts)}")
     for problem in found.problems:
@@ -157,10 +157,6 @@ async def _storage(
 
             gaps = await past_gaps(store, now=now())
         return uses, keys, gaps
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def _print(what: str, text: str) -> None:

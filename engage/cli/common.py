@@ -3,20 +3,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import datetime
 import getpass
 import os
 import platform
+import sys
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import IO, Any, Final, TypeVar
 
 import click
 
-from engage.api import EventStore, StorageMissing
-from engage.config import Config
+from engage.api import ConfigError, EventStore, StorageMissing
+from engage.config import Config, load
 from engage.config.schema_check import SettingsError
 from engage.monitoring.visible import visible as safe
 from engage.registry import Registry, load_plugins
@@ -27,12 +29,17 @@ __all__ = [
     "DEFAULT_CONFIG",
     "CommandFailed",
     "config_option",
+    "load_with",
     "now",
+    "one_line",
     "opened",
     "operator",
     "parse_time",
+    "plural",
+    "print_table",
     "registry_of",
     "safe",
+    "with_store",
 ]
 
 DEFAULT_CONFIG: Final = "engage.toml"
@@ -41,6 +48,7 @@ CONFIG_VARIABLE: Final = "ENGAGE_CONFIG"
 CONFIG_FILE: Final = click.Path(path_type=Path, readable=False)
 
 Function = TypeVar("Function", bound=Callable[..., Any])
+Result = TypeVar("Result")
 
 
 def parse_time(text: str) -> datetime.datetime:
@@ -55,6 +63,40 @@ def parse_time(text: str) -> datetime.datetime:
 def now() -> int:
     """Return the time in milliseconds since 1970."""
     return time.time_ns() // 1_000_000
+
+
+def one_line(text: str) -> str:
+    """Return a client's text in one line, without anything that a terminal would interpret."""
+    return safe(" ".join(text.split()))
+
+
+def plural(count: int, noun: str) -> str:
+    """Return a number with its noun in singular or plural."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def print_table(columns: Sequence[str], found: Sequence[Sequence[str]]) -> None:
+    """Print rows: in columns on a terminal, otherwise with tabs and without a head."""
+    rows = [[safe(cell) for cell in row] for row in found]
+    if not sys.stdout.isatty():
+        for row in rows:
+            click.echo("\t".join(row))
+        return
+    widths = [max(map(len, column)) for column in zip(columns, *rows, strict=True)]
+    for number, row in enumerate((list(columns), *rows)):
+        cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+        click.secho("  ".join(cells).rstrip(), bold=number == 0)
+
+
+def load_with(config_path: Path, workspace_id: str | None) -> Config:
+    """Load a config that has a workspace.
+
+    :raises ConfigError: if it does not.
+    """
+    config = load(config_path)
+    if workspace_id is not None and all(one.id != workspace_id for one in config.workspaces):
+        raise ConfigError(f"{config_path} does not contain a workspace {workspace_id!r}")
+    return config
 
 
 def operator() -> Actor:
@@ -141,3 +183,15 @@ async def opened(
         yield store
     finally:
         await store.close()
+
+
+def with_store(
+    ctx: click.Context, config: Config, work: Callable[[EventStore], Awaitable[Result]]
+) -> Result:
+    """Return what a function returns for the store of a config, which it gets opened."""
+
+    async def run() -> Result:
+        async with opened(registry_of(ctx), config) as store:
+            return await work(store)
+
+    return asyncio.run(run())

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,15 +10,20 @@ from typing import Any, Final
 
 import click
 
-from engage.api import DeadLetter, EngageError, render_time
-from engage.cli.common import config_option, registry_of, safe
+from engage.api import DeadLetter, EngageError, EventStore, render_time
+from engage.cli.common import (
+    config_option,
+    load_with,
+    one_line,
+    plural,
+    print_table,
+    safe,
+    with_store,
+)
 from engage.cli.letters import (
+    kept,
     key_option,
     letter_of,
-    letters_of,
-    load_with,
-    number,
-    one_line,
     pointer_option,
     reason_option,
     record,
@@ -80,29 +84,29 @@ def list_(
     config = load_with(config_path, workspace_id)
     wanted = LetterFilter(reason=reason, pointer=pointer, key=key)
 
-    async def read() -> Sequence[tuple[str, ...]]:
-        async with letters_of(registry_of(ctx), config) as store:
-            if not groups:
-                found = await newest_letters(store, workspace_id, wanted, limit=limit)
-                return [_letter_row(letter) for letter in found]
-            grouped = await group_letters(store, workspace_id)
-            if not grouped.complete:
-                click.echo(f"engage: only {grouped.letters} letters were read", err=True)
-            return [
-                (
-                    str(group.count),
-                    group.reason,
-                    group.pointer or "-",
-                    group.key or group.origin,
-                    render_time(group.first),
-                    render_time(group.last),
-                    group.example.id,
-                )
-                for group in grouped.groups
-                if wanted.matches(group.example)
-            ][:limit]
+    async def read(store: EventStore) -> Sequence[tuple[str, ...]]:
+        if not groups:
+            found = await newest_letters(kept(store), workspace_id, wanted, limit=limit)
+            return [_letter_row(letter) for letter in found]
+        grouped = await group_letters(kept(store), workspace_id)
+        if not grouped.complete:
+            click.echo(f"engage: only {grouped.letters} letters were read", err=True)
+        return [
+            (
+                str(group.count),
+                group.reason,
+                group.pointer or "-",
+                group.key or group.origin,
+                render_time(group.first),
+                render_time(group.last),
+                group.example.id,
+            )
+            for group in grouped.groups
+            if wanted.matches(group.example)
+        ][:limit]
 
-    _table(_GROUP_COLUMNS if groups else _COLUMNS, asyncio.run(read()))
+    rows = [[" ".join(cell.split()) for cell in row] for row in with_store(ctx, config, read)]
+    print_table(_GROUP_COLUMNS if groups else _COLUMNS, rows)
 
 
 @dead_letters.command(
@@ -121,12 +125,7 @@ def show(
     from engage.pipeline.replay import obstacle_of, text_of
 
     config = load_with(config_path, workspace_id)
-
-    async def read() -> DeadLetter:
-        async with letters_of(registry_of(ctx), config) as store:
-            return await letter_of(store, workspace_id, letter_id)
-
-    letter = asyncio.run(read())
+    letter = with_store(ctx, config, lambda store: letter_of(kept(store), workspace_id, letter_id))
     if not item:
         fields: list[tuple[str, str | None]] = [
             ("id", letter.id),
@@ -182,20 +181,19 @@ def delete(
             raise click.UsageError("--all needs --yes when there is no terminal")
         click.confirm(f"Delete all matching dead letters of {workspace_id}?", abort=True, err=True)
 
-    async def run() -> int:
-        async with letters_of(registry_of(ctx), config) as store:
-            if every:
-                count = await delete_letters(store, workspace_id, wanted)
-                details: dict[str, Any] = {"reason": reason, "pointer": pointer, "key": key}
-            else:
-                count = await store.remove(workspace_id, ids)
-                details = {"letters": list(ids)}
-            details = {"workspace": workspace_id, "count": count, **details}
-            await record(store, "letters-deleted", details)
-            return count
+    async def run(store: EventStore) -> int:
+        if every:
+            count = await delete_letters(kept(store), workspace_id, wanted)
+            details: dict[str, Any] = {"reason": reason, "pointer": pointer, "key": key}
+        else:
+            count = await kept(store).remove(workspace_id, ids)
+            details = {"letters": list(ids)}
+        details = {"workspace": workspace_id, "count": count, **details}
+        await record(store, "letters-deleted", details)
+        return count
 
-    count = asyncio.run(run())
-    click.echo(number(count, "dead letter") + " deleted")
+    count = with_store(ctx, config, run)
+    click.echo(plural(count, "dead letter") + " deleted")
     if not every and count < len(set(ids)):
         raise EngageError(f"{len(set(ids)) - count} of them did not exist")
 
@@ -210,18 +208,6 @@ def _letter_row(letter: DeadLetter) -> tuple[str, ...]:
         letter.user_id or letter.anonymous_id or "-",
         letter.message,
     )
-
-
-def _table(columns: Sequence[str], found: Sequence[Sequence[str]]) -> None:
-    rows = [[one_line(cell) for cell in row] for row in found]
-    if not sys.stdout.isatty():
-        for row in rows:
-            click.echo("\t".join(row))
-        return
-    widths = [max(map(len, column)) for column in zip(columns, *rows, strict=True)]
-    for row in (list(columns), *rows):
-        cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
-        click.echo("  ".join(cells).rstrip())
 
 
 dead_letters.add_command(check)

@@ -3,23 +3,28 @@
 
 from __future__ import annotations
 
-import asyncio
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import click
 
-from engage.api import ConfigError, EventStore, render_time
-from engage.cli.common import config_option, now, opened, operator, registry_of, safe
-from engage.config import Config, load
+from engage.api import render_time
+from engage.cli.common import (
+    config_option,
+    load_with,
+    now,
+    operator,
+    print_table,
+    safe,
+    with_store,
+)
+from engage.config import load
 from engage.keys.changes import KeyState, change_key, create_key
 from engage.keys.effective import Key, list_keys
-from engage.registry import Registry
 
 Function = TypeVar("Function", bound=Callable[..., Any])
-Result = TypeVar("Result")
 
 _COLUMNS: Final = ("WORKSPACE", "ID", "KEY", "STATE", "SOURCE", "CREATED", "NAME")
 _IN_EFFECT: Final = "The server follows within 2 seconds; it need not be restarted."
@@ -51,19 +56,10 @@ def list_(ctx: click.Context, config_path: Path, workspace_id: str | None) -> No
     Each line has: workspace, id, key, state (active, disabled or archived), source (config or
     store), time of creation, name.
     """
-    config = load(config_path)
-    if workspace_id is not None and all(one.id != workspace_id for one in config.workspaces):
-        raise ConfigError(f"{config_path} does not contain a workspace {workspace_id!r}")
-    found = _run(ctx, config, lambda store: list_keys(store, config.workspaces))
+    config = load_with(config_path, workspace_id)
+    found = with_store(ctx, config, lambda store: list_keys(store, config.workspaces))
     rows = [_row(key) for key in found.keys if workspace_id in (None, key.workspace_id)]
-    if sys.stdout.isatty():
-        widths = [max(map(len, column)) for column in zip(_COLUMNS, *rows, strict=True)]
-        for row in (_COLUMNS, *rows):
-            cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
-            click.echo("  ".join(cells).rstrip())
-    else:
-        for row in rows:
-            click.echo("\t".join(row))
+    print_table(_COLUMNS, rows)
     for problem in found.problems:
         click.echo(f"engage: {safe(problem)}", err=True)
 
@@ -86,7 +82,7 @@ def add(ctx: click.Context, config_path: Path, workspace_id: str, key_id: str, n
     Every process of the server accepts it from its first use on.
     """
     config = load(config_path)
-    key = _run(
+    key = with_store(
         ctx,
         config,
         lambda store: create_key(
@@ -143,7 +139,7 @@ def _change(
     state: KeyState,
 ) -> None:
     config = load(config_path)
-    changed = _run(
+    changed = with_store(
         ctx,
         config,
         lambda store: change_key(
@@ -159,21 +155,7 @@ def _change(
         click.echo(f"{state}\t{safe(key_id)}")
 
 
-def _run(
-    ctx: click.Context, config: Config, work: Callable[[EventStore], Awaitable[Result]]
-) -> Result:
-    return asyncio.run(_with_store(registry_of(ctx), config, work))
-
-
-async def _with_store(
-    registry: Registry, config: Config, work: Callable[[EventStore], Awaitable[Result]]
-) -> Result:
-    async with opened(registry, config) as store:
-        return await work(store)
-
-
 def _row(key: Key) -> tuple[str, ...]:
     state = "archived" if key.archived else "disabled" if key.disabled else "active"
     created = "-" if key.created_at is None else render_time(key.created_at)
-    cells = (key.workspace_id, key.id, key.key, state, key.source, created, key.name or "-")
-    return tuple(safe(cell) for cell in cells)
+    return (key.workspace_id, key.id, key.key, state, key.source, created, key.name or "-")

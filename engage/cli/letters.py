@@ -3,10 +3,7 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import AsyncIterator
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -19,22 +16,14 @@ from engage.api import (
     EventStore,
     RecordStore,
 )
-from engage.cli.common import opened, operator, safe
-from engage.config import Config, load
+from engage.cli.common import operator
 from engage.upkeep.audit import record_audit
-
-if TYPE_CHECKING:
-    from engage.registry import Registry
 
 __all__ = [
     "kept",
     "key_option",
     "letter_of",
-    "letters_of",
-    "load_with",
     "new_id_option",
-    "number",
-    "one_line",
     "pointer_option",
     "reason_option",
     "record",
@@ -59,13 +48,6 @@ pointer_option = click.option(
     "--pointer", metavar="POINTER", help="Only letters whose first error is at this JSON pointer."
 )
 key_option = click.option("--key", metavar="ID", help="Only letters of this write key.")
-
-
-@contextlib.asynccontextmanager
-async def letters_of(registry: Registry, config: Config) -> AsyncIterator[DeadLetterStore]:
-    """Open the store of a config, which must keep dead letters."""
-    async with opened(registry, config) as store:
-        yield kept(store)
 
 
 def kept(store: object) -> DeadLetterStore:
@@ -98,24 +80,3 @@ async def record(store: EventStore | DeadLetterStore, action: str, details: Any)
         from engage.pipeline.clock import Clock
 
         await record_audit(store, operator(), action, details, now=Clock()())
-
-
-def load_with(config_path: Path, workspace_id: str) -> Config:
-    """Load a config that has a workspace.
-
-    :raises ConfigError: if it does not.
-    """
-    config = load(config_path)
-    if all(known.id != workspace_id for known in config.workspaces):
-        raise ConfigError(f"{config_path} does not contain a workspace {workspace_id!r}")
-    return config
-
-
-def one_line(text: str) -> str:
-    """Return a client's text in one line, without anything that a terminal would interpret."""
-    return safe(" ".join(text.split()))
-
-
-def number(count: int, noun: str) -> str:
-    """Return a number with its noun in singular or plural."""
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

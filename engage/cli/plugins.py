@@ -3,13 +3,12 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import click
 
 from engage.api import ConfigError
-from engage.cli.common import CommandFailed, config_option, registry_of, safe
+from engage.cli.common import CommandFailed, config_option, print_table, registry_of
 from engage.config import Config, load
 from engage.registry import Registry
 
@@ -29,16 +28,7 @@ def plugins(ctx: click.Context, config_path: Path) -> None:
     except ConfigError as error:
         # The list helps most while the config is wrong.
         CommandFailed(error).show()
-    rows = _rows(registry, config)
-    if not sys.stdout.isatty():
-        for row in rows:
-            click.echo("\t".join(map(safe, row)))
-        return
-    table = [("KIND", "NAME", "PLUGIN", "DISTRIBUTION", "USED"), *rows]
-    widths = [max(len(row[column]) for row in table) for column in range(4)]
-    for number, row in enumerate(table):
-        cells = [cell.ljust(width) for cell, width in zip(row[:4], widths, strict=True)]
-        click.secho(safe("  ".join([*cells, row[4]]).rstrip()), bold=number == 0)
+    print_table(("KIND", "NAME", "PLUGIN", "DISTRIBUTION", "USED"), _rows(registry, config))
 
 
 def _rows(registry: Registry, config: Config | None) -> list[tuple[str, str, str, str, str]]:

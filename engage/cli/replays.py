@@ -18,15 +18,20 @@ import click
 import orjson
 
 from engage.api import ConfigError, EngageError, StorageMissing
-from engage.cli.common import config_option, operator, registry_of, safe
+from engage.cli.common import (
+    config_option,
+    load_with,
+    one_line,
+    operator,
+    plural,
+    registry_of,
+    safe,
+)
 from engage.cli.letters import (
     kept,
     key_option,
     letter_of,
-    load_with,
     new_id_option,
-    number,
-    one_line,
     pointer_option,
     reason_option,
     record,
@@ -34,7 +39,7 @@ from engage.cli.letters import (
     workspace_option,
 )
 from engage.cli.progress import Progress
-from engage.config import Config, load
+from engage.config import Config
 from engage.keys.effective import Key, list_keys
 from engage.upkeep.letter_groups import LetterFilter
 
@@ -78,7 +83,7 @@ def check(
     from engage.pipeline.explain import Submission
 
     letter_id, text = _what(what)
-    config = load(config_path) if workspace_id is None else load_with(config_path, workspace_id)
+    config = load_with(config_path, workspace_id)
 
     async def run() -> Explained:
         async with _app(registry_of(ctx), config, optional=letter_id is None) as (app, there):
@@ -197,7 +202,7 @@ async def _replay_all(
     if replay.state != "done":
         raise EngageError(f"the replay stopped: {replay.message}")
     if replay.failed:
-        raise EngageError(f"{replay.failed} of {number(replay.done, 'dead letter')} failed")
+        raise EngageError(f"{replay.failed} of {plural(replay.done, 'dead letter')} failed")
 
 
 @contextlib.asynccontextmanager

@@ -23,7 +23,7 @@ from engage.api import (
     Provider,
     ProviderFactory,
 )
-from engage.cli.common import config_option, opened, parse_time, registry_of, safe
+from engage.cli.common import config_option, opened, parse_time, plural, registry_of, safe
 from engage.config import Config, load
 from engage.registry import Registered, Registry
 from engage.upkeep.export import all_pages
@@ -183,12 +183,12 @@ async def _rehearse(
         click.echo(safe(line) if terminal else line)
     if registry is None and result.lookups:
         click.echo(
-            f"engage: {_number(result.lookups, 'event')} without a user id: the server looks for"
+            f"engage: {plural(result.lookups, 'event')} without a user id: the server looks for"
             " the user by address or another trait; use --store to do the same",
             err=True,
         )
     click.echo(
-        f"{_number(len(result.documents), 'event')}, {result.ignored} ignored,"
+        f"{plural(len(result.documents), 'event')}, {result.ignored} ignored,"
         f" {len(result.problems)} not translated",
         err=True,
     )
@@ -263,14 +263,9 @@ async def _retry(
     finally:
         await app.close()
     translated = f"{done} {'delivery' if done == 1 else 'deliveries'}"
-    click.echo(f"{translated} translated, {_number(events, 'event')} stored")
+    click.echo(f"{translated} translated, {plural(events, 'event')} stored")
     if left:
         raise EngageError(f"{left} of {done + left} deliveries still cannot be translated")
-
-
-def _number(count: int, noun: str) -> str:
-    """Return a number with its noun in singular or plural."""
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def _installed(registry: Registry, provider: str) -> Registered[ProviderFactory]:
