@@ -106,13 +106,11 @@ async def _write(target: EventStore, events: Sequence[Event], counts: Counts) ->
         if outcome.status is Status.STORED:
             counts.copied += 1
         elif outcome.status is Status.REFUSED:
-            counts.refused += 1
-            counts.add_reason(outcome.reason or "the target refused the event")
+            counts.refuse(outcome.reason or "the target refused the event")
         elif outcome.stored is None or same_json(outcome.stored, event.body):
             counts.duplicate += 1
         else:
-            counts.conflicting += 1
-            counts.add_reason("the target has another event with the same message id")
+            counts.conflict("the target has another event with the same message id")
 
 
 # --------------------------------------------------------------------------------- subscriptions
@@ -123,8 +121,7 @@ async def _subscriptions(
     changes = _changes(source)
     async for change in changes:
         if not isinstance(target, SubscriptionStore):
-            counts.refused += 1
-            counts.add_reason("the target does not store subscriptions")
+            counts.refuse("the target does not store subscriptions")
             continue
         await _apply(target, change, counts)
         report(counts)
@@ -185,8 +182,7 @@ async def _apply(target: SubscriptionStore, change: SubscriptionChange, counts: 
     if choices:
         await target.apply(dataclasses.replace(change, choices=choices))
     if len(choices) < len(change.choices):
-        counts.conflicting += 1
-        counts.add_reason("the user has made a newer choice at the target")
+        counts.conflict("the user has made a newer choice at the target")
     else:
         counts.copied += 1
 
@@ -228,8 +224,7 @@ async def _dead_letters(source: DeadLetterStore, target: EventStore, report: OnP
     letters = all_pages(lambda after: source.scan_dead_letters(None, after=after, limit=PAGE))
     if not isinstance(target, DeadLetterStore):
         async for _ in letters:
-            counts.refused += 1
-            counts.add_reason("the target does not store dead letters")
+            counts.refuse("the target does not store dead letters")
             report(counts)
         return counts
     # The budgets limit the number of dead letters, so their ids fit into memory.
@@ -254,8 +249,7 @@ async def _put(target: DeadLetterStore, letters: Sequence[DeadLetter], counts: C
     dropped = await target.put(letters)
     counts.copied += len(letters) - dropped
     if dropped:
-        counts.refused += dropped
-        counts.add_reason("the budget for dead letters is used up at the target")
+        counts.refuse("the budget for dead letters is used up at the target", dropped)
 
 
 # -------------------------------------------------------------------------------------- profiles
@@ -264,16 +258,14 @@ async def _compare_profiles(source: ProfileStore, target: EventStore, report: On
     counts = Counts("profiles")
     async for profile in all_pages(lambda after: source.scan_users(None, after=after, limit=PAGE)):
         if not isinstance(target, ProfileStore):
-            counts.refused += 1
-            counts.add_reason("the target does not store profiles")
+            counts.refuse("the target does not store profiles")
             report(counts)
             continue
         there = await target.profile(profile.workspace_id, profile.user_id)
         if there is not None and _contains(there, profile):
             counts.copied += 1
         else:
-            counts.conflicting += 1
-            counts.add_reason(
+            counts.conflict(
                 "a profile differs: some of its events have expired, or new ones have arrived"
             )
         report(counts)

@@ -43,8 +43,7 @@ async def copy_records(
             if isinstance(target, RecordStore):
                 await _put(target, record, counts)
             else:
-                counts.refused += 1
-                counts.add_reason("the target does not store records")
+                counts.refuse("the target does not store records")
             report(counts)
     return counts
 
@@ -59,15 +58,13 @@ async def _put(target: RecordStore, record: Record, counts: Counts) -> None:
         counts.duplicate += 1
         return
     if there is not None and there.at >= record.at:
-        counts.conflicting += 1
-        counts.add_reason("the target has a newer record with the same id")
+        counts.conflict("the target has a newer record with the same id")
         return
     expected = 0 if there is None else there.version
     if await target.put_record(record, expected_version=expected) is not None:
         counts.copied += 1
     else:
-        counts.conflicting += 1
-        counts.add_reason("a record was changed at the target during the copy; run the copy again")
+        counts.conflict("a record was changed at the target during the copy; run the copy again")
 
 
 async def copy_counters(source: CountStore, target: EventStore, report: OnProgress) -> Counts:
@@ -97,5 +94,4 @@ async def _put_counts(target: EventStore, page: Sequence[Count], counts: Counts)
         await target.put_counts(page)
         counts.copied += len(page)
     else:
-        counts.refused += len(page)
-        counts.add_reason("the target does not store counters")
+        counts.refuse("the target does not store counters", len(page))

@@ -40,7 +40,17 @@ class Counts:
         """Whether the target now has every record that was read."""
         return not (self.conflicting or self.refused)
 
-    def add_reason(self, reason: str) -> None:
+    def refuse(self, reason: str, count: int = 1) -> None:
+        """Count records that the target cannot store."""
+        self.refused += count
+        self._keep(reason)
+
+    def conflict(self, reason: str) -> None:
+        """Count a record of which the target has another one."""
+        self.conflicting += 1
+        self._keep(reason)
+
+    def _keep(self, reason: str) -> None:
         """Keep a reason, unless it is known or there are ten already."""
         if reason not in self.reasons and len(self.reasons) < 10:
             self.reasons.append(reason)

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import math
 import time
-from collections.abc import AsyncGenerator, Sequence
-from typing import Final
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from typing import Any, Final
 
 from engage.api import DeadLetter, DeadLetterStore, Page
 
@@ -160,22 +161,37 @@ async def newest_letters(
     return found[:limit]
 
 
-async def delete_letters(store: DeadLetterStore, workspace_id: str, wanted: LetterFilter) -> int:
-    """Delete all letters that match; return how many there were.
+async def _call(call: Awaitable[Any]) -> Any:
+    return await call
 
+
+async def delete_letters(
+    store: DeadLetterStore,
+    workspace_id: str,
+    wanted: LetterFilter,
+    *,
+    call: Callable[[Awaitable[Any]], Awaitable[Any]] = _call,
+    seconds: float = math.inf,
+) -> int:
+    """Delete the letters that match; return how many there were.
+
+    :param call: makes each call of the store.
+    :param seconds: after which no more letters are deleted.
     :raises StorageUnavailable: if the store does not answer; some letters may be deleted already.
     """
     deleted = 0
     cursor: str | None = None
-    while True:
-        page = await store.scan_dead_letters(workspace_id, after=cursor, limit=_PAGE)
+    ends = time.monotonic() + seconds
+    while time.monotonic() < ends:
+        page = await call(store.scan_dead_letters(workspace_id, after=cursor, limit=_PAGE))
         ids = [letter.id for letter in page.items if wanted.matches(letter)]
         if ids:
-            deleted += await store.remove(workspace_id, ids)
-        if page.cursor is None:
-            return deleted
+            deleted += await call(store.remove(workspace_id, ids))
         cursor = page.cursor
+        if cursor is None:
+            break
         await asyncio.sleep(0)
+    return deleted
 
 
 def _group_of(letter: DeadLetter) -> Group:

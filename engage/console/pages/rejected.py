@@ -3,9 +3,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
-import time
 from typing import Final
 
 from tornado.web import HTTPError
@@ -23,12 +21,10 @@ from engage.console.display.formats import READS, ROWS
 from engage.monitoring.recorder import REFUSED_RECORD
 from engage.pipeline.bulk_replay import BulkReplay
 from engage.upkeep.audit import Actor
-from engage.upkeep.letter_groups import LetterFilter, group_letters
+from engage.upkeep.letter_groups import LetterFilter, delete_letters, group_letters
 
 __all__ = ["RejectedHandler"]
 
-#: Letters that one call of the store returns, for a deletion.
-PAGE: Final = 200
 #: Seconds for which one request deletes letters.
 DELETE_SECONDS: Final = 5.0
 
@@ -94,7 +90,13 @@ class RejectedHandler(ConsoleHandler):
             self._replay(store, wanted)
             self.go("replays", workspace=self.workspace.id)
         elif action == "delete":
-            count = await self._delete(store, wanted)
+            count = await delete_letters(
+                store,
+                self.workspace.id,
+                dataclasses.replace(wanted, until=self.console.now() + 1),
+                call=self.console.reader.read,
+                seconds=DELETE_SECONDS,
+            )
             await self.record_audit(
                 "letters-deleted",
                 workspace=self.workspace.id,
@@ -163,23 +165,3 @@ class RejectedHandler(ConsoleHandler):
             if before is None or len(letters) >= ROWS:
                 break
         return letters, before
-
-    async def _delete(self, store: DeadLetterStore, wanted: LetterFilter) -> int:
-        """Delete letters that match, for some seconds; return how many."""
-        now = self.console.now()
-        wanted = dataclasses.replace(wanted, until=now + 1)
-        ends = time.monotonic() + DELETE_SECONDS
-        count = 0
-        after: str | None = None
-        while time.monotonic() < ends:
-            page = await self.console.reader.read(
-                store.scan_dead_letters(self.workspace.id, after=after, limit=PAGE)
-            )
-            ids = [letter.id for letter in page.items if wanted.matches(letter)]
-            if ids:
-                count += await self.console.reader.read(store.remove(self.workspace.id, ids))
-            after = page.cursor
-            if after is None:
-                break
-            await asyncio.sleep(0)
-        return count
