@@ -82,32 +82,25 @@ def test_the_built_in_plugins_are_discovered_like_others() -> None:
 
 
 def test_every_hook_is_called(install: Install) -> None:
+    kinds = ("storage", "log", "transform", "observer")
+    hooks = [
+        f"""
+                @hookimpl
+                def engage_register_{kind}(register):
+                    register("{kind[0]}", object, {{}})
+        """
+        for kind in kinds
+    ]
     install(
         "all",
         {
-            "all": """
+            "all": f"""
                 import click
                 from engage.api import hookimpl
-
-                @hookimpl
-                def engage_register_storage(register):
-                    register("s", object, {})
-
+                {"".join(hooks)}
                 @hookimpl(specname="engage_register_webhook")
                 def another_name(register):
-                    register("w", object, {})
-
-                @hookimpl
-                def engage_register_log(register):
-                    register("l", object, {})
-
-                @hookimpl
-                def engage_register_transform(register):
-                    register("t", object, {})
-
-                @hookimpl
-                def engage_register_observer(register):
-                    register("o", object, {})
+                    register("w", object, {{}})
 
                 @hookimpl
                 def engage_register_commands(cli):
@@ -119,11 +112,7 @@ def test_every_hook_is_called(install: Install) -> None:
     )
     everything = found()
     assert {kind: list(table) for kind, table in everything.tables.items()} == {
-        "storage": ["s"],
-        "log": ["l"],
-        "webhook": ["w"],
-        "transform": ["t"],
-        "observer": ["o"],
+        kind: [kind[0]] for kind in (*kinds, "webhook")
     }
     assert list(everything.commands) == ["hello"]
     assert everything.command_plugins["hello"].distribution == "all 1.0"
@@ -153,137 +142,80 @@ def test_two_storages_of_one_name_are_an_error(install: Install) -> None:
         assert part in str(caught.value)
 
 
-def test_an_import_error_names_the_plugin(install: Install) -> None:
-    install("bad", {"p": "import a_module_that_is_not_there"})
-    assert broken("p", "bad 1.0") == (
-        "cannot be imported: ModuleNotFoundError: No module named 'a_module_that_is_not_there';"
-        " install what it needs, or remove it with pip uninstall bad"
-    )
+def hook(kind: str, call: str, argument: str = "register") -> str:
+    """Return a plugin that implements one hook."""
+    return f"""
+        from engage.api import hookimpl
+
+        @hookimpl
+        def engage_register_{kind}({argument}):
+            {call}
+    """
 
 
-def test_a_syntax_error_is_one_line(install: Install) -> None:
-    install("bad", {"p": "def"})
-    assert broken("p", "bad 1.0").startswith("cannot be imported: SyntaxError: ")
+def storage(*arguments: str) -> str:
+    """Return a plugin that registers a storage with these arguments."""
+    return hook("storage", f"register({', '.join(arguments)})")
 
 
-def test_a_misspelt_hook_is_an_error(install: Install) -> None:
-    install(
-        "bad",
-        {
-            "p": """
-                from engage.api import hookimpl
-
-                @hookimpl
-                def engage_register_storge(register):
-                    pass
-            """
-        },
-    )
-    assert broken("p", "bad 1.0") == (
-        "there is no hook named engage_register_storge; did you mean engage_register_storage?"
-    )
-
-
-def test_a_wrong_argument_of_a_hook_is_an_error(install: Install) -> None:
-    install(
-        "bad",
-        {
-            "p": """
-                from engage.api import hookimpl
-
-                @hookimpl
-                def engage_register_storage(registry):
-                    pass
-            """
-        },
-    )
-    assert "Argument(s) {'registry'} are declared in the hookimpl" in broken("p", "bad 1.0")
-
-
-def test_a_hook_without_hookimpl_is_an_error(install: Install) -> None:
-    install("bad", {"p": "def engage_register_storage(register): pass"})
-    assert broken("p", "bad 1.0") == (
-        "engage_register_storage is not marked as a hook; decorate it with @engage.api.hookimpl"
-    )
-
-
-def test_a_plugin_without_hooks_is_an_error(install: Install) -> None:
-    install("bad", {"p": "import json"})
-    assert broken("p", "bad 1.0").startswith(
-        "it does not implement a hook; the hooks are engage_register_"
-    )
+def named(kind: str, name: str) -> str:
+    """Return a plugin that registers something under a name."""
+    return hook(kind, f"register({name!r}, object, {{}})")
 
 
 @pytest.mark.parametrize(
-    ("call", "said"),
+    ("source", "said"),
     [
-        ("register('x')", "engage_register_storage failed: TypeError: "),
-        ("1 / 0", "engage_register_storage failed: ZeroDivisionError: division by zero; "),
         (
-            "register('Bad Name', object, {})",
-            "'Bad Name' is not a valid name of a storage; use 1 to",
+            "import a_module_that_is_not_there",
+            "cannot be imported: ModuleNotFoundError: No module named 'a_module_that_is_not_there';"
+            " install what it needs, or remove it with pip uninstall bad",
         ),
-        ("register(5, object, {})", "5 is not a valid name of a storage; "),
+        ("def", "cannot be imported: SyntaxError: "),
         (
-            "register('backend', object, {})",
+            hook("storge", "pass"),
+            "there is no hook named engage_register_storge; did you mean engage_register_storage?",
+        ),
+        (
+            hook("storage", "pass", "registry"),
+            "Argument(s) {'registry'} are declared in the hookimpl",
+        ),
+        (
+            "def engage_register_storage(register): pass",
+            "engage_register_storage is not marked as a hook; decorate it with"
+            " @engage.api.hookimpl",
+        ),
+        ("import json", "it does not implement a hook; the hooks are engage_register_"),
+        (storage("'x'"), "engage_register_storage failed: TypeError: "),
+        (
+            hook("storage", "1 / 0"),
+            "engage_register_storage failed: ZeroDivisionError: division by zero; ",
+        ),
+        (named("storage", "Bad Name"), "'Bad Name' is not a valid name of a storage; use 1 to"),
+        (storage("5", "object", "{}"), "5 is not a valid name of a storage; "),
+        (storage("'x'", "5", "{}"), "the factory of 'x' is not callable; "),
+        (storage("'x'", "object", "[]"), "the options schema of 'x' is not an object; "),
+        (
+            storage("'x'", "object", "{'type': 'strnig'}"),
+            "the options schema of 'x' is not a valid JSON Schema: ",
+        ),
+        (
+            named("storage", "backend"),
             "'backend' is a key of the section [storage]; use another",
         ),
-        ("register('x', 5, {})", "the factory of 'x' is not callable; "),
-        ("register('x', object, [])", "the options schema of 'x' is not an object; "),
-        (
-            "register('x', object, {'type': 'strnig'})",
-            "the options schema of 'x' is not a valid JSON Schema: ",
+        *(
+            (named("log", name), f"'{name}' is a key of the section [log]; use another")
+            for name in ("backend", "group", "loaders")
+        ),
+        *(
+            (named("webhook", name), f"'{name}' is the origin of other events; use another")
+            for name in ("api", "operator")
         ),
     ],
 )
-def test_a_wrong_registration_is_an_error(install: Install, call: str, said: str) -> None:
-    install(
-        "bad",
-        {
-            "p": f"""
-                from engage.api import hookimpl
-
-                @hookimpl
-                def engage_register_storage(register):
-                    {call}
-            """
-        },
-    )
-    assert broken("p", "bad 1.0").startswith(said)
-
-
-@pytest.mark.parametrize("name", ["backend", "group", "loaders"])
-def test_a_log_cannot_have_the_name_of_a_key(install: Install, name: str) -> None:
-    install(
-        "bad",
-        {
-            "p": f"""
-                from engage.api import hookimpl
-
-                @hookimpl
-                def engage_register_log(register):
-                    register('{name}', object, {{}})
-            """
-        },
-    )
-    assert broken("p", "bad 1.0").startswith(f"'{name}' is a key of the section [log]; use another")
-
-
-@pytest.mark.parametrize("name", ["api", "operator"])
-def test_a_provider_cannot_have_the_origin_of_other_events(install: Install, name: str) -> None:
-    install(
-        "bad",
-        {
-            "p": f"""
-                from engage.api import hookimpl
-
-                @hookimpl
-                def engage_register_webhook(register):
-                    register({name!r}, object, {{}})
-            """
-        },
-    )
-    assert broken("p", "bad 1.0").startswith(f"{name!r} is the origin of other events; use another")
+def test_a_broken_plugin_is_an_error(install: Install, source: str, said: str) -> None:
+    install("bad", {"p": source})
+    assert said in broken("p", "bad 1.0")
 
 
 @pytest.mark.parametrize("name", ["serve", "hello"])
