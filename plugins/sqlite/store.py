@@ -36,9 +36,9 @@ from engage.api import (
     UserProfile,
 )
 
-from .connection import Settings, is_text
+from .connection import Settings, is_text, key_of
 from .reader import Reader
-from .tables import dead_letters
+from .tables import counts, dead_letters, events, identifiers, profiles, records, subscriptions
 from .worker_thread import WorkerThread
 from .writer import operations
 from .writer.writer import Writer
@@ -95,7 +95,7 @@ class SqliteStorage(
         )
         if not create:
             try:
-                await self._read(self._reader.open)
+                await self._reader_thread.call(self._reader.open)
             except BaseException:
                 await self.close()
                 raise
@@ -124,7 +124,7 @@ class SqliteStorage(
     async def _read(self, function: Callable[..., Item], *arguments: Any) -> Item:
         if self._reader_thread is None:
             raise StorageUnavailable("the storage is not open")
-        return await self._reader_thread.call(function, *arguments)
+        return await self._reader_thread.call(self._reader.call, function, *arguments)
 
     async def _page(
         self,
@@ -149,7 +149,7 @@ class SqliteStorage(
         if self._writer.is_connected:
             # It has the newest keys in memory, and a reader has to read them.
             return await self._writer.call(operations.FIND, workspace_id, origin, message_id)
-        return await self._read(self._reader.find, workspace_id, origin, message_id)
+        return await self._read(events.find, key_of(workspace_id, origin, message_id))
 
     async def scan(
         self,
@@ -158,7 +158,7 @@ class SqliteStorage(
         after: str | None,
         limit: int,
     ) -> Page[Event]:
-        return await self._page(self._reader.scan, wanted, after=after, limit=limit)
+        return await self._page(events.scan, wanted, after=after, limit=limit)
 
     async def expire(self, before: int, *, limit: int, force: bool = False) -> int:
         return await self._writer.call(operations.EXPIRE, before, limit, force)
@@ -166,16 +166,16 @@ class SqliteStorage(
     async def recent(
         self, wanted: EventFilter, *, before: str | None = None, limit: int
     ) -> Page[Event]:
-        return await self._page(self._reader.recent, wanted, after=before, limit=limit)
+        return await self._page(events.recent, wanted, after=before, limit=limit)
 
     # -------------------------------------------------------------------------- profiles
     async def profile(self, workspace_id: str, user_id: str) -> UserProfile | None:
-        return await self._read(self._reader.profile, workspace_id, user_id)
+        return await self._read(profiles.find, workspace_id, user_id)
 
     async def find_users(
         self, workspace_id: str, trait: str, values: Sequence[str]
     ) -> Mapping[str, Sequence[str]]:
-        return await self._read(self._reader.find_users, workspace_id, trait, values)
+        return await self._read(identifiers.find_users, workspace_id, trait, values)
 
     async def holders(
         self, workspace_id: str, trait: str, value: str, *, after: str | None, limit: int
@@ -185,39 +185,37 @@ class SqliteStorage(
             claimed, _, profile = after.partition(".")
             place = (int(claimed), int(profile))
         names, last = await self._read(
-            self._reader.holders, workspace_id, trait, value, place, limit
+            identifiers.holders, workspace_id, trait, value, place, limit
         )
         return Page(names, None if last is None else f"{last[0]}.{last[1]}")
 
     async def scan_users(
         self, workspace_id: str | None, *, after: str | None, limit: int
     ) -> Page[UserProfile]:
-        return await self._page(self._reader.scan_users, workspace_id, after=after, limit=limit)
+        return await self._page(profiles.scan_users, workspace_id, after=after, limit=limit)
 
     async def scan_groups(
         self, workspace_id: str | None, *, after: str | None, limit: int
     ) -> Page[GroupProfile]:
-        return await self._page(self._reader.scan_groups, workspace_id, after=after, limit=limit)
+        return await self._page(profiles.scan_groups, workspace_id, after=after, limit=limit)
 
     # --------------------------------------------------------------------- subscriptions
     async def apply(self, change: SubscriptionChange) -> Mapping[str, bool]:
         return await self._writer.call(operations.APPLY, change)
 
     async def state(self, workspace_id: str, user_id: str) -> Mapping[str, bool]:
-        return await self._read(self._reader.state, workspace_id, user_id)
+        return await self._read(subscriptions.state, workspace_id, user_id)
 
     async def scan_subscriptions(
         self, workspace_id: str | None, *, after: str | None, limit: int
     ) -> Page[SubscriptionState]:
-        return await self._page(
-            self._reader.scan_subscriptions, workspace_id, after=after, limit=limit
-        )
+        return await self._page(subscriptions.scan, workspace_id, after=after, limit=limit)
 
     async def history(
         self, workspace_id: str | None, user_id: str | None, *, after: str | None, limit: int
     ) -> Page[SubscriptionRecord]:
         return await self._page(
-            self._reader.history, workspace_id, user_id, after=after, limit=limit
+            subscriptions.history, workspace_id, user_id, after=after, limit=limit
         )
 
     # ---------------------------------------------------------------------- dead letters
@@ -228,24 +226,20 @@ class SqliteStorage(
         return await self._writer.call(operations.KEEP, [*map(dead_letters.storable, letters)])
 
     async def budget_use(self) -> Sequence[BudgetUse]:
-        return await self._read(self._reader.budget_use)
+        return await self._read(dead_letters.use)
 
     async def scan_dead_letters(
         self, workspace_id: str | None, *, after: str | None, limit: int
     ) -> Page[DeadLetter]:
-        return await self._page(
-            self._reader.scan_dead_letters, workspace_id, after=after, limit=limit
-        )
+        return await self._page(dead_letters.scan, workspace_id, after=after, limit=limit)
 
     async def recent_dead_letters(
         self, workspace_id: str | None, *, before: str | None = None, limit: int
     ) -> Page[DeadLetter]:
-        return await self._page(
-            self._reader.recent_dead_letters, workspace_id, after=before, limit=limit
-        )
+        return await self._page(dead_letters.recent, workspace_id, after=before, limit=limit)
 
     async def dead_letter(self, workspace_id: str, letter_id: str) -> DeadLetter | None:
-        return await self._read(self._reader.dead_letter, workspace_id, letter_id)
+        return await self._read(dead_letters.find, workspace_id, letter_id)
 
     async def remove(self, workspace_id: str, ids: Sequence[str]) -> int:
         return await self._writer.call(operations.REMOVE, workspace_id, list(ids))
@@ -263,7 +257,7 @@ class SqliteStorage(
     async def get_record(self, kind: str, workspace_id: str, record_id: str) -> Record | None:
         if not is_text(kind + workspace_id + record_id):
             return None
-        return await self._read(self._reader.record, kind, workspace_id, record_id)
+        return await self._read(records.get, kind, workspace_id, record_id)
 
     async def list_records(
         self,
@@ -275,13 +269,11 @@ class SqliteStorage(
         reverse: bool = False,
     ) -> Page[Record]:
         place = None if after is None else _place(after, str, str, str)
-        items, last = await self._read(
-            self._reader.scan_records, kind, workspace_id, reverse, place, limit
-        )
+        items, last = await self._read(records.scan, kind, workspace_id, reverse, place, limit)
         return Page(items, _cursor(last))
 
     async def records_version(self, kind: str) -> int:
-        return await self._read(self._reader.records_version, kind)
+        return await self._read(records.version, kind)
 
     async def delete_record(self, kind: str, workspace_id: str, record_id: str) -> bool:
         if not is_text(kind + workspace_id + record_id):
@@ -309,13 +301,13 @@ class SqliteStorage(
     ) -> Page[CountSum]:
         place = None if after is None else _place(after, int, int)
         items, last = await self._read(
-            self._reader.count_sums, step, since, until, names, workspace_id, place, limit
+            counts.sums, step, since, until, names, workspace_id, place, limit
         )
         return Page(items, _cursor(last))
 
     async def scan_counts(self, *, after: str | None, limit: int) -> Page[Count]:
         place = None if after is None else _place(after, int, int, int, str)
-        items, last = await self._read(self._reader.scan_counts, place, limit)
+        items, last = await self._read(counts.scan, place, limit)
         return Page(items, _cursor(last))
 
     async def expire_counts(self, step: int, before: int, *, limit: int) -> int:

@@ -28,8 +28,10 @@ from engage.api import (
 from engage.testing import event
 from engage.testing.factories import TIME, count, ids, letter, record, store_all
 from engage_plugins.sqlite import schema
+from engage_plugins.sqlite.connection import key_of
 from engage_plugins.sqlite.engine import Engine
 from engage_plugins.sqlite.reader import Reader
+from engage_plugins.sqlite.tables import events, profiles, records
 from engage_plugins.sqlite.writer.writer import AVAILABLE
 from support import writer
 from support.console import CONSOLE, signed_in
@@ -164,12 +166,12 @@ def test_a_server_that_is_opening_the_store_changes_nothing(
     assert content(path) == before
 
 
-READS: dict[str, Callable[[Reader], object]] = {
-    "scan": lambda reader: reader.scan(EventFilter(), None, 9),
-    "recent": lambda reader: reader.recent(EventFilter(), None, 9),
-    "find": lambda reader: reader.find("acme", "api", "1"),
-    "profile": lambda reader: reader.profile("acme", "u"),
-    "records_version": lambda reader: reader.records_version("key"),
+READS: dict[str, tuple[Callable[..., object], tuple[object, ...]]] = {
+    "scan": (events.scan, (EventFilter(), None, 9)),
+    "recent": (events.recent, (EventFilter(), None, 9)),
+    "find": (events.find, (key_of("acme", "api", "1"),)),
+    "profile": (profiles.find, ("acme", "u")),
+    "records_version": (records.version, ("key",)),
 }
 
 
@@ -180,15 +182,16 @@ def test_a_reader_reads_nothing(path: Path, tmp_path: Path, read: str, change: s
     write_all(engine, range(30))
     reader = Reader(settings(path))
     reader.open()
-    READS[read](reader)
+    function, arguments = READS[read]
+    reader.call(function, *arguments)
     backup(path, tmp_path / "before.db")
     upgrade(path, change)
     for _ in range(3):
         with pytest.raises(StorageUnavailable, match=REASON):
-            READS[read](reader)
+            reader.call(function, *arguments)
     # When the operator goes back, it reads again.
     restore(path, tmp_path / "before.db")
-    READS[read](reader)
+    reader.call(function, *arguments)
     reader.drop()
     engine.close()
 
