@@ -94,18 +94,6 @@ async def test_options_is_answered_everywhere(tmp_path: Path) -> None:
         assert "POST" in answer.headers["allow"]
 
 
-@pytest.mark.parametrize("path", ["/healthz", "/readyz"])
-async def test_head_has_the_headers_of_get(tmp_path: Path, path: str) -> None:
-    """The body is missing."""
-    async with serving(tmp_path) as server, await server.connect() as client:
-        got = await server.send(path, method="GET", key=None, client=client)
-        head = await server.send(path, method="HEAD", key=None, client=client)
-        assert (got.status, got.json) == (200, {"success": True})
-        assert (head.status, head.body) == (200, b"")
-        assert head.headers["content-length"] == got.headers["content-length"]
-        assert head.headers["cache-control"] == "no-store"
-
-
 # -------------------------------------------------------------------------------------- failures
 async def test_a_storage_that_is_down_is_503(tmp_path: Path) -> None:
     """With a random ``Retry-After``; nothing is acknowledged, and later the server works again."""
@@ -145,26 +133,6 @@ async def test_an_exception_is_500(
     assert "ZeroDivisionError" in caplog.text
     assert record.requestId == answer.json["requestId"]  # type: ignore[attr-defined]
     assert KEY not in caplog.text
-
-
-async def test_bodies_in_memory_are_bounded(tmp_path: Path) -> None:
-    """Beyond the bound the answer is 503 ``overloaded`` with a short ``Retry-After``."""
-    valve = Valve("write")
-    limits = "[limits]\ninflight_bytes = 100000\nbody_bytes = 90000\n"
-    async with serving(tmp_path, config_extra=limits, meddle=valve) as server:
-        valve.gate.clear()
-        body = {**BODY, "properties": {"x": "y" * 60_000}}
-        first = asyncio.create_task(server.send(TRACK, body))
-        listener = server.app.listener
-        assert listener is not None
-        await eventually(lambda: listener.shared.capacity.held > 60_000)
-        answer = await server.send(TRACK, {**body, "messageId": "n"})
-        assert (answer.status, answer.json["code"]) == (503, "overloaded")
-        assert 1 <= int(answer.headers["retry-after"]) <= 5
-        valve.gate.set()
-        assert (await first).status == 200
-        assert (await server.send(TRACK, {**body, "messageId": "n"})).status == 200
-        assert listener.shared.capacity.held == 0
 
 
 async def test_a_request_too_many_is_refused(tmp_path: Path) -> None:
@@ -241,24 +209,6 @@ async def test_the_server_shuts_down_in_steps(tmp_path: Path) -> None:
             await server.connect()
         assert await server.app.drain(30.0)
         assert len(await server.events()) == 2
-
-
-async def test_a_request_in_flight_is_answered_at_the_end(tmp_path: Path) -> None:
-    """The server drains; it does not cut the connection."""
-    valve = Valve("write")
-    async with serving(tmp_path, meddle=valve) as server:
-        valve.gate.clear()
-        asking = asyncio.create_task(server.track())
-        listener = server.app.listener
-        assert listener is not None
-        await eventually(lambda: any(one.serving for one in listener.connections))
-        await server.app.stop_accepting()
-        draining = asyncio.create_task(server.app.drain(30.0))
-        await asyncio.sleep(0)
-        valve.gate.set()
-        answer = await asking
-        assert (answer.status, answer.headers["connection"]) == (200, "close")
-        assert await draining
 
 
 # --------------------------------------------------------------------------------- subscriptions

@@ -420,14 +420,6 @@ async def test_the_clock_of_a_provider_is_not_corrected(tmp_path: Path) -> None:
         assert document["originalTimestamp"] == "2024-01-01T00:00:00.000Z"
 
 
-async def test_ids_of_deliveries_and_of_clients_do_not_collide(tmp_path: Path) -> None:
-    async with serving(tmp_path, **SEGMENT) as server:
-        event = {"type": "track", "event": "E", "userId": "u", "messageId": "m"}
-        assert (await server.send("/v1/track", event)).status == 200
-        assert (await deliver(server, segment(event))).json["accepted"] == 1
-        assert len(await server.events()) == 2
-
-
 # ---- answers
 async def test_head_and_probe_answer_200(tmp_path: Path) -> None:
     async with serving(tmp_path, **MANDRILL) as server:
