@@ -31,8 +31,8 @@ def remove_trait(
 ) -> None:
     """Remove traits of a user.
 
-    The user does not have the traits any more, is not found by them, and has room for others, until
-    a client sets them again. The removal is an event, which `engage export events` shows.
+    The user no longer has the traits, is not found by them, and has room for others, until a client
+    sets them again. The removal is an event, which `engage export events` shows.
     """
     removed = with_store(
         ctx,

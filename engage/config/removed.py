@@ -33,7 +33,7 @@ def without_removed(
     for key, value in table.items():
         path = (*at, key)
         if key in removed:
-            warnings.append(f"{dotted(path)} has no effect any more: {removed[key]}")
+            warnings.append(f"{dotted(path)} has no effect: {removed[key]}")
             continue
         if isinstance(value, Mapping):
             value, more = without_removed(schema.get("properties", {}).get(key, {}), value, path)

@@ -145,7 +145,7 @@ class Listener:
             self._metrics.dropped("accept")
             if not self._exhausted:
                 _log.error(
-                    "no more files can be opened, so new connections are closed; raise the limit"
+                    "no file descriptors are left, so new connections are closed; raise the limit"
                     " of open files (ulimit -n, LimitNOFILE) or lower server.max_connections"
                 )
         elif self._exhausted:

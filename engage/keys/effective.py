@@ -164,7 +164,7 @@ def effective_keys(workspaces: Iterable[Workspace], records: Iterable[Record]) -
         if workspace_id in known:
             problems.append(
                 f"the key {key_id!r} of the workspace {workspace_id!r} is disabled in the store,"
-                " but the config does not have it any more"
+                " but the config no longer has it"
             )
     return EffectiveKeys(keys=keys, problems=problems, secrets=frozenset(masked))
 

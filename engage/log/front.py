@@ -82,7 +82,7 @@ class LogFront:
 
     def state(self) -> Mapping[str, object]:
         """Return the answer of ``/readyz`` of a process that is ready. It does not wait."""
-        available = self._store is not None and self._store.glance()
+        available = self._store is not None and self._store.latest()
         return {
             "success": True,
             "storage": "available" if available else "unavailable",

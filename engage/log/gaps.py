@@ -57,7 +57,7 @@ async def past_gaps(store: EventStore, *, now: int) -> Sequence[str]:
         when = datetime.datetime.fromtimestamp(record.at / 1000, datetime.UTC)
         lines.append(
             f"acknowledged events may be lost: {max(first - expected, 0)} records of partition"
-            f" {partition}, from {expected} on, were not in the log any more when a loader came to"
+            f" {partition}, from {expected} on, were no longer in the log when a loader came to"
             f" them ({when:%Y-%m-%d %H:%M} UTC)"
         )
     if len(recent) > _NAMED:

@@ -109,13 +109,13 @@ class Lag:
             if len(gaps) > _NAMED:
                 named.append(f"{len(gaps) - _NAMED} more")
             found.append(
-                "acknowledged events may be lost: the next records of the loaders are not in the"
-                f" log any more: {', '.join(named)}"
+                "acknowledged events may be lost: the next records of the loaders are no longer"
+                f" in the log: {', '.join(named)}"
             )
         if self.overdue:
             found.append(
                 "events are answered 503: the oldest record that is not loaded is too old"
-                " (log.lag_percent); run engage load, or more of it"
+                " (log.lag_percent); run engage load, or more loaders"
             )
         return found
 

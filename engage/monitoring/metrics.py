@@ -72,7 +72,7 @@ FAMILIES: Final = (
         ("route",),
         buckets=REQUEST_BUCKETS,
     ),
-    Family("events", "counter", "Events by what became of them", ("type", "outcome")),
+    Family("events", "counter", "Events by their outcome", ("type", "outcome")),
     Family(
         "write_seconds", "histogram", "Duration of one write to the storage", buckets=WRITE_BUCKETS
     ),
@@ -89,7 +89,7 @@ FAMILIES: Final = (
     Family(
         "webhook_deliveries", "counter", "Deliveries of webhook providers", ("provider", "outcome")
     ),
-    Family("dropped", "counter", "What was dropped to stay within a limit", ("what",)),
+    Family("dropped", "counter", "Data dropped to stay within a limit", ("what",)),
     Family(
         "dead_letter_budget_used_ratio",
         "gauge",
@@ -114,7 +114,7 @@ FAMILIES: Final = (
     Family(
         "loaded_records",
         "counter",
-        "Records of the log by what became of them",
+        "Records of the log by their outcome",
         ("outcome",),
         part="loader",
     ),

@@ -81,7 +81,7 @@ class Readiness:
         await asyncio.wait([self._checking], timeout=WAIT)
         return self._within(WRITE_PATIENCE if self._write_failed else PATIENCE)
 
-    def glance(self) -> bool:
+    def latest(self) -> bool:
         """Return the result of the last check, and begin another one if it is not fresh."""
         if not self._within(FRESH) and self._clock() - self._check_failed_at > FRESH:
             self._begin_check()

@@ -171,7 +171,7 @@ class KafkaReader(LogReader):
             member.seek(partition, expected)
             return
         _log.error(
-            "%s, partition %d: the record at %d is not in the log any more; it begins at %d",
+            "%s, partition %d: the record at %d is no longer in the log; it begins at %d",
             *(self._topic, partition, expected, first),
         )
         self._begin(member, partition, expected, first)

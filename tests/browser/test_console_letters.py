@@ -92,7 +92,7 @@ def test_an_event_is_corrected_by_keyboard(operator: Operator, console: Server) 
     assert "letter-replayed" in operator.text()
     operator.allowed.add(404)
     operator.open(f"letter?id={letter}")
-    operator.see("It is not here any more")
+    operator.see("It is no longer here")
 
 
 def test_a_double_click_on_replay_stores_it_once(operator: Operator, console: Server) -> None:

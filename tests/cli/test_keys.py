@@ -138,7 +138,7 @@ def test_check_reports_the_keys_of_the_store(config: Path) -> None:
         "warning\tthe key 'one' of the workspace 'acme' in the store is ignored:"
         " the config has a key with this id",
         "warning\tthe key 'website' of the workspace 'acme' is disabled in the store,"
-        " but the config does not have it any more",
+        " but the config no longer has it",
     ]
     assert "is ignored" in keys(config, "list").stderr
 

@@ -233,7 +233,7 @@ def test_the_log_is_loaded(write: Any) -> None:
 def test_removed_keys_are_read_and_reported(write: Any) -> None:
     config = load(write(f"{MINIMAL}[cors]\nmax_age = '${{UNSET}}'\n[log]\nportion_bytes = 7\n"), {})
     assert config.cors == Cors()
-    assert [line.partition(" has no effect any more: ")[0] for line in config.warnings] == [
+    assert [line.partition(" has no effect: ")[0] for line in config.warnings] == [
         "cors.max_age",
         "log.portion_bytes",
     ]

@@ -212,7 +212,7 @@ def test_a_letter_is_checked_edited_and_replayed_once(server: Server, client: ht
         assert part in event
     again = client.post("letter/replay", params=where, data={**form, "text": text})
     assert again.status_code == 404
-    assert "It is not here any more" in again.text
+    assert "It is no longer here" in again.text
 
 
 def test_all_of_a_group_are_replayed(server: Server, client: httpx.Client) -> None:

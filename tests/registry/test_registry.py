@@ -269,7 +269,7 @@ def test_removed_options_are_reported_and_not_passed_on(config: Any) -> None:
     installed.make_transforms(chosen)
     assert made == [{"mode": "safe"}]
     assert installed.warnings(chosen) == [
-        "transforms[0].options.speed has no effect any more: the transform measures it."
+        "transforms[0].options.speed has no effect: the transform measures it."
     ]
 
 

@@ -42,35 +42,35 @@ async def test_the_storage_is_checked_at_most_once_a_second() -> None:
     assert storage.questions == 2
 
 
-async def test_a_glance_waits_for_nothing() -> None:
-    """It returns what the last check found, and begins another one at most once a second."""
+async def test_the_latest_answer_waits_for_nothing() -> None:
+    """It is the result of the last check, and begins another one at most once a second."""
     storage = Storage()
     ready = Readiness(storage.check, clock=lambda: storage.now)
 
-    async def glances() -> set[bool]:
+    async def answers() -> set[bool]:
         found = set()
         for _ in range(20):
-            found.add(ready.glance())
+            found.add(ready.latest())
             await asyncio.sleep(0)
         return found
 
-    assert not ready.glance()
+    assert not ready.latest()
     await asyncio.sleep(0.01)
-    assert await glances() == {True}
+    assert await answers() == {True}
     storage.now += FRESH + 0.1
     storage.works = False
-    assert ready.glance()  # the last check, for a moment
+    assert ready.latest()  # the last check, for a moment
     await asyncio.sleep(0.01)
-    assert await glances() == {False}
+    assert await answers() == {False}
     assert storage.questions == 2
     storage.now += FRESH + 0.1
     storage.gate.clear()
-    assert await glances() == {False}
+    assert await answers() == {False}
     assert storage.questions == 3
     storage.works = True
     storage.gate.set()
     await asyncio.sleep(0.01)
-    assert await glances() == {True}
+    assert await answers() == {True}
     await ready.close()
 
 

@@ -178,5 +178,5 @@ class EventJsonHandler(_Loads):
         if view is None:
             if self.outage is not None:
                 raise HTTPError(503, reason=self.outage.reason)
-            raise HTTPError(404, reason="It is not stored any more")
+            raise HTTPError(404, reason="It is no longer stored")
         self.json(view)

@@ -72,7 +72,7 @@ async function toggle(row) {
   if (!row.classList.contains("open")) return;
   const added = detail.content.firstElementChild.cloneNode(true);
   if (answer?.ok) fill(added, await answer.json());
-  else added.cells[0].textContent = answer?.status === 404 ? "It is not stored any more." : "The console did not answer.";
+  else added.cells[0].textContent = answer?.status === 404 ? "It is no longer stored." : "The console did not answer.";
   row.after(added);
   added.dispatchEvent(new Event("times", { bubbles: true }));
 }

@@ -24,7 +24,7 @@ LEAST_KEYS: Final = 64
 #: For each key that a step would merge, how many stale keys it deletes instead.
 _DELETE_RATE: Final = 4
 #: For each key that a step would merge, how many it puts into buckets instead.
-_SPREAD_RATE: Final = 16
+_BUCKET_RATE: Final = 16
 #: Seconds until a merge is tried again after a failure: the first pause, doubled each time, and the
 #: longest.
 BACK_OFF: Final = (1.0, 60.0)
@@ -46,19 +46,19 @@ class Frozen:
         self.last = last
         #: The part that its keys are moved to, once that is decided: the number of the first event.
         self.part: int | None = None
-        self._unspread = iter(keys)
-        self._is_spread = False
+        self._remaining = iter(keys)
+        self._are_buckets_filled = False
         self._buckets: list[list[bytes]] = [[] for _ in range(256)]
         #: Bucket and index of the first key that is not merged.
         self._position = self._next = (0, 0)
 
-    def spread(self, count: int) -> bool:
+    def fill_buckets(self, count: int) -> bool:
         """Put the next keys into buckets, and return whether all were in buckets before."""
-        if not self._is_spread:
-            buckets, keys = self._buckets, list(itertools.islice(self._unspread, count))
+        if not self._are_buckets_filled:
+            buckets, keys = self._buckets, list(itertools.islice(self._remaining, count))
             for key in keys:
                 buckets[key[0]].append(key)
-            self._is_spread = len(keys) < count
+            self._are_buckets_filled = len(keys) < count
             return False
         return True
 
@@ -141,7 +141,7 @@ class Merger:
         """
         if self.waiting:
             frozen = self.waiting[0]
-            if frozen.spread(count * _SPREAD_RATE):
+            if frozen.fill_buckets(count * _BUCKET_RATE):
                 self._merge(db, frozen, frozen.take(count), parts)
         elif self._stale:
             self._delete(db, self._stale[0], count * _DELETE_RATE)

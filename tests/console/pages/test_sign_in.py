@@ -120,7 +120,7 @@ def test_a_link_signs_in_once_and_only_by_post(server: Server, url: str) -> None
         assert is_in(client)
         answer = late.post("link", data={"t": token})
         assert answer.status_code == 403
-        assert "does not work any more" in answer.text
+        assert "no longer works" in answer.text
         assert token not in answer.text
         assert not is_in(late)
         assert is_in(client)

@@ -19,7 +19,7 @@ def small_merges(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(keys, "MERGE_KEYS", (20, 40))
     monkeypatch.setattr(keys, "ALONE_KEYS", 7)
     monkeypatch.setattr(merge, "LEAST_KEYS", 3)
-    monkeypatch.setattr(merge, "_SPREAD_RATE", 4)
+    monkeypatch.setattr(merge, "_BUCKET_RATE", 4)
     monkeypatch.setattr(merge, "_DELETE_RATE", 2)
     monkeypatch.setattr(parts, "BUILD_KEYS", 16)
     monkeypatch.setattr(parts, "_LEAST_CAPACITY", 64)
