@@ -4,16 +4,12 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import dataclasses
 import re
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import orjson
 import pytest
-from tornado.ioloop import IOLoop
 
 from engage.api import EngageError, EventStore, Record, RecordStore
 from engage.config import Workspace, WriteKey
@@ -21,7 +17,6 @@ from engage.keys.changes import KeyChangedError, KeyState, change_key, create_ke
 from engage.keys.effective import KEY, OVERRIDE, Key, effective_keys, list_keys
 from engage.upkeep.audit import AUDIT, Actor, read_entry
 from support.memory_store import MemoryEvents
-from support.sqlite import config_file, open_store
 
 ACME = Workspace(
     id="acme",
@@ -35,16 +30,6 @@ OTHER = Workspace(id="other", name="Other")
 WORKSPACES = (ACME, OTHER)
 ANN = Actor(who="ann", origin="test")
 NOW = 1_795_253_400_000
-
-
-@pytest.fixture
-def store(tmp_path: Path, io_loop: IOLoop) -> Iterator[RecordStore]:
-    stack = contextlib.AsyncExitStack()
-    opening = stack.enter_async_context(open_store(config_file(tmp_path)))
-    store = io_loop.run_sync(lambda: opening)
-    assert isinstance(store, RecordStore)
-    yield store
-    io_loop.run_sync(stack.aclose)
 
 
 def stored(key_id: str, key: object, workspace: str = "acme", **body: Any) -> Record:

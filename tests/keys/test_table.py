@@ -4,16 +4,13 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import io
 import logging
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any, cast
 
 import orjson
 import pytest
-from tornado.ioloop import IOLoop
 
 from engage.api import Record, RecordStore, StorageUnavailable
 from engage.config import Workspace
@@ -26,20 +23,9 @@ from engage.monitoring import logs
 from support.memory_store import MemoryEvents
 from support.pipeline import ACME, NOW, OTHER
 from support.server_inprocess import Valve
-from support.sqlite import config_file, open_store
 from support.waiting import eventually
 
 STORED = "0123456789abcdef0123456789abcdef"
-
-
-@pytest.fixture
-def store(tmp_path: Path, io_loop: IOLoop) -> Iterator[RecordStore]:
-    stack = contextlib.AsyncExitStack()
-    opening = stack.enter_async_context(open_store(config_file(tmp_path)))
-    store = io_loop.run_sync(lambda: opening)
-    assert isinstance(store, RecordStore)
-    yield store
-    io_loop.run_sync(stack.aclose)
 
 
 class Table(KeyTable):
