@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Appends the items of each request to a log, in place of the group commit.
 
-Each request is one call of the log, which is made at once: many calls run at the same time, and the
-log combines them. So a request waits only for the partitions of its own events, and one that cannot
-be appended fails alone. Each call has the time limit of its request; nothing is opened again after
-it, because the log reconnects by itself.
+Each request is one call of the log. Many calls run at the same time, and the log combines them. So
+a request waits only for the partitions of its own events, and one that cannot be appended fails
+alone. Each call has the time limit of its request; nothing is reopened after a failure, because the
+log reconnects by itself.
 
 The items that are being appended are limited as in the group commit: in weight and bytes, in total
 and for each write key.

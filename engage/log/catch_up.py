@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Waits until the loaders have stored the events that were in the log when a request came.
 
-A request that does not find its user may mean one whose events are still in the log. Requests wait
-together: however many there are, a process reads the offsets of the log and of the loaders at most
-once every :data:`POLL_SECONDS`.
+If a request does not find its user, the user's events may still be in the log. Requests wait
+together: a process reads the offsets of the log and of the loaders at most once every
+:data:`POLL_SECONDS`, for any number of requests.
 """
 
 from __future__ import annotations

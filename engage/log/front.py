@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The log in front of the storage, as a process that appends to it uses it.
+"""The log in front of the storage, for the processes that append to it.
 
 The server is ready while the log is. The store is opened in the background, and it may be down:
 then events are accepted, and requests that need the store are answered 503.

@@ -5,8 +5,7 @@ A log keeps a record for a limited time. If the loaders are down for longer, the
 that were acknowledged and are stored nowhere else. So a server accepts no events while the oldest
 record that is not stored is older than a part of that time (``log.lag_percent``).
 
-Servers and one loader read the lag all the time, the console while it runs, and ``engage check``
-once.
+Servers, one loader and the console read the lag continuously, ``engage check`` once.
 """
 
 from __future__ import annotations

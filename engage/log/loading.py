@@ -2,8 +2,8 @@
 """Reads the log and has its records written to the storage, for a loader.
 
 In this order: read a batch, write it to the storage, append the dead letters of the events that the
-storage refuses, commit the offsets. A loader that dies at any point repeats, and the storage has
-each event once. Nothing else moves the offsets.
+storage refuses, commit the offsets. If a loader dies at any point, the records without a commit are
+read again, and the storage keeps each event once. Nothing else moves the offsets.
 """
 
 from __future__ import annotations
@@ -194,8 +194,8 @@ class Loader:
 
         An overloaded storage fails with a large write however often it is repeated, and a poisonous
         event fails all events that are written with it. So a part that fails is divided, down to a
-        single record. An outage is waited for. A record that alone fails in an unexpected way,
-        twice, while the storage works otherwise, is given up.
+        single record. It waits for the end of an outage. A single record that fails twice in an
+        unexpected way, while the storage works, is given up.
 
         :return: the partitions of the records.
         """

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Writes records of the log to the storage, and keeps dead letters of those that it refuses.
 
-It writes, finds out why an event was not stored, and keeps letters by the functions that a server
-without a log uses: :class:`~engage.pipeline.ingest.Ingest` and
+It writes, finds out why an event was not stored, and keeps letters with the functions of a server
+without a log: :class:`~engage.pipeline.ingest.Ingest` and
 :class:`~engage.pipeline.conflicts.Conflicts`. One difference: these events are acknowledged, so
 their letters are appended to the log of dead letters first, which has no budget.
 

@@ -16,7 +16,7 @@
 ``observers.py``       passes stored events to the observers
 ``dead_letters.py``    makes the records of refused items and conflicts
 ``conflicts.py``       keeps events whose message id another event has
-``explain.py``         what would become of an event, with nothing stored
+``explain.py``         explains the outcome of an event, with nothing stored
 ``replay.py``          sends dead letters through the steps again
 ``bulk_replay.py``     replays all dead letters that match a filter
 ``subscriptions.py``   changes a user's subscription choices

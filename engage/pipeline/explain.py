@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What would become of an event: the steps of the pipeline, with nothing stored.
+"""Explains the outcome of an event: the steps of the pipeline, with nothing stored.
 
 The composed server has one :class:`Explainer` (``app.explainer``)::
 
     submission = Submission(workspace_id="acme", write_key_id="website", operation="track")
     explained = await explainer.check(b'{"userId": "u", "event": "Signed up"}', submission)
-    explained.outcome # "stored", "duplicate", "conflict", "dropped" or "refused" explained.errors #
-    problems with JSON pointers, if it is refused or a conflict explained.event # the event as it
-    would be stored explained.changes # its changes of profiles; see describe_change
+    explained.outcome   # "stored", "duplicate", "conflict", "dropped" or "refused"
+    explained.errors    # problems with JSON pointers, if it is refused or a conflict
+    explained.event     # the event as it would be stored
+    explained.changes   # its changes of profiles; see describe_change
 
 A text stays a text: it is decoded only by the pipeline's decoder, so that no integer changes. To
 check or replay a dead letter, use :mod:`engage.pipeline.replay`.

@@ -32,13 +32,13 @@ from .topics import DEFAULT_MESSAGE, NewTopic, retention, wanted, weaknesses
 
 _log = logging.getLogger("engage.log.kafka")
 
-#: Seconds between two looks at the settings, and between two attempts to connect.
+#: Seconds between two reads of the settings, and between two attempts to connect.
 _LOOK: Final = 60.0
 _RETRY: Final = 1.0
 #: Seconds of each of the two questions of a check.
 _CHECK: Final = 3.0
-#: This part of a call's time may pass before a request is sent again: a broker that was stopped
-#: keeps its connections and does not answer.
+#: The part of a call's time after which a request is sent again: a suspended broker keeps its
+#: connections and does not answer.
 _REQUEST: Final = 0.3
 
 

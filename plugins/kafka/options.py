@@ -17,7 +17,7 @@ DEFAULT_TOPIC: Final = "engage.events"
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Address:
-    """Where the brokers are, and how a client signs in."""
+    """The addresses of the brokers, and the credentials of a client."""
 
     #: Host and port of some brokers, separated by commas.
     servers: str
