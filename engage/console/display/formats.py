@@ -84,7 +84,9 @@ def size(count: int) -> str:
     """Return a number of bytes: ``64 KiB``."""
     for limit, unit in ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
         if count >= limit:
-            return f"{count / limit:.3g}\u202f{unit}"
+            number = count / limit
+            # Not 1e+03 for 1000 to 1023.
+            return f"{number:{'.0f' if number >= 100 else '.3g'}}\u202f{unit}"
     return f"{count} bytes"
 
 

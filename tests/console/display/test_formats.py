@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from engage.console.display.formats import one_line, percent, plural, span
+from engage.console.display.formats import one_line, percent, plural, size, span
 
 
 @pytest.mark.parametrize(
@@ -28,6 +28,20 @@ def test_a_count_has_the_right_noun() -> None:
 )
 def test_a_duration_has_one_unit(seconds: float, shown: str) -> None:
     assert span(seconds) == shown.replace(" ", "\u202f")
+
+
+@pytest.mark.parametrize(
+    ("count", "shown"),
+    [
+        (1023, "1023 bytes"),
+        (1536, "1.5 KiB"),
+        (1_024_000, "1000 KiB"),
+        (5 << 20, "5 MiB"),
+        (1023 << 30, "1023 GiB"),
+    ],
+)
+def test_a_size_has_its_unit_and_no_exponent(count: int, shown: str) -> None:
+    assert size(count).replace("\u202f", " ") == shown
 
 
 def test_one_line_cuts() -> None:
