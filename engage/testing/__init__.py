@@ -26,14 +26,17 @@ For a log in front of the storage see :class:`LogConformance`, which is used in 
 
 For a webhook provider see :class:`ProviderConformance` (:mod:`engage.testing.providers`).
 
-================  ==================================================================
-``storage/``      the tests of a storage
-``log/``          the tests of a log
-``providers/``    the tests of webhook providers
-``harness.py``    opens what a plugin registers, and closes it after each test
-``factories.py``  events, dead letters, records and counters for the tests
-``processes.py``  child processes of the tests
-================  ==================================================================
+:class:`MemoryStore` is a storage in memory, for tests of your own code.
+
+===================  ==================================================================
+``storage/``         the tests of a storage
+``log/``             the tests of a log
+``providers/``       the tests of webhook providers
+``harness.py``       opens what a plugin registers, and closes it after each test
+``factories.py``     events, dead letters, records and counters for the tests
+``memory_store.py``  a storage in memory
+``processes.py``     child processes of the tests
+===================  ==================================================================
 """
 
 from __future__ import annotations
@@ -53,6 +56,7 @@ from .log.failures import LogFailureTests, LogProcessTests  # noqa: E402
 from .log.groups import LogGroupTests  # noqa: E402
 from .log.harness import LogBench, LogSubject, on_log  # noqa: E402
 from .log.reading import LogReadTests  # noqa: E402
+from .memory_store import MemoryStore  # noqa: E402
 from .providers import ProviderConformance  # noqa: E402
 from .storage.counts import CountTests  # noqa: E402
 from .storage.dead_letters import DeadLetterTests  # noqa: E402
@@ -73,6 +77,7 @@ __all__ = [
     "LogBench",
     "LogConformance",
     "LogSubject",
+    "MemoryStore",
     "ProviderConformance",
     "StorageConformance",
     "Subject",

@@ -6,11 +6,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from engage.api import EventFilter, Page, StorageUnavailable
+from engage.api import StorageUnavailable
 from engage.console.sign_in import sessions as sessions_module
 from engage.console.sign_in.links import hash_of, new_token
 from engage.upkeep.audit import AUDIT, read_entry
@@ -48,14 +47,7 @@ async def test_a_link_is_not_used_up_while_the_storage_is_away(tmp_path: Path) -
 
 
 async def test_pages_open_while_the_storage_is_away(tmp_path: Path) -> None:
-    class Away(BrokenStore):
-        async def recent(
-            self, wanted: EventFilter, *, before: str | None = None, limit: int
-        ) -> Page[Any]:
-            await self._wait()
-            return await super().recent(wanted, before=before, limit=limit)
-
-    store = Away()
+    store = BrokenStore()
     async with console_here(tmp_path, store) as (console, client):
         await sign_in_here(console, client)
         store.error = StorageUnavailable("the disk is <gone>")

@@ -120,6 +120,16 @@ def test_the_record_on_the_page_of_logs_has_its_format() -> None:
     assert described == {*meta, "restated"}
 
 
+def test_the_tests_with_a_storage_in_memory_pass() -> None:
+    (block,) = [one for one in blocks(PLUGIN_PAGE, "python") if "MemoryStore" in one]
+    names: dict[str, Any] = {}
+    exec(compile(block, "write-a-plugin.md", "exec"), names)
+    tests = [test for name, test in names.items() if name.startswith("test_")]
+    assert len(tests) == 2
+    for test in tests:
+        test()
+
+
 def test_every_hook_has_a_heading_that_is_its_signature() -> None:
     headings = re.findall(r"^### `(.+)`$", PLUGIN_PAGE, re.MULTILINE)
     hooks = [

@@ -20,6 +20,7 @@ from engage.console.application import ConsoleServer, make_application
 from engage.console.process import make_console
 from engage.console.services import Console
 from engage.console.sign_in.links import SECONDS, hash_of, link_record, new_token
+from engage.testing.memory_store import Stored
 from support.exports import registry
 from support.http_client import listening
 from support.memory_store import MemoryStore
@@ -106,10 +107,10 @@ class BrokenStore(MemoryStore):
 
     error: Exception | None = None
 
-    async def _wait(self) -> None:
+    def contents(self) -> Stored:
         if self.error is not None:
             raise self.error
-        await super()._wait()
+        return super().contents()
 
 
 class Clock:
