@@ -92,7 +92,7 @@ class Acceptor:
 
     async def stop(self) -> None:
         """Accept the connections that the kernel has completed, then close the socket."""
-        self._pause()
+        self.pause()
         # Closing resets connections that the kernel has completed and nothing has accepted yet.
         # Usually this ends with a BlockingIOError: the queue is empty.
         with contextlib.suppress(OSError):
@@ -104,7 +104,7 @@ class Acceptor:
 
     def close(self) -> None:
         """Close the socket. Idempotent."""
-        self._pause()
+        self.pause()
         if self._shares is not None:
             self._shares.leave()
             self._shares.released = None
@@ -114,6 +114,15 @@ class Acceptor:
         if self._spare is not None:
             os.close(self._spare)
             self._spare = None
+
+    def pause(self) -> None:
+        """Accept nothing until the next :meth:`start`."""
+        self._patient_until = None
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        elif self._server is None and self._sock.fileno() >= 0:
+            self._loop.remove_reader(self._sock.fileno())
 
     # ---------------------------------------------------------------------------------- internals
     def _listen(self) -> None:
@@ -164,7 +173,7 @@ class Acceptor:
         least = shares.least()
         self._pauses = self._pauses + 1 if least == self._least else 1
         self._least = least
-        self._pause()
+        self.pause()
         patience = min(PATIENCE * shares.lead(), _MAX_PATIENCE)
         self._patient_until = self._loop.time() + patience
         self._timer = self._loop.call_later(_LOOK, self._look)
@@ -187,23 +196,15 @@ class Acceptor:
             self._resume(1 << steps)
 
     def _resume(self, extra: int) -> None:
-        self._pause()
+        self.pause()
         self._listen()
         if extra:
             self._accept(extra)
 
-    def _pause(self) -> None:
-        self._patient_until = None
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        elif self._server is None and self._sock.fileno() >= 0:
-            self._loop.remove_reader(self._sock.fileno())
-
     def _turn_away(self) -> None:
         """Close the next connection, so that its client does not wait in vain."""
         if self._spare is None:
-            self._pause()
+            self.pause()
             self._timer = self._loop.call_later(_RETRY, self._resume, 0)
         else:
             os.close(self._spare)

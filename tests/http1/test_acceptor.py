@@ -97,7 +97,7 @@ async def test_connections_are_shared(number: int, count: int) -> None:
 async def test_an_idle_worker_is_filled_up_first() -> None:
     """A worker that was replaced has no connections; it gets the next ones."""
     async with _workers(2) as (workers, port):
-        workers[1].acceptor._pause()
+        workers[1].acceptor.pause()
         assert workers[1].shares is not None
         workers[1].shares.leave()
         with _clients(port, 20):
@@ -111,7 +111,7 @@ async def test_an_idle_worker_is_filled_up_first() -> None:
 async def test_a_worker_that_hangs_leaves_its_share() -> None:
     """It counts as present, but accepts nothing. The other accepts all, after a short time."""
     async with _workers(2) as (workers, port):
-        workers[1].acceptor._pause()
+        workers[1].acceptor.pause()
         with _clients(port, 200):
             await eventually(lambda: _sizes(workers) == [200, 0])
 
@@ -158,80 +158,79 @@ async def test_a_client_that_hung_up_does_not_count() -> None:
 async def test_connections_that_wait_are_accepted_before_the_socket_closes() -> None:
     async with _workers(2) as (workers, port):
         for worker in workers:
-            worker.acceptor._pause()
+            worker.acceptor.pause()
         with _clients(port, 10):
             await asyncio.sleep(0.05)
             await workers[0].acceptor.stop()
             assert _sizes(workers) == [10, 0]
 
 
+class _Failing(socket.socket):
+    """A listening socket of which the first attempts to accept fail."""
+
+    def __init__(self, *errors: int) -> None:
+        sock = listening()
+        sock.listen()
+        super().__init__(fileno=sock.detach())
+        self.setblocking(False)
+        self.errors = list(errors)
+        self.calls = 0
+
+    def accept(self) -> tuple[socket.socket, Any]:
+        self.calls += 1
+        if self.errors:
+            raise OSError(self.errors.pop(0), "failed")
+        return super().accept()
+
+
+@contextlib.asynccontextmanager
+async def _accepting(sock: _Failing) -> AsyncIterator[tuple[_Worker, int]]:
+    """Yield a worker that accepts on a socket, and the port."""
+    worker = _Worker(sock, None)
+    await worker.acceptor.start()
+    try:
+        yield worker, sock.getsockname()[1]
+    finally:
+        worker.acceptor.close()
+        for transport in worker.transports:
+            transport.abort()  # type: ignore[attr-defined]
+        await eventually(lambda: not worker.transports)
+
+
 async def test_a_client_that_is_gone_does_not_stop_the_others() -> None:
-    async with running() as server:
-        acceptor = server.listener._acceptors[0]
-        real, errors = acceptor._sock, [errno.ECONNABORTED, errno.EPERM]
-
-        class _Failing:
-            def accept(self) -> Any:
-                if errors:
-                    raise OSError(errors.pop(), "gone")
-                return real.accept()
-
-            def __getattr__(self, name: str) -> Any:
-                return getattr(real, name)
-
-        acceptor._sock = _Failing()  # type: ignore[assignment]
-        assert (await server.ask(request(b"x"))).body == b"x"
-        assert not errors
+    sock = _Failing(errno.ECONNABORTED, errno.EPERM)
+    async with _accepting(sock) as (worker, port):
+        with _clients(port, 1):
+            await eventually(lambda: len(worker.transports) == 1)
+    assert not sock.errors
 
 
 async def test_without_a_file_descriptor_a_connection_is_closed() -> None:
     """Its client does not wait in vain, and the loop does not spin."""
-    async with running() as server:
-        acceptor = server.listener._acceptors[0]
-        real, calls = acceptor._sock, [0]
-
-        class _Exhausted:
-            def accept(self) -> Any:
-                calls[0] += 1
-                if acceptor._spare is not None:
-                    raise OSError(errno.EMFILE, "Too many open files")
-                return real.accept()
-
-            def __getattr__(self, name: str) -> Any:
-                return getattr(real, name)
-
-        acceptor._sock = _Exhausted()  # type: ignore[assignment]
-        async with await RawClient.connect(server.port) as client:
+    sock = _Failing(errno.EMFILE)
+    async with _accepting(sock) as (worker, port):
+        async with await RawClient.connect(port) as client:
             assert await client.closed()
-        assert calls[0] <= 4
-        acceptor._sock = real
-        assert (await server.ask(request(b"x"))).body == b"x"
+        assert sock.calls <= 4
+        assert not worker.transports
+        with _clients(port, 1):
+            await eventually(lambda: len(worker.transports) == 1)
 
 
 async def test_without_a_spare_descriptor_accepting_waits() -> None:
-    async with running() as server:
-        acceptor = server.listener._acceptors[0]
-        real, calls = acceptor._sock, [0]
-        assert acceptor._spare is not None
-        os.close(acceptor._spare)
-        acceptor._spare = None
+    real, sock = os.open, _Failing(errno.ENFILE, errno.ENFILE)
 
-        class _Exhausted:
-            def accept(self) -> Any:
-                calls[0] += 1
-                if calls[0] < 3:
-                    if acceptor._spare is not None:
-                        os.close(acceptor._spare)
-                        acceptor._spare = None
-                    raise OSError(errno.ENFILE, "Too many open files")
-                return real.accept()
+    def refuse(path: Any, *arguments: Any, **options: Any) -> int:
+        if path == os.devnull:
+            raise OSError(errno.ENFILE, "Too many open files")
+        return real(path, *arguments, **options)
 
-            def __getattr__(self, name: str) -> Any:
-                return getattr(real, name)
-
-        acceptor._sock = _Exhausted()  # type: ignore[assignment]
-        assert (await server.ask(request(b"x"))).body == b"x"
-        acceptor._sock = real
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "open", refuse)
+        async with _accepting(sock) as (worker, port):
+            with _clients(port, 1):
+                await eventually(lambda: len(worker.transports) == 1)
+            assert sock.calls <= 4
 
 
 @pytest.mark.parametrize(

@@ -167,7 +167,7 @@ async def test_stalled_uploads_do_not_shut_out_others(framing: str) -> None:
                     data = POST + b"Transfer-Encoding: chunked\r\n\r\n18600\r\n" + b"x" * 99_800
                 hostile.append(await clients.connect(data))
                 await asyncio.sleep(0.02)
-            share = server.listener.shared.capacity._share
+            share = 300_000 // (2 * (30 + capacity_module.SPARE))
             room = 300_000 - held(server)
             filler = await clients.connect(POST + b"X: " + b"y" * (room - len(POST) - 3))
             assert held(server) == 300_000
@@ -190,10 +190,10 @@ async def test_stalled_uploads_do_not_shut_out_others(framing: str) -> None:
 async def test_connections_within_their_share_leave_room_for_another() -> None:
     """However many they are: the shares of all connections take half of the memory."""
     async with running(inflight_bytes=1_000_000, max_connections=20) as server:
-        capacity = server.listener.shared.capacity
+        share = 1_000_000 // (2 * (20 + capacity_module.SPARE))
         async with Clients(server) as clients:
             head = POST + b"Content-Length: 99000\r\n\r\n"
-            body = head + b"x" * (capacity._share - len(head))
+            body = head + b"x" * (share - len(head))
             hostile = [await clients.connect(body) for _ in range(20)]
             heads = [await clients.connect(POST + b"X: " + b"y" * 1700) for _ in range(250)]
             assert held(server) < 500_000
