@@ -70,7 +70,7 @@ async def record_audit(
     encoded = orjson.dumps(body)
     if len(encoded) > MAX_RECORD_BYTES:
         encoded = orjson.dumps({**body, "details": {"tooLong": len(encoded)}})
-    record = Record(kind=AUDIT, workspace_id="", id=_new_id(now), body=encoded, at=now)
+    record = Record(kind=AUDIT, workspace_id="", id=new_id(now), body=encoded, at=now)
     try:
         await store.put_record(record)
     except StorageError as error:
@@ -102,7 +102,7 @@ def read_entry(record: Record) -> AuditEntry:
     )
 
 
-def _new_id(now: int) -> str:
+def new_id(now: int) -> str:
     """Return a UUID of version 7 (RFC 9562)."""
     value = (now & 0xFFFFFFFFFFFF) << 80 | secrets.randbits(80)
     value = value & ~(0xF << 76) | 0x7 << 76

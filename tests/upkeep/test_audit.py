@@ -9,7 +9,7 @@ from engage.upkeep import audit
 
 
 def test_ids_are_uuids_of_version_7_that_ascend_with_time() -> None:
-    ids = [audit._new_id(now) for now in (0, 1, 1_795_253_400_000, 1_795_253_400_001, 2**48 - 1)]
+    ids = [audit.new_id(now) for now in (0, 1, 1_795_253_400_000, 1_795_253_400_001, 2**48 - 1)]
     assert ids == sorted(ids)
     for text in ids:
         made = uuid.UUID(text)
