@@ -31,7 +31,7 @@ from .tables import counts, dead_letters, events, records, subscriptions
 from .transactions import Transactions
 
 #: Seconds without an event after which :meth:`Engine.work` makes separate transactions.
-_IDLE: Final = 1.0
+IDLE: Final = 1.0
 
 
 class Engine(Transactions):
@@ -65,19 +65,19 @@ class Engine(Transactions):
             return False
         try:
             self._checkpoints.step(db)
-            if not self._keys.is_taken_over:
+            if not self.keys.is_taken_over:
                 return False
-            if self._keys.build_filter_due:
+            if self.keys.build_filter_due:
                 # Another program may have replaced the content of the file, even for a moment.
                 db.execute("BEGIN")
-                is_current = self._keys.is_current(db)
+                is_current = self.keys.is_current(db)
                 if is_current:
-                    self._keys.build_filter(db)
+                    self.keys.build_filter(db)
                 db.execute("COMMIT")
                 return is_current
-            if self._keys.merge_due_alone() and time.monotonic() - self._last_write > _IDLE:
+            if self.keys.merge_due_alone() and time.monotonic() - self._last_write > IDLE:
                 self._merge_alone()
-                return self._keys.merge_due_alone()
+                return self.keys.merge_due_alone()
         except (sqlite3.Error, StorageError) as error:
             self._failed(error)
         return False
@@ -85,19 +85,19 @@ class Engine(Transactions):
     def _merge_alone(self) -> None:
         try:
             with self._transaction() as db:
-                if self._keys.is_taken_over:
-                    self._keys.merge_alone(db)
-            self._keys.merge_confirmed()
+                if self.keys.is_taken_over:
+                    self.keys.merge_alone(db)
+            self.keys.merge_confirmed()
         except BaseException:
-            self._keys.merge_failed()
+            self.keys.merge_failed()
             raise
 
     def close(self) -> None:
         """Close the store, and save the keys so that it opens faster."""
         self._checkpoints.wait()
         with contextlib.suppress(OSError):
-            self._keys.save()
-        self._keys.reset()
+            self.keys.save()
+        self.keys.reset()
         self.drop()
 
     # --------------------------------------------------------------------------- events
@@ -116,12 +116,12 @@ class Engine(Transactions):
                 return self._write(batch, merging=True)
             except (sqlite3.Error, StorageUnavailable):
                 # A step of the merge also needs space.
-                if not self._keys.merge_failed():
+                if not self.keys.merge_failed():
                     raise
             return self._write(batch, merging=False)
 
     def _write(self, batch: Batch, *, merging: bool) -> tuple[Sequence[Outcome], int]:
-        keys = self._keys
+        keys = self.keys
         keys.require_room()
         with self._transaction() as db:
             if not keys.is_taken_over:
@@ -150,10 +150,10 @@ class Engine(Transactions):
                 db = self.connection()
                 db.execute("BEGIN")
                 schema.require_readable(db)
-                if not self._keys.is_taken_over or not self._keys.is_current(db):
+                if not self.keys.is_taken_over or not self.keys.is_current(db):
                     found = events.find(db, key)
                 else:
-                    number = self._keys.candidates(db, {key}).get(key)
+                    number = self.keys.candidates(db, {key}).get(key)
                     found = None if number is None else events.at(db, key, number)
                 db.execute("COMMIT")
                 return found

@@ -53,7 +53,7 @@ class Transactions(Session):
         """
         super().__init__(settings, readonly=False)
         self._still_owner = still_owner
-        self._keys = Keys(settings.path)
+        self.keys = Keys(settings.path)
         self._profiles = Profiles(settings.limits, settings.identifiers)
         #: Set by an I/O error: earlier commits may be in memory only. A checkpoint reads and syncs
         #: all of them.
@@ -184,7 +184,7 @@ class Transactions(Session):
             self._failed(error)
             if committing:
                 # It may have succeeded.
-                self._keys.reset()
+                self.keys.reset()
             raise
 
     def _begin_as_writer(self) -> sqlite3.Connection:
@@ -195,10 +195,10 @@ class Transactions(Session):
         """
         db = self._connected()
         self._begin(db)
-        if self._keys.is_taken_over and not self._keys.is_current(db):
+        if self.keys.is_taken_over and not self.keys.is_current(db):
             # Another writer wrote events, or another program replaced the content of the file.
             db.execute("ROLLBACK")
-            self._keys.reset()
+            self.keys.reset()
             self.drop()
             self._require_owner()
             db = self._connected()
@@ -212,7 +212,7 @@ class Transactions(Session):
         :raises SupersededError: if another process is.
         """
         self._require_owner()
-        self._keys.take_over(db)
+        self.keys.take_over(db)
 
     def _require_owner(self) -> None:
         if not self._still_owner():

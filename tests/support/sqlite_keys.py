@@ -42,15 +42,20 @@ def write_all(engine: Engine, names: Iterable[int], size: int = 5) -> None:
 
 
 def finish(engine: Engine) -> None:
-    """Do all background work that can be done, as after a pause."""
-    engine._last_write = 0.0
+    """Do all background work that can be done."""
     while engine.work():
-        engine._last_write = 0.0
+        pass
 
 
 def are_duplicates(engine: Engine, names: Sequence[int]) -> bool:
     """Write events, and return whether all of them are stored already."""
     return set(write(engine, *names)) <= {Status.DUPLICATE}
+
+
+def forget(engine: Engine) -> None:
+    """Let the engine forget its keys and its connection, as after a crash."""
+    engine.drop()
+    engine.keys.reset()
 
 
 def stored(path: Path) -> list[str]:
@@ -84,6 +89,13 @@ def merged(path: Path) -> int:
     """Return the number up to which the keys of all events are in the table."""
     with contextlib.closing(sqlite3.connect(path)) as db:
         (number,) = db.execute("SELECT value FROM store WHERE name = 'merged'").fetchone()
+    return int(number)
+
+
+def epoch(path: Path) -> int:
+    """Return the number that each writer changes when it takes the store over."""
+    with contextlib.closing(sqlite3.connect(path)) as db:
+        (number,) = db.execute("SELECT value FROM store WHERE name = 'epoch'").fetchone()
     return int(number)
 
 

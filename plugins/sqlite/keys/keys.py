@@ -70,8 +70,8 @@ class Keys:
         #: The number of the last event.
         self._last = 0
         self._live: dict[bytes, int] = {}
-        self._merger = Merger()
-        self._parts = Parts()
+        self.merger = Merger()
+        self.parts = Parts()
         self._threshold = MERGE_KEYS[0]
         #: Whether a transaction with a step of the merge is running.
         self._is_merging = False
@@ -98,9 +98,9 @@ class Keys:
         before, last = _state(db)
         (merged,) = db.execute("SELECT value FROM store WHERE name = 'merged'").fetchone()
         self._last = last
-        self._merger = Merger(merged)
+        self.merger = Merger(merged)
         newest, filters = self._load(_identity(before, last, merged))
-        self._parts = Parts.read(db, merged, filters)
+        self.parts = Parts.read(db, merged, filters)
         # The epoch is a new one if this transaction is committed.
         self.forget(self.plan(db))
         if newest is None:
@@ -125,9 +125,9 @@ class Keys:
         """
         if self._epoch is None:
             return
-        known = [*(frozen.keys for frozen in self._merger.waiting), self._live]
-        identity = _identity(self._epoch, self._last, self._merger.merged)
-        numbers, blooms = self._parts.dump()
+        known = [*(frozen.keys for frozen in self.merger.waiting), self._live]
+        identity = _identity(self._epoch, self._last, self.merger.merged)
+        numbers, blooms = self.parts.dump()
         head = {**identity, "parts": numbers}
         keys = b"".join(itertools.chain(*known))
         seqs = array("q", itertools.chain(*(one.values() for one in known))).tobytes()
@@ -169,14 +169,14 @@ class Keys:
                 hits = {key: known[key] for key in keys if key in known}
                 found |= hits
                 keys = keys - hits.keys()
-        if possible := self._parts.that_may_contain(keys):
+        if possible := self.parts.that_may_contain(keys):
             for key, number in look_up(db, _FIND, possible):
                 found[key] = max(number, found.get(key, 0))
         return found
 
     def _newest_first(self) -> Iterator[Mapping[bytes, int]]:
         yield self._live
-        for frozen in reversed(self._merger.waiting):
+        for frozen in reversed(self.merger.waiting):
             yield frozen.keys
 
     def stored(self, keys: Collection[bytes]) -> None:
@@ -191,11 +191,11 @@ class Keys:
                 self._live.pop(key, None)
         self._live.update(zip(keys, range(self._last + 1, last + 1), strict=True))
         self._last = last
-        if len(self._live) >= self._threshold and len(self._merger.waiting) < _MAX_WAITING - 1:
+        if len(self._live) >= self._threshold and len(self.merger.waiting) < _MAX_WAITING - 1:
             self._freeze(last)
 
     def _freeze(self, last: int) -> None:
-        self._merger.waiting.append(Frozen(self._live, last))
+        self.merger.waiting.append(Frozen(self._live, last))
         self._live = {}
 
     # --------------------------------------------------------------------------- merging
@@ -205,8 +205,8 @@ class Keys:
         :raises StorageUnavailable: if there are many, because merging them fails.
         """
         if (
-            self._merger.is_pausing
-            and len(self._merger.waiting) >= _MAX_WAITING - 1
+            self.merger.is_pausing
+            and len(self.merger.waiting) >= _MAX_WAITING - 1
             and len(self._live) >= self._threshold
         ):
             raise StorageUnavailable(
@@ -215,7 +215,7 @@ class Keys:
 
     def merge_due(self, new: int) -> int:
         """Return how many keys to merge in a transaction with a number of new events."""
-        return self._merger.due(new)
+        return self.merger.due(new)
 
     def merge(self, db: sqlite3.Connection, count: int) -> None:
         """Move the next keys into the table, as a part of a write transaction.
@@ -226,7 +226,7 @@ class Keys:
         :raises sqlite3.Error: if it fails.
         """
         self._is_merging = True
-        self._merger.step(db, count, self._parts)
+        self.merger.step(db, count, self.parts)
 
     def merge_alone(self, db: sqlite3.Connection) -> None:
         """Do the same in a transaction that stores no event."""
@@ -238,7 +238,7 @@ class Keys:
         """Continue after the last step, if there was one."""
         if self._is_merging:
             self._is_merging = False
-            self._merger.confirm()
+            self.merger.confirm()
 
     def merge_failed(self) -> bool:
         """Let merging pause if a step was a part of the transaction that failed.
@@ -247,12 +247,12 @@ class Keys:
         """
         was_merging, self._is_merging = self._is_merging, False
         if was_merging:
-            self._merger.failed()
+            self.merger.failed()
         return was_merging
 
     def merge_due_alone(self) -> bool:
         """Return whether there are keys to merge or to delete now."""
-        return self._merger.has_work and not self._merger.is_pausing
+        return self.merger.has_work and not self.merger.is_pausing
 
     def plan(self, db: sqlite3.Connection) -> int:
         """Adapt the threshold to the number of events, and return the number of the oldest one."""
@@ -260,7 +260,7 @@ class Keys:
         if least is None:
             least = self._last + 1
         self._threshold = min(
-            max(MERGE_KEYS[0], (self._merger.merged - least) // _MERGE_PART), MERGE_KEYS[1]
+            max(MERGE_KEYS[0], (self.merger.merged - least) // _MERGE_PART), MERGE_KEYS[1]
         )
         return int(least)
 
@@ -272,7 +272,7 @@ class Keys:
 
         :param least: the number of the oldest event in that transaction.
         """
-        self._merger.plan(least, self._parts)
+        self.merger.plan(least, self.parts)
 
     def plan_due(self, new: int) -> bool:
         """Return whether :meth:`plan` should be called in a transaction with new events."""
@@ -282,14 +282,14 @@ class Keys:
     @property
     def build_filter_due(self) -> bool:
         """Whether a filter must be built."""
-        return self._parts.building_is_due
+        return self.parts.building_is_due
 
     def build_filter(self, db: sqlite3.Connection) -> None:
         """Add a page of the table to the filter that is being built.
 
         :raises sqlite3.Error: if it cannot be read.
         """
-        self._parts.build(db)
+        self.parts.build(db)
 
 
 def _state(db: sqlite3.Connection) -> tuple[int, int]:

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import itertools
 import sqlite3
-import time
 from collections import deque
 from collections.abc import Mapping
+from time import monotonic
 from typing import Final
 
 from ..connection import insert
@@ -116,7 +116,7 @@ class Merger:
     @property
     def is_pausing(self) -> bool:
         """Whether merging pauses after a failure."""
-        return bool(self._pause) and time.monotonic() < self._not_before
+        return bool(self._pause) and monotonic() < self._not_before
 
     def due(self, new: int) -> int:
         """Return how many keys to merge with a number of new events."""
@@ -193,4 +193,4 @@ class Merger:
         self._is_deleted = False
         self._credit = 0.0
         self._pause = min(self._pause * 2 or BACK_OFF[0], BACK_OFF[1])
-        self._not_before = time.monotonic() + self._pause
+        self._not_before = monotonic() + self._pause

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from engage_plugins.sqlite import engine as engine_module
 from engage_plugins.sqlite.engine import Engine
 from engage_plugins.sqlite.keys import keys, merge, parts
 from support.sqlite_keys import opened
@@ -15,7 +16,8 @@ from support.sqlite_keys import opened
 
 @pytest.fixture
 def small_merges(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Merge after 20 events, in steps of a few keys, into parts of 64."""
+    """Merge after 20 events and without a pause, in steps of a few keys, into parts of 64."""
+    monkeypatch.setattr(engine_module, "IDLE", -1)
     monkeypatch.setattr(keys, "MERGE_KEYS", (20, 40))
     monkeypatch.setattr(keys, "ALONE_KEYS", 7)
     monkeypatch.setattr(merge, "LEAST_KEYS", 3)

@@ -104,9 +104,9 @@ def test_a_writer_changes_nothing(path: Path, call: str, is_taken_over: bool, ch
     """Also one that has looked at the version, and not at the keys, before the upgrade."""
     engine = opened(path)
     write_all(engine, range(30))
-    assert engine._keys._merger.has_work
+    assert engine.keys.merger.has_work
     if not is_taken_over:
-        engine._keys.reset()
+        engine.keys.reset()
     upgrade(path, change)
     before = content(path)
     for _ in range(3):
@@ -126,11 +126,11 @@ def test_background_work_ends(path: Path, change: str, work: str) -> None:
     engine = opened(path)
     write_all(engine, range(59))
     if work == "merging":
-        assert engine._keys.merge_due_alone()
+        assert engine.keys.merge_due_alone()
     else:
         engine.drop()
         engine = opened(path)
-        assert engine._keys.build_filter_due
+        assert engine.keys.build_filter_due
     if change == "moved away":
         with contextlib.closing(sqlite3.connect(path)) as db:
             db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
@@ -139,7 +139,6 @@ def test_background_work_ends(path: Path, change: str, work: str) -> None:
         upgrade(path, change)
     before = content(path)
     for _ in range(3):
-        engine._last_write = 0.0
         more = engine.work()
         assert not more or change == "moved away"
     engine.close()

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
+import re
 from pathlib import Path
 
 import pytest
@@ -27,29 +27,40 @@ from support.sqlite_keys import (
 pytestmark = pytest.mark.usefixtures("small_merges")
 
 
+def filters(engine: Engine) -> list[list[int]]:
+    """Return the parts that each filter covers."""
+    described, blooms = engine.keys.parts.dump()
+    assert len(described["filters"]) == len(blooms)
+    return [parts for parts, _ in described["filters"]]
+
+
+def uncovered(engine: Engine) -> int:
+    """Return how many parts no filter covers."""
+    return len(engine.keys.parts) - sum(map(len, filters(engine)))
+
+
 def test_a_few_filters_cover_all_parts(path: Path) -> None:
     engine = opened(path)
     most = 0
     for start in range(0, 3000, 10):
         write_all(engine, range(start, start + 10), 10)
-        engine._last_write = 0.0
         for _ in range(8):
             engine.work()
-        most = max(most, len(engine._keys._parts._filters))
-        assert engine._keys._parts.are_covered
+        most = max(most, len(filters(engine)))
+        assert engine.keys.parts.are_covered
         if start % 250 == 0:
             assert are_duplicates(engine, range(0, start, 50))
     assert most == 5
     for _ in range(2):
         finish(engine)
-        assert len(engine._keys._parts) > 8
-        assert len(engine._keys._parts._filters) < 5
+        assert len(engine.keys.parts) > 8
+        assert len(filters(engine)) < 5
         # Nearly all new events are recognised without a look-up.
         keys = {row_of(event(str(number)))[0] for number in range(3000)}
-        known = {key for _, key in engine._keys._parts.that_may_contain(keys)}
+        known = {key for _, key in engine.keys.parts.that_may_contain(keys)}
         assert known >= set(table(path))
         others = {row_of(event(f"other {number}"))[0] for number in range(3000)}
-        assert len(engine._keys._parts.that_may_contain(others)) < 200
+        assert len(engine.keys.parts.that_may_contain(others)) < 200
         engine.close()
         engine = opened(path)
     engine.close()
@@ -61,20 +72,20 @@ def test_a_part_is_covered_as_soon_as_it_is_read(path: Path) -> None:
     finish(engine)
     engine.drop()
     engine = opened(path)
-    left = len(engine._keys._parts)
-    assert len(engine._keys._parts._unfiltered) == left
+    left = len(engine.keys.parts)
+    assert uncovered(engine) == left
     seen = set()
     reopened = False
-    while not engine._keys._parts.are_covered:
-        engine._keys.build_filter(engine.connection())
-        seen.add(len(engine._keys._parts._unfiltered))
+    while not engine.keys.parts.are_covered:
+        engine.keys.build_filter(engine.connection())
+        seen.add(uncovered(engine))
         assert are_duplicates(engine, range(0, 1000, 100))
         if len(seen) == 4 and not reopened:
             reopened = True
             # What is built is saved, and building goes on with the rest.
             engine.close()
             engine = opened(path)
-            assert len(engine._keys._parts._unfiltered) in seen
+            assert uncovered(engine) in seen
     assert seen == set(range(left + 1))
     engine.close()
 
@@ -84,9 +95,9 @@ def test_the_filter_is_built_while_keys_are_merged(path: Path) -> None:
     write_all(engine, range(300))
     engine.drop()
     engine = opened(path)
-    assert not engine._keys._parts.are_covered
+    assert not engine.keys.parts.are_covered
     number = 300
-    while not engine._keys._parts.are_covered:
+    while not engine.keys.parts.are_covered:
         write_all(engine, [number])
         number += 1
         engine.work()
@@ -105,17 +116,14 @@ def test_the_first_steps_of_a_filter_are_small(path: Path, monkeypatch: pytest.M
     expected = len(table(path))
     engine.drop()
     engine = opened(path)
-    engine._keys.build_filter(engine.connection())
-    building = engine._keys._parts._building
-    assert building is not None
-    read = [0, building.keys]
-    while not engine._keys._parts.are_covered:
-        engine._keys.build_filter(engine.connection())
-        read.append(building.keys)
-    steps = [after - before for before, after in pairwise(read)]
-    assert sum(steps) == expected > 300
-    assert max(step for step, before in zip(steps, read, strict=False) if before < 100) <= 11
-    assert max(steps) == 100
+    db, reading = engine.connection(), list[str]()
+    db.set_trace_callback(reading.append)
+    while not engine.keys.parts.are_covered:
+        engine.keys.build_filter(db)
+    steps = [int(limit[1]) for one in reading if (limit := re.search(r" LIMIT (\d+)$", one))]
+    assert steps[:10] == [11] * 10
+    assert set(steps[10:]) == {100}
+    assert sum(steps) >= expected > 300
     assert are_duplicates(engine, range(450))
     engine.close()
 
@@ -126,7 +134,7 @@ def test_the_filter_follows_retention(engine: Engine, path: Path) -> None:
         write_all(engine, range(start, start + 100))
         engine.expire(TIME + start, 1000, True)
         finish(engine)
-        assert len(engine._keys._parts) < 6
+        assert len(engine.keys.parts) < 6
     assert len(table(path)) < 400
     assert are_duplicates(engine, range(2900, 3000))
 
@@ -146,7 +154,7 @@ def test_a_filter_is_built_from_the_content_that_is_known(path: Path, tmp_path: 
     assert not engine.work()
     restore(path, tmp_path / "same.db")
     finish(engine)
-    assert engine._keys._parts.are_covered
+    assert engine.keys.parts.are_covered
     assert are_duplicates(engine, range(300))
     assert len(stored(path)) == 300
     engine.close()

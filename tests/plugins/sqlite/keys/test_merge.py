@@ -33,7 +33,7 @@ pytestmark = pytest.mark.usefixtures("small_merges")
 
 
 class Failing:
-    """A connection whose statements can fail."""
+    """A connection of which one statement fails."""
 
     def __init__(self, db: sqlite3.Connection, prefix: str, *, after: bool) -> None:
         self._db, self._prefix, self._after, self.failures = db, prefix, after, 1
@@ -53,13 +53,42 @@ class Failing:
         return result
 
 
+def fail(engine: Engine, monkeypatch: pytest.MonkeyPatch, prefix: str, *, after: bool) -> Failing:
+    """Let the next statement of an engine that begins so fail."""
+    failing, connection = Failing(engine.connection(), prefix, after=after), engine.connection
+    monkeypatch.setattr(engine, "connection", lambda: failing if failing.failures else connection())
+    return failing
+
+
+class Pause:
+    """The time, as the merger sees it."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+    def end(self) -> None:
+        """End the pause of the merger."""
+        self.now += 3600
+
+
+@pytest.fixture
+def long_pause(monkeypatch: pytest.MonkeyPatch) -> Pause:
+    """Merging pauses after a failure until the test ends the pause."""
+    pause = Pause()
+    monkeypatch.setattr(merge, "monotonic", pause)
+    return pause
+
+
 @pytest.mark.parametrize("after", [False, True])
 @pytest.mark.parametrize("events", [5, 30, 47])
 def test_a_commit_that_fails_may_have_succeeded(
-    engine: Engine, path: Path, events: int, after: bool
+    engine: Engine, path: Path, events: int, after: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_all(engine, range(events))
-    engine._db = Failing(engine._db, "COMMIT", after=after)
+    fail(engine, monkeypatch, "COMMIT", after=after)
     with contextlib.suppress(StorageUnavailable):
         write(engine, 1000, 1001)
     assert ("1000" in stored(path)) in ({True} if after else {False, True})
@@ -70,38 +99,38 @@ def test_a_commit_that_fails_may_have_succeeded(
     assert are_duplicates(engine, [*range(events + 50), 1000])
 
 
-def test_a_write_is_made_again_without_the_step_that_failed(engine: Engine, path: Path) -> None:
+def test_a_write_is_made_again_without_the_step_that_failed(
+    engine: Engine, path: Path, monkeypatch: pytest.MonkeyPatch, long_pause: Pause
+) -> None:
     write_all(engine, range(20), 20)
-    assert engine._keys._merger.waiting
-    while True:
-        failing = Failing(engine._db, "INSERT INTO event_keys", after=False)
-        engine._db = failing
+    assert engine.keys.merger.waiting
+    failing = fail(engine, monkeypatch, "INSERT INTO event_keys", after=False)
+    while failing.failures:
         write_all(engine, [int(stored(path)[-1]) + 1])
-        if not failing.failures:
-            break
-        engine._db = failing._db
-    assert engine._keys._merger.is_pausing
-    assert engine._keys.merge_due(1000) == 0
-    engine._keys._merger._not_before = 0.0
+    assert engine.keys.merger.is_pausing
+    assert engine.keys.merge_due(1000) == 0
+    long_pause.end()
     write_all(engine, range(200, 300))
     assert merged(path) > 100
     assert set(table(path)) >= {key for key, seq in numbers(path).items() if seq <= merged(path)}
     assert are_duplicates(engine, range(20))
 
 
-def test_a_write_that_fails_leaves_no_keys(engine: Engine) -> None:
+def test_a_write_that_fails_leaves_no_keys(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     """Other events get its numbers."""
     write_all(engine, range(10))
-    engine._db = Failing(engine._db, "INSERT INTO events", after=True)
+    fail(engine, monkeypatch, "INSERT INTO events", after=True)
     with pytest.raises(StorageUnavailable):
         write(engine, 10, 11)
     assert write(engine, 12, 13) == [Status.STORED] * 2
-    assert set(engine._keys._live) == {row_of(event(str(n)))[0] for n in (*range(10), 12, 13)}
+    names = {row_of(event(str(number)))[0]: number for number in range(14)}
+    found = engine.keys.candidates(engine.connection(), names.keys())
+    assert {names[key] for key in found} == {*range(10), 12, 13}
     assert write(engine, 10, 11) == [Status.STORED] * 2
 
 
 def test_writes_stop_when_merging_fails_for_long(
-    engine: Engine, path: Path, monkeypatch: pytest.MonkeyPatch
+    engine: Engine, path: Path, monkeypatch: pytest.MonkeyPatch, long_pause: Pause
 ) -> None:
     def step(*_: Any) -> None:
         raise sqlite3.OperationalError("database or disk is full")
@@ -114,13 +143,13 @@ def test_writes_stop_when_merging_fails_for_long(
             write(engine, number)
         engine.check()
         assert engine.expire(TIME + 2, 1, True) == 1
-    engine._keys._merger._not_before = 0.0
+    long_pause.end()
     write_all(engine, range(number, 300))
     assert merged(path) > 200
     assert are_duplicates(engine, range(1, 300))
 
 
-def test_a_full_disk_in_a_merge_loses_nothing(path: Path) -> None:
+def test_a_full_disk_in_a_merge_loses_nothing(path: Path, long_pause: Pause) -> None:
     engine = opened(path)
     acknowledged: list[int] = []
     for size in range(60_000, 400_000, 20_000):
@@ -131,9 +160,8 @@ def test_a_full_disk_in_a_merge_loses_nothing(path: Path) -> None:
                 except StorageUnavailable:
                     break
                 acknowledged.append(number)
-                engine._last_write = 0.0
                 engine.work()
-        engine._keys._merger._not_before = 0.0
+        long_pause.end()
     assert len(acknowledged) > 100
     names = [int(one) for one in stored(path)]
     check_exactly_once(names, acknowledged)

@@ -17,6 +17,7 @@ from support.sqlite import settings
 from support.sqlite_keys import (
     are_duplicates,
     backup,
+    epoch,
     finish,
     merged,
     opened,
@@ -64,7 +65,6 @@ def test_a_backup_from_before_a_merge_may_be_restored_after_it(
     write_all(engine, range(45, 46))
     backup(path, tmp_path / "before.db")
     for _ in range(3):
-        engine._last_write = 0.0
         engine.work()
     restore(path, tmp_path / "before.db")
     finish(engine)
@@ -92,7 +92,6 @@ def test_two_writers_take_turns(path: Path) -> None:
         assert write(second, number) == [Status.DUPLICATE]
         one = (first, second)[number % 3 == 0]
         assert write(one, 1000 + number) == [Status.STORED]
-        one._last_write = 0.0
         one.work()
     assert are_duplicates(first, range(200))
     assert are_duplicates(second, range(1000, 1200))
@@ -124,10 +123,10 @@ def test_other_changes_do_not_need_the_store_to_be_taken_over(path: Path) -> Non
     server, command = opened(path), Engine(settings(path))
     command.open(False, False)
     write_all(server, range(30))
-    epoch = server._keys._epoch
+    before = epoch(path)
     command.check()
     command.expire(TIME + 3, 10, True)
     assert write(server, 29, 1, 30) == [Status.DUPLICATE, Status.STORED, Status.STORED]
-    assert server._keys._epoch == epoch
+    assert epoch(path) == before
     command.close()
     server.close()

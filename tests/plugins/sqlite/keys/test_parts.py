@@ -20,6 +20,7 @@ from support.sqlite_keys import (
     are_duplicates,
     backup,
     finish,
+    forget,
     merged,
     opened,
     parts_of,
@@ -45,8 +46,7 @@ def test_each_part_has_the_keys_of_successive_events(engine: Engine, path: Path)
     assert all(max(64, sum(sizes[:n]) // 4) - 40 < size for n, size in enumerate(sizes[:-1]))
     assert all(size <= max(64, sum(sizes[:n]) // 4) for n, size in enumerate(sizes))
     assert 8 < len(sizes) < 20
-    engine.drop()
-    engine._keys.reset()
+    forget(engine)
     write_all(engine, range(2000, 2600), 10)
     assert are_duplicates(engine, range(0, 2600, 50))
     found = parts_of(path)
@@ -67,8 +67,7 @@ def test_a_key_may_be_in_several_parts(engine: Engine, path: Path) -> None:
             reader.open(False, False)
             assert reader.find("acme", "api", "0") == found
             reader.close()
-            engine.drop()
-            engine._keys.reset()
+            forget(engine)
         with contextlib.closing(sqlite3.connect(path)) as db, db:
             db.execute("DELETE FROM events WHERE message_id = '0'")
         assert engine.find("acme", "api", "0") is None
@@ -102,9 +101,7 @@ def test_a_part_is_deleted_even_if_the_writer_is_replaced_meanwhile(path: Path) 
     assert engine.expire(TIME + 500, 1000, False) == 500
     write_all(engine, range(600, 640))
     for closes in (True, False):
-        finish_one = engine._keys.merge_due_alone()
-        assert finish_one
-        engine._last_write = 0.0
+        assert engine.keys.merge_due_alone()
         engine.work()
         if closes:
             engine.close()
@@ -127,11 +124,11 @@ def test_a_part_is_forgotten_when_its_transaction_is_committed(
     """A backup from before a deletion looks like the store if nothing was committed since."""
     write_all(engine, range(400))
     number = 400
-    while not engine._keys.plan_due(5):
+    while not engine.keys.plan_due(5):
         write_all(engine, [number])
         number += 1
     finish(engine)
-    assert len(engine._keys._parts) > 2
+    assert len(engine.keys.parts) > 2
     backup(path, tmp_path / "same.db")
     assert engine.expire(TIME + 300, 1000, False) == 300
 
@@ -139,7 +136,7 @@ def test_a_part_is_forgotten_when_its_transaction_is_committed(
         raise sqlite3.OperationalError("database or disk is full")
 
     with monkeypatch.context() as patch:
-        patch.setattr(engine._keys, "merge_due", merge_due)
+        patch.setattr(engine.keys, "merge_due", merge_due)
         with pytest.raises(StorageUnavailable):
             write(engine, *range(5000, 5005))
     restore(path, tmp_path / "same.db")
@@ -161,8 +158,7 @@ def test_a_part_is_not_begun_twice(path: Path) -> None:
     engine = opened(path)
     write_all(engine, range(1000, 1100))
     finish(engine)
-    begun = engine._keys._parts._parts
-    assert len(set(begun)) == len(begun)
+    assert len(engine.keys.parts) == len(parts_of(path))
     engine.drop()
     engine = opened(path)
     assert are_duplicates(engine, [*range(600), *range(1000, 1100)])

@@ -10,7 +10,8 @@ import pytest
 from engage.api import Status
 from engage.testing import event
 from engage.testing.factories import TIME
-from engage_plugins.sqlite.keys import parts
+from engage_plugins.sqlite.keys import merge, parts
+from engage_plugins.sqlite.keys.saved import read
 from engage_plugins.sqlite.tables.events import row_of
 from support.sqlite_keys import (
     are_duplicates,
@@ -43,31 +44,37 @@ def closed(path: Path) -> None:
 def test_what_is_in_memory_is_saved_when_the_store_is_closed(path: Path) -> None:
     closed(path)
     assert saved(path).stat().st_mode & 0o777 == 0o600
+    found = read(str(saved(path)))
+    assert found is not None
+    (keys, *_) = found[1]
+    expected = [key for key, seq in sorted(numbers(path).items(), key=lambda one: one[1])]
+    assert keys == b"".join(expected[merged(path) :])
+    assert keys
     engine = opened(path)
-    assert engine._keys._parts.are_covered
-    expected = {key for key, seq in numbers(path).items() if seq > merged(path)}
-    assert set(engine._keys._live) == expected
-    assert expected
+    assert engine.keys.parts.are_covered
     assert are_duplicates(engine, range(150))
     write_all(engine, range(150, 400))
     engine.drop()
     # Killed: what was saved is older.
     engine = opened(path)
-    assert not engine._keys._parts.are_covered
+    assert not engine.keys.parts.are_covered
     assert are_duplicates(engine, range(400))
     engine.close()
 
 
-def test_keys_are_saved_in_the_order_of_their_numbers(path: Path) -> None:
+def test_keys_are_saved_in_the_order_of_their_numbers(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Also the key of a deleted event that was stored again while it was in memory.
 
     The next writer freezes them in this order, and everything up to the last number of what it
     froze counts as merged.
     """
+    monkeypatch.setattr(merge, "BACK_OFF", (3600.0, 3600.0))
     engine = opened(path)
     write_all(engine, range(19), 1)
     write_all(engine, range(19, 24))
-    engine._keys._merger._pause, engine._keys._merger._not_before = 1.0, float("inf")
+    engine.keys.merger.failed()
     write_all(engine, range(24, 39), 15)
     engine.write([row_of(event("39", at=-1000))])
     assert engine.expire(TIME - 500, 1, True) == 1
@@ -93,7 +100,7 @@ def test_a_saved_file_does_not_fit_another_content(path: Path, tmp_path: Path) -
     engine.close()
     restore(path, tmp_path / "before.db")
     engine = opened(path)
-    assert not engine._keys._parts.are_covered
+    assert not engine.keys.parts.are_covered
     assert are_duplicates(engine, range(50))
     assert write(engine, 149) == [Status.STORED]
     engine.close()
@@ -121,6 +128,6 @@ def test_a_saved_file_that_does_not_fit_is_not_used(
     else:
         monkeypatch.setattr(parts, "VERSION", "0")
     engine = opened(path)
-    assert not engine._keys._parts.are_covered
+    assert not engine.keys.parts.are_covered
     assert are_duplicates(engine, range(150))
     engine.close()
