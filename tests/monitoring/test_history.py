@@ -1,40 +1,32 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The counters of the console's history, in a real store."""
+"""The counters of the console's history."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import orjson
 import pytest
 
-from engage.api import Count, CountStore, EventStore, Record, RecordStore, StorageUnavailable
+from engage.api import Count, CountStore, Record, RecordStore, StorageUnavailable
 from engage.monitoring import history as module
 from engage.monitoring import recorder
 from engage.monitoring.history import EVENTS, HOUR, MINUTE, QUEUE, REFUSED, REQUESTS, UP, History
 from engage.monitoring.metrics import Metrics
 from engage.monitoring.recorder import REFUSED_RECORD, expire_history, record_periodically
 from engage.monitoring.refusals import MAX_ENTRIES, Refusal, Refusals, key_prefix
+from engage.testing import MemoryStore
 from support.server_inprocess import serving
-from support.sqlite import config_file, open_store
 
 #: 2026-11-22T12:00:00Z.
 NOON = 1_795_348_800_000
 
 
-@contextlib.asynccontextmanager
-async def store_in(folder: Path) -> AsyncIterator[EventStore]:
-    async with open_store(config_file(folder)) as store:
-        yield store
-
-
 async def sums(
-    store: EventStore, step: int = MINUTE
+    store: CountStore, step: int = MINUTE
 ) -> Mapping[tuple[int, str, tuple[str, ...]], int]:
-    assert isinstance(store, CountStore)
     page = await store.counts(step, since=0, until=NOON * 2, limit=1000)
     return {(count.at, count.name, count.labels): count.total for count in page.items}
 
@@ -45,119 +37,103 @@ def started(now: int = NOON) -> History:
     return history
 
 
-async def test_events_are_counted_in_their_minute_and_hour(tmp_path: Path) -> None:
+async def test_events_are_counted_in_their_minute_and_hour() -> None:
     stored = ("website", "track", "stored")
-    async with store_in(tmp_path) as store:
-        assert isinstance(store, CountStore)
+    store = MemoryStore()
+    history = started()
+    history.metrics.event("track", "stored", 2, "acme", "website")
+    await history.write_to(store)
+    history.metrics.event("track", "stored", 1, "acme", "website")
+    history.turn(NOON + 60_000)
+    history.metrics.event("track", "stored", 5, "acme", "website")
+    await history.write_to(store)
+    history.turn(NOON + 3_600_000)
+    await history.write_to(store)
+    minutes = await sums(store)
+    assert minutes[NOON, EVENTS, stored] == 3
+    assert minutes[NOON + 60_000, EVENTS, stored] == 5
+    hours = await sums(store, HOUR)
+    assert hours[NOON, EVENTS, stored] == 8
+    assert (NOON + 3_600_000, EVENTS, stored) not in hours
+
+
+async def test_every_minute_in_which_a_process_ran_has_a_row() -> None:
+    store = MemoryStore()
+    history = started()
+    for minute in range(3):
+        history.turn(NOON + minute * 60_000)
+        await history.write_to(store)
+    page = await store.counts(MINUTE, since=NOON, until=NOON + 180_000, names=[UP], limit=9)
+    assert [count.processes for count in page.items] == [1, 1, 1]
+
+
+async def test_a_write_that_is_repeated_counts_nothing_twice() -> None:
+    class Failing(MemoryStore):
+        """Applies a write, and fails all the same, as a time-out may."""
+
+        fails = True
+
+        async def put_counts(self, counts: Sequence[Count]) -> None:
+            await super().put_counts(counts)
+            if self.fails:
+                raise StorageUnavailable("no answer within 8 seconds")
+
+    store, history = Failing(), started()
+    history.metrics.event("page", "stored", 7, "acme", "website")
+    with pytest.raises(StorageUnavailable):
+        await history.write_to(store)
+    store.fails = False
+    await history.write_to(store)
+    assert (await sums(store))[NOON, EVENTS, ("website", "page", "stored")] == 7
+
+
+async def test_minutes_without_the_store_are_written_later() -> None:
+    store = MemoryStore()
+    history = started()
+    for minute in range(3):
+        history.metrics.event("page", "stored", minute + 1, "acme", "website")
+        history.turn(NOON + (minute + 1) * 60_000)
+    await history.write_to(store)
+    found = await sums(store)
+    assert [
+        found[NOON + minute * 60_000, EVENTS, ("website", "page", "stored")] for minute in range(3)
+    ] == [1, 2, 3]
+
+
+async def test_two_processes_add_up_and_the_longest_queue_counts() -> None:
+    store = MemoryStore()
+    for waiting in (3, 9, 4):
         history = started()
-        history.metrics.event("track", "stored", 2, "acme", "website")
+        history.metrics.event("track", "duplicate", 1, "acme", "website")
+        history.metrics.write(0.002, 1, waiting)
+        history.metrics.write(0.002, 1, 0)
+        history.metrics.request("track", 200, 0.002)
+        history.metrics.request("healthz", 200, 0.002)
         await history.write_to(store)
-        history.metrics.event("track", "stored", 1, "acme", "website")
-        history.turn(NOON + 60_000)
-        history.metrics.event("track", "stored", 5, "acme", "website")
-        await history.write_to(store)
-        history.turn(NOON + 3_600_000)
-        await history.write_to(store)
-        minutes = await sums(store)
-        assert minutes[NOON, EVENTS, stored] == 3
-        assert minutes[NOON + 60_000, EVENTS, stored] == 5
-        hours = await sums(store, HOUR)
-        assert hours[NOON, EVENTS, stored] == 8
-        assert (NOON + 3_600_000, EVENTS, stored) not in hours
+    found = await sums(store)
+    assert found[NOON, EVENTS, ("website", "track", "duplicate")] == 3
+    assert found[NOON, REQUESTS, ("0.0025",)] == 3
+    page = await store.counts(MINUTE, since=NOON, until=NOON + 1, names=[QUEUE], limit=9)
+    assert page.items[0].greatest == 9
 
 
-async def test_every_minute_in_which_a_process_ran_has_a_row(tmp_path: Path) -> None:
-    async with store_in(tmp_path) as store:
-        assert isinstance(store, CountStore)
-        history = started()
-        for minute in range(3):
-            history.turn(NOON + minute * 60_000)
-            await history.write_to(store)
-        page = await store.counts(MINUTE, since=NOON, until=NOON + 180_000, names=[UP], limit=9)
-        assert [count.processes for count in page.items] == [1, 1, 1]
-
-
-async def test_a_write_that_is_repeated_counts_nothing_twice(tmp_path: Path) -> None:
-    class Failing:
-        """Applies the write, and fails all the same, as a time-out may."""
-
-        def __init__(self, store: CountStore) -> None:
-            self._store = store
-
-        async def put_counts(self, counts: object) -> None:
-            await self._store.put_counts(counts)  # type: ignore[arg-type]
-            raise StorageUnavailable("no answer within 8 seconds")
-
-    async with store_in(tmp_path) as store:
-        assert isinstance(store, CountStore)
-        history = started()
-        history.metrics.event("page", "stored", 7, "acme", "website")
-        with pytest.raises(StorageUnavailable):
-            await history.write_to(Failing(store))  # type: ignore[arg-type]
-        await history.write_to(store)
-        assert (await sums(store))[NOON, EVENTS, ("website", "page", "stored")] == 7
-
-
-async def test_minutes_without_the_store_are_written_later(tmp_path: Path) -> None:
-    async with store_in(tmp_path) as store:
-        assert isinstance(store, CountStore)
-        history = started()
-        for minute in range(3):
-            history.metrics.event("page", "stored", minute + 1, "acme", "website")
-            history.turn(NOON + (minute + 1) * 60_000)
-        await history.write_to(store)
-        found = await sums(store)
-        assert [
-            found[NOON + minute * 60_000, EVENTS, ("website", "page", "stored")]
-            for minute in range(3)
-        ] == [1, 2, 3]
-
-
-async def test_two_processes_add_up_and_the_longest_queue_counts(tmp_path: Path) -> None:
-    async with store_in(tmp_path) as store:
-        assert isinstance(store, CountStore)
-        for waiting in (3, 9, 4):
-            history = started()
-            history.metrics.event("track", "duplicate", 1, "acme", "website")
-            history.metrics.write(0.002, 1, waiting)
-            history.metrics.write(0.002, 1, 0)
-            history.metrics.request("track", 200, 0.002)
-            history.metrics.request("healthz", 200, 0.002)
-            await history.write_to(store)
-        found = await sums(store)
-        assert found[NOON, EVENTS, ("website", "track", "duplicate")] == 3
-        assert found[NOON, REQUESTS, ("0.0025",)] == 3
-        page = await store.counts(MINUTE, since=NOON, until=NOON + 1, names=[QUEUE], limit=9)
-        assert page.items[0].greatest == 9
-
-
-async def test_what_has_not_changed_is_not_written_again(tmp_path: Path) -> None:
-    class Counting:
+async def test_what_has_not_changed_is_not_written_again() -> None:
+    class Counting(MemoryStore):
         rows = 0
 
-        async def put_counts(self, counts: list[object]) -> None:
+        async def put_counts(self, counts: Sequence[Count]) -> None:
             self.rows += len(counts)
 
     store = Counting()
     history = started()
     history.metrics.event("track", "stored", 1, "acme", "website")
-    await history.write_to(store)  # type: ignore[arg-type]
+    await history.write_to(store)
     before = store.rows
-    await history.write_to(store)  # type: ignore[arg-type]
+    await history.write_to(store)
     assert store.rows == before
     history.metrics.event("track", "stored", 1, "acme", "website")
-    await history.write_to(store)  # type: ignore[arg-type]
+    await history.write_to(store)
     assert store.rows == before + 2  # its minute and its hour
-
-
-class Rows:
-    """Keeps the minutes of the counters that are written."""
-
-    def __init__(self) -> None:
-        self.minutes: set[int] = set()
-
-    async def put_counts(self, counts: Sequence[Count]) -> None:
-        self.minutes |= {count.at for count in counts if count.step == MINUTE}
 
 
 async def test_memory_is_bounded_while_the_store_is_away() -> None:
@@ -166,38 +142,38 @@ async def test_memory_is_bounded_while_the_store_is_away() -> None:
         for key in range(20):
             history.metrics.event("track", "stored", 1, "acme", f"key-{key}")
         history.turn(NOON + minute * 60_000)
-    written = Rows()
-    await history.write_to(written)  # type: ignore[arg-type]
+    store = MemoryStore()
+    await history.write_to(store)
     # Those that are kept, and the current one.
-    assert len(written.minutes) <= module.MAX_UNWRITTEN + 1
+    minutes = {one.at for one in store.stored.counts if one.step == MINUTE}
+    assert len(minutes) <= module.MAX_UNWRITTEN + 1
 
 
-async def test_old_counters_are_deleted(tmp_path: Path) -> None:
-    async with store_in(tmp_path) as store:
-        assert isinstance(store, CountStore)
-        old = started(NOON - module.MINUTES_KEPT - 60_000)
-        await old.write_to(store)
-        await started().write_to(store)
-        task = asyncio.create_task(expire_history(store, lambda: NOON))
-        async with asyncio.timeout(120):
-            while {at for at, _, _ in await sums(store)} != {NOON}:  # noqa: ASYNC110
-                await asyncio.sleep(0.02)
-        task.cancel()
-        assert len(await sums(store, HOUR)) == 2
+async def test_old_counters_are_deleted() -> None:
+    store = MemoryStore()
+    old = started(NOON - module.MINUTES_KEPT - 60_000)
+    await old.write_to(store)
+    await started().write_to(store)
+    task = asyncio.create_task(expire_history(store, lambda: NOON))
+    async with asyncio.timeout(120):
+        while {at for at, _, _ in await sums(store)} != {NOON}:  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+    task.cancel()
+    assert len(await sums(store, HOUR)) == 2
 
 
 async def test_the_last_seconds_are_written_when_the_process_stops(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(recorder, "LAST_SECONDS", 30.0)  # A busy disk may need more than a second.
-    async with store_in(tmp_path) as store:
-        history = History(Metrics())
-        task = asyncio.create_task(record_periodically(store, history, lambda: NOON))
-        await asyncio.sleep(0.05)
-        history.metrics.event("track", "stored", 1, "acme", "website")
-        task.cancel()
-        await asyncio.wait([task])
-        assert (await sums(store))[NOON, EVENTS, ("website", "track", "stored")] == 1
+    store = MemoryStore()
+    history = History(Metrics())
+    task = asyncio.create_task(record_periodically(store, history, lambda: NOON))
+    await asyncio.sleep(0.05)
+    history.metrics.event("track", "stored", 1, "acme", "website")
+    task.cancel()
+    await asyncio.wait([task])
+    assert (await sums(store))[NOON, EVENTS, ("website", "track", "stored")] == 1
 
 
 # ------------------------------------------------------------------------------------- refusals
@@ -263,22 +239,21 @@ async def recorded(store: RecordStore, history: History, version: int) -> Record
             await asyncio.sleep(0.02)
 
 
-async def test_a_record_of_refusals_fits_into_the_limit(tmp_path: Path) -> None:
-    async with store_in(tmp_path) as store:
-        assert isinstance(store, RecordStore)
-        history = History(Metrics())
-        for number in range(MAX_ENTRIES):
-            # NUL takes six bytes in JSON.
-            text = "\x00" * 9999
-            history.metrics.refused(
-                Refusal(reason="x", status=401, route=f"r{number}", key=str(number), message=text)
-            )
-        task = asyncio.create_task(record_periodically(store, history, lambda: NOON))
-        record = await recorded(store, history, 1)
-        task.cancel()
-        kept = [entry["key"] for entry in orjson.loads(record.body)["rows"]]
-        assert kept == [str(n) for n in range(MAX_ENTRIES - 1, MAX_ENTRIES - 1 - len(kept), -1)]
-        assert len(kept) > 20
+async def test_a_record_of_refusals_fits_into_the_limit() -> None:
+    store = MemoryStore()
+    history = History(Metrics())
+    for number in range(MAX_ENTRIES):
+        # NUL takes six bytes in JSON.
+        text = "\x00" * 9999
+        history.metrics.refused(
+            Refusal(reason="x", status=401, route=f"r{number}", key=str(number), message=text)
+        )
+    task = asyncio.create_task(record_periodically(store, history, lambda: NOON))
+    record = await recorded(store, history, 1)
+    task.cancel()
+    kept = [entry["key"] for entry in orjson.loads(record.body)["rows"]]
+    assert kept == [str(n) for n in range(MAX_ENTRIES - 1, MAX_ENTRIES - 1 - len(kept), -1)]
+    assert len(kept) > 20
 
 
 @pytest.mark.parametrize(
@@ -339,18 +314,17 @@ def found_key(found: Mapping[tuple[str, str, str], object]) -> str:
     return next(key for reason, _, key in found if reason == "invalid_json")
 
 
-async def test_refusals_are_written_once_a_second(tmp_path: Path) -> None:
-    async with store_in(tmp_path) as store:
-        assert isinstance(store, RecordStore)
-        history = History(Metrics())
+async def test_refusals_are_written_once_a_second() -> None:
+    store = MemoryStore()
+    history = History(Metrics())
+    history.metrics.refused(refusal())
+    task = asyncio.create_task(record_periodically(store, history, lambda: NOON))
+    record = await recorded(store, history, 1)
+    assert orjson.loads(record.body)["rows"][0]["count"] == 1
+    for _ in range(100):
         history.metrics.refused(refusal())
-        task = asyncio.create_task(record_periodically(store, history, lambda: NOON))
-        record = await recorded(store, history, 1)
-        assert orjson.loads(record.body)["rows"][0]["count"] == 1
-        for _ in range(100):
-            history.metrics.refused(refusal())
-        record = await recorded(store, history, 2)
-        assert orjson.loads(record.body)["rows"][0]["count"] == 101
-        task.cancel()
-        await asyncio.wait([task])
-        assert (await sums(store))[NOON, REFUSED, ("?", "track", "invalid_write_key")] == 101
+    record = await recorded(store, history, 2)
+    assert orjson.loads(record.body)["rows"][0]["count"] == 101
+    task.cancel()
+    await asyncio.wait([task])
+    assert (await sums(store))[NOON, REFUSED, ("?", "track", "invalid_write_key")] == 101
