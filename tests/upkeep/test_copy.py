@@ -3,19 +3,23 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from engage.api import DeadLetterStore, EventStore, Page, StorageUnavailable, SubscriptionChange
+from engage.api import (
+    DeadLetterBudget,
+    EventStore,
+    Page,
+    StorageContext,
+    StorageUnavailable,
+    SubscriptionChange,
+)
 from engage.testing.factories import TIME, count, event, identify, letter, record
 from engage.upkeep.copy import Counts, copy_all
 from engage.upkeep.export import KINDS, Selection, export
-from support.memory_store import MemoryEvents
-from support.sqlite import config_file, open_store
+from support.memory_store import MemoryEvents, MemoryStore
 
 #: The kinds in the order of a copy → how many of each :func:`fill` puts into a store.
 FILLED = {
@@ -29,14 +33,8 @@ FILLED = {
 }
 
 
-@contextlib.asynccontextmanager
-async def two(tmp_path: Path) -> AsyncIterator[tuple[Any, Any]]:
-    """Open two stores."""
-    async with (
-        open_store(config_file(tmp_path, "a")) as source,
-        open_store(config_file(tmp_path, "b")) as target,
-    ):
-        yield source, target
+def two() -> tuple[Any, Any]:
+    return MemoryStore(), MemoryStore()
 
 
 def change(name: str, at: int, user: str = "ann", how: str = "api", **choices: bool) -> Any:
@@ -84,29 +82,27 @@ def numbers(counts: Counts) -> tuple[int, int, int, int]:
     return (counts.copied, counts.duplicate, counts.conflicting, counts.refused)
 
 
-async def test_everything_is_copied_and_a_copy_can_be_repeated(tmp_path: Path) -> None:
-    async with two(tmp_path) as (source, target):
-        await fill(source)
-        before = await everything(source)
-        assert await run(source, target) == {
-            kind: (total, 0, 0, 0) for kind, total in FILLED.items()
-        }
-        assert await everything(target) == before
-        assert await everything(source) == before
-        history = [
-            (r.change_id, r.group_id, r.before, r.after, r.at, r.how) for r in await audit(target)
-        ]
-        assert history == [
-            ("c1", "news", None, True, TIME + 1, "api"),
-            ("c1", "sms", None, True, TIME + 1, "api"),
-            ("c2", "news", True, False, TIME + 2, "api"),
-            ("c3", "news", None, True, TIME + 3, "api"),
-        ]
-        assert await run(source, target) == {
-            kind: (total, 0, 0, 0) if kind in ("counters", "profiles") else (0, total, 0, 0)
-            for kind, total in FILLED.items()
-        }
-        assert await everything(target) == before
+async def test_everything_is_copied_and_a_copy_can_be_repeated() -> None:
+    source, target = two()
+    await fill(source)
+    before = await everything(source)
+    assert await run(source, target) == {kind: (total, 0, 0, 0) for kind, total in FILLED.items()}
+    assert await everything(target) == before
+    assert await everything(source) == before
+    history = [
+        (r.change_id, r.group_id, r.before, r.after, r.at, r.how) for r in await audit(target)
+    ]
+    assert history == [
+        ("c1", "news", None, True, TIME + 1, "api"),
+        ("c1", "sms", None, True, TIME + 1, "api"),
+        ("c2", "news", True, False, TIME + 2, "api"),
+        ("c3", "news", None, True, TIME + 3, "api"),
+    ]
+    assert await run(source, target) == {
+        kind: (total, 0, 0, 0) if kind in ("counters", "profiles") else (0, total, 0, 0)
+        for kind, total in FILLED.items()
+    }
+    assert await everything(target) == before
 
 
 async def audit(store: Any) -> list[Any]:
@@ -115,43 +111,43 @@ async def audit(store: Any) -> list[Any]:
     return sorted(page.items, key=lambda record: (record.at, record.group_id))
 
 
-async def test_events_are_copied_in_order_of_arrival(tmp_path: Path) -> None:
-    async with two(tmp_path) as (source, target):
-        await fill(source)
+async def test_events_are_copied_in_order_of_arrival() -> None:
+    source, target = two()
+    await fill(source)
+    await run(source, target)
+    orders = [
+        [record.json async for record in export(store, "events", Selection())]
+        for store in (source, target)
+    ]
+    assert orders[0] == orders[1]
+
+
+async def test_another_event_under_the_same_id_is_a_conflict() -> None:
+    source, target = two()
+    await source.write([event("m1", properties={"n": 1}), event("m2")])
+    await target.write([event("m1", properties={"n": 1.0}), event("m2")])
+    assert (await run(source, target))["events"] == (0, 1, 1, 0)
+
+
+async def test_an_interrupted_copy_can_be_completed() -> None:
+    source, target = two()
+    await fill(source)
+    write, calls = target.write, 0
+
+    async def fails(events: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == 2:
+            raise StorageUnavailable("gone")
+        return await write(events)
+
+    target.write = fails
+    with pytest.raises(StorageUnavailable):
         await run(source, target)
-        orders = [
-            [record.json async for record in export(store, "events", Selection())]
-            for store in (source, target)
-        ]
-        assert orders[0] == orders[1]
-
-
-async def test_another_event_under_the_same_id_is_a_conflict(tmp_path: Path) -> None:
-    async with two(tmp_path) as (source, target):
-        await source.write([event("m1", properties={"n": 1}), event("m2")])
-        await target.write([event("m1", properties={"n": 1.0}), event("m2")])
-        assert (await run(source, target))["events"] == (0, 1, 1, 0)
-
-
-async def test_an_interrupted_copy_can_be_completed(tmp_path: Path) -> None:
-    async with two(tmp_path) as (source, target):
-        await fill(source)
-        write, calls = target.write, 0
-
-        async def fails(events: Any) -> Any:
-            nonlocal calls
-            calls += 1
-            if calls == 2:
-                raise StorageUnavailable("gone")
-            return await write(events)
-
-        target.write = fails
-        with pytest.raises(StorageUnavailable):
-            await run(source, target)
-        counts = await run(source, target)
-        assert counts["events"][0] > 0
-        assert counts["events"][1] > 0
-        assert await everything(target) == await everything(source)
+    counts = await run(source, target)
+    assert counts["events"][0] > 0
+    assert counts["events"][1] > 0
+    assert await everything(target) == await everything(source)
 
 
 async def test_refused_events_are_counted_with_their_reason() -> None:
@@ -167,69 +163,65 @@ async def test_refused_events_are_counted_with_their_reason() -> None:
     assert told == [3]
 
 
-async def test_a_target_that_stores_only_events_refuses_the_rest(tmp_path: Path) -> None:
-    async with open_store(config_file(tmp_path)) as source:
-        await fill(source)
-        assert await run(source, MemoryEvents()) == {
-            kind: (total, 0, 0, 0) if kind == "events" else (0, 0, 0, total)
-            for kind, total in FILLED.items()
-        }
+async def test_a_target_that_stores_only_events_refuses_the_rest() -> None:
+    source = MemoryStore()
+    await fill(source)
+    assert await run(source, MemoryEvents()) == {
+        kind: (total, 0, 0, 0) if kind == "events" else (0, 0, 0, total)
+        for kind, total in FILLED.items()
+    }
 
 
-async def test_a_newer_choice_in_the_target_stays(tmp_path: Path) -> None:
-    async with two(tmp_path) as (source, target):
-        await source.apply(change("c1", 1, news=True, sms=True))
-        await target.apply(change("x", 9, news=False))
-        assert (await run(source, target))["subscription changes"] == (0, 0, 1, 0)
-        assert await target.state("acme", "ann") == {"news": False, "sms": True}
+async def test_a_newer_choice_in_the_target_stays() -> None:
+    source, target = two()
+    await source.apply(change("c1", 1, news=True, sms=True))
+    await target.apply(change("x", 9, news=False))
+    assert (await run(source, target))["subscription changes"] == (0, 0, 1, 0)
+    assert await target.state("acme", "ann") == {"news": False, "sms": True}
 
 
-async def test_choices_made_in_the_target_after_a_copy_stay(tmp_path: Path) -> None:
-    async with two(tmp_path) as (source, target):
-        await source.apply(change("c1", 1, news=True))
-        await run(source, target)
-        await target.apply(change("x", 9, news=False))
-        assert (await run(source, target))["subscription changes"] == (0, 1, 0, 0)
-        assert await target.state("acme", "ann") == {"news": False}
+async def test_choices_made_in_the_target_after_a_copy_stay() -> None:
+    source, target = two()
+    await source.apply(change("c1", 1, news=True))
+    await run(source, target)
+    await target.apply(change("x", 9, news=False))
+    assert (await run(source, target))["subscription changes"] == (0, 1, 0, 0)
+    assert await target.state("acme", "ann") == {"news": False}
 
 
-async def test_a_choice_that_no_history_explains_is_copied(tmp_path: Path) -> None:
-    async with two(tmp_path) as (source, target):
-        await source.apply(change("c1", 1, news=True))
+async def test_a_choice_that_no_history_explains_is_copied() -> None:
+    source, target = two()
+    await source.apply(change("c1", 1, news=True))
 
-        async def forgotten(*_: Any, **__: Any) -> Page[Any]:
-            return Page([], None)
+    async def forgotten(*_: Any, **__: Any) -> Page[Any]:
+        return Page([], None)
 
-        source.history = forgotten
-        assert (await run(source, target))["subscription changes"] == (1, 0, 0, 0)
-        assert await target.state("acme", "ann") == {"news": True}
-
-
-async def test_a_profile_that_no_event_explains_is_reported(tmp_path: Path) -> None:
-    async with two(tmp_path) as (source, target):
-        await source.write([identify("i", "ann", 1, traits={"a": 1}), identify("j", "ann", 2)])
-        assert await source.expire(TIME + 2, limit=10) == 1
-        counts = {counts.kind: counts async for counts in copy_all(source, target)}
-        assert numbers(counts["profiles"]) == (0, 0, 1, 0)
-        assert counts["profiles"].reasons == [
-            "a profile differs: some of its events have expired, or new ones have arrived"
-        ]
+    source.history = forgotten
+    assert (await run(source, target))["subscription changes"] == (1, 0, 0, 0)
+    assert await target.state("acme", "ann") == {"news": True}
 
 
-async def test_a_profile_may_have_more_in_the_target(tmp_path: Path) -> None:
-    async with two(tmp_path) as (source, target):
-        await source.write([identify("i", "ann", 1, traits={"a": 1})])
-        await target.write([identify("j", "ann", 2, traits={"a": 2, "b": 1})])
-        assert (await run(source, target))["profiles"] == (1, 0, 0, 0)
+async def test_a_profile_that_no_event_explains_is_reported() -> None:
+    source, target = two()
+    await source.write([identify("i", "ann", 1, traits={"a": 1}), identify("j", "ann", 2)])
+    assert await source.expire(TIME + 2, limit=10) == 1
+    counts = {counts.kind: counts async for counts in copy_all(source, target)}
+    assert numbers(counts["profiles"]) == (0, 0, 1, 0)
+    assert counts["profiles"].reasons == [
+        "a profile differs: some of its events have expired, or new ones have arrived"
+    ]
+
+
+async def test_a_profile_may_have_more_in_the_target() -> None:
+    source, target = two()
+    await source.write([identify("i", "ann", 1, traits={"a": 1})])
+    await target.write([identify("j", "ann", 2, traits={"a": 2, "b": 1})])
+    assert (await run(source, target))["profiles"] == (1, 0, 0, 0)
 
 
 async def test_dead_letters_beyond_the_budget_are_refused(tmp_path: Path) -> None:
-    path = config_file(tmp_path, "b")
-    path.write_text("[limits]\ndead_letter_count = 2\n" + path.read_text())
-    async with (
-        open_store(config_file(tmp_path, "a")) as source,
-        open_store(path) as target,
-    ):
-        assert isinstance(source, DeadLetterStore)
-        await source.put([letter(f"d{n}") for n in range(3)])
-        assert (await run(source, target))["dead letters"] == (2, 0, 0, 1)
+    budget = DeadLetterBudget(api_count=2)
+    context = StorageContext(base_dir=tmp_path, identifiers={}, dead_letter_budget=budget)
+    source, target = MemoryStore(), MemoryStore(None, context)
+    await source.put([letter(f"d{n}") for n in range(3)])
+    assert (await run(source, target))["dead letters"] == (2, 0, 0, 1)

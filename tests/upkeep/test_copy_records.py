@@ -13,32 +13,35 @@ import pytest
 
 from engage.api import Record, StorageContext, StorageUnavailable
 from engage.testing.factories import AWKWARD, TIME, all_pages, count, letter, record
+from engage.testing.memory_store import MemoryEvents, MemoryStore
 from engage.upkeep import copy_records
 from engage.upkeep.copy import Counts, copy_all
 from engage_plugins.mongo.store import MongoStorage
 from support import mongo
-from support.memory_store import MemoryEvents
-from support.sqlite import config_file, make, open_store
+from support.sqlite import make
 
 #: The kind of the target.
 both = pytest.mark.parametrize("kind", ["sqlite", pytest.param("mongo", marks=pytest.mark.mongo)])
 
 
 @contextlib.asynccontextmanager
-async def two(tmp_path: Path, kind: str = "sqlite") -> AsyncIterator[tuple[Any, Any]]:
-    """Open a store of SQLite, and another one of SQLite or MongoDB."""
-    async with open_store(config_file(tmp_path, "source")) as source:
-        if kind == "sqlite":
-            target: Any = make(tmp_path, path="target.db")
-        else:
-            context = StorageContext(base_dir=tmp_path, identifiers={}, write_timeout=60)
-            url = mongo.shared(mongo.kinds()[-1]).url()
-            target = MongoStorage.from_options({"url": url}, context)
-        await target.open(create=True)
-        try:
-            yield source, target
-        finally:
-            await target.close()
+async def two_on(tmp_path: Path, kind: str) -> AsyncIterator[tuple[Any, Any]]:
+    """Open a store in memory, and one of SQLite or MongoDB."""
+    if kind == "sqlite":
+        target: Any = make(tmp_path, path="target.db")
+    else:
+        context = StorageContext(base_dir=tmp_path, identifiers={}, write_timeout=60)
+        url = mongo.shared(mongo.kinds()[-1]).url()
+        target = MongoStorage.from_options({"url": url}, context)
+    await target.open(create=True)
+    try:
+        yield MemoryStore(), target
+    finally:
+        await target.close()
+
+
+def two() -> tuple[Any, Any]:
+    return MemoryStore(), MemoryStore()
 
 
 async def copied(source: Any, target: Any) -> dict[str, Counts]:
@@ -53,7 +56,7 @@ def plain(one: Record) -> tuple[object, ...]:
 
 @both
 async def test_keys_and_audit_are_copied_and_nothing_else(tmp_path: Path, kind: str) -> None:
-    async with two(tmp_path, kind) as (source, target):
+    async with two_on(tmp_path, kind) as (source, target):
         kinds = ("key", "key-override", "audit")
         others = ("console-secret", "link", "session", "refused")
         for kind in (*kinds, *others):
@@ -78,7 +81,7 @@ async def test_keys_and_audit_are_copied_and_nothing_else(tmp_path: Path, kind: 
 
 @both
 async def test_the_later_of_two_records_stays(tmp_path: Path, kind: str) -> None:
-    async with two(tmp_path, kind) as (source, target):
+    async with two_on(tmp_path, kind) as (source, target):
         on, off = b'{"disabled":false}', b'{"disabled":true}'
         for name, mine, theirs in (("later", TIME + 1, TIME), ("earlier", TIME, TIME + 1)):
             await source.put_record(record(name, body=off, at=mine))
@@ -95,20 +98,20 @@ async def test_the_later_of_two_records_stays(tmp_path: Path, kind: str) -> None
         assert found == {"later": off, "earlier": on, "other": on, "same": b'{"b":[],"a":1}'}
 
 
-async def test_a_record_that_changes_meanwhile_is_not_overwritten(tmp_path: Path) -> None:
-    async with two(tmp_path) as (source, target):
-        await source.put_record(record("k", body=b'{"n":1}', at=TIME + 5))
-        await target.put_record(record("k", body=b'{"n":0}'))
-        found = await target.get_record("key", "acme", "k")
+async def test_a_record_that_changes_meanwhile_is_not_overwritten() -> None:
+    source, target = two()
+    await source.put_record(record("k", body=b'{"n":1}', at=TIME + 5))
+    await target.put_record(record("k", body=b'{"n":0}'))
+    found = await target.get_record("key", "acme", "k")
 
-        async def get_record(*arguments: Any) -> Record:
-            await target.put_record(record("k", body=b'{"n":9}', at=TIME + 9))
-            return found  # type: ignore[no-any-return]
+    async def get_record(*arguments: Any) -> Record:
+        await target.put_record(record("k", body=b'{"n":9}', at=TIME + 9))
+        return found  # type: ignore[no-any-return]
 
-        target.get_record = get_record
-        keys = (await copied(source, target))["write keys"]
-        assert (keys.copied, keys.conflicting) == (0, 1)
-        assert [one.body for one in await all_pages(target.list_records, "key")] == [b'{"n":9}']
+    target.get_record = get_record
+    keys = (await copied(source, target))["write keys"]
+    assert (keys.copied, keys.conflicting) == (0, 1)
+    assert [one.body for one in await all_pages(target.list_records, "key")] == [b'{"n":9}']
 
 
 @both
@@ -116,7 +119,7 @@ async def test_counters_are_added_by_neither_copy(
     tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(copy_records, "_COUNTER_PAGE", 7)
-    async with two(tmp_path, kind) as (source, target):
+    async with two_on(tmp_path, kind) as (source, target):
         written = [
             count(number, minute=minute, process=process, step=step)
             for number, (step, minute, process) in enumerate(
@@ -135,7 +138,7 @@ async def test_counters_are_added_by_neither_copy(
 
 @both
 async def test_letters_are_copied_with_what_a_replay_needs(tmp_path: Path, kind: str) -> None:
-    async with two(tmp_path, kind) as (source, target):
+    async with two_on(tmp_path, kind) as (source, target):
         letters = [
             letter("new", operation="batch", envelope=b'{"sentAt":"2025-01-01T00:00:00Z"}'),
             letter("old"),
@@ -148,35 +151,34 @@ async def test_letters_are_copied_with_what_a_replay_needs(tmp_path: Path, kind:
         ]
 
 
-async def test_a_target_without_records_refuses_them(tmp_path: Path) -> None:
-    async with open_store(config_file(tmp_path)) as source:
-        store: Any = source
-        await store.put_record(record("k"))
-        await store.put_record(record("s", kind="console-secret"))
-        await store.put_counts([count(1)])
-        counts = await copied(source, MemoryEvents())
-        assert (counts["write keys"].refused, counts["audit records"].refused) == (1, 0)
-        assert counts["write keys"].reasons == ["the target does not store records"]
-        assert counts["counters"].reasons == ["the target does not store counters"]
-        assert not counts["counters"].arrived
+async def test_a_target_without_records_refuses_them() -> None:
+    store = MemoryStore()
+    await store.put_record(record("k"))
+    await store.put_record(record("s", kind="console-secret"))
+    await store.put_counts([count(1)])
+    counts = await copied(store, MemoryEvents())
+    assert (counts["write keys"].refused, counts["audit records"].refused) == (1, 0)
+    assert counts["write keys"].reasons == ["the target does not store records"]
+    assert counts["counters"].reasons == ["the target does not store counters"]
+    assert not counts["counters"].arrived
 
 
-async def test_an_interrupted_copy_is_run_again(tmp_path: Path) -> None:
-    async with two(tmp_path) as (source, target):
-        for number in range(30):
-            await source.put_record(record(f"{number:02}"))
-        put, left = target.put_record, 12
+async def test_an_interrupted_copy_is_run_again() -> None:
+    source, target = two()
+    for number in range(30):
+        await source.put_record(record(f"{number:02}"))
+    put, left = target.put_record, 12
 
-        async def fails_later(*arguments: Any, **options: Any) -> Any:
-            nonlocal left
-            left -= 1
-            if left < 0:
-                raise StorageUnavailable("gone")
-            return await put(*arguments, **options)
+    async def fails_later(*arguments: Any, **options: Any) -> Any:
+        nonlocal left
+        left -= 1
+        if left < 0:
+            raise StorageUnavailable("gone")
+        return await put(*arguments, **options)
 
-        target.put_record = fails_later
-        with pytest.raises(StorageUnavailable):
-            await copied(source, target)
-        target.put_record = put
-        keys = (await copied(source, target))["write keys"]
-        assert (keys.copied, keys.duplicate) == (18, 12)
+    target.put_record = fails_later
+    with pytest.raises(StorageUnavailable):
+        await copied(source, target)
+    target.put_record = put
+    keys = (await copied(source, target))["write keys"]
+    assert (keys.copied, keys.duplicate) == (18, 12)
