@@ -11,28 +11,19 @@ from typing import Any
 
 import pytest
 
-from engage.api import DeadLetterBudget, Event, ProfileLimits
+from engage.api import Event
 from engage.testing import WORKSPACE, identify
 from engage.testing.factories import TIME
-from engage_plugins.sqlite.connection import Settings
 from engage_plugins.sqlite.engine import Engine
 from engage_plugins.sqlite.tables import identifiers
 from engage_plugins.sqlite.tables.events import row_of
+from support.sqlite import settings
 
 BOUND = 3
 
 
 def opened(tmp_path: Path, traits: Sequence[str] = ("email",)) -> Engine:
-    settings = Settings(
-        path=str(tmp_path / "engage.db"),
-        min_free_bytes=0,
-        max_bytes=0,
-        timeout=8,
-        limits=ProfileLimits(),
-        budget=DeadLetterBudget(),
-        identifiers={WORKSPACE: traits},
-    )
-    engine = Engine(settings)
+    engine = Engine(settings(tmp_path / "engage.db", identifiers={WORKSPACE: traits}))
     engine.open(create=True, serving=True)
     return engine
 
