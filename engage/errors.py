@@ -22,6 +22,7 @@ from engage.api import CONFLICT, EngageError, StorageUnavailable
 
 __all__ = [
     "MAX_ERRORS",
+    "QUOTED",
     "STATUS",
     "ApiError",
     "Limit",

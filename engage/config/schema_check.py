@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 import jsonschema
 
 from engage.api import ConfigError
+from engage.errors import QUOTED, quote
 
 if TYPE_CHECKING:
     from jsonschema.exceptions import ValidationError
@@ -29,8 +30,6 @@ Path = tuple[str | int, ...]
 #: A dotted key and the error in its value.
 Problem = tuple[str, str]
 
-#: Maximum number of characters of a key or a value that a message quotes.
-MAX_QUOTED: Final = 80
 _TYPES: Final = {
     "string": "a string",
     "integer": "an integer",
@@ -66,7 +65,7 @@ def dotted(path: Iterable[str | int]) -> str:
             text += f"[{part}]"
         else:
             bare = part.replace("-", "").replace("_", "")
-            key = part if bare.isascii() and bare.isalnum() else json.dumps(part[:MAX_QUOTED])
+            key = part if bare.isascii() and bare.isalnum() else json.dumps(part[:QUOTED])
             text += f".{key}" if text else key
     return text
 
@@ -300,8 +299,7 @@ class _Explainer:
             return ""
         if isinstance(value, (Mapping, list)):
             return ""
-        short = text if len(text) <= MAX_QUOTED else text[: MAX_QUOTED - 1] + "…"
-        return f" (it is {short})"
+        return f" (it is {quote(text)})"
 
 
 def _list_of_tables(schema: Any, path: Path) -> str:

@@ -53,13 +53,10 @@ LARGE_HEAD: Final = 8 * 1024
 _NOTHING: Final = (bytearray(), bytearray(b"\r"))
 _NO_BODY: Final = Body(0, chunked=False)
 
-# The part that is read next.
-_HEAD = 0  #: a request's head, or nothing yet
-_BODY = 1  #: the body of a request that is not answered
-_BUSY = 2  #: nothing: a handler has the request
-_REST = 3  #: the rest of a body whose request is answered
-_LINGER = 4  #: anything, until the client has the last answer
-_CLOSED = 5
+# The part that is read next: a request's head, or nothing yet; the body of a request that is not
+# answered; nothing, because a handler has the request; the rest of a body whose request is
+# answered; anything, until the client has the last answer; nothing any more.
+_HEAD, _BODY, _BUSY, _REST, _LINGER, _CLOSED = range(6)
 
 
 class Connection(asyncio.Protocol):

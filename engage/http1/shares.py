@@ -12,15 +12,14 @@ loop that clients have hung up. That costs balance and nothing else.
 
 from __future__ import annotations
 
+import array
 import mmap
-import sys
 import tempfile
 from collections.abc import Callable
 from typing import IO, Final
 
 __all__ = ["Shares", "make_shares"]
 
-_BYTES: Final = 4
 #: In place of the count of a worker that does not accept connections.
 _ABSENT: Final = 0xFFFFFFFF
 
@@ -94,6 +93,6 @@ class Shares:
 def make_shares(workers: int) -> IO[bytes]:
     """Return a file without a name for the counts of this many workers, all of them absent."""
     file = tempfile.TemporaryFile(prefix="engage-shares-")  # noqa: SIM115 (the caller closes it)
-    file.write(_ABSENT.to_bytes(_BYTES, sys.byteorder) * workers)
+    file.write(array.array("I", [_ABSENT] * workers))
     file.flush()
     return file

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from engage.pipeline.normalise import Arrival
 
 __all__ = [
-    "MAX_ENVELOPE",
     "MAX_ITEM",
     "Conflict",
     "envelope_of",
@@ -33,11 +32,9 @@ __all__ = [
     "letter_of_conflict",
 ]
 
-#: Maximum number of bytes kept of a refused item. A conflict, which is acknowledged, and a webhook
-#: delivery are kept whole.
+#: Maximum number of bytes kept of a refused item, and of :attr:`DeadLetter.envelope`. A conflict,
+#: which is acknowledged, and a webhook delivery are kept whole.
 MAX_ITEM: Final = 16 * 1024
-#: Maximum number of bytes of :attr:`DeadLetter.envelope`.
-MAX_ENVELOPE: Final = 16 * 1024
 #: The envelope of a single event: nothing applied to it that is not in it.
 _NO_ENVELOPE: Final = b"{}"
 
@@ -91,7 +88,7 @@ class Conflict:
 def envelope_of(arrival: Arrival) -> bytes | None:
     """Return what applied to all items of a request, as :attr:`DeadLetter.envelope` has it.
 
-    :return: compact JSON without write keys; ``None`` if it is longer than :data:`MAX_ENVELOPE`.
+    :return: compact JSON without write keys; ``None`` if it is longer than :data:`MAX_ITEM`.
     """
     envelope = arrival.envelope
     if envelope is None:
@@ -106,7 +103,7 @@ def envelope_of(arrival: Arrival) -> bytes | None:
     raw = orjson.dumps(document)
     if WRITE_KEY in raw:
         raw = orjson.dumps(without_write_keys(document))
-    return raw if len(raw) <= MAX_ENVELOPE else None
+    return raw if len(raw) <= MAX_ITEM else None
 
 
 def letter_of(

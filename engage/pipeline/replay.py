@@ -46,7 +46,7 @@ from engage.api import (
     WebhookResult,
 )
 from engage.errors import STATUS, ApiError, Problem
-from engage.pipeline.dead_letters import MAX_ENVELOPE, MAX_ITEM
+from engage.pipeline.dead_letters import MAX_ITEM
 from engage.pipeline.explain import Explained, Explainer, Submission
 from engage.upkeep.time_limit import within
 
@@ -101,7 +101,7 @@ def obstacle_of(letter: DeadLetter) -> str | None:
         return f"only its first {MAX_ITEM // 1024} KiB were kept; send the event again"
     if not is_delivery(letter) and letter.envelope is None:
         return (
-            f"the context and integrations of its batch are larger than {MAX_ENVELOPE // 1024} KiB,"
+            f"the context and integrations of its batch are larger than {MAX_ITEM // 1024} KiB,"
             " or those of all refused items were too large to keep; send the event again"
         )
     return None

@@ -12,7 +12,6 @@ import pytest
 from engage.api import DeadLetter
 from engage.errors import ApiError, Problem
 from engage.pipeline.dead_letters import (
-    MAX_ENVELOPE,
     MAX_ITEM,
     Conflict,
     envelope_of,
@@ -80,8 +79,8 @@ def test_a_dead_letter_has_what_applied_to_its_item() -> None:
     }
     letter = letter_of({"userId": "u"}, ERROR, full, "batch", envelope_of(full), 3)
     assert (letter.operation, letter.envelope) == ("batch", envelope_of(full))
-    size = MAX_ENVELOPE - len('{"context":{"x":""}}')
-    assert len(envelope_of(batch(context={"x": "x" * size})) or b"") == MAX_ENVELOPE
+    size = MAX_ITEM - len('{"context":{"x":""}}')
+    assert len(envelope_of(batch(context={"x": "x" * size})) or b"") == MAX_ITEM
     assert envelope_of(batch(context={"x": "x" * (size + 1)})) is None
 
 

@@ -20,7 +20,7 @@ from engage.api import (
     WebhookResult,
     render_time,
 )
-from engage.pipeline.dead_letters import MAX_ENVELOPE, MAX_ITEM
+from engage.pipeline.dead_letters import MAX_ITEM
 from engage.pipeline.replay import is_delivery, obstacle_of, text_of
 from engage.testing.factories import letter as factory_letter
 from support.memory_store import MemoryStore
@@ -422,7 +422,7 @@ async def test_the_context_of_the_client_stays(tmp_path: Path, own: Any) -> None
 async def test_what_cannot_be_replayed_says_why(tmp_path: Path) -> None:
     async with make_bench(tmp_path) as bench:
         await bench.send({"userId": "u", "properties": {"x": "x" * MAX_ITEM}})
-        large = {"x": "x" * MAX_ENVELOPE}
+        large = {"x": "x" * MAX_ITEM}
         await bench.send_batch([{"type": "track", "userId": "v"}], {"context": large})
         cut, bare = await bench.letters()
         for letter, reason in ((cut, "only its first 16 KiB"), (bare, "larger than 16 KiB")):
@@ -439,7 +439,7 @@ async def test_what_cannot_be_replayed_says_why(tmp_path: Path) -> None:
 
 async def test_the_letters_of_a_batch_do_not_multiply_a_large_envelope(tmp_path: Path) -> None:
     async with make_bench(tmp_path) as bench:
-        context = {"x": "x" * (MAX_ENVELOPE - 100)}
+        context = {"x": "x" * (MAX_ITEM - 100)}
         items = [{"type": "track", "userId": str(n)} for n in range(300)]
         await bench.send_batch(items, {"context": context})
         sizes = [len(letter.envelope or b"") for letter in await bench.letters()]
