@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import logging
 import os
 import shutil
 import signal
@@ -18,6 +19,7 @@ import hypothesis
 import pytest
 from tornado.ioloop import IOLoop
 
+from engage.monitoring.logs import ACCESS
 from support import mongo
 from support.server_process import SQLITE, Server, start_server
 
@@ -119,6 +121,16 @@ def io_loop() -> Iterator[IOLoop]:
     yield loop
     asyncio.set_event_loop(None)
     loop.close(all_fds=True)
+
+
+@pytest.fixture(autouse=True)
+def _logging() -> Iterator[None]:
+    """Undo the logging that a test has configured: another one reads the records of its own."""
+    root, access = logging.getLogger(), logging.getLogger(ACCESS)
+    before = root.level, list(root.handlers), list(access.handlers), access.propagate
+    yield
+    root.setLevel(before[0])
+    root.handlers[:], access.handlers[:], access.propagate = before[1:]
 
 
 @pytest.fixture

@@ -224,22 +224,19 @@ async def test_keys_of_the_store_are_masked_in_the_log(
     later, hidden = "f" * 32, "e" * 32
     stream = io.StringIO()
     logs.configure("info", "json", secrets=["static"], stream=stream)
-    try:
-        await put(store, "ios")
-        await put(store, "website", key=hidden)
-        async with Table(store) as table:
-            await put(store, "android", key=later)
-            await eventually(lambda: table.code(later) == "android")
-        for text in (STORED, later, hidden, "static"):
-            logging.getLogger("test").error("a library's error: %s", text, extra={"x": text})
-        logs.flush()
-        for text in (STORED, later, hidden, "static"):
-            assert text not in stream.getvalue()
-        assert stream.getvalue().count("a library's error: ***") == 4
-        # The operator learns once that a key is hidden.
-        assert stream.getvalue().count("the config has a key with this id") == 1
-    finally:
-        logs.configure("info", "auto")
+    await put(store, "ios")
+    await put(store, "website", key=hidden)
+    async with Table(store) as table:
+        await put(store, "android", key=later)
+        await eventually(lambda: table.code(later) == "android")
+    for text in (STORED, later, hidden, "static"):
+        logging.getLogger("test").error("a library's error: %s", text, extra={"x": text})
+    logs.flush()
+    for text in (STORED, later, hidden, "static"):
+        assert text not in stream.getvalue()
+    assert stream.getvalue().count("a library's error: ***") == 4
+    # The operator learns once that a key is hidden.
+    assert stream.getvalue().count("the config has a key with this id") == 1
 
 
 async def test_a_store_that_hangs_does_not_delay_the_start_for_long(

@@ -9,7 +9,7 @@ import json
 import logging
 import os
 import select
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -26,20 +26,16 @@ class _Terminal(io.StringIO):
 
 
 @pytest.fixture
-def configure(monkeypatch: pytest.MonkeyPatch) -> Iterator[Configure]:
+def configure(monkeypatch: pytest.MonkeyPatch) -> Configure:
     """Return a function like ``logs.configure`` that returns the stream with the lines."""
     monkeypatch.setattr(logs, "FLUSH_SECONDS", 60.0)
-    root, access = logging.getLogger(), logging.getLogger(logs.ACCESS)
-    before = root.level, list(root.handlers), list(access.handlers), access.propagate
 
     def call(level: str = "info", style: str = "json", **options: Any) -> io.StringIO:
         stream: io.StringIO = options.pop("stream", io.StringIO())
         logs.configure(level, style, stream=stream, **options)
         return stream
 
-    yield call
-    root.setLevel(before[0])
-    root.handlers[:], access.handlers[:], access.propagate = before[1], before[2], before[3]
+    return call
 
 
 def _written(stream: io.StringIO) -> str:
