@@ -240,23 +240,6 @@ def test_removed_keys_are_read_and_reported(write: Any) -> None:
     assert not load(write(MINIMAL)).warnings
 
 
-@pytest.mark.parametrize(
-    ("line", "said"),
-    [
-        ("loaders = 0", "log.loaders: must be at least 1 (it is 0)"),
-        ("lag_percent = 101", "log.lag_percent: must be at most 100 (it is 101)"),
-        (
-            "lag_percnt = 50",
-            "log.lag_percnt: is not the name of a plugin; did you mean log.lag_percent?",
-        ),
-        ('group = "a b"', "log.group: must consist of letters, digits, ., - and _"),
-    ],
-)
-def test_a_wrong_key_of_the_log_is_refused(write: Any, line: str, said: str) -> None:
-    (found,) = refused(write(f"[log]\n{line}\n{MINIMAL}"))
-    assert said in found
-
-
 def test_a_whole_float_is_an_integer(write: Any) -> None:
     port = load(write("[server]\nport = 8081.0\n" + MINIMAL)).server.port
     assert (port, type(port)) == (8081, int)
@@ -291,14 +274,9 @@ def test_a_byte_order_mark_and_crlf_are_accepted(write: Any) -> None:
         ),
         ("port = 1\n" + MINIMAL, "port: unknown key; did you mean server.port?"),
         ("[server]\nprot = 1\n" + MINIMAL, "server.prot: unknown key; did you mean server.port?"),
-        ('[server]\nport = "1"\n' + MINIMAL, "server.port: must be an integer, not a string"),
         ("[server]\nport = 65536\n" + MINIMAL, "server.port: must be at most 65535 (it is 65536)"),
         ("[server]\nport = 8.5\n" + MINIMAL, "server.port: must be an integer, not a number"),
         ("[server]\nworkers = 0\n" + MINIMAL, "server.workers: must be at least 1 (it is 0)"),
-        (
-            "[server]\nrequest_timeout = nan\n" + MINIMAL,
-            "server.request_timeout: must be a finite number",
-        ),
         (
             "[server]\nrequest_timeout = 0\n" + MINIMAL,
             "server.request_timeout: must be more than 0",
@@ -322,7 +300,6 @@ def test_a_byte_order_mark_and_crlf_are_accepted(write: Any) -> None:
             "server.public_url: must be a URL without a query, such as https://events.example.com"
             ' (it is "events.example.com")',
         ),
-        ("server = 1\n" + MINIMAL, "server: must be a table, not an integer"),
         (
             "server = 1979-05-27\n" + MINIMAL,
             "server: must be a table, not a date or time",
@@ -336,6 +313,20 @@ def test_a_byte_order_mark_and_crlf_are_accepted(write: Any) -> None:
             '[storage]\nurl = "mongodb://SECRET"\n' + MINIMAL,
             "storage.url: must be a table, not a string",
         ),
+        ("[log]\nloaders = 0\n" + MINIMAL, "log.loaders: must be at least 1 (it is 0)"),
+        (
+            "[log]\nlag_percent = 101\n" + MINIMAL,
+            "log.lag_percent: must be at most 100 (it is 101)",
+        ),
+        (
+            "[log]\nlag_percnt = 50\n" + MINIMAL,
+            "log.lag_percnt: is not the name of a plugin; did you mean log.lag_percent?",
+        ),
+        (
+            '[log]\ngroup = "a b"\n' + MINIMAL,
+            "log.group: must consist of letters, digits, ., - and _, and start with a letter or"
+            ' digit (it is "a b")',
+        ),
         ("[limits]\nbody_bytes = 0\n" + MINIMAL, "limits.body_bytes: must be at least 1 (it is 0)"),
         (
             "[limits]\nevent_bytes = 30000000\n" + MINIMAL,
@@ -345,11 +336,6 @@ def test_a_byte_order_mark_and_crlf_are_accepted(write: Any) -> None:
             '[cors]\norigins = ["https://a.example/path"]\n' + MINIMAL,
             'cors.origins[0]: must be "*" or an origin without a path, such as'
             ' https://shop.example.com (it is "https://a.example/path")',
-        ),
-        (
-            '[logging]\nlevel = "warn"\n' + MINIMAL,
-            'logging.level: must be one of "debug", "info", "warning", "error"; did you mean'
-            ' warning? (it is "warn")',
         ),
         (
             '[[workspaces]]\nid = "-"\n',
