@@ -19,12 +19,10 @@ from engage.cli.common import config_option, opened, parse_time, registry_of, sa
 from engage.cli.progress import Progress
 from engage.config import Config, load
 from engage.registry import Registry
-from engage.upkeep.export import KINDS, Kind, Record, Selection
+from engage.upkeep.export import KINDS, PAGE, Kind, Record, Selection
 from engage.upkeep.export import export as records
 
 _EPOCH: Final = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
-#: Lines that are written at once.
-_CHUNK: Final = 500
 
 
 class Time(click.ParamType[int]):
@@ -131,7 +129,7 @@ async def _write(
         lines.append(line + b"\n")
         count += 1
         first = first or record.at
-        if len(lines) == _CHUNK:
+        if len(lines) == PAGE:
             output.write(b"".join(lines))
             output.flush()
             lines.clear()

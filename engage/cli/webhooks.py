@@ -26,14 +26,12 @@ from engage.api import (
 from engage.cli.common import config_option, opened, parse_time, plural, registry_of, safe
 from engage.config import Config, load
 from engage.registry import Registered, Registry
-from engage.upkeep.export import all_pages
+from engage.upkeep.export import PAGE, all_pages
 
 if TYPE_CHECKING:
     from engage.deliveries.delivery import Delivery, Destination
 
 __all__ = ["webhook_retry", "webhook_test", "webhook_url"]
-
-_PAGE = 100
 
 
 class Moment(click.ParamType[float]):
@@ -241,7 +239,7 @@ async def _retry(
         letters = [
             letter
             async for letter in all_pages(
-                lambda after: store.scan_dead_letters(workspace, after=after, limit=_PAGE)
+                lambda after: store.scan_dead_letters(workspace, after=after, limit=PAGE)
             )
             if letter.reason == UNTRANSLATED
             and provider in (None, letter.origin)

@@ -76,17 +76,11 @@ ROUTES: Final[Mapping[str, type[ConsoleHandler]]] = {
 
 #: Open connections: those of dozens of operators. One more takes the place of an older one.
 MAX_CONNECTIONS: Final = 256
-#: Bytes of a request's head.
-MAX_HEAD_BYTES: Final = 32 * 1024
 #: Bytes of a form: a dead letter of 1 MiB, of which each byte may become three …
 MAX_BODY_BYTES: Final = 4 * 1024 * 1024
 #: … and of a form of someone who is not signed in. A form is decoded before a page sees it, and
 #: decoding a million fields takes seconds.
 MAX_STRANGERS_BODY_BYTES: Final = 16 * 1024
-#: Seconds until a connection without a request is closed, and for the head of a request to arrive.
-IDLE_SECONDS: Final = 75.0
-#: Seconds for a form to arrive.
-BODY_SECONDS: Final = 30.0
 
 
 def make_application(console: Console) -> Application:
@@ -120,13 +114,14 @@ class ConsoleServer(HTTPServer):
         self._known = functools.partial(_has_session, console)
         #: The open connections. The one whose last request began first is first.
         self._open: dict[HTTP1ServerConnection, IOStream] = {}
+        server, limits = console.config.server, console.config.limits
         super().initialize(
             application,
-            max_header_size=MAX_HEAD_BYTES,
+            max_header_size=limits.header_bytes,
             max_body_size=MAX_BODY_BYTES,
-            max_buffer_size=MAX_BODY_BYTES + MAX_HEAD_BYTES,
-            idle_connection_timeout=IDLE_SECONDS,
-            body_timeout=BODY_SECONDS,
+            max_buffer_size=MAX_BODY_BYTES + limits.header_bytes,
+            idle_connection_timeout=server.idle_timeout,
+            body_timeout=server.request_timeout,
         )
 
     def start_request(

@@ -14,14 +14,14 @@ import orjson
 
 from engage.api import EventStore, Record, RecordStore
 
-__all__ = ["gap_record", "past_gaps"]
+__all__ = ["NAMED", "gap_record", "past_gaps"]
 
 #: The kind of the records.
 _KIND: Final = "log_gap"
 #: Milliseconds for which a gap is shown after the loaders have gone on: 14 days.
 _SHOWN: Final = 14 * 86_400_000
-#: Gaps that are shown.
-_NAMED: Final = 5
+#: Gaps, or partitions, that a message names.
+NAMED: Final = 5
 
 
 def gap_record(partition: int, expected: int, first: int, *, now: int) -> Record:
@@ -51,7 +51,7 @@ async def past_gaps(store: EventStore, *, now: int) -> Sequence[str]:
     page = await store.list_records(_KIND, limit=1000)
     recent = [one for one in page.items if one.at >= now - _SHOWN]
     lines = []
-    for record in sorted(recent, key=lambda one: one.at, reverse=True)[:_NAMED]:
+    for record in sorted(recent, key=lambda one: one.at, reverse=True)[:NAMED]:
         body = orjson.loads(record.body)
         partition, expected, first = body["partition"], body["expected"], body["first"]
         when = datetime.datetime.fromtimestamp(record.at / 1000, datetime.UTC)
@@ -60,6 +60,6 @@ async def past_gaps(store: EventStore, *, now: int) -> Sequence[str]:
             f" {partition}, from {expected} on, were no longer in the log when a loader came to"
             f" them ({when:%Y-%m-%d %H:%M} UTC)"
         )
-    if len(recent) > _NAMED:
-        lines.append(f"{len(recent) - _NAMED} more gaps in the log")
+    if len(recent) > NAMED:
+        lines.append(f"{len(recent) - NAMED} more gaps in the log")
     return lines

@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 from engage.api import Backlog, EventLog, StorageError
+from engage.log.gaps import NAMED
 from engage.monitoring.metrics import Metrics
 from engage.upkeep.time_limit import log_within
 
@@ -28,8 +29,6 @@ _log = logging.getLogger(__name__)
 
 #: Seconds between two readings.
 POLL_SECONDS: Final = 5.0
-#: Partitions that a message names.
-_NAMED: Final = 5
 
 
 class Lag:
@@ -103,10 +102,10 @@ class Lag:
         if gaps := self.gaps:
             named = [
                 f"partition {number} (expected {expected}, begins at {first})"
-                for number, (expected, first) in sorted(gaps.items())[:_NAMED]
+                for number, (expected, first) in sorted(gaps.items())[:NAMED]
             ]
-            if len(gaps) > _NAMED:
-                named.append(f"{len(gaps) - _NAMED} more")
+            if len(gaps) > NAMED:
+                named.append(f"{len(gaps) - NAMED} more")
             found.append(
                 "acknowledged events may be lost: the next records of the loaders are no longer"
                 f" in the log: {', '.join(named)}"

@@ -32,15 +32,13 @@ from engage.api import (
     UserProfile,
 )
 from engage.upkeep.copy_records import COPIED_KINDS, copy_counters, copy_records
-from engage.upkeep.copy_report import PAGE, Counts, OnProgress, canonical, same_json
-from engage.upkeep.export import all_pages
+from engage.upkeep.copy_report import Counts, OnProgress, canonical, same_json
+from engage.upkeep.export import PAGE, all_pages
 
 __all__ = ["Counts", "copy_all"]
 
 #: Bytes of bodies that are written at once.
 _WRITE_BYTES: Final = 4 * 1024 * 1024
-#: Records of a user's history that are read at once.
-_HISTORY_PAGE: Final = 1000
 
 Item = TypeVar("Item")
 
@@ -164,7 +162,7 @@ async def _history(
     store: SubscriptionStore, workspace_id: str, user_id: str
 ) -> AsyncGenerator[SubscriptionRecord, None]:
     async for record in all_pages(
-        lambda after: store.history(workspace_id, user_id, after=after, limit=_HISTORY_PAGE)
+        lambda after: store.history(workspace_id, user_id, after=after, limit=PAGE)
     ):
         yield record
 

@@ -11,8 +11,8 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Final
 
 from engage.api import Count, CountStore, EventStore, Record, RecordStore
-from engage.upkeep.copy_report import PAGE, Counts, OnProgress, same_json
-from engage.upkeep.export import all_pages
+from engage.upkeep.copy_report import Counts, OnProgress, same_json
+from engage.upkeep.export import PAGE, all_pages
 
 __all__ = ["COPIED_KINDS", "copy_counters", "copy_records"]
 
@@ -21,9 +21,6 @@ COPIED_KINDS: Final[Mapping[str, Sequence[str]]] = {
     "write keys": ("key", "key-override"),
     "audit records": ("audit",),
 }
-
-#: Registers of counters that are read, and written, at once. They are small.
-_COUNTER_PAGE: Final = 1000
 
 
 async def copy_records(
@@ -77,9 +74,9 @@ async def copy_counters(source: CountStore, target: EventStore, report: OnProgre
     """
     counts = Counts("counters")
     page: list[Count] = []
-    async for one in all_pages(lambda after: source.scan_counts(after=after, limit=_COUNTER_PAGE)):
+    async for one in all_pages(lambda after: source.scan_counts(after=after, limit=PAGE)):
         page.append(one)
-        if len(page) >= _COUNTER_PAGE:
+        if len(page) >= PAGE:
             await _put_counts(target, page, counts)
             report(counts)
             page = []

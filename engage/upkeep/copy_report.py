@@ -5,14 +5,11 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any
 
 import orjson
 
-__all__ = ["PAGE", "Counts", "OnProgress", "canonical", "same_json"]
-
-#: Records that are read, and written, at once.
-PAGE: Final = 200
+__all__ = ["Counts", "OnProgress", "canonical", "same_json"]
 
 
 @dataclasses.dataclass(slots=True)

@@ -11,6 +11,7 @@ import time
 from typing import TYPE_CHECKING, Final
 
 from engage.api import EventStore, ProfileStore
+from engage.monitoring.throttle import LINE_SECONDS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -23,8 +24,6 @@ _log = logging.getLogger(__name__)
 
 #: Seconds between two looks at the store.
 LOOK_SECONDS: Final = 5.0
-#: Seconds between two lines of the log.
-LOG_SECONDS: Final = 60.0
 
 
 async def report_dropped_changes(
@@ -56,5 +55,5 @@ async def report_dropped_changes(
                 "(`engage users remove-trait` makes room)",
                 dropped - logged,
             )
-            logged, next_log = dropped, clock() + LOG_SECONDS
+            logged, next_log = dropped, clock() + LINE_SECONDS
         await asyncio.sleep(every)

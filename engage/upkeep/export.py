@@ -29,7 +29,7 @@ from engage.api import (
     render_time,
 )
 
-__all__ = ["KINDS", "Kind", "Record", "Selection", "all_pages", "export"]
+__all__ = ["KINDS", "PAGE", "Kind", "Record", "Selection", "all_pages", "export"]
 
 Kind = Literal["events", "users", "groups", "subscriptions", "dead-letters"]
 #: Kind of record → the filters of :class:`Selection` that apply to it.
@@ -41,7 +41,9 @@ KINDS: Final[Mapping[Kind, frozenset[str]]] = {
     "dead-letters": frozenset({"workspace", "since", "user"}),
 }
 
-_PAGE: Final = 500
+#: Records that one call of a storage returns or deletes: it answers soon, and the cost of a call is
+#: small beside that of so many records.
+PAGE: Final = 500
 #: Characters that JSON allows in strings and that Unicode treats as line ends. They are escaped, so
 #: that readers which split by Unicode line ends see one line for each record.
 _LINE_ENDS: Final = tuple(
@@ -114,7 +116,7 @@ async def _events(store: EventStore, wanted: Selection) -> AsyncGenerator[Record
     matching = EventFilter(
         workspace_id=wanted.workspace, since=wanted.since, type=wanted.type, user_id=wanted.user
     )
-    async for event in all_pages(lambda after: store.scan(matching, after=after, limit=_PAGE)):
+    async for event in all_pages(lambda after: store.scan(matching, after=after, limit=PAGE)):
         # The normaliser has added all its fields and formatted its times.
         yield _record(event.document(), event.received_at)
 
@@ -128,7 +130,7 @@ async def _users(store: EventStore, wanted: Selection) -> AsyncGenerator[Record,
             yield _user(profile)
         return
     async for profile in all_pages(
-        lambda after: store.scan_users(wanted.workspace, after=after, limit=_PAGE)
+        lambda after: store.scan_users(wanted.workspace, after=after, limit=PAGE)
     ):
         if wanted.includes(profile.updated_at, profile.user_id):
             yield _user(profile)
@@ -138,7 +140,7 @@ async def _groups(store: EventStore, wanted: Selection) -> AsyncGenerator[Record
     if not isinstance(store, ProfileStore):
         raise _lacking("profiles")
     async for group in all_pages(
-        lambda after: store.scan_groups(wanted.workspace, after=after, limit=_PAGE)
+        lambda after: store.scan_groups(wanted.workspace, after=after, limit=PAGE)
     ):
         yield _group(group)
 
@@ -147,7 +149,7 @@ async def _subscriptions(store: EventStore, wanted: Selection) -> AsyncGenerator
     if not isinstance(store, SubscriptionStore):
         raise _lacking("subscriptions")
     async for state in all_pages(
-        lambda after: store.scan_subscriptions(wanted.workspace, after=after, limit=_PAGE)
+        lambda after: store.scan_subscriptions(wanted.workspace, after=after, limit=PAGE)
     ):
         if wanted.includes(state.updated_at, state.user_id):
             yield _subscription(state)
@@ -157,7 +159,7 @@ async def _dead_letters(store: EventStore, wanted: Selection) -> AsyncGenerator[
     if not isinstance(store, DeadLetterStore):
         raise _lacking("dead letters")
     async for letter in all_pages(
-        lambda after: store.scan_dead_letters(wanted.workspace, after=after, limit=_PAGE)
+        lambda after: store.scan_dead_letters(wanted.workspace, after=after, limit=PAGE)
     ):
         if wanted.includes(letter.received_at, letter.user_id):
             yield _dead_letter(letter)

@@ -15,6 +15,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from typing import Any, Final
 
 from engage.api import DeadLetter, DeadLetterStore, Page
+from engage.upkeep.export import PAGE
 
 __all__ = [
     "MAX_LETTERS",
@@ -31,7 +32,6 @@ __all__ = [
 MAX_LETTERS: Final = 20_000
 #: Seconds after which grouping stops with the letters read so far.
 MAX_SECONDS: Final = 5.0
-_PAGE: Final = 200
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,7 +183,7 @@ async def delete_letters(
     cursor: str | None = None
     ends = time.monotonic() + seconds
     while time.monotonic() < ends:
-        page = await call(store.scan_dead_letters(workspace_id, after=cursor, limit=_PAGE))
+        page = await call(store.scan_dead_letters(workspace_id, after=cursor, limit=PAGE))
         ids = [letter.id for letter in page.items if wanted.matches(letter)]
         if ids:
             deleted += await call(store.remove(workspace_id, ids))
@@ -209,19 +209,19 @@ def _group_of(letter: DeadLetter) -> Group:
 async def _newest(
     store: DeadLetterStore, workspace_id: str | None
 ) -> AsyncGenerator[Page[DeadLetter], None]:
-    page = await store.recent_dead_letters(workspace_id, limit=_PAGE)
+    page = await store.recent_dead_letters(workspace_id, limit=PAGE)
     newest_first = page is not None
     if page is None:
-        page = await store.scan_dead_letters(workspace_id, after=None, limit=_PAGE)
+        page = await store.scan_dead_letters(workspace_id, after=None, limit=PAGE)
     while True:
         yield page
         cursor = page.cursor
         if cursor is None:
             return
         if newest_first:
-            page = await store.recent_dead_letters(workspace_id, before=cursor, limit=_PAGE)
+            page = await store.recent_dead_letters(workspace_id, before=cursor, limit=PAGE)
             assert page is not None
         else:
-            page = await store.scan_dead_letters(workspace_id, after=cursor, limit=_PAGE)
+            page = await store.scan_dead_letters(workspace_id, after=cursor, limit=PAGE)
         if page.cursor == cursor and not page.items:
             return

@@ -21,7 +21,7 @@ from engage.upkeep.audit import AUDIT
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-__all__ = ["expire", "expire_audit", "expire_periodically", "gap"]
+__all__ = ["DAY_MS", "expire", "expire_audit", "expire_periodically", "gap"]
 
 _log = logging.getLogger(__name__)
 
@@ -36,7 +36,8 @@ SLICE: Final = 500
 #: Seconds after the start for which a gap between the events stops the deletion. Somebody has time
 #: to set a clock that is wrong, and a server that was off for long deletes no later than that.
 DOUBTFUL_SECONDS: Final = 24 * 60 * 60.0
-_DAY_MS: Final = 24 * 60 * 60 * 1000
+#: A day in milliseconds.
+DAY_MS: Final = 24 * 60 * 60 * 1000
 #: Days for which the audit is kept.
 AUDIT_DAYS: Final = 400
 
@@ -105,11 +106,11 @@ async def gap(store: EventStore, days: int, now: int) -> str | None:
         :meth:`EventStore.recent`.
     :raises StorageUnavailable: if the storage fails.
     """
-    before = now - days * _DAY_MS
+    before = now - days * DAY_MS
     last = await _newest(store, EventFilter(until=before))
     if last is None:
         return None
-    near = EventFilter(since=before, until=last + max(days, 1) * _DAY_MS + 1)
+    near = EventFilter(since=before, until=last + max(days, 1) * DAY_MS + 1)
     if await _newest(store, near) is not None:
         return None
     return (
@@ -138,10 +139,10 @@ async def expire(
     """
     events = letters = 0
     if retention.events_days is not None:
-        before = now - retention.events_days * _DAY_MS
+        before = now - retention.events_days * DAY_MS
         events = await _all(lambda: store.expire(before, limit=slice_), slice_)
     if retention.dead_letters_days is not None and isinstance(store, DeadLetterStore):
-        letters_before = now - retention.dead_letters_days * _DAY_MS
+        letters_before = now - retention.dead_letters_days * DAY_MS
         letters = await _all(
             lambda: store.expire_dead_letters(letters_before, limit=slice_), slice_
         )
@@ -158,7 +159,7 @@ async def expire_audit(store: RecordStore, *, now: int, slice_: int = SLICE) -> 
     :return: how many were deleted.
     :raises StorageUnavailable: if the storage fails.
     """
-    before = now - AUDIT_DAYS * _DAY_MS
+    before = now - AUDIT_DAYS * DAY_MS
     return await _all(lambda: store.expire_records(AUDIT, before, limit=slice_), slice_)
 
 

@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from engage.api import LogRecord, Outcome, Status, StorageUnavailable
 
-from .client import Sender, SendFailed
+from .client import PAUSE, Sender, SendFailed
 from .topics import DEFAULT_MESSAGE
 
 _log = logging.getLogger("engage.log.kafka")
@@ -31,8 +31,6 @@ _RECORD_OVERHEAD: Final = 36
 _HEADER_OVERHEAD: Final = 10
 #: The number of records after which a sender is replaced.
 _MAX_SENT: Final = 2**30
-#: Seconds between two attempts.
-_PAUSE: Final = 0.2
 
 _STORED: Final = Outcome(Status.STORED)
 
@@ -281,7 +279,7 @@ class Appender:
             _log.warning("%s, partition %d: %s", lane.topic, lane.partition, error)
             self._failed(lane, error, complete, begun)
             self._retire(sender)
-            await asyncio.sleep(_PAUSE)
+            await asyncio.sleep(PAUSE)
         else:
             self.sent += 1
             for share in complete:
@@ -339,7 +337,7 @@ class Appender:
                 else:
                     self._sender = made
                     continue
-            await asyncio.sleep(_PAUSE)
+            await asyncio.sleep(PAUSE)
 
     def _retire(self, sender: Sender) -> None:
         """Use a sender for no new batch, and stop it when its last one has been answered."""
@@ -358,7 +356,7 @@ class Appender:
     async def _stop(self, sender: Sender) -> None:
         try:
             while sender.in_flight:  # noqa: ASYNC110
-                await asyncio.sleep(_PAUSE)
+                await asyncio.sleep(PAUSE)
         finally:
             await sender.stop(self._timeout)
             self._retired.discard(sender)

@@ -37,8 +37,8 @@ _JOIN: Final = 10.0
 _UNLIMITED: Final = 2**31 - 1
 #: Bytes that a member fetches of a partition at once, unless a record is larger.
 _FETCH: Final = 1024 * 1024
-#: Seconds until a question is asked again that no broker could answer.
-_AGAIN: Final = 0.1
+#: Seconds until a request is sent again that no broker could answer.
+PAUSE: Final = 0.2
 
 
 class OutOfRange(Exception):
@@ -205,7 +205,7 @@ class Cluster:
                 except (kafka_errors.KafkaError, AttributeError) as error:
                     if not getattr(error, "retriable", True):
                         raise
-                await asyncio.sleep(_AGAIN)
+                await asyncio.sleep(PAUSE)
 
     @property
     def _opened(self) -> Admin:
@@ -239,7 +239,7 @@ class Cluster:
         for _ in range(10):
             if found := await self.partitions(topic):
                 return found
-            await asyncio.sleep(_AGAIN)
+            await asyncio.sleep(PAUSE)
         raise StorageUnavailable(f"topic {topic} does not exist")
 
     async def create(self, topic: NewTopic) -> None:

@@ -129,7 +129,8 @@ async def test_another_event_under_the_same_id_is_a_conflict() -> None:
     assert (await run(source, target))["events"] == (0, 1, 1, 0)
 
 
-async def test_an_interrupted_copy_can_be_completed() -> None:
+async def test_an_interrupted_copy_can_be_completed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("engage.upkeep.copy.PAGE", 200)
     source, target = two()
     await fill(source)
     write, calls = target.write, 0

@@ -118,7 +118,7 @@ async def test_a_record_that_changes_meanwhile_is_not_overwritten() -> None:
 async def test_counters_are_added_by_neither_copy(
     tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(copy_records, "_COUNTER_PAGE", 7)
+    monkeypatch.setattr(copy_records, "PAGE", 7)
     async with two_on(tmp_path, kind) as (source, target):
         written = [
             count(number, minute=minute, process=process, step=step)

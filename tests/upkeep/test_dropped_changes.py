@@ -8,7 +8,8 @@ import contextlib
 
 import pytest
 
-from engage.upkeep.dropped_changes import LOG_SECONDS, report_dropped_changes
+from engage.monitoring.throttle import LINE_SECONDS
+from engage.upkeep.dropped_changes import report_dropped_changes
 from support.memory_store import MemoryEvents, MemoryStore
 from support.pipeline import CountingMetrics
 
@@ -36,12 +37,12 @@ async def test_the_first_ones_are_logged_at_once_and_more_once_a_minute(
     now = 1.0
     assert await logged() == []
     store.dropped_changes += 1
-    now = LOG_SECONDS - 0.1
+    now = LINE_SECONDS - 0.1
     assert await logged() == []
-    now = LOG_SECONDS
+    now = LINE_SECONDS
     (line,) = await logged()
     assert line.startswith("2 changes")
-    now = 10 * LOG_SECONDS
+    now = 10 * LINE_SECONDS
     assert await logged() == []
     assert metrics.lost == {"profile_change": 4}
     reporting.cancel()

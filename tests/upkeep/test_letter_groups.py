@@ -69,6 +69,7 @@ async def test_letters_are_grouped_by_cause(
         assert (exact.letters, exact.complete) == (453, True)
         some = await group_letters(store, "acme", limit=250)
         assert (some.letters, some.complete) == (250, False)
+        monkeypatch.setattr("engage.upkeep.letter_groups.PAGE", 200)
         hurried = await group_letters(store, "acme", seconds=-1)
         assert (hurried.letters, hurried.complete) == (200, False)
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from engage.api import DeadLetterStore
+from engage.upkeep.retention import DAY_MS
 
 if TYPE_CHECKING:
     from engage.api import EventStore
@@ -18,7 +19,6 @@ __all__ = ["MOST", "Badge"]
 MOST: Final = 200
 #: Seconds for which a number is used again.
 FRESH: Final = 10.0
-_DAY: Final = 24 * 3600
 
 
 class Badge:
@@ -47,7 +47,7 @@ class Badge:
             page = await self._reader.read(store.recent_dead_letters(workspace_id, limit=MOST))
             if page is None:
                 return None
-            since = (now - _DAY) * 1000
+            since = now * 1000 - DAY_MS
             count = sum(letter.received_at >= since for letter in page.items)
             self._known[workspace_id] = (now, count)
         return count

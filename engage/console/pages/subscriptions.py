@@ -10,13 +10,12 @@ from typing import Final
 from engage.api import SubscriptionRecord, SubscriptionStore
 from engage.console.base import ConsoleHandler
 from engage.console.pages.users import CHOICES
+from engage.upkeep.export import PAGE
 
 __all__ = ["SubscriptionsHandler"]
 
 #: Choices that are counted: a scan, so the page has a bound.
 COUNTED: Final = 20_000
-#: Choices that one call of the storage returns.
-PAGE: Final = 2000
 
 
 class SubscriptionsHandler(ConsoleHandler):

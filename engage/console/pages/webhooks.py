@@ -11,10 +11,10 @@ from typing import Final
 from engage.api import CountStore
 from engage.console.base import ConsoleHandler
 from engage.monitoring.history import MINUTE, WEBHOOKS
+from engage.upkeep.retention import DAY_MS
 
 __all__ = ["WebhooksHandler"]
 
-_DAY: Final = 24 * 3600 * 1000
 
 #: Outcomes of a delivery that are no problem.
 FINE: Final = frozenset({"accepted", "ignored", "probe"})
@@ -53,7 +53,7 @@ class WebhooksHandler(ConsoleHandler):
                 page = await self.read(
                     store.counts(
                         MINUTE,
-                        since=now - _DAY,
+                        since=now - DAY_MS,
                         until=now + 60_000,
                         names=[WEBHOOKS],
                         after=after,

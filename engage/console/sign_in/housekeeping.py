@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final
 from engage.api import StorageUnavailable
 from engage.console.sign_in.links import KIND as LINK
 from engage.console.sign_in.sessions import ENDED_KIND, LONGEST_SECONDS
+from engage.upkeep.export import PAGE
 
 if TYPE_CHECKING:
     from engage.api import RecordStore
@@ -26,8 +27,6 @@ __all__ = ["KINDS", "expire_once", "expire_periodically"]
 KINDS: Final = (LINK, ENDED_KIND)
 #: Seconds between two deletions.
 PERIOD: Final = 3600.0
-#: Records that one call deletes.
-ROWS: Final = 1000
 
 
 async def expire_periodically(
@@ -50,5 +49,5 @@ async def expire_once(records: RecordStore, reader: Reader, clock: Callable[[], 
     """
     before = round((clock() - LONGEST_SECONDS) * 1000)
     for kind in KINDS:
-        while await reader.read(records.expire_records(kind, before, limit=ROWS)) == ROWS:
+        while await reader.read(records.expire_records(kind, before, limit=PAGE)) == PAGE:
             pass

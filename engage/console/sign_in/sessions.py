@@ -22,6 +22,7 @@ import orjson
 from tornado.web import create_signed_value, decode_signed_value
 
 from engage.api import Record, StorageUnavailable
+from engage.upkeep.export import PAGE
 
 if TYPE_CHECKING:
     from engage.api import RecordStore
@@ -45,8 +46,6 @@ RENEW_SECONDS: Final = 300
 REFRESH_SECONDS: Final = 2.0
 #: Seconds for reading the records. If it takes longer, those that were read before still count.
 REFRESH_TIMEOUT: Final = 1.0
-#: The list of ended sessions is read in pages of this size.
-ENDED_PAGE: Final = 1000
 
 
 class Session(NamedTuple):
@@ -209,7 +208,7 @@ class Sessions:
             found = await records.get_record(SECRET_KIND, "", SECRET_ID)
         after: str | None = None
         while True:
-            ended = await records.list_records(ENDED_KIND, "", after=after, limit=ENDED_PAGE)
+            ended = await records.list_records(ENDED_KIND, "", after=after, limit=PAGE)
             self._ended.update(record.id for record in ended.items)
             after = ended.cursor
             if after is None:

@@ -99,7 +99,7 @@ async def appender(
 
 @pytest.fixture(autouse=True)
 def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(appending, "_PAUSE", 0.001)
+    monkeypatch.setattr(appending, "PAUSE", 0.001)
 
 
 def numbered(count: int, *, size: int = 1) -> list[LogRecord]:
