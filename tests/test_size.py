@@ -14,6 +14,18 @@ sys.path.append(str(Path(__file__).resolve().parents[1] / "benchmarks"))
 
 import size  # noqa: E402
 
+#: The numbers of ``engage/`` and ``plugins/``: those that a module names, and all. A change may
+#: raise these by a number that its commit message names, with the reason for it.
+NAMED = 375
+ALL = 1747
+
+
+def test_the_product_has_no_more_numbers() -> None:
+    """Each is a decision that a reader has to understand."""
+    counted = size.count_numbers()
+    assert counted["named"] <= NAMED
+    assert counted.total() <= ALL
+
 
 def test_tests_rarely_use_private_attributes() -> None:
     """A test of public behaviour survives a change of the implementation."""

@@ -33,8 +33,8 @@ SHOWN_RATIO: Final = 0.8
 #: The purpose of a budget.
 LETTERS: Final[Mapping[BudgetName, str]] = {
     "api": "refused items (limits.dead_letter_count, limits.dead_letter_bytes)",
-    "webhook": "deliveries (limits.webhook_dead_letter_count, limits.webhook_dead_letter_bytes)",
-    "conflict": "conflicts (limits.conflict_count, limits.conflict_bytes)",
+    "webhook": "deliveries (limits.dead_letter_count, limits.webhook_dead_letter_bytes)",
+    "conflict": "conflicts (limits.dead_letter_count, limits.dead_letter_bytes)",
 }
 
 

@@ -127,8 +127,6 @@ class LogConfig:
     group: str = default("log.group")
     #: Processes of ``engage load``.
     loaders: int = default("log.loaders")
-    #: Records that a loader writes to the storage at once.
-    portion_records: int = default("log.portion_records")
     #: ``engage serve`` accepts no events while the oldest record that is not loaded is older than
     #: this part of the time for which the log keeps records.
     lag_percent: int = default("log.lag_percent")
@@ -156,15 +154,11 @@ class Limits:
     json_depth: int = default("limits.json_depth")
     json_values: int = default("limits.json_values")
     header_bytes: int = default("limits.header_bytes")
-    #: Read ahead of the request that is being handled, per connection.
-    pipelined_bytes: int = default("limits.pipelined_bytes")
     #: Events and the traits they set, waiting to be written, per worker.
     queue_events: int = default("limits.queue_events")
     queue_bytes: int = default("limits.queue_bytes")
     #: The part of the queue that one write key may use.
     queue_percent_per_key: int = default("limits.queue_percent_per_key")
-    #: Seconds that a request waits for room in the queue.
-    queue_wait: float = default("limits.queue_wait")
     #: Held in memory for requests without an answer, per worker.
     inflight_bytes: int = default("limits.inflight_bytes")
     user_traits: int = default("limits.user_traits")
@@ -172,14 +166,11 @@ class Limits:
     identifier_bytes: int = default("limits.identifier_bytes")
     user_links: int = default("limits.user_links")
     user_memberships: int = default("limits.user_memberships")
-    #: Dead letters kept per workspace: refused items of API requests …
+    #: Dead letters kept per workspace: refused items of API requests, and as many conflicts and
+    #: webhook deliveries.
     dead_letter_count: int = default("limits.dead_letter_count")
     dead_letter_bytes: int = default("limits.dead_letter_bytes")
-    #: … events whose message id another event has …
-    conflict_count: int = default("limits.conflict_count")
-    conflict_bytes: int = default("limits.conflict_bytes")
-    #: … and from verified webhook deliveries.
-    webhook_dead_letter_count: int = default("limits.webhook_dead_letter_count")
+    #: Of the deliveries.
     webhook_dead_letter_bytes: int = default("limits.webhook_dead_letter_bytes")
 
     @property
@@ -188,10 +179,10 @@ class Limits:
         return DeadLetterBudget(
             api_count=self.dead_letter_count,
             api_bytes=self.dead_letter_bytes,
-            webhook_count=self.webhook_dead_letter_count,
+            webhook_count=self.dead_letter_count,
             webhook_bytes=self.webhook_dead_letter_bytes,
-            conflict_count=self.conflict_count,
-            conflict_bytes=self.conflict_bytes,
+            conflict_count=self.dead_letter_count,
+            conflict_bytes=self.dead_letter_bytes,
         )
 
 

@@ -288,7 +288,7 @@ class Connection(asyncio.Protocol):
     def _pace(self) -> None:
         """Pause or resume reading. No other method decides that.
 
-        Reading is paused while more than ``limits.pipelined_bytes`` wait behind a request that is
+        Reading is paused while more than ``limits.header_bytes`` wait behind a request that is
         being handled, behind answers that the client does not read, in a body that the handler
         leaves unread, or for a turn of the event loop.
         """

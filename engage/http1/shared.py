@@ -46,7 +46,7 @@ class Bounds:
         """Return the bounds that a config sets."""
         return cls(
             header_bytes=config.limits.header_bytes,
-            pipelined_bytes=config.limits.pipelined_bytes,
+            pipelined_bytes=config.limits.header_bytes,
             body_bytes=config.limits.body_bytes,
             inflight_bytes=config.limits.inflight_bytes,
             head_timeout=config.server.head_timeout,

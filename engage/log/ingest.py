@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from engage.api import DeadLetter, DeadLetterStore, Event, EventLog, EventStore, Outcome, Status
 from engage.errors import far_behind
 from engage.log.appending import Appending
-from engage.pipeline.admission import SUBSCRIPTIONS_SHARE, Admission, Admitted
+from engage.pipeline.admission import QUEUE_WAIT, SUBSCRIPTIONS_SHARE, Admission, Admitted
 from engage.pipeline.ingest import Ingest, size_of_events, size_of_letters
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ class LogIngest(Ingest):
             failed=self._metrics.log_error,
         )
         self.admission = _GuardedAdmission(
-            self._appended_events.has_room, wait=limits.queue_wait, overdue=overdue
+            self._appended_events.has_room, wait=QUEUE_WAIT, overdue=overdue
         )
         self._appended_events.freed = self.admission.wake
 

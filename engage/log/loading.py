@@ -49,7 +49,9 @@ _log = logging.getLogger(__name__)
 
 #: Seconds that a reader waits for the first record; a drain waits as long.
 READ_WAIT: Final = 0.25
-#: Bytes of the records that a loader writes at once; a single larger record is written alone.
+#: Records that a loader writes at once, which a storage writes in a part of a second, …
+BATCH_RECORDS: Final = 4000
+#: … and their bytes; a single larger record is written alone.
 BATCH_BYTES: Final = 16 * 1024 * 1024
 #: Records of the first write: how fast the storage is, is not known yet.
 _FIRST: Final = 500
@@ -120,7 +122,7 @@ class Loader:
             metrics=metrics,
         )
         #: Records that are written at once at most. It follows what the storage can do.
-        self._at_once = min(_FIRST, config.portion_records)
+        self._at_once = min(_FIRST, BATCH_RECORDS)
         #: Whether the loader is a member of the group.
         self.joined = False
         #: Partitions with a record of an unknown version → why it cannot be read.
@@ -171,7 +173,7 @@ class Loader:
         self._report_paused()
         batch = await self.log_calls.call(
             lambda: reader.read(
-                max_records=min(self._config.portion_records, self._at_once),
+                max_records=min(BATCH_RECORDS, self._at_once),
                 max_bytes=BATCH_BYTES,
                 wait=READ_WAIT,
             ),
@@ -223,7 +225,7 @@ class Loader:
             else:
                 self.store_calls.succeeded()
                 if time.monotonic() - started < self._timeout * _FAST:
-                    self._at_once = min(2 * self._at_once, self._config.portion_records)
+                    self._at_once = min(2 * self._at_once, BATCH_RECORDS)
             failures = 0
             items = items[len(part) :]
             offsets = {read.partition: read.offset + 1 for read, _ in part}

@@ -24,11 +24,15 @@ from engage.errors import overloaded
 __all__ = [
     "BRIEF_BODY",
     "LARGE_BODY",
+    "QUEUE_WAIT",
     "SUBSCRIPTIONS_SHARE",
     "Admission",
     "Admitted",
 ]
 
+#: Seconds that a request waits for room in the queue: longer than a short stall of the storage, and
+#: shorter than the time limits of clients.
+QUEUE_WAIT: Final = 3.0
 #: Bytes of a body beyond which decoding it waits for a turn. A smaller one takes less time than a
 #: turn of the event loop may take anyway.
 LARGE_BODY: Final = 64 * 1024

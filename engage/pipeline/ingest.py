@@ -28,7 +28,7 @@ from engage.api import (
     StorageError,
 )
 from engage.monitoring.throttle import Throttle
-from engage.pipeline.admission import Admission
+from engage.pipeline.admission import QUEUE_WAIT, Admission
 from engage.pipeline.group_commit import GROUP_WEIGHT, GroupCommit
 from engage.upkeep.time_limit import within
 
@@ -51,8 +51,8 @@ _FULL_PAUSE: Final = 600.0
 #: The config keys of a budget, for the log.
 _LIMITS: Final[Mapping[BudgetName, str]] = {
     "api": "dead_letter_count, limits.dead_letter_bytes",
-    "conflict": "conflict_count, limits.conflict_bytes",
-    "webhook": "webhook_dead_letter_count, limits.webhook_dead_letter_bytes",
+    "conflict": "dead_letter_count, limits.dead_letter_bytes",
+    "webhook": "dead_letter_count, limits.webhook_dead_letter_bytes",
 }
 
 
@@ -112,7 +112,7 @@ class Ingest:
             recover=self._recover,
         )
         #: Asked before a request is decoded.
-        self.admission = Admission(self._events.queue.has_room, wait=limits.queue_wait)
+        self.admission = Admission(self._events.queue.has_room, wait=QUEUE_WAIT)
         self._events.freed = self.admission.wake
 
     @property

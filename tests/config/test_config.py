@@ -206,7 +206,6 @@ def test_the_log_is_loaded(write: Any) -> None:
         backend = "queue"
         group = "eu.main"
         loaders = 3
-        portion_records = 100
         lag_percent = 20
         subscription_wait = 0.5
         load_host = "0.0.0.0"
@@ -222,7 +221,6 @@ def test_the_log_is_loaded(write: Any) -> None:
         tables={"queue": {"servers": "a"}, "kafka": {"servers": "b"}},
         group="eu.main",
         loaders=3,
-        portion_records=100,
         lag_percent=20,
         subscription_wait=0.5,
         load_host="0.0.0.0",

@@ -250,10 +250,13 @@ async def test_an_acknowledgement_that_was_lost_is_a_503_and_a_retry_is_harmless
         assert len(await server.events()) == 1
 
 
-async def test_a_full_queue_is_a_503_for_the_key_that_filled_it(tmp_path: Path) -> None:
+async def test_a_full_queue_is_a_503_for_the_key_that_filled_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("engage.log.ingest.QUEUE_WAIT", 0.2)
     broker = MemoryBroker(1)
     other = "other-key-of-acme"
-    limits = "[limits]\nqueue_events = 100\nbatch_events = 100\nqueue_wait = 0.2\n"
+    limits = "[limits]\nqueue_events = 100\nbatch_events = 100\n"
     extra = f'[[workspaces.write_keys]]\nid = "other"\nkey = "{other}"\n{limits}'
     async with serving(tmp_path, broker=broker, config_extra=extra) as server:
         broker.leaderless.add(0)

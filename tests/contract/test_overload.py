@@ -9,6 +9,8 @@ import json
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import pytest
+
 from support.http_client import RawClient
 from support.http_errors import check_error
 from support.server_inprocess import BASIC, Serving, Valve, serving
@@ -26,8 +28,13 @@ async def full_queue(tmp_path: Path, *, wait: float = 60) -> AsyncIterator[tuple
     :param wait: seconds that a request waits for room.
     """
     valve = Valve("write")
-    limits = f"[limits]\nqueue_events = 50\nbatch_events = 50\nqueue_wait = {wait}\n"
-    async with serving(tmp_path, meddle=valve, config_extra=limits) as server:
+    limits = "[limits]\nqueue_events = 50\nbatch_events = 50\n"
+    async with contextlib.AsyncExitStack() as stack:
+        patch = stack.enter_context(pytest.MonkeyPatch.context())
+        patch.setattr("engage.pipeline.ingest.QUEUE_WAIT", wait)
+        server = await stack.enter_async_context(
+            serving(tmp_path, meddle=valve, config_extra=limits)
+        )
         valve.gate.clear()
         first = [{"type": "track", "userId": "u", "event": "E"}] * 25
         filling = asyncio.ensure_future(server.send("/v1/batch", {"batch": first}))

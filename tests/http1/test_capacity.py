@@ -270,7 +270,7 @@ async def test_reading_goes_on_once_answers_are_read() -> None:
 
 @pytest.mark.parametrize(("size", "paused"), [(60_000, False), (70_000, True)])
 async def test_the_allowance_of_a_pipeline(size: int, paused: bool) -> None:
-    """``limits.pipelined_bytes`` may wait; with more, reading pauses until it is parsed."""
+    """``limits.header_bytes`` may wait; with more, reading pauses until it is parsed."""
     async with running() as server, Clients(server) as clients:
         gate = server.settings["gate"] = asyncio.Event()
         client = await clients.connect(request(b"1"))

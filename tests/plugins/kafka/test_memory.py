@@ -60,9 +60,10 @@ async def received(proxies: Collection[TcpProxy]) -> int:
 
 
 def test_a_loader_holds_two_batches_and_one_fetch_of_each_partition(
-    kafka_nodes: kafka.Cluster, tmp_path: Path
+    kafka_nodes: kafka.Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However long the backlog is, and however slow the storage."""
+    monkeypatch.setattr("engage.log.loading.BATCH_RECORDS", PORTION)
     config = {"max.message.bytes": str(FETCH)}
     topic = kafka_nodes.make_topic(topic_name(), partitions=PARTITIONS, config=config)
     peak = 0
@@ -81,7 +82,7 @@ def test_a_loader_holds_two_batches_and_one_fetch_of_each_partition(
                 valve(store)
                 valve.gate.clear()
                 before = await received(proxies.values())
-                running = start_loader(log, store, timeout=60, portion_records=PORTION)
+                running = start_loader(log, store, timeout=60)
                 await eventually(lambda: records() > 0)
                 fetched = await received(proxies.values()) - before
                 assert fetched < PARTITIONS * FETCH + PORTION * 2 * SIZE + REST
