@@ -98,7 +98,8 @@ async def test_the_audit_has_the_address_that_a_trusted_proxy_names(
         client.headers["X-Forwarded-Host"] = "evil.example"
         client.headers["X-Forwarded-Proto"] = "https"
         await sign_in_here(console, client)
-    (entry,) = [read_entry(one) for one in (await store.list_records(AUDIT, limit=9)).items]
+        found = await store.list_records(AUDIT, limit=9)
+    (entry,) = [read_entry(one) for one in found.items]
     assert entry.actor.origin == address
 
 
