@@ -273,7 +273,7 @@ def test_an_interrupted_benchmark_leaves_nothing(tmp_path: Path, name: str) -> N
             wait_for(lambda: list(tmp_path.rglob("engage.db-wal")), what="a store")
             time.sleep(1)
             process.send_signal(signal.SIGINT)
-            _, errors = process.communicate(timeout=60)
+            _, errors = process.communicate(timeout=240)
         finally:
             process.kill()
     assert process.returncode == 130, errors

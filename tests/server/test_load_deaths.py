@@ -122,5 +122,5 @@ def test_loaders_die_all_the_time(
 def expel_the_dead(tape: Path) -> None:
     """Have the log notice at once who is dead: who lives joins again with its next call."""
     if os.path.exists(tape):
-        with contextlib.closing(sqlite3.connect(tape, timeout=20)) as db, db:
+        with contextlib.closing(sqlite3.connect(tape, timeout=120)) as db, db:
             db.execute("DELETE FROM members")

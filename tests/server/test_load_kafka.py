@@ -203,7 +203,7 @@ def test_partitions_are_added_and_a_node_is_killed(tmp_path: Path, kafka_nodes: 
         with load_of(server, InPhases) as sender:
             more(sender)
             away = nodes.leaders(TOPIC)[0]
-            added = nodes.admin.create_partitions([NewPartitions(TOPIC, 24)], operation_timeout=20)
+            added = nodes.admin.create_partitions([NewPartitions(TOPIC, 24)], operation_timeout=60)
             added[TOPIC].result()
             nodes.kill(away)
             more(sender)

@@ -277,7 +277,7 @@ def test_a_topic_that_was_made_again_is_read_from_its_beginning(kafka_nodes: kaf
                 offsets |= {one.partition: one.offset + 1 for one in batch.records}
             await reader.commit(offsets)
             await reader.close()
-        kafka_nodes.admin.delete_topics([topic], operation_timeout=10)[topic].result()
+        kafka_nodes.admin.delete_topics([topic], operation_timeout=60)[topic].result()
         await asyncio.sleep(1)
         async with opened(kafka_nodes.servers(), topic) as log:
             await until(log.check)

@@ -120,7 +120,7 @@ def test_a_topic_that_is_made_again_under_a_reader_is_read_from_its_beginning(
                 found += [one.record.value.decode() for one in batch.records]
                 if len(found) == 10:
                     await reader.commit({0: 10})
-            deleted = kafka_nodes.admin.delete_topics([topic], operation_timeout=10)[topic]
+            deleted = kafka_nodes.admin.delete_topics([topic], operation_timeout=60)[topic]
             await asyncio.to_thread(deleted.result)
             await asyncio.to_thread(kafka_nodes.make_topic, topic, partitions=1)
             await until(log.check)

@@ -38,7 +38,7 @@ async def write_as(producer: PidAndEpoch, nodes: kafka.Cluster, topic: str) -> N
 
 
 async def make_again(nodes: kafka.Cluster, topic: str) -> None:
-    deleted = nodes.admin.delete_topics([topic], operation_timeout=10)[topic]
+    deleted = nodes.admin.delete_topics([topic], operation_timeout=60)[topic]
     await asyncio.to_thread(deleted.result)
     await asyncio.to_thread(nodes.make_topic, topic, partitions=1)
 
