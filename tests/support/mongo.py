@@ -30,15 +30,16 @@ import threading
 import time
 import uuid
 import warnings
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
 import pymongo
 import pymongo.errors
 
-from engage.api import StorageUnavailable
+from engage.api import StorageContext, StorageUnavailable
 from engage.testing.harness import eventually
+from engage_plugins.mongo.store import MongoStorage
 from support.cache import cached
 from support.go import go
 from support.mongo_proxy import CLOSE
@@ -300,6 +301,25 @@ def own(folder: Path, kind: str | None = None, host: str = "127.0.0.1") -> Itera
         yield made
     finally:
         made.kill()
+
+
+def make_store(folder: Path, url: str, **context: Any) -> MongoStorage:
+    """Make a store; ``options`` are those of the plugin, the rest is its context."""
+    options = {"url": url, **context.pop("options", {})}
+    fields = {"identifiers": {}, "write_timeout": 60, **context}
+    return MongoStorage.from_options(options, StorageContext(base_dir=folder, **fields))
+
+
+@contextlib.asynccontextmanager
+async def opened(folder: Path, url: str, **context: Any) -> AsyncIterator[MongoStorage]:
+    """Open a store, prepare it, and close it afterwards."""
+    made = make_store(folder, url, **context)
+    await made.open(create=True)
+    try:
+        await prepared(made)
+        yield made
+    finally:
+        await made.close()
 
 
 async def prepared(store: Any) -> None:

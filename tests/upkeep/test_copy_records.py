@@ -11,12 +11,11 @@ from typing import Any
 
 import pytest
 
-from engage.api import Record, StorageContext, StorageUnavailable
+from engage.api import Record, StorageUnavailable
 from engage.testing.factories import AWKWARD, TIME, all_pages, count, letter, record
 from engage.testing.memory_store import MemoryEvents, MemoryStore
 from engage.upkeep import copy_records
 from engage.upkeep.copy import Counts, copy_all
-from engage_plugins.mongo.store import MongoStorage
 from support import mongo
 from support.sqlite import make
 
@@ -30,9 +29,7 @@ async def two_on(tmp_path: Path, kind: str) -> AsyncIterator[tuple[Any, Any]]:
     if kind == "sqlite":
         target: Any = make(tmp_path, path="target.db")
     else:
-        context = StorageContext(base_dir=tmp_path, identifiers={}, write_timeout=60)
-        url = mongo.shared(mongo.kinds()[-1]).url()
-        target = MongoStorage.from_options({"url": url}, context)
+        target = mongo.make_store(tmp_path, mongo.shared(mongo.kinds()[-1]).url())
     await target.open(create=True)
     try:
         yield MemoryStore(), target

@@ -135,7 +135,7 @@ class RecordTests:
     @on_store
     async def test_records_are_listed_in_the_order_of_code_points(self, bench: Bench) -> None:
         store = await bench.open_as(RecordStore)
-        kinds, workspaces = ("audit", "key", "key-override"), ("", "acme", "other")
+        kinds, workspaces = ("audit", "key", "key-override"), ("", "acme", "acme-")
         names = [*AWKWARD, "\ue000", "\U00010000", "z"]
         if not bench.subject.can("code-point-order"):
             names = [one for one in names if max(one) < "\ud800"]

@@ -15,7 +15,7 @@ import bson
 import pymongo
 import pytest
 
-from engage.api import EventFilter, Status, StorageContext, StorageUnavailable, SubscriptionChange
+from engage.api import EventFilter, Status, StorageUnavailable, SubscriptionChange
 from engage.testing import WORKSPACE, event, identify, letter
 from engage.testing.factories import count, record
 from engage_plugins.mongo import schema
@@ -29,10 +29,7 @@ pytestmark = pytest.mark.mongo
 def store(tmp_path: Path, proxy: Proxy, database: str) -> MongoStorage:
     """Make a store with new connections, like that of another process."""
     url = proxy.url(database, "retryWrites=false")
-    context = StorageContext(
-        base_dir=tmp_path, identifiers={WORKSPACE: ("email",)}, write_timeout=60
-    )
-    return MongoStorage.from_options({"url": url}, context)
+    return mongo.make_store(tmp_path, url, identifiers={WORKSPACE: ("email",)})
 
 
 @contextlib.asynccontextmanager

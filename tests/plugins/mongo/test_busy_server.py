@@ -7,17 +7,15 @@ import asyncio
 import contextlib
 import os
 import time
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pymongo
 import pytest
 
-from engage.api import ProfileStore, StorageContext, StorageUnavailable
+from engage.api import ProfileStore, StorageUnavailable
 from engage.testing import WORKSPACE, event, identify
 from engage_plugins.mongo import schema, store, writer
-from engage_plugins.mongo.store import MongoStorage
 from support import mongo
 from support.mongo_proxy import CLOSE, Proxy
 from support.waiting import eventually
@@ -28,23 +26,6 @@ pytestmark = pytest.mark.mongo
 TOO_SLOW = {"ok": 0.0, "errmsg": "operation exceeded time limit", "code": 50}
 
 
-def new(tmp_path: Path, url: str) -> MongoStorage:
-    return MongoStorage.from_options(
-        {"url": url}, StorageContext(base_dir=tmp_path, identifiers={}, write_timeout=60)
-    )
-
-
-@contextlib.asynccontextmanager
-async def opened(tmp_path: Path, url: str) -> AsyncIterator[MongoStorage]:
-    made = new(tmp_path, url)
-    await made.open(create=True)
-    await mongo.prepared(made)
-    try:
-        yield made
-    finally:
-        await made.close()
-
-
 async def test_a_store_is_prepared_over_several_calls(tmp_path: Path) -> None:
     """Each call has too little time for it, and ends before it is done."""
 
@@ -53,10 +34,10 @@ async def test_a_store_is_prepared_over_several_calls(tmp_path: Path) -> None:
 
     with Proxy(mongo.shared(mongo.proxied_kind()).address) as proxy:
         url = proxy.url(f"engage_test_{os.urandom(6).hex()}", "timeoutMS=1000")
-        async with opened(tmp_path, url):
+        async with mongo.opened(tmp_path, url):
             pass
         proxy.rule = slow
-        made = new(tmp_path, url)
+        made = mongo.make_store(tmp_path, url)
         async with asyncio.timeout(60):
             await made.open(create=True)
         for _ in range(60):
@@ -87,7 +68,7 @@ async def test_a_store_works_although_cut_off_changes_cannot_be_completed_at_onc
 
     with Proxy(mongo.shared(mongo.proxied_kind()).address) as proxy:
         url = proxy.url(f"engage_test_{os.urandom(6).hex()}", "timeoutMS=4000")
-        dying = new(tmp_path, url)
+        dying = mongo.make_store(tmp_path, url)
         await dying.open(create=True)
         await mongo.prepared(dying)
         proxy.rule = lambda name, _: CLOSE if name == "update" else None
@@ -95,7 +76,7 @@ async def test_a_store_works_although_cut_off_changes_cannot_be_completed_at_onc
             await dying.write([identify(f"m{n}", f"u{n}", n, traits={"n": n}) for n in range(20)])
         await mongo.die(dying, proxy)
         proxy.rule = busy
-        async with opened(tmp_path, url) as made:
+        async with mongo.opened(tmp_path, url) as made:
             await made.write([event("a")])
             with contextlib.closing(pymongo.MongoClient[Any](url)) as client:
                 events = client.get_default_database()[schema.EVENTS]
@@ -123,7 +104,7 @@ async def test_the_search_for_cut_off_changes_does_not_keep_a_server_busy(
 
     with Proxy(mongo.shared(mongo.proxied_kind()).address) as proxy:
         url = proxy.url(f"engage_test_{os.urandom(6).hex()}", "timeoutMS=20000")
-        async with opened(tmp_path, url) as made:
+        async with mongo.opened(tmp_path, url) as made:
             proxy.rule = busy
             with pytest.raises(StorageUnavailable):
                 await made.write([identify("m", "u", 1, traits={"n": 1})])

@@ -4,18 +4,17 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import random
 import threading
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pymongo
 import pytest
 
-from engage.api import Event, Outcome, ProfileLimits, Status, StorageContext, StorageUnavailable
+from engage.api import Event, Outcome, ProfileLimits, Status, StorageUnavailable
 from engage.testing import WORKSPACE, event, identify
 from engage.testing.factories import ids
 from engage.testing.harness import eventually
@@ -27,18 +26,6 @@ from support.waiting import wait_for
 pytestmark = pytest.mark.mongo
 
 KIND = mongo.proxied_kind()
-
-
-@contextlib.asynccontextmanager
-async def opened(folder: Path, url: str, **context: Any) -> AsyncIterator[MongoStorage]:
-    made = MongoStorage.from_options(
-        {"url": url}, StorageContext(base_dir=folder, identifiers={}, write_timeout=60, **context)
-    )
-    await made.open(create=True)
-    try:
-        yield made
-    finally:
-        await made.close()
 
 
 class Held:
@@ -82,7 +69,7 @@ def statuses(outcomes: Sequence[Outcome]) -> list[Status]:
 
 
 async def test_events_without_changes_do_not_wait_for_changes(tmp_path: Path, proxy: Proxy) -> None:
-    async with opened(tmp_path, url_of(proxy)) as store:
+    async with mongo.opened(tmp_path, url_of(proxy)) as store:
         proxy.rule = held = Held(updates_users)
         changing = asyncio.ensure_future(store.write([identify("i", "u", traits={"a": 1})]))
         await until(lambda: held.count, "the update of the user")
@@ -94,7 +81,7 @@ async def test_events_without_changes_do_not_wait_for_changes(tmp_path: Path, pr
 
 async def test_changes_wait_for_each_other(tmp_path: Path, proxy: Proxy) -> None:
     """The events of the second write are inserted meanwhile, but it reads no profile yet."""
-    async with opened(tmp_path, url_of(proxy)) as store:
+    async with mongo.opened(tmp_path, url_of(proxy)) as store:
         proxy.rule = held = Held(updates_users)
         first = asyncio.ensure_future(store.write([identify("1", "u", traits={"a": 1})]))
         await until(lambda: held.count, "the update of the user")
@@ -112,7 +99,7 @@ async def test_changes_wait_for_each_other(tmp_path: Path, proxy: Proxy) -> None
 
 async def test_a_duplicate_waits_for_the_changes_of_the_first(tmp_path: Path, proxy: Proxy) -> None:
     """Otherwise a crash of the server could undo what the duplicate acknowledged."""
-    async with opened(tmp_path, url_of(proxy)) as store:
+    async with mongo.opened(tmp_path, url_of(proxy)) as store:
         proxy.rule = held = Held(updates_users)
         written = identify("i", "u", traits={"a": 1})
         first = asyncio.ensure_future(store.write([written]))
@@ -131,7 +118,7 @@ async def test_a_duplicate_waits_for_the_changes_of_the_first(tmp_path: Path, pr
 
 async def test_a_failed_insert_ends_with_its_write(tmp_path: Path, proxy: Proxy) -> None:
     """Also while the write waits to change profiles; the lock is not kept."""
-    async with opened(tmp_path, url_of(proxy, "retryWrites=false")) as store:
+    async with mongo.opened(tmp_path, url_of(proxy, "retryWrites=false")) as store:
         proxy.rule = held = Held(updates_users)
         first = asyncio.ensure_future(store.write([identify("1", "u", traits={"a": 1})]))
         await until(lambda: held.count, "the update of the user")
@@ -148,7 +135,7 @@ async def test_a_failed_insert_ends_with_its_write(tmp_path: Path, proxy: Proxy)
 
 
 async def test_a_cancelled_write_lets_the_others_go_on(tmp_path: Path, proxy: Proxy) -> None:
-    async with opened(tmp_path, url_of(proxy)) as store:
+    async with mongo.opened(tmp_path, url_of(proxy)) as store:
         proxy.rule = held = Held(updates_users)
         first = asyncio.ensure_future(store.write([identify("1", "u", traits={"a": 1})]))
         await until(lambda: held.count, "the update of the user")
@@ -176,7 +163,7 @@ async def test_a_cancelled_write_lets_the_others_go_on(tmp_path: Path, proxy: Pr
 async def test_writes_at_the_same_time_keep_the_limits(tmp_path: Path, kind: str) -> None:
     limits = ProfileLimits(traits=5, trait_bytes=10_000, links=7, memberships=7)
     url = mongo.shared(kind).url()
-    async with opened(tmp_path, url, profile_limits=limits) as store:
+    async with mongo.opened(tmp_path, url, profile_limits=limits) as store:
         for turn in range(10):
             user = f"u{turn}"
             before = store.dropped_changes
@@ -222,7 +209,7 @@ async def test_what_was_acknowledged_survives_faults(tmp_path: Path, proxy: Prox
                 stored[one.message_id] += outcome.status is Status.STORED
             return
 
-    async with opened(tmp_path, url) as store:
+    async with mongo.opened(tmp_path, url) as store:
         proxy.rule = lambda name, command: (
             chance.choice(faults) if name in ("insert", "update", "find") else None
         )
@@ -242,7 +229,7 @@ async def test_what_was_acknowledged_survives_faults(tmp_path: Path, proxy: Prox
             await asyncio.gather(*(send(store, batch) for batch in batches * 2))
         proxy.rule = None
         # A second process takes over what the first one left.
-        async with opened(tmp_path, url) as second:
+        async with mongo.opened(tmp_path, url) as second:
             assert failures > 0
             assert max(stored.values()) <= 1
             assert sorted(await ids(second)) == sorted(stored)

@@ -4,10 +4,9 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import functools
 import inspect
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +15,11 @@ import pymongo.errors
 import pytest
 
 from engage.api import (
-    Count,
-    CountSum,
     EventFilter,
-    Record,
-    StorageContext,
     StorageUnavailable,
 )
-from engage.testing import WORKSPACE, event, identify, letter
-from engage.testing.factories import AWKWARD, TIME, all_pages, store_all
+from engage.testing import WORKSPACE, event, identify
+from engage.testing.factories import AWKWARD, TIME, all_pages, count, record, store_all
 from engage_plugins.mongo import counts, events, schema
 from engage_plugins.mongo.store import MongoStorage
 from support import mongo
@@ -48,24 +43,12 @@ def db(url: str) -> Iterator[Any]:
         yield client.get_default_database()
 
 
-@contextlib.asynccontextmanager
-async def opened(folder: Path, url: str, *, create: bool = True) -> AsyncIterator[MongoStorage]:
-    made = MongoStorage.from_options(
-        {"url": url}, StorageContext(base_dir=folder, identifiers={}, write_timeout=60)
-    )
-    await made.open(create=create)
-    try:
-        yield made
-    finally:
-        await made.close()
-
-
 def on_store(test: Callable[..., Awaitable[None]]) -> Callable[..., Awaitable[None]]:
     """Give the test an opened store, as its parameter ``store``."""
 
     @functools.wraps(test)
     async def run(*, tmp_path: Path, url: str, **fixtures: Any) -> None:
-        async with opened(tmp_path, url) as store:
+        async with mongo.opened(tmp_path, url) as store:
             await test(store=store, **fixtures)
 
     given = inspect.signature(test).parameters
@@ -213,79 +196,15 @@ async def test_an_invalid_cursor_is_an_error_of_the_caller(store: MongoStorage) 
             await store.list_records("key", after=cursor, limit=1)
 
 
-# ------------------------------------------------------------------------------- dead letters
-@on_store
-async def test_newest_letters_and_a_letter_by_its_id(store: MongoStorage) -> None:
-    letters = [letter(name, workspace_id=("acme", "b")[n % 2]) for n, name in enumerate(AWKWARD)]
-    letters[3] = letter("full", operation="batch", envelope=b'{"context":{"$a.b":"\\u0000"}}')
-    await store.put(letters)
-    for limit in (3, 1000):
-        for workspace in (None, "acme", "b", "c"):
-            wanted = [one for one in letters if workspace in (None, one.workspace_id)]
-            found: list[Any] = []
-            before: str | None = None
-            while True:
-                page = await store.recent_dead_letters(workspace, before=before, limit=limit)
-                found += page.items
-                if (before := page.cursor) is None:
-                    break
-            assert found == wanted[::-1]
-    for one in letters:
-        assert await store.dead_letter(one.workspace_id, one.id) == one
-        assert await store.dead_letter("c", one.id) is None
-    assert await store.dead_letter("acme", "\ud800") is None
-
-
 # ------------------------------------------------------------------------------------ records
-def record(name: str, **fields: Any) -> Record:
-    values = {"kind": "key", "workspace_id": WORKSPACE, "body": b"{}", "at": TIME, **fields}
-    return Record(id=name, **values)
-
-
-@on_store
-async def test_records_have_a_constant_order(store: MongoStorage) -> None:
-    """Kinds and workspaces that begin alike do not mix."""
-    records = [
-        record(name, kind=kind, workspace_id=workspace)
-        for kind in ("key", "key-override", "ke")
-        for workspace in ("", "a", "a:b", "a-")
-        for name in ("x", "x:", "$set", "a.b", "\x00", "", "é")
-    ]
-    for one in records:
-        assert await store.put_record(one, expected_version=0) == 1
-    places = sorted((one.kind, one.workspace_id, one.id) for one in records)
-    for kind in (None, "key", "nothing"):
-        for workspace in (None, "a", ""):
-            wanted = [
-                place
-                for place in places
-                if kind in (None, place[0]) and workspace in (None, place[1])
-            ]
-            for limit in (1, 5, 1000):
-                for reverse in (False, True):
-                    read = functools.partial(store.list_records, reverse=reverse)
-                    found = await all_pages(read, kind, workspace, limit=limit)
-                    keys = [(one.kind, one.workspace_id, one.id) for one in found]
-                    assert keys == (wanted[::-1] if reverse else wanted)
-
-
-async def test_of_several_who_expect_one_version_one_succeeds(tmp_path: Path) -> None:
+async def test_all_who_expect_no_version_succeed(tmp_path: Path) -> None:
     url = mongo.shared(ATOMIC).url()
-    async with opened(tmp_path, url) as one, opened(tmp_path, url) as other:
-        for expected in range(3):
-            results = await asyncio.gather(
-                *(
-                    store.put_record(record("k", at=number), expected_version=expected)
-                    for number, store in enumerate((one, other) * 10)
-                )
-            )
-            assert sorted(results, key=str) == [expected + 1, *[None] * 19]
-        # Callers that expect no version all succeed, and each gets a different version.
+    async with mongo.opened(tmp_path, url) as one, mongo.opened(tmp_path, url) as other:
         versions = await asyncio.gather(
             *(store.put_record(record("new")) for store in (one, other) * 10)
         )
         assert sorted(map(int, filter(None, versions))) == list(range(1, 21))
-        assert await other.records_version("key") == 3 + 20
+        assert await other.records_version("key") == 20
 
 
 @on_store
@@ -310,58 +229,22 @@ async def test_a_crash_between_a_write_and_the_version_does_no_harm(
 
 
 # ----------------------------------------------------------------------------------- counters
-def count(value: int, **fields: Any) -> Count:
-    values: dict[str, Any] = {
-        "step": 60,
-        "at": TIME,
-        "process": "p",
-        "name": "events",
-        "workspace_id": "",
-        "labels": ("k", "track"),
-        **fields,
-    }
-    return Count(value=value, **values)
-
-
 @on_store
-async def test_hostile_names_and_labels_are_different_counters(store: MongoStorage) -> None:
-    # Labels that begin like those of another counter do not come between its registers.
+async def test_registers_of_similar_counters_do_not_mix(store: MongoStorage) -> None:
     labels = [(), ("",), ("", ""), ("a", "b"), ("a,b",), ('a","b',), ('a"', "b]"), *zip(AWKWARD)]
-    written = [
+    await store.put_counts(
         count(number, labels=one, process=process, workspace_id=workspace)
         for number, one in enumerate(labels)
         for process in ("p", '"]')
         for workspace in ("", "a")
-    ]
-    await store.put_counts(written)
-    sums = {
-        CountSum(
-            at=TIME,
-            name="events",
-            workspace_id=workspace,
-            labels=one,
-            total=number * 2,
-            greatest=number,
-            processes=2,
-        )
-        for number, one in enumerate(labels)
-        for workspace in ("", "a")
-    }
-    for limit in (1, 7, 1000):
-        whole = functools.partial(store.counts, since=TIME, until=TIME + 1)
-        found = await all_pages(whole, 60, limit=limit)
-        assert len(found) == len(sums)
-        assert set(found) == sums
-        assert sorted(await all_pages(store.scan_counts, limit=limit), key=repr) == sorted(
-            written, key=repr
-        )
-    few = await store.counts(
-        60, since=0, until=10**20, names=["events"], workspace_id="a", limit=1000
     )
-    assert set(few.items) == {one for one in sums if one.workspace_id == "a"}
-    for names in ([], ["other"]):
-        page = await store.counts(60, since=0, until=2 * TIME, names=names, limit=9)
-        assert (list(page.items), page.cursor) == ([], None)
+    whole = functools.partial(store.counts, since=0, until=10**20)
+    for limit in (1, 7, 1000):
+        found = await all_pages(whole, 60, limit=limit)
+        sums = {(one.workspace_id, one.labels): (one.total, one.processes) for one in found}
+        assert len(found) == len(sums) == 2 * len(labels)
+        for number, one in enumerate(labels):
+            assert sums["", one] == sums["a", one] == (number * 2, 2)
 
 
 @on_store
@@ -371,7 +254,7 @@ async def test_a_page_of_sums_reads_a_bounded_number_of_registers(
     """A sum is never cut off."""
     monkeypatch.setattr(counts, "MAX_ROWS", 10)
     written = [
-        count(1, at=TIME + minute * 60_000, process=f"p{process}")
+        count(1, minute=minute, process=f"p{process}")
         for minute in range(5)
         for process in (range(4) if minute else range(13))
     ]

@@ -18,11 +18,10 @@ from bson.codec_options import CodecOptions, DatetimeConversion
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from engage.api import Event, ProfileLimits, Status, StorageContext, changes_of
+from engage.api import Event, ProfileLimits, Status, changes_of
 from engage.testing import WORKSPACE, event, identify
 from engage_plugins.mongo import documents, paging
 from engage_plugins.mongo.changes import FoldedChanges, StoredState
-from engage_plugins.mongo.store import MongoStorage
 from support import mongo
 
 CODEC: Any = CodecOptions(datetime_conversion=DatetimeConversion.DATETIME_MS)
@@ -186,8 +185,7 @@ def nested_arrays(value: Any) -> bool:
 @pytest.mark.mongo
 @pytest.mark.parametrize("kind", mongo.kinds())
 def test_any_object_comes_back_from_a_server(kind: str, tmp_path: Any) -> None:
-    context = StorageContext(base_dir=tmp_path, identifiers={}, write_timeout=60)
-    store = MongoStorage.from_options({"url": mongo.shared(kind).url()}, context)
+    store = mongo.make_store(tmp_path, mongo.shared(kind).url())
     nested = mongo.can(kind, "nested-arrays")
     with asyncio.Runner() as runner:
         runner.run(store.open(create=True))

@@ -6,14 +6,14 @@ from __future__ import annotations
 import contextlib
 import os
 from collections import Counter
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pymongo
 import pytest
 
-from engage.api import Event, StorageContext, StorageUnavailable
+from engage.api import Event, StorageUnavailable
 from engage.testing import WORKSPACE, identify
 from engage.testing.factories import TIME
 from engage_plugins.mongo.identifiers import MAX_CLAIMS
@@ -24,20 +24,7 @@ from support.mongo_proxy import CLOSE, Proxy
 pytestmark = pytest.mark.mongo
 
 ATOMIC = mongo.kinds()[-1]
-
-
-@contextlib.asynccontextmanager
-async def opened(tmp_path: Path, url: str) -> AsyncIterator[MongoStorage]:
-    context = StorageContext(
-        base_dir=tmp_path, identifiers={WORKSPACE: ("email",)}, write_timeout=60
-    )
-    made = MongoStorage.from_options({"url": url}, context)
-    await made.open(create=True)
-    await mongo.prepared(made)
-    try:
-        yield made
-    finally:
-        await made.close()
+EMAIL = {WORKSPACE: ("email",)}
 
 
 @contextlib.contextmanager
@@ -76,14 +63,17 @@ async def test_the_claims_of_a_user_are_bounded(tmp_path: Path, size: int) -> No
     """Also when two processes write in turn, of which one has just been started."""
     url = mongo.shared(ATOMIC).url()
     values = [address("bob", number, number) for number in range(300)]
-    async with opened(tmp_path, url) as one, opened(tmp_path, url) as two:
+    async with (
+        mongo.opened(tmp_path, url, identifiers=EMAIL) as one,
+        mongo.opened(tmp_path, url, identifiers=EMAIL) as two,
+    ):
         for start in range(0, len(values), size):
             await (one, two)[start // size % 2].write(values[start : start + size])
         first = {f"{number}@example.com": number for number in range(MAX_CLAIMS)}
         assert claims_of(url, "bob") == {**first, "late": 299}
         assert count_of(url, "bob") == MAX_CLAIMS
         # Values that have a claim, in a process that does not know them.
-        async with opened(tmp_path, url) as third:
+        async with mongo.opened(tmp_path, url, identifiers=EMAIL) as third:
             for number in (0, 99, 0, 150):
                 await third.write([address("bob", number, 1000 + number)])
             await third.write([address("bob", 150, 2000)])
@@ -110,14 +100,14 @@ async def test_an_unchanged_value_needs_no_command(tmp_path: Path) -> None:
             return dict(seen)
 
         usual = {("find", "users"): 1, ("update", "users"): 1}
-        async with opened(tmp_path, url) as made:
+        async with mongo.opened(tmp_path, url, identifiers=EMAIL) as made:
             assert await commands(made, address("ann", 1, 1)) == {**usual, ("update", "claims"): 1}
             assert await commands(made, address("ann", 1, 2)) == usual
             # Another value may have been claimed before.
             both = {**usual, ("find", "claims"): 1, ("update", "claims"): 1}
             assert await commands(made, address("ann", 2, 3)) == both
             assert await commands(made, address("ann", 1, 4)) == usual
-        async with opened(tmp_path, url) as made:
+        async with mongo.opened(tmp_path, url, identifiers=EMAIL) as made:
             # Another process does not know whether the claim is durable.
             assert await commands(made, address("ann", 1, 5)) == {**usual, ("update", "claims"): 1}
             assert await commands(made, address("ann", 1, 6)) == usual
@@ -129,7 +119,7 @@ async def test_an_unchanged_value_needs_no_command(tmp_path: Path) -> None:
 async def test_what_a_failure_cut_off_is_counted_once(tmp_path: Path, lost: str) -> None:
     with Proxy(mongo.shared(mongo.proxied_kind()).address) as proxy:
         url = proxy.url(f"engage_test_{os.urandom(6).hex()}", "timeoutMS=20000")
-        async with opened(tmp_path, url) as made:
+        async with mongo.opened(tmp_path, url, identifiers=EMAIL) as made:
             proxy.rule = lambda name, command: (
                 CLOSE if name == "update" and command["update"] == lost else None
             )
@@ -144,7 +134,7 @@ async def test_what_a_failure_cut_off_is_counted_once(tmp_path: Path, lost: str)
 async def test_a_user_without_a_claim_is_last(tmp_path: Path) -> None:
     """A client can choose the timestamps of a user, and so when the user was created."""
     url = mongo.shared(ATOMIC).url()
-    async with opened(tmp_path, url) as made:
+    async with mongo.opened(tmp_path, url, identifiers=EMAIL) as made:
         await made.write([address("ann", 1, 1000)])
         await made.write([address("forged", 1, 1)])
         await made.write([address("older", 1, 0)])

@@ -7,7 +7,7 @@ import asyncio
 import contextlib
 import logging
 import os
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,6 @@ from engage.api import (
     DeadLetterBudget,
     EventFilter,
     Status,
-    StorageContext,
     StorageIncompatible,
     StorageUnavailable,
     SubscriptionChange,
@@ -56,20 +55,18 @@ def driver(request: pytest.FixtureRequest) -> Iterator[str]:
 
 
 def new(tmp_path: Path, url: str, **context: Any) -> MongoStorage:
-    options = {"url": url, "driver": _drivers[-1], **context.pop("options", {})}
-    fields = {"identifiers": {WORKSPACE: ("email",)}, "write_timeout": 60, **context}
-    return MongoStorage.from_options(options, StorageContext(base_dir=tmp_path, **fields))
+    return mongo.make_store(tmp_path, url, **_context(context))
 
 
-@contextlib.asynccontextmanager
-async def opened(tmp_path: Path, url: str, **context: Any) -> AsyncIterator[MongoStorage]:
-    made = new(tmp_path, url, **context)
-    await made.open(create=True)
-    await mongo.prepared(made)
-    try:
-        yield made
-    finally:
-        await made.close()
+def opened(
+    tmp_path: Path, url: str, **context: Any
+) -> contextlib.AbstractAsyncContextManager[MongoStorage]:
+    return mongo.opened(tmp_path, url, **_context(context))
+
+
+def _context(context: dict[str, Any]) -> dict[str, Any]:
+    fields = {"identifiers": {WORKSPACE: ("email",)}, **context}
+    return {**fields, "options": {"driver": _drivers[-1]}}
 
 
 _clients: list[Any] = []
@@ -95,35 +92,6 @@ async def message_ids(made: MongoStorage) -> list[str]:
 
 
 # ------------------------------------------------------------------------------------- options
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ("w=1", "w=1"),
-        ("w=2", "w=2"),
-        ("W=dc", "w=dc"),
-        ("journal=false", "journal=false"),
-        ("w=majority&journal=false", "journal=false"),
-    ],
-)
-async def test_weak_acknowledgement_must_be_allowed(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, options: str, said: str
-) -> None:
-    url = mongo.shared(ATOMIC).url(options=options)
-    with pytest.raises(ConfigError, match=said) as raised:
-        new(tmp_path, url)
-    assert "allow_weak_acknowledgement" in str(raised.value)
-    made = new(tmp_path, url, options={"allow_weak_acknowledgement": True})
-    with caplog.at_level(logging.WARNING), contextlib.suppress(StorageUnavailable):
-        await made.open(create=True)
-    assert any("weak acknowledgement" in line and said in line for line in caplog.messages)
-    await made.close()
-
-
-def test_no_acknowledgement_at_all_is_never_allowed(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="w=0"):
-        new(tmp_path, "mongodb://h/x?w=0", options={"allow_weak_acknowledgement": True})
-
-
 async def test_the_url_overrides_defaults(driver: str) -> None:
     def connected(url: str) -> Any:
         made = connection.Connection(url, driver=driver, allow_weak=False, timeout=8)
@@ -145,30 +113,6 @@ async def test_the_url_overrides_defaults(driver: str) -> None:
     await made.close()
 
 
-@pytest.mark.parametrize(
-    "url",
-    [
-        "mongodb://u:s3cret/pass@h/x",
-        "mongodb://u:s3cret@x@h/x",
-        "mongodb://u:s3cret%zz@h:99999/x",
-        "mongodb://u:s3cret@h/x?tlsss=s3cret",
-        "mongodb://u:s3cret@h/x?timeoutMS=s3cret",
-        "mongodb://u:s3cret@h/a.s3cret$",
-    ],
-)
-async def test_credentials_are_never_shown(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, url: str
-) -> None:
-    caplog.set_level(logging.DEBUG, "engage")
-    try:
-        made = new(tmp_path, url + ("" if "?" in url else "?serverSelectionTimeoutMS=1"))
-        await made.open(create=False)
-    except (ConfigError, StorageUnavailable) as error:
-        shown = f"{error!r} {error} {error.__cause__!r}"
-    assert "s3cret" not in shown
-    assert "s3cret" not in caplog.text
-
-
 async def test_the_name_of_the_store_has_no_credentials(tmp_path: Path) -> None:
     port = mongo.free_port()
     url = f"mongodb://user:s3cret@127.0.0.1:{port}/x?serverSelectionTimeoutMS=100"
@@ -176,9 +120,6 @@ async def test_the_name_of_the_store_has_no_credentials(tmp_path: Path) -> None:
     with pytest.raises(StorageUnavailable) as raised:
         await made.open(create=False)
     assert str(raised.value).startswith(f"mongodb://127.0.0.1:{port}/x: ")
-    url = "mongodb+srv://user:s3cret@cluster.example/x"
-    srv = connection.Connection(url, allow_weak=False, timeout=8)
-    assert srv.name == "mongodb+srv://cluster.example/x"
 
 
 def test_the_storage_is_an_ordinary_plugin() -> None:
@@ -379,15 +320,16 @@ async def test_a_process_completes_changes_that_failed(tmp_path: Path) -> None:
             await eventually(lambda: not raw(url).events.find_one({"_mark": {"$exists": True}}))
 
 
+def change(name: str, wanted: bool = True, user: str = "u") -> SubscriptionChange:
+    return SubscriptionChange(
+        id=name, workspace_id=WORKSPACE, user_id=user, choices={"g": wanted}, at=1, how="t"
+    )
+
+
 async def test_a_choice_and_its_record_are_one_write(tmp_path: Path) -> None:
     """After a crash between the two, the record is still in the history."""
     with Proxy(mongo.shared(PROXIED).address) as proxy:
         url = proxy.url(f"engage_test_{os.urandom(6).hex()}", "timeoutMS=20000")
-
-        def change(name: str, wanted: bool, user: str = "u") -> SubscriptionChange:
-            return SubscriptionChange(
-                id=name, workspace_id=WORKSPACE, user_id=user, choices={"g": wanted}, at=1, how="t"
-            )
 
         async def history(made: MongoStorage) -> list[tuple[str, bool | None, bool]]:
             page = await made.history(WORKSPACE, None, after=None, limit=100)
@@ -429,11 +371,6 @@ async def test_a_choice_and_its_record_are_one_write(tmp_path: Path) -> None:
 
 async def test_changes_without_effect_are_bounded_for_each_user(tmp_path: Path) -> None:
     url = mongo.shared(ATOMIC).url()
-
-    def change(name: str, wanted: bool = True) -> SubscriptionChange:
-        return SubscriptionChange(
-            id=name, workspace_id=WORKSPACE, user_id="u", choices={"g": wanted}, at=1, how="t"
-        )
 
     async with opened(tmp_path, url) as made:
         await made.apply(change("on"))

@@ -13,8 +13,11 @@ from engage_plugins.mongo.connection import Connection
 @pytest.mark.parametrize(
     ("options", "said"),
     [
+        ("w=1", "w=1"),
+        ("W=dc", "w=dc"),
         ("w=%31", "w=1"),
         ("w=01", "w=1"),
+        ("journal=false", "journal=false"),
         ("w=majority;journal=%66alse", "journal=false"),
         ("JOURNAL=false", "journal=false"),
     ],
@@ -27,7 +30,7 @@ def test_weak_options_are_found_in_every_spelling(scheme: str, options: str, sai
     assert len(Connection(given, allow_weak=True, timeout=8.0).weaknesses) == 1
 
 
-@pytest.mark.parametrize("options", ["w=%30", "w=00&journal=false", "w=0;journal=false"])
+@pytest.mark.parametrize("options", ["w=0", "w=%30", "w=00&journal=false", "w=0;journal=false"])
 @pytest.mark.parametrize("scheme", ["mongodb", "mongodb+srv"])
 def test_no_acknowledgement_is_never_allowed_in_any_spelling(scheme: str, options: str) -> None:
     with pytest.raises(ConfigError, match="w=0"):
@@ -48,6 +51,9 @@ def test_no_acknowledgement_is_never_allowed_in_any_spelling(scheme: str, option
         "mongodb+srv://secretuser:secret@a.example.net:27017/x",
         "mongodb+srv://secretuser:secret@a.example.net,b.example.net/x",
         "mongodb+srv://secretuser:secret@a.example.net/x?secret=1",
+        "mongodb://secretuser:secret%zz@h:99999/x",
+        "mongodb://secretuser:secret@h/x?tlsss=secret",
+        "mongodb://secretuser:secret@h/x?timeoutMS=secret",
         # Each is valid, but not both.
         "mongodb://secretuser:secret@127.0.0.1/x?minPoolSize=500",
         "mongodb://secretuser:secret@127.0.0.1/x?fsync=true",
@@ -71,6 +77,7 @@ def test_a_missing_file_is_an_error() -> None:
     ("given", "name"),
     [
         ("mongodb://u:p@h,i:1/x?appname=a@b", "mongodb://h:27017,i:1/x"),
+        ("mongodb://u:p@h/a.b$", "mongodb://h:27017/a"),
         ("mongodb://h?appname=ab", "mongodb://h:27017/engage"),
         ("mongodb://%2Ftmp%2Fmongodb.sock/x", "mongodb:///tmp/mongodb.sock:None/x"),
         ("mongodb+srv://u:p@a.example.net", "mongodb+srv://a.example.net/engage"),
