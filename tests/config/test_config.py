@@ -436,13 +436,6 @@ def test_a_file_that_is_not_toml_is_refused(tmp_path: Path, data: bytes, message
     assert "\n" not in str(caught.value)
 
 
-def test_a_missing_file_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="does not exist; run `engage init` to create it"):
-        load(tmp_path / "c.toml")
-    with pytest.raises(ConfigError, match="cannot be read: Is a directory"):
-        load(tmp_path)
-
-
 def test_no_secret_is_in_a_repr(write: Any) -> None:
     path = write(
         MINIMAL

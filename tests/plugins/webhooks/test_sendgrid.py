@@ -12,8 +12,6 @@ from typing import Any
 import pytest
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, rsa, utils
-from hypothesis import given
-from hypothesis import strategies as st
 
 from engage.api import (
     ConfigError,
@@ -56,13 +54,6 @@ def delivery(
 @pytest.fixture
 def sendgrid() -> Provider:
     return make("sendgrid", OPTIONS)
-
-
-def test_the_timestamp_and_the_raw_body_are_signed(sendgrid: Provider) -> None:
-    sendgrid.verify(delivery(), None)
-    for changed in (BODY.rstrip(), BODY + b" "):
-        with pytest.raises(SignatureMismatch):
-            sendgrid.verify(delivery(changed, signature=sign()), None)
 
 
 def test_a_key_may_be_a_list_and_pem() -> None:
@@ -111,35 +102,6 @@ def test_odd_timestamps_do_not_verify(sendgrid: Provider, timestamp: str) -> Non
         sendgrid.verify(delivery(timestamp=raw, signature=sign(BODY, raw)), None)
 
 
-def test_the_signature_has_one_spelling(sendgrid: Provider) -> None:
-    alphabet = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/"
-    found = 0
-    while found < 2:  # the length of a signature varies, and so do its unused bits
-        raw = sign()
-        encoded = base64.b64encode(raw).decode()
-        unused = {1: 2, 2: 4}.get(encoded.count("="))
-        if unused is None:
-            continue
-        found += 1
-        sendgrid.verify(delivery(signature=encoded), None)
-        end = len(encoded.rstrip("="))
-        at = alphabet.index(encoded[end - 1])
-        for other in range(1, 2**unused):
-            spelt = encoded[: end - 1] + alphabet[at ^ other] + encoded[end:]
-            assert base64.b64decode(spelt) == raw
-            with pytest.raises(SignatureMismatch):
-                sendgrid.verify(delivery(signature=spelt), None)
-        for spelt in (
-            encoded.rstrip("="),
-            encoded + "\n",
-            encoded.replace("+", "-") + "=",
-            "=",
-            "",
-        ):
-            with pytest.raises(SignatureMismatch):
-                sendgrid.verify(delivery(signature=spelt), None)
-
-
 def test_the_signature_is_canonical_der(sendgrid: Provider) -> None:
     r, s = utils.decode_dss_signature(sign())
     r_bytes, s_bytes = (b"\0" + number.to_bytes(32, "big") for number in (r, s))
@@ -147,29 +109,6 @@ def test_the_signature_is_canonical_der(sendgrid: Provider) -> None:
     for raw in (b"\x30" + bytes([len(integers)]) + integers, sign() + b"\0", b"\x30\0", b"x" * 70):
         with pytest.raises(SignatureMismatch):
             sendgrid.verify(delivery(signature=raw), None)
-
-
-#: Made once, because no two signatures of a key are the same.
-RECORDED = sign()
-
-
-@given(st.data())
-def test_any_flipped_bit_is_refused(data: st.DataObject) -> None:
-    sendgrid = make("sendgrid", OPTIONS)
-    timestamp = str(int(NOW))
-    parts = {
-        "body": bytearray(BODY),
-        "timestamp": bytearray(timestamp.encode()),
-        "signature": bytearray(RECORDED),
-    }
-    part = parts[data.draw(st.sampled_from(sorted(parts)))]
-    bit = data.draw(st.integers(0, len(part) * 8 - 1))
-    part[bit // 8] ^= 1 << bit % 8
-    flipped = delivery(
-        bytes(parts["body"]), parts["timestamp"].decode("latin-1"), bytes(parts["signature"])
-    )
-    with pytest.raises(SignatureMismatch):
-        sendgrid.verify(flipped, None)
 
 
 # -------------------------------------------------------------------------------------- translation
