@@ -76,6 +76,8 @@ REGISTRY: Any = referencing.Registry().with_contents(
 )
 
 
+#: What ends a pattern that no text may follow, not even a line break.
+END = r"(?![\s\S])"
 SETTINGS = {path: ALL[path] for path in ALL if path.startswith(("config", "plugins/"))}
 
 
@@ -125,9 +127,9 @@ def test_no_schema_uses_what_the_two_libraries_read_differently(path: str) -> No
             assert "$" not in re.sub(r"\[[^]]*\]", "", rest)
 
 
-@pytest.mark.parametrize("path", sorted(OURS))
+@pytest.mark.parametrize("path", [*sorted(OURS), "config.json"])
 def test_every_string_has_a_greatest_length(path: str) -> None:
-    for schema in subschemas(OURS[path]):
+    for schema in subschemas(ALL[path]):
         types = schema.get("type", ())
         if "string" in ([types] if isinstance(types, str) else types):
             assert "maxLength" in schema, schema
@@ -415,3 +417,5 @@ def test_every_pattern_of_a_setting_has_a_message(path: str) -> None:
     for schema in subschemas(SETTINGS[path]):
         assert {name for name in schema if name.startswith("x-")} <= {"x-messages", "x-removed"}
         assert "pattern" not in schema or "pattern" in schema.get("x-messages", {}), schema
+        if path == "config.json":
+            assert schema.get("pattern", END).endswith(END)

@@ -10,7 +10,7 @@ from unittest import mock
 import httpx
 import pytest
 
-from engage.api import ConfigError, EventStore, RecordStore
+from engage.api import EventStore, RecordStore
 from engage.config import load
 from engage.console.sign_in.links import KIND
 from engage.console.sign_in.passwords import is_password
@@ -128,11 +128,3 @@ def test_a_password_that_is_too_short_or_not_repeated_is_refused() -> None:
     result = run("console-password", text="correct horse\nother horse\n")
     assert result.exit_code == 1
     assert "scrypt" not in result.output
-
-
-def test_a_plain_password_is_refused_and_not_shown(config: Path) -> None:
-    text = config.read_text().replace("[console]", '[console]\npassword = "correct horse"')
-    config.write_text(text)
-    with pytest.raises(ConfigError, match="engage console-password") as caught:
-        load(config)
-    assert "correct horse" not in str(caught.value)

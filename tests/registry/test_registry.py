@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import click
 import pytest
 
 from engage.api import ConfigError, LogContext, StorageContext, StorageUnavailable
@@ -365,14 +364,3 @@ def test_each_workspace_gets_its_providers(config: Any) -> None:
             "b": ("2", "b", "https://e.example"),
         }
     }
-
-
-def test_commands_are_kept() -> None:
-    command = click.Command("x")
-    found = Discovered(
-        plugins=(),
-        tables={kind: {} for kind in KINDS},
-        commands={"x": command},
-        command_plugins={},
-    )
-    assert Registry(found).commands == {"x": command}

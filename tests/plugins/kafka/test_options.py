@@ -28,10 +28,14 @@ SCRAM = {
 }
 
 
-def test_the_examples_of_the_schema_are_valid() -> None:
+@pytest.fixture
+def schema() -> Any:
     found: dict[str, Any] = {}
     engage_register_log(lambda name, factory, schema: found.update({name: schema}))
-    schema = found["kafka"]
+    return found["kafka"]
+
+
+def test_the_examples_of_the_schema_are_valid(schema: Any) -> None:
     assert schema["examples"]
     for example in schema["examples"]:
         jsonschema.validate(example, schema)
@@ -205,10 +209,7 @@ def test_the_page_names_every_option_setting_and_metric() -> None:
         assert f"| `{named}` |" in refused
 
 
-def test_secrets_are_marked() -> None:
-    found: dict[str, Any] = {}
-    engage_register_log(lambda name, factory, schema: found.update({name: schema}))
-    schema = found["kafka"]
+def test_secrets_are_marked(schema: Any) -> None:
     secret = {
         name
         for name, value in schema["properties"].items()
