@@ -34,7 +34,7 @@ from support.http_client import Answer
 from support.log_loading import items_of
 from support.log_loading import load as load_log
 from support.memory_log import MemoryBroker
-from support.server_inprocess import Meddling, Serving, Valve, basic, serving
+from support.server_inprocess import Meddling, Serving, Valve, serving
 from support.server_process import KEY, SECRET, config_text
 from support.waiting import eventually
 
@@ -176,54 +176,6 @@ async def test_an_event_is_acknowledged_when_it_is_in_the_log(tmp_path: Path) ->
         assert [event.message_id for event in await server.events()] == ["m"]
 
 
-async def test_the_order_of_a_user_is_that_of_the_answers(tmp_path: Path) -> None:
-    broker = MemoryBroker(4)
-    async with serving(tmp_path, broker=broker) as server:
-
-        async def send(user: str) -> None:
-            async with await server.connect() as client:
-                for number in range(20):
-                    answer = await server.track(client, userId=user, messageId=f"{user} {number}")
-                    assert answer.status == 200
-
-        users = [f"u{number}" for number in range(8)]
-        await asyncio.gather(*map(send, users))
-        ids = [event.message_id for event in events_of(broker)]
-        for user in users:
-            mine = [one for one in ids if one.startswith(f"{user} ")]
-            assert mine == [f"{user} {number}" for number in range(20)]
-
-
-async def test_a_partition_without_leader_costs_only_the_requests_that_touch_it(
-    tmp_path: Path,
-) -> None:
-    """They are 503 after their time, and later ones are 200 without anything being opened."""
-    broker = MemoryBroker(3)
-    async with serving(tmp_path, broker=broker, storage="write_timeout = 3") as server:
-        broker.late = False
-        broker.leaderless.add(1)
-        alive, dead = user_of(broker, 0), user_of(broker, 1)
-        waiting = [
-            asyncio.create_task(server.track(userId=dead, messageId=f"dead {number}"))
-            for number in range(5)
-        ]
-        items = [{"type": "track", "event": "E", "userId": user} for user in (alive, dead)]
-        waiting.append(asyncio.create_task(server.send("/v1/batch", {"batch": items})))
-        started = time.monotonic()
-        for number in range(20):
-            assert (await server.track(userId=alive, messageId=f"{number}")).status == 200
-        if time.monotonic() - started < 2.5:
-            assert not any(task.done() for task in waiting)
-        for task in waiting:
-            assert no_log(await task)
-        broker.leaderless.clear()
-        assert (await server.track(userId=dead, messageId="later")).status == 200
-        assert broker.calls["open"] == 1
-        assert server.app.store.gauges()  # open all the time
-        ids = [event.message_id for event in events_of(broker) if event.user_id == dead]
-        assert ids == ["later"]
-
-
 async def test_a_log_that_is_down_is_a_503(tmp_path: Path) -> None:
     broker = MemoryBroker()
     async with serving(tmp_path, broker=broker) as server:
@@ -233,45 +185,6 @@ async def test_a_log_that_is_down_is_a_503(tmp_path: Path) -> None:
         broken = await server.send("/v1/track", {"userId": "u"})  # its letter is not durable
         assert no_log(broken)
         broker.down = False
-        assert (await server.track()).status == 200
-
-
-async def test_an_acknowledgement_that_was_lost_is_a_503_and_a_retry_is_harmless(
-    tmp_path: Path,
-) -> None:
-    broker = MemoryBroker()
-    async with serving(tmp_path, broker=broker) as server:
-        broker.loses_answers = True
-        assert no_log(await server.track(messageId="m"))
-        broker.loses_answers = False
-        assert (await server.track(messageId="m")).status == 200
-        assert len(events_of(broker)) == 2
-        await load_log(broker, server.app.store)
-        assert len(await server.events()) == 1
-
-
-async def test_a_full_queue_is_a_503_for_the_key_that_filled_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("engage.log.ingest.QUEUE_WAIT", 0.2)
-    broker = MemoryBroker(1)
-    other = "other-key-of-acme"
-    limits = "[limits]\nqueue_events = 100\nbatch_events = 100\n"
-    extra = f'[[workspaces.write_keys]]\nid = "other"\nkey = "{other}"\n{limits}'
-    async with serving(tmp_path, broker=broker, config_extra=extra) as server:
-        broker.leaderless.add(0)
-        items = [{"type": "track", "userId": "u", "event": "E"}] * 49
-        waiting = [
-            asyncio.create_task(server.send("/v1/batch", {"batch": items})),
-            asyncio.create_task(server.track()),
-        ]
-        await eventually(lambda: server.app._ingest.waiting == 50)
-        assert overloaded(await server.track())
-        event = {"userId": "u", "event": "E"}
-        waiting.append(asyncio.create_task(server.send("/v1/track", event, key=basic(other))))
-        await eventually(lambda: server.app._ingest.waiting == 51)
-        broker.leaderless.clear()
-        assert [(await task).status for task in waiting] == [200, 200, 200]
         assert (await server.track()).status == 200
 
 

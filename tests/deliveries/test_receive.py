@@ -354,28 +354,6 @@ def test_headers_that_may_be_secret_are_redacted() -> None:
 
 
 # ---- batches
-async def test_many_events_are_written_in_several_writes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async with serving(tmp_path, **SEGMENT) as server:
-        written = []
-        submit = Ingest.submit
-
-        def counted(self: Ingest, events: Sequence[Event], key: str, **options: Any) -> Any:
-            written.append(len(events))
-            return submit(self, events, key, **options)
-
-        monkeypatch.setattr(Ingest, "submit", counted)
-        items = [
-            {"type": "track", "event": "E", "userId": "u", "messageId": f"m{n}"}
-            for n in range(3000)
-        ]
-        answer = await deliver(server, batch(*items))
-        assert answer.json["accepted"] == 3000
-        assert len(written) > 1
-        assert sum(written) == 3000
-        stored = [document["messageId"] for document in await documents(server)]
-        assert stored == [f"m{n}" for n in range(3000)]
 
 
 async def test_a_delivery_is_503_when_a_later_write_fails_and_complete_when_repeated(

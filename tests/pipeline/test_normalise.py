@@ -309,17 +309,6 @@ def test_sent_at_of_the_envelope_is_used() -> None:
     assert event.document()["timestamp"] == RECEIVED
 
 
-def test_the_clock_of_a_provider_is_not_corrected() -> None:
-    item = {
-        "userId": "u",
-        "event": "e",
-        "timestamp": "2025-11-21T09:29:50Z",
-        "sentAt": "2025-11-21T09:30:00Z",
-    }
-    event = make("track", item, correct_clock=False)
-    assert event.document()["timestamp"] == "2025-11-21T09:29:50.000Z"
-
-
 @pytest.mark.parametrize("field", ["timestamp", "originalTimestamp", "sentAt"])
 @pytest.mark.parametrize(
     "text",

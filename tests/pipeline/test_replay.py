@@ -24,7 +24,7 @@ from engage.pipeline.dead_letters import MAX_ITEM
 from engage.pipeline.replay import is_delivery, obstacle_of, text_of
 from engage.testing.factories import letter as factory_letter
 from support.memory_store import MemoryStore
-from support.pipeline import NOW, send_batch, send_event
+from support.pipeline import NOW, send_event
 from support.replay import LATER, Bench, compose, edited, make_bench
 
 BACKENDS = ["sqlite", pytest.param("mongo", marks=pytest.mark.mongo)]
@@ -81,32 +81,6 @@ async def test_a_single_event_without_type_is_replayed_as_it_would_have_been(
         first, second = sorted(await bench.documents(), key=lambda one: one["receivedAt"])
         same(second, first, letter.id)
         assert second["properties"] == {"n": 9007199254740993}
-
-
-@backends
-async def test_an_item_of_a_batch_has_its_envelope_again(tmp_path: Path, backend: str) -> None:
-    envelope = {
-        "context": {"app": {"name": "x"}, "writeKey": "key-1"},
-        "integrations": {"All": False},
-        "sentAt": "2026-11-21T09:29:50Z",
-        "writeKey": "key-1",
-    }
-    bad = {"type": "track", "userId": "u", "timestamp": "2026-11-21T09:29:00Z"}
-    good = {**bad, "event": "e", "context": {"own": 1}}
-    async with make_bench(tmp_path, backend=backend) as bench:
-        await bench.send_batch([{**bad, "context": {"own": 1}}], envelope)
-        (letter,) = await bench.letters()
-        assert letter.operation == "batch"
-        assert letter.envelope is not None
-        assert b"key-1" not in letter.envelope
-        bench.now += LATER
-        replayed = await bench.replays.replay(letter, edited(letter, event="e"))
-        assert replayed.outcome == "stored"
-        bench.now = NOW
-        await send_batch(bench.core, [good], envelope)
-        first, second = sorted(await bench.documents(), key=lambda one: one["receivedAt"])
-        assert second["context"]["app"] == {"name": "x"}
-        same(second, first, letter.id)
 
 
 TIMES = st.sampled_from(

@@ -17,11 +17,10 @@ from __future__ import annotations
 import asyncio
 import bisect
 import collections
-import contextlib
 import dataclasses
 import time
 import zlib
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 from engage.api import (
@@ -105,8 +104,6 @@ class MemoryBroker:
         self.leaderless: set[int] = set()
         #: Seconds that each append to a partition takes. Meanwhile others wait for their turn.
         self.slow = 0.0
-        #: Appends are stored, and their calls fail: the answer of the broker was lost.
-        self.loses_answers = False
         #: The largest value of a dead letter; ``None``: as of other records.
         self.max_dead: int | None = None
         #: Whether what a call left in the queue when it ended (its time was over, or it was
@@ -161,12 +158,6 @@ class MemoryBroker:
     def commit(self, group: str, offsets: Mapping[int, int]) -> None:
         """Set the committed offsets of a group."""
         self._groups[group].committed.update(offsets)
-
-    def expel(self, reader: LogReader) -> None:
-        """Take the partitions of a reader away: its session timed out. It joins again when it
-        reads."""
-        assert isinstance(reader, MemoryReader)
-        self.leave(reader)
 
     # ------------------------------------------------------------------------- for logs and readers
     async def enter(self, name: str) -> None:
@@ -361,8 +352,6 @@ class MemoryLog(EventLog):
                     one.cancel()
             if late:
                 raise StorageUnavailable("a partition has no leader")
-        if self.broker.loses_answers:
-            raise StorageUnavailable("no answer of the broker")
 
     async def ends(self) -> Mapping[int, int]:
         await self.enter("ends")
@@ -504,16 +493,6 @@ def damaged_record(key: bytes = b"acme:someone") -> LogRecord:
 
 #: The brokers to which the plugin connects, by the option ``name``.
 BROKERS: dict[str, MemoryBroker] = {}
-
-
-@contextlib.contextmanager
-def named_broker(name: str, broker: MemoryBroker) -> Iterator[MemoryBroker]:
-    """Make a broker the one to which the plugin connects by this name, until the block ends."""
-    BROKERS[name] = broker
-    try:
-        yield broker
-    finally:
-        del BROKERS[name]
 
 
 def make(options: Mapping[str, Any], context: LogContext) -> MemoryLog:
