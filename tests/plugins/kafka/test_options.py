@@ -137,18 +137,9 @@ def test_a_server_that_is_not_trusted_gets_nothing(
     # Their certificates have the address, and not the name.
     named = servers.replace("127.0.0.1", "localhost")
     wrong: list[tuple[str, dict[str, Any]]] = [
-        (
-            servers,
-            {**tls, **SCRAM, "sasl_password": "not the password"},
-        ),
-        (
-            servers,
-            {**tls, **SCRAM, "tls_ca": str(tmp_path / "ca.pem")},
-        ),
-        (
-            named,
-            {**tls, **SCRAM},
-        ),
+        (servers, {**tls, **SCRAM, "sasl_password": "not the password"}),
+        (servers, {**tls, **SCRAM, "tls_ca": str(tmp_path / "ca.pem")}),
+        (named, {**tls, **SCRAM}),
         (servers, tls),
         (servers, {}),
     ]

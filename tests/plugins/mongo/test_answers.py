@@ -32,6 +32,12 @@ def store(tmp_path: Path, proxy: Proxy, database: str) -> MongoStorage:
     return mongo.make_store(tmp_path, url, identifiers={WORKSPACE: ("email",)})
 
 
+def change(name: str) -> SubscriptionChange:
+    return SubscriptionChange(
+        id=name, workspace_id=WORKSPACE, user_id="u", at=1, how="api", choices={"g": True}
+    )
+
+
 @contextlib.asynccontextmanager
 async def opened(
     tmp_path: Path, announced: Mapping[str, Any] | None = None
@@ -103,16 +109,13 @@ async def test_an_unexpected_answer_is_unavailability(
 ) -> None:
     async with opened(tmp_path) as (made, proxy, _):
         proxy.rule = lambda name, _: reply if name not in ("isMaster", "ismaster") else None
-        change = SubscriptionChange(
-            id="c", workspace_id=WORKSPACE, user_id="u", at=1, how="api", choices={"g": True}
-        )
         for call in (
             made.find(WORKSPACE, "api", "a"),
             made.scan(EventFilter(), after=None, limit=1),
             made.profile(WORKSPACE, "u"),
             made.find_users(WORKSPACE, "email", ["a@b"]),
             made.state(WORKSPACE, "u"),
-            made.apply(change),
+            made.apply(change("c")),
             made.recent(EventFilter(), limit=1),
             made.recent(EventFilter(type="page"), limit=1),
             made.recent_dead_letters(None, limit=1),
@@ -155,17 +158,8 @@ async def test_a_choice_that_was_only_read_is_not_acknowledged(
     tmp_path: Path, collection: str, repeated: bool
 ) -> None:
     async with opened(tmp_path) as (made, proxy, _):
-        change = SubscriptionChange(
-            id="c", workspace_id=WORKSPACE, user_id="u", at=1, how="api", choices={"g": True}
-        )
-        assert await made.apply(change) == {"g": True}
-        again = (
-            change
-            if repeated
-            else SubscriptionChange(
-                id="d", workspace_id=WORKSPACE, user_id="u", at=2, how="api", choices={"g": True}
-            )
-        )
+        assert await made.apply(change("c")) == {"g": True}
+        again = change("c" if repeated else "d")
         proxy.rule = without_majority(collection)
         with pytest.raises(StorageUnavailable, match="64"):
             await made.apply(again)
