@@ -23,7 +23,7 @@ from engage.api import (
     StorageUnavailable,
     is_restated,
 )
-from engage.app import build
+from engage.app import App, build
 from engage.config import load
 from engage.keys import table as keys_module
 from engage.log import lag as log_lag
@@ -499,16 +499,20 @@ async def test_a_log_that_could_lose_events_ends_the_start(tmp_path: Path) -> No
             pass
 
 
+def built(folder: Path, plugins: Any) -> App:
+    """Compose a server with a log, and do not open it."""
+    path = folder / "engage.toml"
+    path.write_text(config_text(config_extra='[log]\nbackend = "memory"'))
+    return build(load(path), plugins)
+
+
 async def test_a_worker_that_replaces_another_waits_for_the_log(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("engage.log.front._OPEN_PAUSE", 0.02)
     broker = MemoryBroker()
     broker.weak = "min.insync.replicas"
-    path = tmp_path / "engage.toml"
-    path.write_text(config_text(config_extra='[log]\nbackend = "memory"'))
-    plugins: Any = Meddling(lambda store: None, broker)
-    app = build(load(path), plugins)
+    app = built(tmp_path, Meddling(lambda store: None, broker))
     await app.open(patient=True)
     try:
         assert not await app.readiness.ready()
@@ -522,10 +526,7 @@ async def test_a_worker_that_replaces_another_waits_for_the_log(
 
 
 async def test_a_start_without_creating_needs_the_log(tmp_path: Path) -> None:
-    path = tmp_path / "engage.toml"
-    path.write_text(config_text(config_extra='[log]\nbackend = "memory"'))
-    plugins: Any = Meddling(lambda store: None, MemoryBroker(exists=False))
-    app = build(load(path), plugins)
+    app = built(tmp_path, Meddling(lambda store: None, MemoryBroker(exists=False)))
     with pytest.raises(StorageMissing):
         await app.open(create=False)
     await app.close()
@@ -538,10 +539,7 @@ async def test_observers_are_not_called_by_a_server_with_a_log(tmp_path: Path) -
         def make_observers(self, config: Any) -> Any:
             raise AssertionError("not by a server with a log")
 
-    path = tmp_path / "engage.toml"
-    path.write_text(config_text(config_extra='[log]\nbackend = "memory"'))
-    plugins: Any = Observing(lambda store: None, MemoryBroker())
-    await build(load(path), plugins).close()
+    await built(tmp_path, Observing(lambda store: None, MemoryBroker())).close()
 
 
 async def test_commands_write_to_the_store_although_there_is_a_log(tmp_path: Path) -> None:
@@ -580,7 +578,7 @@ def test_without_a_log_none_of_its_modules_is_imported(tmp_path: Path) -> None:
     code = f"""
 import sys
 from pathlib import Path
-from engage.app import build
+from engage.app import App, build
 from engage.config import load
 from engage.registry import load_plugins
 build(load(Path({str(path)!r})), load_plugins())

@@ -410,7 +410,9 @@ async def test_head_and_probe_answer_200(tmp_path: Path) -> None:
         assert not await server.dead_letters()
 
 
-async def test_unknown_providers_and_methods_are_refused(tmp_path: Path) -> None:
+async def test_unknown_providers_and_methods_are_refused(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     async with serving(tmp_path, **SEGMENT) as server:
         for path, method, status, code in (
             ("/api/public/webhooks/nobody", "POST", 404, "unknown_provider"),
@@ -429,6 +431,7 @@ async def test_unknown_providers_and_methods_are_refused(tmp_path: Path) -> None
             "/api/public/webhooks/segment", {}, headers={"Content-Encoding": "br"}
         )
         assert encoded.status == 415
+    assert "webhook resend refused: it names no workspace, and 0 have this provider" in caplog.text
 
 
 async def test_an_exception_of_a_provider_never_causes_a_500(
@@ -512,14 +515,6 @@ async def test_the_log_has_whether_a_dead_letter_was_kept(
         assert (answer.status, answer.json["code"]) == (503, "overloaded")
     assert "webhook segment: not acknowledged, it cannot be kept: " in caplog.text
     assert "kept as dead letter" not in caplog.text
-
-
-async def test_the_log_has_that_no_workspace_uses_the_provider(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    async with serving(tmp_path, **SEGMENT) as server:
-        await server.send("/api/public/webhooks/resend", {}, key=None)
-    assert "webhook resend refused: it names no workspace, and 0 have this provider" in caplog.text
 
 
 async def test_a_refused_delivery_is_logged_without_its_values(

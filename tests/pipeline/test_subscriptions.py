@@ -292,21 +292,13 @@ async def test_a_user_named_by_id_is_not_looked_up() -> None:
 async def test_every_wrong_credential_has_the_same_answer(
     wrong: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    digests = 0
-    new = hmac.new
-
-    def counting(*arguments: Any) -> Any:
-        nonlocal digests
-        digests += 1
-        return new(*arguments)
-
     value = body(**wrong)
-    monkeypatch.setattr("engage.pipeline.subscriptions.hmac.new", counting)
+    digests = Digests(monkeypatch)
     error = await refused(store_with_users(), value)
     assert (error.status, error.code) == (401, "invalid_user_hash")
     assert error.message == "the hash belongs to no known user"
     assert "WWW-Authenticate" not in error.headers
-    assert digests >= 1
+    assert digests.total >= 1
 
 
 async def test_an_undeclared_identifier_is_not_looked_up() -> None:
