@@ -11,10 +11,7 @@ WORKDIR /data
 VOLUME /data
 ENV PATH=/engage/bin:$PATH ENGAGE_CONFIG=/data/engage.toml PYTHONUNBUFFERED=1
 EXPOSE 8080 8081
-# Mount your config at /data/engage.toml. SQLite keeps its file in the same folder: then run the
-# container with --init, as compose.yaml does. The process that writes the file outlives the worker
-# that started it, and process 1 has to remove it from the process table when it ends; engage as
-# process 1 does not (docs/storage-sqlite.md, "One process writes"). If the config has
+# Mount your config at /data/engage.toml. SQLite keeps its file in the same folder. If the config has
 # a [console], publish its port with -p 127.0.0.1:8081:8081; `docker exec NAME engage console-link`
 # prints the link to sign in.
 # `engage load` in this image needs another health check, see compose.yaml.

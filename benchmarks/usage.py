@@ -28,8 +28,8 @@ Roles = Mapping[int, str]
 def roles(server: Server) -> Roles:
     """Return the processes of a running server.
 
-    The process that writes to SQLite may serve several servers and may have another parent.
-    It is found because it has the store open.
+    The process that writes to SQLite may be that of another server, or a command. It is found
+    because it has the store open.
     """
     if server.process is None:
         return {}
@@ -42,7 +42,7 @@ def roles(server: Server) -> Roles:
         elif pid in consoles:
             found[pid] = "console"
         elif pid != supervisor:
-            found[pid] = "writer" if "writer" in _command(pid) else "other"
+            found[pid] = "writer" if "engage.server.child helper" in _command(pid) else "other"
     return found
 
 

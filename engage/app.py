@@ -53,7 +53,7 @@ def build(
     metrics: Metrics | None = None,
     *,
     had_store: bool = False,
-    server_started: float | None = None,
+    supervised: bool = False,
     direct: bool = False,
 ) -> App:
     """Compose the server without opening anything.
@@ -62,14 +62,14 @@ def build(
     :param direct: write to the storage although the config has a log, for a command or the console,
         which need to know the outcome of an event.
     :param had_store: see :attr:`engage.api.StorageContext.had_store`.
-    :param server_started: see :attr:`engage.api.StorageContext.server_started`.
+    :param supervised: see :attr:`engage.api.StorageContext.supervised`.
     :raises ConfigError: if an option is wrong, or the storage lacks a feature that the config
         requires.
     """
     metrics = Metrics() if metrics is None else metrics
     clock = Clock()
     schemas = Schemas.load()
-    store = registry.make_storage(config, had_store=had_store, server_started=server_started)
+    store = registry.make_storage(config, had_store=had_store, supervised=supervised)
     front = None if direct else _make_front(config, registry, metrics, clock)
     authenticator = Authenticator(config.workspaces)
     keys = KeyTable(config.workspaces, authenticator, store, timeout=config.storage.write_timeout)

@@ -19,7 +19,7 @@ from engage.api import EventFilter
 from engage.testing.factories import all_pages
 from support import mongo
 from support.processes import alive
-from support.server_process import SQLITE, config_text, start_server
+from support.server_process import config_text, start_server
 from support.waiting import wait_for
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -240,10 +240,8 @@ def test_the_ledger_accepts_what_was_not_acknowledged_as_stored_or_not() -> None
 
 @pytest.mark.slow
 def test_the_processes_of_a_server_are_found_by_their_roles(tmp_path: Path) -> None:
-    storage = f'{SQLITE}writer = "process"\n'
-    with start_server(
-        tmp_path, workers=2, storage=storage, config_extra="[console]\nport = 0\n"
-    ) as server:
+    console = "[console]\nport = 0\n"
+    with start_server(tmp_path, workers=2, config_extra=console) as server:
         wait_for(server.consoles, what="the console")
         found = usage.roles(server)
         kinds = sorted(set(found.values()))

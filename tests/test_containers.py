@@ -117,12 +117,6 @@ def test_the_parts_of_compose_fit_together() -> None:
     assert len(set(ports)) == len(ports) == 3
 
 
-def test_engage_has_an_init_process() -> None:
-    """Otherwise SQLite's writer process, whose worker has ended, would stay as a zombie."""
-    services = compose()["services"]
-    assert all(services[name]["init"] is True for name in (*SERVERS, *LOADERS))
-
-
 def test_the_brokers_of_compose_are_a_cluster() -> None:
     """Each has an identity and a volume, and the settings that docs/log-kafka.md wants."""
     services = compose()["services"]

@@ -89,6 +89,7 @@ __all__ = [
     "Fetch",
     "GroupProfile",
     "GroupTraits",
+    "Helper",
     "Link",
     "LogContext",
     "LogFactory",

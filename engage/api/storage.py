@@ -9,6 +9,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 import enum
+import socket
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from engage.api.pages import Page
 __all__ = [
     "EventFilter",
     "EventStore",
+    "Helper",
     "Outcome",
     "ProfileLimits",
     "Status",
@@ -177,6 +179,15 @@ class EventStore(abc.ABC):
         """
         return None
 
+    def helper(self) -> Helper | None:
+        """Return what a separate process is to run beside the processes of a server, if anything.
+
+        The parent of the workers (or loaders) calls this once, without opening the store. It starts
+        a process for the function before the first worker, and another one when that dies. The
+        storages of the other processes have :attr:`StorageContext.supervised`.
+        """
+        return None
+
     def gauges(self) -> Mapping[str, float]:
         """Return the storage's own numbers for the metrics; called often, cheap, never raises.
 
@@ -299,10 +310,17 @@ class StorageContext:
     #: Whether another process of this server had the store open before. If the store is missing
     #: now, ``open(create=True)`` does not create it again: it may come back.
     had_store: bool = False
-    #: ``time.monotonic()`` when the server started that this process belongs to; ``None`` for a
-    #: command. A storage that several servers use with different configs can follow the last one.
+    #: Whether the parent of this process runs what :meth:`EventStore.helper` returns. It does not
+    #: for a command, for a console without a server, and on Windows.
+    supervised: bool = False
+    #: Not set any more.
     server_started: float | None = None
 
+
+#: What a helper process runs: a function of a module, or a :func:`functools.partial` of one with
+#: arguments that can be pickled. It gets a socket, and returns when that can be read or is closed:
+#: all other processes of the server have ended then. Signals do not end it.
+Helper = Callable[[socket.socket], None]
 
 #: Makes a storage from its validated options. Import the driver here, not at the module's top.
 StorageFactory = Callable[[Mapping[str, Any], StorageContext], EventStore]

@@ -93,7 +93,6 @@ class ConsoleProcess:
 
     :param config: with ``[console]``.
     :param server_running: whether a server has opened the store before; then it is not created.
-    :param server_started: see :attr:`engage.api.StorageContext.server_started`.
     :param link_hash: of the token of a one-time link that is valid from now on; see
         :mod:`engage.console.sign_in.links`.
     :param ready: called once when requests are answered, with the console's URL.
@@ -106,7 +105,6 @@ class ConsoleProcess:
         registry: Registry,
         *,
         server_running: bool = False,
-        server_started: float | None = None,
         link_hash: str | None = None,
         ready: Callable[[str], None] | None = None,
     ) -> None:
@@ -116,7 +114,6 @@ class ConsoleProcess:
         self._settings = config.console
         self._registry = registry
         self._server_running = server_running
-        self._server_started = server_started
         self._link_hash = link_hash
         self._ready = ready
         self._stop = asyncio.Event()
@@ -140,7 +137,8 @@ class ConsoleProcess:
                 self._config,
                 self._registry,
                 had_store=self._server_running,
-                server_started=self._server_started,
+                # Only a server that runs starts the console as one of its processes.
+                supervised=self._server_running,
                 direct=True,
             )
             async with contextlib.AsyncExitStack() as stack:

@@ -116,12 +116,12 @@ class Registry:
         return found
 
     def make_storage(
-        self, config: Config, *, had_store: bool = False, server_started: float | None = None
+        self, config: Config, *, had_store: bool = False, supervised: bool = False
     ) -> EventStore:
         """Make the chosen storage, without opening it.
 
         :param had_store: see :attr:`StorageContext.had_store`.
-        :param server_started: see :attr:`StorageContext.server_started`.
+        :param supervised: see :attr:`StorageContext.supervised`.
         :raises ConfigError: if the storage is unknown, if its options are wrong, or if it lacks a
             capability that the config needs.
         """
@@ -154,7 +154,7 @@ class Registry:
             dead_letter_budget=limits.dead_letter_budget,
             write_timeout=config.storage.write_timeout,
             had_store=had_store,
-            server_started=server_started,
+            supervised=supervised,
             events_days=config.retention.events_days,
             dead_letters_days=config.retention.dead_letters_days,
         )

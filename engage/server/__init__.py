@@ -5,7 +5,7 @@
 ``serve.py``             opens the socket, and runs the supervisor
 ``supervisor.py``        starts the workers and replaces those that die
 ``announcement.py``      reports where the console is and how to sign in
-``console_keeper.py``    starts the console and replaces it when it dies
+``keepers.py``           the console and the helper process of the storage
 ``children.py``          starts a child process and reads its reports
 ``child.py``             the main program of a child process
 ``console.py``           the console without a server beside it

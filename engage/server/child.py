@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """``python -m engage.server.child``: a process that :mod:`engage.server.children` starts.
 
-It is a worker, a loader, or the console. It runs in a new interpreter. A fork would share the
-parent's event loop, threads and locks.
+It is a worker, a loader, the console, or the helper process of the storage. It runs in a new
+interpreter. A fork would share the parent's event loop, threads and locks. The first argument is
+only for those who read the list of processes.
 
 The child and its parent are connected by a socket pair, the channel. The parent sends the
 :class:`Setup`, and the line ``drain`` to stop the child. The child sends the line ``ready`` (the
@@ -29,11 +30,11 @@ from typing import TYPE_CHECKING, Any
 
 from engage.api import EngageError
 from engage.monitoring import logs
-from engage.server.worker import new_event_loop
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from engage.api import Helper
     from engage.config import Config
     from engage.console.process import ConsoleProcess
     from engage.server.load.process import LoaderProcess
@@ -69,8 +70,6 @@ class Setup:
     number: int
     #: Whether the server was already running when this child was started.
     server_running: bool
-    #: ``time.monotonic()`` when the server started.
-    server_started: float
     #: Strings to mask in the log.
     secrets: tuple[str, ...]
     #: Whether this worker serves the metrics, because it is the only one.
@@ -78,10 +77,19 @@ class Setup:
     #: Descriptor of the file in which the workers count their connections
     #: (:mod:`engage.http1.shares`); ``None`` if there is only one worker.
     shares: int | None = None
-    #: ``None``: the child is a worker or a loader.
-    console: ConsoleSetup | None = None
-    #: Whether the child is a loader.
+    #: Set if the child is a loader, the console, or the helper process; otherwise it is a worker.
     loads: bool = False
+    console: ConsoleSetup | None = None
+    helper: Helper | None = None
+
+    @property
+    def kind(self) -> str:
+        """What the child is, in one word."""
+        if self.helper is not None:
+            return "helper"
+        if self.console is not None:
+            return "console"
+        return "loader" if self.loads else "worker"
 
 
 def send_setup(channel: socket.socket, setup: Setup) -> None:
@@ -115,7 +123,7 @@ def receive_setup(channel: socket.socket) -> Setup:
 
 
 def main(channel_fd: int, listening_fd: int | None = None) -> int:
-    """Run a worker, a loader or the console.
+    """Run a child.
 
     :param channel_fd: the inherited end of the channel to the parent.
     :param listening_fd: the inherited listening socket of a worker.
@@ -135,8 +143,13 @@ def main(channel_fd: int, listening_fd: int | None = None) -> int:
     logging_ = setup.config.logging
     logs.configure(logging_.level, logging_.format, secrets=setup.secrets)
     try:
+        if setup.helper is not None:
+            return _run_helper(setup.helper, channel)
         if setup.console is not None:
             return asyncio.run(_run_console(setup, channel))
+        # Imported here, so that a helper process does not load the parts of a server.
+        from engage.server.worker import new_event_loop
+
         if listening_fd is None:
             with asyncio.Runner(loop_factory=new_event_loop) as runner:
                 return runner.run(_run_loader(setup, channel))
@@ -148,6 +161,21 @@ def main(channel_fd: int, listening_fd: int | None = None) -> int:
         return 1
     finally:
         logs.flush()
+
+
+def _run_helper(helper: Helper, channel: socket.socket) -> int:
+    # A service manager's SIGTERM also reaches this process, while others may still need it.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, BLOCKED)
+    channel.sendall(b"ready\n")
+    try:
+        helper(channel)
+    except EngageError:
+        raise
+    except Exception:
+        _log.exception("the process of the storage ends because of an unexpected error")
+        return 1
+    return 0
 
 
 async def _run_worker(setup: Setup, sock: socket.socket, channel: socket.socket) -> int:
@@ -163,7 +191,7 @@ async def _run_worker(setup: Setup, sock: socket.socket, channel: socket.socket)
         sock,
         number=setup.number,
         server_running=setup.server_running,
-        server_started=setup.server_started,
+        supervised=True,
         serves_metrics=setup.serves_metrics,
         shares=shares,
         ready=lambda: writer.write(b"ready\n"),
@@ -185,6 +213,7 @@ async def _run_loader(setup: Setup, channel: socket.socket) -> int:
         load_plugins(),
         number=setup.number,
         server_running=setup.server_running,
+        supervised=True,
         ready=lambda: writer.write(b"ready\n"),
         report=report,
     )
@@ -201,7 +230,6 @@ async def _run_console(setup: Setup, channel: socket.socket) -> int:
         setup.config,
         load_plugins(),
         server_running=setup.server_running,
-        server_started=setup.server_started,
         link_hash=setup.console.link_hash,
         ready=lambda url: writer.write(b"ready " + json.dumps(url).encode() + b"\n"),
     )
@@ -232,4 +260,4 @@ async def _run(
 
 
 if __name__ == "__main__":
-    sys.exit(main(*map(int, sys.argv[1:])))
+    sys.exit(main(*map(int, sys.argv[2:])))

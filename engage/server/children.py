@@ -25,7 +25,7 @@ __all__ = ["Child", "start_child"]
 
 @dataclasses.dataclass(eq=False, slots=True)
 class Child:
-    """A child process: a worker, or the console."""
+    """A child process."""
 
     setup: Setup
     process: asyncio.subprocess.Process
@@ -67,7 +67,7 @@ async def start_child(setup: Setup, inherited: Sequence[socket.socket] = ()) -> 
     sockets = [sock.fileno() for sock in inherited]
     shares = [] if setup.shares is None else [setup.shares]
     environment = dict(os.environ)
-    if setup.console is not None:
+    if setup.kind in ("console", "helper"):
         # The metrics are those of the workers.
         environment.pop(SHARED_FOLDER_VARIABLE, None)
     with theirs:
@@ -77,7 +77,8 @@ async def start_child(setup: Setup, inherited: Sequence[socket.socket] = ()) -> 
         try:
             process = await asyncio.create_subprocess_exec(
                 sys.executable,
-                *("-m", "engage.server.child", str(theirs.fileno()), *map(str, sockets)),
+                *("-m", "engage.server.child", setup.kind),
+                *map(str, (theirs.fileno(), *sockets)),
                 stdin=asyncio.subprocess.DEVNULL,
                 pass_fds=(*sockets, *shares, theirs.fileno()),
                 env=environment,

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Run the server: one listening socket, and the processes that answer requests on it.
 
-This process is the parent (:mod:`engage.server.supervisor`): it holds the socket, starts the
-workers, which inherit the socket, and the console, replaces those that die, and serves the metrics
-of several workers. The workers share only the socket, the connections that they hand to each other,
-the number of connections that each has, and the store.
+This process is the parent (:mod:`engage.server.supervisor`): it holds the socket, starts the helper
+process of the storage, the workers, which inherit the socket, and the console, replaces those that
+die, and serves the metrics of several workers. The workers share only the socket, the number of
+connections that each has, and the store.
 
 Windows has no such children: there this process answers the requests (:mod:`engage.server.worker`),
 and the console is started by hand.
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     import socket
     from collections.abc import Iterator
 
+    from engage.api import Helper
     from engage.config import Config
     from engage.registry import Registry
 
@@ -58,7 +59,8 @@ def serve(config: Config, registry: Registry) -> int:
         try:
             if sys.platform == "win32":
                 return _run_here(config, registry, sock)
-            return _supervise(config, sock, secrets)
+            helper = registry.make_storage(config).helper()
+            return _supervise(config, sock, secrets, helper)
         finally:
             sock.close()
     except (EngageError, OSError) as error:
@@ -104,7 +106,9 @@ def _run_here(config: Config, registry: Registry, sock: socket.socket) -> int:
         return runner.run(Worker(config, registry, sock).run())
 
 
-def _supervise(config: Config, sock: socket.socket, secrets: tuple[str, ...]) -> int:
+def _supervise(
+    config: Config, sock: socket.socket, secrets: tuple[str, ...], helper: Helper | None
+) -> int:
     folder = None
     if config.server.metrics_port is not None and config.server.workers > 1:
         # A new folder, so that metrics of an earlier run are not counted. The variable must be set
@@ -113,7 +117,9 @@ def _supervise(config: Config, sock: socket.socket, secrets: tuple[str, ...]) ->
         os.environ[SHARED_FOLDER_VARIABLE] = folder
     try:
         with asyncio.Runner() as runner:
-            return runner.run(Supervisor(config, sock, secrets, count=config.server.workers).run())
+            count = config.server.workers
+            supervisor = Supervisor(config, sock, secrets, count=count, helper=helper)
+            return runner.run(supervisor.run())
     finally:
         if folder is not None:
             shutil.rmtree(folder, ignore_errors=True)

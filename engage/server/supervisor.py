@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The parent of the workers and the console: starts them, replaces those that die, stops them.
+"""The parent of the server's processes: starts them, replaces those that die, stops them.
 
-The first worker is started alone, because it creates the store if there is none. If it cannot
-start, neither can the others, and the server exits with its error. A worker that dies later is
-replaced after a pause, which doubles while the replacements die early. After ten deaths within a
-minute restarts do not help: the server exits with status 1, so that a service manager notices. The
-console is not counted: see :mod:`engage.server.console_keeper`.
+The helper process of the storage starts first and ends last, because the others need it. The first
+worker is started alone, because it creates the store if there is none. If it cannot start, neither
+can the others, and the server exits with its error. A worker that dies later is replaced after a
+pause, which doubles while the replacements die early. After ten deaths within a minute restarts do
+not help: the server exits with status 1, so that a service manager notices. The helper process and
+the console are not counted: see :mod:`engage.server.keepers`.
 """
 
 from __future__ import annotations
@@ -24,11 +25,12 @@ from engage.http1.shares import Shares, make_shares
 from engage.http1.sockets import url_of
 from engage.server.child import Setup
 from engage.server.children import Child, start_child
-from engage.server.console_keeper import ConsoleKeeper
+from engage.server.keepers import ConsoleKeeper, HelperKeeper
 from engage.server.metrics_endpoint import forget_process, serve_shared_metrics
 from engage.server.worker import handle_signals
 
 if TYPE_CHECKING:
+    from engage.api import Helper
     from engage.config import Config
 
 __all__ = ["Supervisor"]
@@ -46,6 +48,9 @@ MAX_RESTART_PAUSE: Final = 5.0
 KILL_DELAY: Final = 5.0
 #: Seconds that the console has to stop after the workers have stopped.
 CONSOLE_SECONDS: Final = 3.0
+#: Seconds that the helper process of the storage has after that: SQLite's may have to copy a log of
+#: 256 MiB.
+HELPER_SECONDS: Final = 10.0
 
 
 class Supervisor:
@@ -55,13 +60,20 @@ class Supervisor:
         decide how long they accept connections. ``None`` for loaders, which have none.
     :param secrets: strings that the workers mask in the log.
     :param count: the number of workers.
+    :param helper: what the helper process of the storage runs, if it needs one.
     """
 
     #: The name of a process in the log.
     what: ClassVar[str] = "worker"
 
     def __init__(
-        self, config: Config, sock: socket.socket | None, secrets: tuple[str, ...], *, count: int
+        self,
+        config: Config,
+        sock: socket.socket | None,
+        secrets: tuple[str, ...],
+        *,
+        count: int,
+        helper: Helper | None = None,
     ) -> None:
         self._config = config
         self._sock = sock
@@ -72,7 +84,6 @@ class Supervisor:
         self._stopping = asyncio.Event()
         self._failed = False
         self._server_running = False
-        self._started = time.monotonic()
         self._shares_file = make_shares(count)
         #: Whether several workers accept connections of the socket.
         self._shared = sock is not None and count > 1
@@ -80,7 +91,11 @@ class Supervisor:
         self._shares = Shares(self._shares_file.fileno(), 0)
         self._console: ConsoleKeeper | None = None
         if sock is not None and config.console is not None:
-            self._console = ConsoleKeeper(config, secrets, self._started)
+            self._console = ConsoleKeeper(Setup(config, 0, True, secrets))
+        self._helper: HelperKeeper | None = None
+        if helper is not None:
+            self._helper = HelperKeeper(Setup(config, 0, True, secrets, helper=helper))
+        self._helping: asyncio.Task[None] | None = None
 
     async def run(self) -> int:
         """Run the workers until a signal arrives, or until too many of them have died.
@@ -92,6 +107,8 @@ class Supervisor:
         with contextlib.ExitStack() as stack:
             self._open_services(stack)
             try:
+                if self._helper is not None:
+                    self._helping = asyncio.create_task(self._helper.run())
                 first = await self._start_worker(0)
                 await self._wait_for_first(first)
                 keepers = [asyncio.create_task(self._keep_running(0, first))]
@@ -105,6 +122,7 @@ class Supervisor:
                 return await self._drain(keepers, running)
             finally:
                 self._kill_all()
+                await self._end_helper()
 
     async def _wait_for_first(self, child: Child) -> None:
         stop = asyncio.create_task(self._stopping.wait())
@@ -143,7 +161,6 @@ class Supervisor:
             self._config,
             number,
             self._server_running,
-            self._started,
             self._secrets,
             serves_metrics=self._count == 1,
             shares=self._shares_file.fileno()
@@ -216,6 +233,7 @@ class Supervisor:
         return True
 
     def _kill_all(self) -> None:
+        """Kill the workers and the console; the helper process ends with this one at the latest."""
         for child in self._children:
             child.kill()
         if self._console is not None:
@@ -245,5 +263,18 @@ class Supervisor:
             await asyncio.wait([console], timeout=CONSOLE_SECONDS)
             if not console.done():
                 _log.warning("the console did not stop in time and was killed")
+                self._kill_all()
+        await self._end_helper()
         _log.info("stopped")
         return 1 if self._failed else 0
+
+    async def _end_helper(self) -> None:
+        """End the helper process. Idempotent."""
+        if self._helper is None or self._helping is None:
+            return
+        self._helper.stop()
+        await asyncio.wait([self._helping], timeout=HELPER_SECONDS)
+        if not self._helping.done():
+            _log.warning("%s did not stop in time and was killed", self._helper.what)
+            self._helper.kill()
+            await asyncio.wait([self._helping])

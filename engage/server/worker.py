@@ -73,7 +73,7 @@ class Worker:
     :param server_running: whether the server was running before this worker. Then there has been a
         store, and the worker starts even if the store cannot be opened now, just as the other
         workers go on.
-    :param server_started: see :attr:`engage.api.StorageContext.server_started`.
+    :param supervised: see :attr:`engage.api.StorageContext.supervised`.
     :param serves_metrics: whether it serves the metrics although it has a parent.
     :param shares: how many connections the other workers have; ``None`` if there are no others.
     :param ready: called once when requests are answered.
@@ -87,7 +87,7 @@ class Worker:
         *,
         number: int | None = None,
         server_running: bool = False,
-        server_started: float | None = None,
+        supervised: bool = False,
         serves_metrics: bool = False,
         shares: Shares | None = None,
         ready: Callable[[], None] | None = None,
@@ -97,7 +97,7 @@ class Worker:
         self._sock = sock
         self._number = number
         self._server_running = server_running
-        self._server_started = server_started
+        self._supervised = supervised
         self._serves_metrics = serves_metrics or number is None
         self._shares = shares
         self._ready = ready
@@ -131,7 +131,7 @@ class Worker:
             self._registry,
             metrics,
             had_store=self._server_running,
-            server_started=self._server_started,
+            supervised=self._supervised,
         )
         async with contextlib.AsyncExitStack() as stack:
             stack.callback(self._flush)

@@ -54,7 +54,7 @@ KEY_BYTES: Final = 16
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """The settings of the writer and the reader; plain values, so that a process can get them."""
+    """The settings of the writer and the reader; plain values, so that a helper can get them."""
 
     path: str
     #: Nothing is written while the disk has fewer free bytes.

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The operations of the writer: each is one transaction, and durable when its method returns.
 
-Synchronous, with plain values as arguments and results: it runs in a thread or in a process.
+Synchronous, with plain values as arguments and results: the writer calls it in its loop.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import sqlite3
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 from engage.api import (
@@ -37,9 +37,8 @@ IDLE: Final = 1.0
 class Engine(Transactions):
     """The operations of the writer."""
 
-    def __init__(self, settings: Settings, still_owner: Callable[[], bool] = lambda: True) -> None:
-        """:param still_owner: see :class:`Transactions`."""
-        super().__init__(settings, still_owner)
+    def __init__(self, settings: Settings) -> None:
+        super().__init__(settings)
         self._checkpoints = Checkpoints(settings)
         #: When events were written.
         self._last_write = 0.0
@@ -125,7 +124,7 @@ class Engine(Transactions):
         keys.require_room()
         with self._transaction() as db:
             if not keys.is_taken_over:
-                self._take_over(db)
+                keys.take_over(db)
             duplicates = events.existing(db, keys.candidates(db, batch.rows.keys()))
             new = [key for key in batch.rows if key not in duplicates] if duplicates else batch.rows
             events.insert_new(db, [batch.rows[key] for key in new], keys.next_number)

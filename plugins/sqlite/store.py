@@ -22,6 +22,7 @@ from engage.api import (
     EventFilter,
     EventStore,
     GroupProfile,
+    Helper,
     Outcome,
     Page,
     ProfileStore,
@@ -54,10 +55,12 @@ class SqliteStorage(
 ):
     """The storage that keeps everything in one SQLite file."""
 
-    def __init__(self, settings: Settings, *, had_store: bool = False) -> None:
-        """:param had_store: see :attr:`StorageContext.had_store`."""
+    def __init__(
+        self, settings: Settings, *, had_store: bool = False, supervised: bool = False
+    ) -> None:
+        """:param had_store: see :class:`StorageContext`, also for ``supervised``."""
         self._settings = settings
-        self._writer = Writer(settings, had_store=had_store)
+        self._writer = Writer(settings, had_store=had_store, supervised=supervised)
         self._reader = Reader(settings)
         self._reader_thread: WorkerThread | None = None
         self.dropped_changes = 0
@@ -81,6 +84,7 @@ class SqliteStorage(
                 writer=options.get("writer", "auto"),
             ),
             had_store=context.had_store,
+            supervised=context.supervised,
         )
 
     # ------------------------------------------------------------------------------ life
@@ -107,6 +111,9 @@ class SqliteStorage(
             reader, self._reader = self._reader, Reader(self._settings)
             await thread.stop(reader.drop)
         await self._writer.close()
+
+    def helper(self) -> Helper | None:
+        return self._writer.helper()
 
     async def check(self) -> None:
         await self._writer.call(operations.CHECK)

@@ -8,7 +8,7 @@ import os
 import shutil
 import sqlite3
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Final
 
 from engage.api import StorageIncompatible, StorageMissing, StorageUnavailable
@@ -39,20 +39,11 @@ _READERS_WAIT: Final = 0.2
 _LOCK_SHARE: Final = 0.75
 
 
-class SupersededError(StorageUnavailable):
-    """Another process writes to the store now; this one must end."""
-
-
 class Transactions(Session):
     """The writing connection."""
 
-    def __init__(self, settings: Settings, still_owner: Callable[[], bool] = lambda: True) -> None:
-        """
-        :param still_owner: returns whether this process is still the writer of the store; called
-            when the store is taken over, at first and after another program has written to it.
-        """
+    def __init__(self, settings: Settings) -> None:
         super().__init__(settings, readonly=False)
-        self._still_owner = still_owner
         self.keys = Keys(settings.path)
         self._profiles = Profiles(settings.limits, settings.identifiers)
         #: Set by an I/O error: earlier commits may be in memory only. A checkpoint reads and syncs
@@ -64,7 +55,7 @@ class Transactions(Session):
         #: wrote and did not sync, and a duplicate of that must not be acknowledged.
         self._has_committed = False
         self._serving = False
-        #: Whether a server prepares the tables, which takes a while if the store is large.
+        #: Whether the tables or the log are being changed, which takes a while if they are large.
         self.is_preparing = False
 
     # ----------------------------------------------------------------------------- opening
@@ -73,6 +64,9 @@ class Transactions(Session):
 
         :param serving: from now on users are looked up by the traits that this config declares.
         """
+        if serving and not self._serving:
+            # A command opened it before.
+            self.drop()
         self._serving = serving
         path = self.settings.path
         deadline = time.monotonic() + self.settings.timeout * _LOCK_SHARE
@@ -99,12 +93,12 @@ class Transactions(Session):
                 self._refuse_orphaned(has_log)
                 create_file(path)
             self._create(has_log)
-        self.connection()
+        self._connected()
         # A store that is only read must be readable while the disk is full: then the first write
         # commits.
         if self._serving and (not self._has_committed or self._needs_checkpoint):
             with self._transaction(needs_space=False) as db:
-                self._take_over(db)
+                self.keys.take_over(db)
 
     def _refuse_orphaned(self, has_log: bool) -> None:
         if has_log:
@@ -190,7 +184,6 @@ class Transactions(Session):
     def _begin_as_writer(self) -> sqlite3.Connection:
         """Begin a transaction, on a new connection if another program has written to the store.
 
-        :raises SupersededError: if another writer took the store over.
         :raises StorageIncompatible: if a newer version of engage has changed the tables.
         """
         db = self._connected()
@@ -200,28 +193,19 @@ class Transactions(Session):
             db.execute("ROLLBACK")
             self.keys.reset()
             self.drop()
-            self._require_owner()
             db = self._connected()
             self._begin(db)
         schema.require_readable(db)
         return db
 
-    def _take_over(self, db: sqlite3.Connection) -> None:
-        """Become the writer, in a transaction.
-
-        :raises SupersededError: if another process is.
-        """
-        self._require_owner()
-        self.keys.take_over(db)
-
-    def _require_owner(self) -> None:
-        if not self._still_owner():
-            raise SupersededError(f"{self.settings.path}: another process writes to it now")
-
     def _connected(self) -> sqlite3.Connection:
         db = self.connection()
         if self._needs_checkpoint:
-            self._checkpoint_everything(db)
+            self.is_preparing = True
+            try:
+                self._checkpoint_everything(db)
+            finally:
+                self.is_preparing = False
         return db
 
     def _begin(self, db: sqlite3.Connection) -> None:

@@ -26,21 +26,12 @@ class WorkerThread:
     stops waiting continues, and its result is discarded: every call can be made again.
     """
 
-    def __init__(
-        self,
-        name: str,
-        *,
-        timeout: float,
-        after: Callable[[], None] | None = None,
-        interrupt: Callable[[], None] | None = None,
-    ) -> None:
+    def __init__(self, name: str, *, timeout: float, interrupt: Callable[[], None]) -> None:
         """
         :param timeout: seconds that a caller waits, including the time until its call is made.
-        :param after: called in the thread after each call, when the result is on its way.
-        :param interrupt: called to end a call that takes too long; by default it continues.
+        :param interrupt: called to end a call that takes too long.
         """
         self._timeout = timeout
-        self._after = after
         self._interrupt = interrupt
         self._current: _Call | None = None
         self._calls: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
@@ -48,38 +39,26 @@ class WorkerThread:
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
-    @property
-    def alive(self) -> bool:
-        """Whether the thread is still running."""
-        return self._thread.is_alive()
-
-    async def call(
-        self, function: Callable[..., Result], *arguments: Any, seconds: float | None = None
-    ) -> Result:
+    async def call(self, function: Callable[..., Result], *arguments: Any) -> Result:
         """Call a function in the thread, and return its result.
 
-        :param seconds: how long to wait for the result; by default as long as the thread allows.
         :raises StorageUnavailable: if there is no result in time.
         """
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Result] = loop.create_future()
-        seconds = self._timeout if seconds is None else seconds
-        deadline = time.monotonic() + seconds
-        call = _Call(loop, future, function, arguments, deadline)
+        call = _Call(loop, future, function, arguments, time.monotonic() + self._timeout)
         self._calls.put(call)
         try:
-            async with asyncio.timeout(None if seconds == float("inf") else seconds):
+            async with asyncio.timeout(self._timeout):
                 return await future
         except TimeoutError:
-            if self._interrupt is not None and self._current is call:
+            if self._current is call:
                 self._interrupt()
-            raise StorageUnavailable(f"no answer within {seconds:g} s") from None
+            raise StorageUnavailable(f"no answer within {self._timeout:g} s") from None
 
-    async def stop(self, last: Callable[[], None]) -> bool:
-        """Make the calls that are waiting, then ``last``, and end the thread.
-
-        :return: whether that was done in time.
-        """
+    async def stop(self, last: Callable[[], None]) -> None:
+        """Make the calls that are waiting, then ``last``, and end the thread, if it does so in
+        time."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[None] = loop.create_future()
         self._calls.put(_Call(loop, future, last, (), float("inf")))
@@ -87,8 +66,6 @@ class WorkerThread:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._timeout):
                 await future
-                return True
-        return False
 
     def _run(self) -> None:
         while (call := self._calls.get()) is not None:
@@ -96,11 +73,6 @@ class WorkerThread:
             call.make()
             # Otherwise the result would stay in memory until the next call.
             self._current = call = None
-            if self._after is not None:
-                try:
-                    self._after()
-                except Exception:
-                    _log.exception("SQLite: maintenance between two calls failed")
 
 
 class _Call:

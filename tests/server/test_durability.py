@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import random
 import signal
@@ -17,15 +16,13 @@ from typing import Any
 
 import pytest
 
-from engage_plugins.sqlite.writer.lock import read_note
 from support.exactly_once import check_exactly_once
-from support.processes import parent_of
 from support.server_process import SQLITE, Server, start_server
 from support.traffic import Sender, Traffic, expected_groups, expected_users, send_all
 from support.waiting import wait_for
 
-#: Workers, where they write, and what is killed: the ``server`` with its workers (and, by chance,
-#: the writer process), the ``writer`` process, or the ``worker`` that started it.
+#: Workers, where they write, and what is killed: the ``server`` with all of its processes, the
+#: ``writer`` process, or a ``worker``.
 CASES = [
     (1, "thread", "server"),
     (1, "process", "server"),
@@ -89,21 +86,12 @@ def test_acknowledged_events_survive_kills_and_are_stored_once(
 
 
 def _kill(server: Server, victim: str, chance: random.Random) -> None:
-    note = read_note(str(server.database))
-    assert note is not None
     if victim == "server":
-        also = not note.thread and chance.random() < 0.5
         server.kill()
-        if also:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(note.pid, signal.SIGKILL)
     elif victim == "writer":
-        os.kill(note.pid, signal.SIGKILL)
+        os.kill(server.helper, signal.SIGKILL)
     else:
-        # If the worker that started the writer is dead already, it is another one.
-        parent = parent_of(note.pid)
-        workers = server.workers()
-        os.kill(parent if parent in workers else chance.choice(sorted(workers)), signal.SIGKILL)
+        os.kill(chance.choice(sorted(server.workers())), signal.SIGKILL)
 
 
 def _ids(requests: list[Any]) -> set[str]:

@@ -19,7 +19,6 @@ import pytest
 
 from support import mongo
 from support.connections import Connection, one_to_each_worker
-from support.processes import children
 from support.server_process import KEY, SQLITE, Server, config_text
 from support.waiting import wait_for
 
@@ -123,12 +122,10 @@ def test_keys_are_followed_by_each_worker_of_each_host(tmp_path: Path, storage: 
         assert [one.send(path, None, "GET")[0] for one in connections] == [401] * 4
         assert [one.status(second) for one in connections] == [200] * 4
         # A worker that starts later refuses it from its first request on.
-        assert servers[0].process is not None
-        parent = servers[0].process.pid
-        before = children(parent)
+        before = servers[0].workers()
         victim = next(pid for pid in stack.enter_context(one_to_each_worker(servers[0])))
         os.kill(victim, signal.SIGKILL)
-        wait_for(lambda: len(children(parent)) == len(before) and victim not in children(parent))
+        wait_for(lambda: len(now := servers[0].workers()) == len(before) and victim not in now)
         with one_to_each_worker(servers[0]) as fresh:
             assert victim not in fresh
             assert [one.status(key) for one in fresh.values()] == [403, 403]
@@ -178,13 +175,11 @@ def test_with_the_store_away_at_the_start_no_key_is_refused(tmp_path: Path) -> N
     ):
         key = add_key(server, "ios")
         change(server, "disable", "website")
-        assert server.process is not None
-        parent = server.process.pid
-        before = children(parent)
+        before = server.workers()
         away.kill()
         for pid in before:
             os.kill(pid, signal.SIGKILL)
-        wait_for(lambda: len(children(parent) - before) == 2)
+        wait_for(lambda: len(server.workers() - before) == 2)
 
         def status(key: str) -> int:
             try:

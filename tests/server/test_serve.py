@@ -22,7 +22,7 @@ from engage.config import Config, LogConfig, Selected, StorageConfig, Workspace,
 from engage.registry import Registry
 from engage.registry.discovery import Discovered, Registered
 from engage.server.serve import secrets_of
-from support.processes import alive, children, descendants
+from support.processes import alive, descendants
 from support.server_process import KEY, SECRET, SQLITE, Server, config_text, start_server
 from support.waiting import DEADLINE, wait_for
 
@@ -120,7 +120,7 @@ def test_requests_are_answered_and_connections_closed_during_the_delay(
             assert status == 200
             assert "\r\nconnection: close" in head
         # The second signal ends the server at once, although the delay has only begun.
-        workers_there = children(server.process.pid) if server.process else set()
+        workers_there = server.workers()
         server.signal(signal.SIGTERM)
         assert server.wait() == 1
         wait_for(lambda: not any(map(alive, workers_there)), what="the workers to end")
@@ -276,12 +276,10 @@ def test_a_system_that_allows_too_few_files_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_worker_that_dies_is_replaced(tmp_path: Path, workers: int) -> None:
     with start_server(tmp_path, workers=workers) as server:
-        assert server.process is not None
-        parent = server.process.pid
-        before = wait_for(lambda: (now := children(parent)) and len(now) == workers and now)
+        before = wait_for(lambda: (now := server.workers()) and len(now) == workers and now)
         victim = min(before)
         os.kill(victim, signal.SIGKILL)
-        wait_for(lambda: victim not in children(parent) and len(children(parent)) == workers)
+        wait_for(lambda: victim not in server.workers() and len(server.workers()) == workers)
         died = [line for line in server.lines() if "died" in line["message"]]
         assert [(line["level"], line["pid"]) for line in died] == [("error", victim)]
         for number in range(10):
@@ -295,11 +293,9 @@ def test_a_worker_that_dies_is_replaced(tmp_path: Path, workers: int) -> None:
 
 def test_a_worker_that_is_told_to_end_is_replaced_without_an_error(tmp_path: Path) -> None:
     with start_server(tmp_path, workers=2) as server:
-        assert server.process is not None
-        parent = server.process.pid
-        before = wait_for(lambda: len(now := children(parent)) == 2 and now)
+        before = wait_for(lambda: len(now := server.workers()) == 2 and now)
         os.kill(min(before), signal.SIGTERM)
-        wait_for(lambda: len(now := children(parent)) == 2 and min(before) not in now)
+        wait_for(lambda: len(now := server.workers()) == 2 and min(before) not in now)
         ended = [line for line in server.lines() if "has ended" in line["message"]]
         assert [(line["level"], line["pid"]) for line in ended] == [("warning", min(before))]
         assert not [line for line in server.lines() if line["level"] == "error"]
@@ -310,22 +306,20 @@ def test_a_new_worker_waits_for_a_store_that_is_away(tmp_path: Path) -> None:
     """It does not create another store, and it does not end until the server would give up."""
     path, away = tmp_path / "engage.db", tmp_path / "away.db"
     with start_server(tmp_path, workers=2) as server:
-        assert server.process is not None
-        parent = server.process.pid
         assert server.track("before").status_code == 200
-        wait_for(lambda: len(children(parent)) == 2)
+        wait_for(lambda: len(server.workers()) == 2)
         path.rename(away)
-        victims = children(parent)
+        victims = server.workers()
         for victim in victims:
             os.kill(victim, signal.SIGKILL)
         wait_for(lambda: sum("cannot be opened" in line["message"] for line in server.lines()) >= 2)
-        started = wait_for(lambda: len(new := children(parent) - victims) == 2 and new)
+        started = wait_for(lambda: len(new := server.workers() - victims) == 2 and new)
         wait_for(lambda: server.track("during").status_code == 503)
         assert not path.exists()
         away.rename(path)
         wait_for(lambda: server.track("after").status_code == 200)
         wait_for(lambda: httpx.get(f"{server.url}/readyz").status_code == 200)
-        assert children(parent) == started, server.lines()
+        assert server.workers() == started, server.lines()
         assert [event["messageId"] for event in server.export()] == ["before", "after"]
         assert server.stop() == 0
 
@@ -338,10 +332,10 @@ def test_ten_deaths_in_a_minute_end_the_server(tmp_path: Path) -> None:
         killed: set[int] = set()
         while parent.poll() is None:
             wait_for(
-                lambda: parent.poll() is not None or children(parent.pid) - killed,
+                lambda: parent.poll() is not None or server.workers() - killed,
                 what="a new worker",
             )
-            for pid in children(parent.pid) - killed:
+            for pid in server.workers() - killed:
                 killed.add(pid)
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
@@ -352,15 +346,12 @@ def test_ten_deaths_in_a_minute_end_the_server(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_killed_server_leaves_no_process(tmp_path: Path, workers: int) -> None:
-    storage = f'{SQLITE}writer = "process"\n'
-    with start_server(tmp_path, workers=workers, storage=storage) as server:
-        assert server.process is not None
-        parent = server.process.pid
-        wait_for(lambda: len(children(parent)) == workers, what="all workers")
+    with start_server(tmp_path, workers=workers) as server:
+        wait_for(lambda: len(server.workers()) == workers, what="all workers")
         assert server.track("before").status_code == 200
-        # The store has a separate process, too.
-        family = descendants(parent)
-        assert len(family) > workers
+        assert server.process is not None
+        family = descendants(server.process.pid)
+        assert server.helper in family
         port = server.port
         server.signal(signal.SIGKILL)
         assert server.wait() == -signal.SIGKILL
@@ -427,8 +418,7 @@ def test_counts_of_a_dead_worker_stay_and_a_restart_begins_at_zero(tmp_path: Pat
         assert server.track("m").status_code == 200
         name = 'engage_events_total{outcome="stored",type="track"}'
         wait_for(lambda: _value(server.metrics(), name) == 1)
-        parent = server.process.pid
-        for victim in children(parent):
+        for victim in server.workers():
             os.kill(victim, signal.SIGKILL)
         wait_for(lambda: server.lines()[-1] and server.log().count(" died ") == 2)
         assert _value(server.metrics(), name) == 1

@@ -133,7 +133,7 @@ class _Registry:
         return getattr(registry(), name)
 
     def make_storage(
-        self, config: Config, *, had_store: bool = False, server_started: float | None = None
+        self, config: Config, *, had_store: bool = False, supervised: bool = False
     ) -> EventStore:
         """Return the storage of the test."""
         return self._store

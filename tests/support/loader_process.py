@@ -82,7 +82,7 @@ class Loaders(Server):
 
 def _is_loader(pid: int) -> bool:
     try:
-        return b"engage.server.child" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        return b"engage.server.child\0loader" in Path(f"/proc/{pid}/cmdline").read_bytes()
     except (FileNotFoundError, ProcessLookupError):
         return False
 

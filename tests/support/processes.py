@@ -18,14 +18,6 @@ def alive(pid: int) -> bool:
     return state not in "ZX"
 
 
-def parent_of(pid: int) -> int:
-    """Return the id of the process that started ``pid``, or adopted it; 0 if there is none."""
-    try:
-        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-    except (FileNotFoundError, ProcessLookupError):
-        return 0
-
-
 def children(pid: int) -> set[int]:
     """Return the ids of the living processes that ``pid`` started."""
     found: set[int] = set()

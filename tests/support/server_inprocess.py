@@ -123,10 +123,10 @@ class Meddling:
         return getattr(registry(), name)
 
     def make_storage(
-        self, config: Config, *, had_store: bool = False, server_started: float | None = None
+        self, config: Config, *, had_store: bool = False, supervised: bool = False
     ) -> EventStore:
         """See :meth:`engage.registry.Registry.make_storage`."""
-        store = registry().make_storage(config, had_store=had_store, server_started=server_started)
+        store = registry().make_storage(config, had_store=had_store, supervised=supervised)
         self._meddle(store)
         return store
 

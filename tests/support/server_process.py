@@ -125,7 +125,7 @@ class Server:
 
     def workers(self) -> set[int]:
         """Return the process ids of the workers."""
-        return {pid for pid in self._children() if _arguments(pid) == 2}
+        return {pid for pid in self.children() if _kind(pid) == "worker"}
 
     @property
     def worker(self) -> int:
@@ -135,9 +135,16 @@ class Server:
 
     def consoles(self) -> set[int]:
         """Return the process id of the console, if it runs."""
-        return {pid for pid in self._children() if _arguments(pid) == 1}
+        return {pid for pid in self.children() if _kind(pid) == "console"}
 
-    def _children(self) -> set[int]:
+    @property
+    def helper(self) -> int:
+        """Return the process id of the helper process of the storage."""
+        (pid,) = (pid for pid in self.children() if _kind(pid) == "helper")
+        return pid
+
+    def children(self) -> set[int]:
+        """Return the process ids of all children."""
         assert self.process is not None
         return children(self.process.pid)
 
@@ -254,14 +261,14 @@ class Server:
         return httpx.get(url, timeout=DEADLINE).text
 
 
-def _arguments(pid: int) -> int | None:
-    """Return how many file descriptors a child inherited; ``None`` if it is not a child."""
+def _kind(pid: int) -> str | None:
+    """Return what a child is, in one word; ``None`` if it is not a child."""
     try:
         line = Path(f"/proc/{pid}/cmdline").read_bytes().decode().rstrip("\0").split("\0")
     except (FileNotFoundError, ProcessLookupError):
         return None
     name = "engage.server.child"
-    return len(line) - line.index(name) - 1 if name in line else None
+    return line[line.index(name) + 1] if name in line else None
 
 
 def config_text(

@@ -25,7 +25,6 @@ from engage.testing.factories import store_all
 from engage_plugins.sqlite.connection import Settings
 from engage_plugins.sqlite.engine import Engine
 from engage_plugins.sqlite.store import SqliteStorage
-from engage_plugins.sqlite.writer.thread import WriterThread
 
 CONFIG = """
 [storage]
@@ -103,12 +102,10 @@ def settings(path: Path, **changes: Any) -> Settings:
 
 def engine_of(store: SqliteStorage) -> Engine:
     """Return the engine of a storage that writes in a thread."""
-    way = store._writer._backend
-    assert isinstance(way, WriterThread)
-    assert way._use is not None
-    engine = way._use.host._engine
-    assert engine is not None
-    return engine
+    thread = store._writer._thread
+    assert thread is not None
+    assert thread.server.scheduler is not None
+    return thread.server.scheduler.engine
 
 
 def large(name: str) -> Event:

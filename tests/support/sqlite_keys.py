@@ -10,7 +10,6 @@ import contextlib
 import sqlite3
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
 from engage.api import Status
 from engage.testing import event
@@ -19,9 +18,9 @@ from engage_plugins.sqlite.tables.events import row_of
 from support.sqlite import settings
 
 
-def opened(path: Path, owner: Any = lambda: True) -> Engine:
+def opened(path: Path) -> Engine:
     """Open (and create) a store as its writer."""
-    engine = Engine(settings(path), owner)
+    engine = Engine(settings(path))
     engine.open(True, True)
     return engine
 

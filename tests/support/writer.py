@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""SQLite stores that are written by a writer process, that process, and writes without a pause."""
+"""SQLite stores that other processes can write to, helper processes, and writes without a pause."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 from engage.api import Status, StorageContext
+from engage.config import load as load_config
+from engage.server.child import Setup
+from engage.server.keepers import HelperKeeper
 from engage.testing import event
 from engage.testing.factories import ids
 from engage_plugins.sqlite.store import SqliteStorage
-from engage_plugins.sqlite.writer.client import WriterClient
-from engage_plugins.sqlite.writer.lock import read_note
 from support.exactly_once import check_exactly_once
-from support.processes import alive
+from support.sqlite import config_file
 
 
 def make(
@@ -26,15 +27,18 @@ def make(
     timeout: float = 30,
     path: str = "engage.db",
     identifiers: tuple[str, ...] = (),
+    supervised: bool = False,
 ) -> SqliteStorage:
     """Make a storage; open it afterwards.
 
     :param identifiers: traits of the workspace ``acme``: part of the settings of a writer.
+    :param supervised: whether a :func:`helper` writes, and no thread of this process.
     """
     context = StorageContext(
         base_dir=tmp_path,
         identifiers={"acme": identifiers},
         write_timeout=timeout,
+        supervised=supervised,
     )
     return SqliteStorage.from_options(
         {"writer": writer, "path": path, "min_free_bytes": 0}, context
@@ -51,28 +55,37 @@ async def opened(store: SqliteStorage) -> AsyncIterator[SqliteStorage]:
         await store.close()
 
 
-def client_of(store: SqliteStorage) -> WriterClient:
-    """Return what connects a storage to the writer process."""
-    way = store._writer._backend
-    assert isinstance(way, WriterClient)
-    return way
+@contextlib.asynccontextmanager
+async def helper(tmp_path: Path) -> AsyncIterator[None]:
+    """Keep the helper process of a store running, as a server does."""
+    config = load_config(config_file(tmp_path, "helper"))
+    run = make(tmp_path).helper()
+    keeper = HelperKeeper(Setup(config, 0, True, (), helper=run))
+    keeping = asyncio.create_task(keeper.run())
+    try:
+        yield
+    finally:
+        keeper.stop()
+        await keeping
+
+
+@contextlib.asynccontextmanager
+async def helped(tmp_path: Path) -> AsyncIterator[SqliteStorage]:
+    """Open the store of a helper process that is kept running."""
+    async with (
+        helper(tmp_path),
+        opened(make(tmp_path, supervised=True)) as store,
+    ):
+        yield store
 
 
 def pid_of(store: SqliteStorage) -> int:
-    """Return the id of the writer process that a storage is connected to."""
-    pid: int = client_of(store).pid
-    assert pid
-    return pid
+    """Return the id of the process of the writer that a storage is connected to; 0: none now."""
+    channel = store._writer._channel
+    return 0 if channel is None else int(channel.welcome.pid)
 
 
-def holder(database: Path) -> int:
-    """Return the id of the process that holds the lock of a store, or held it last."""
-    note = read_note(str(database))
-    assert note is not None
-    return int(note.pid)
-
-
-async def until(condition: Callable[[], bool], seconds: float = 30) -> None:
+async def until(condition: Callable[[], bool], seconds: float = 60) -> None:
     """Wait until a condition holds."""
     end = time.monotonic() + seconds
     while not condition():
@@ -110,9 +123,8 @@ async def load(*stores: SqliteStorage) -> AsyncIterator[None]:
     """Write to stores inside of the context. No write may fail, and none may be lost."""
     loads = [Load(store, str(number)) for number, store in enumerate(stores)]
     tasks = [asyncio.ensure_future(one.run()) for one in loads]
-    try:
-        yield
-        # They go on after the last disturbance.
+
+    async def more() -> None:
         counts = [len(one.acknowledged) for one in loads]
         await until(
             lambda: (
@@ -123,6 +135,12 @@ async def load(*stores: SqliteStorage) -> AsyncIterator[None]:
                 )
             )
         )
+
+    try:
+        await more()
+        yield
+        # They go on after the last disturbance.
+        await more()
     finally:
         for one in loads:
             one.stop()
@@ -130,20 +148,3 @@ async def load(*stores: SqliteStorage) -> AsyncIterator[None]:
     stored = await ids(stores[0], limit=1000)
     acknowledged = {name for one in loads for name in one.acknowledged}
     check_exactly_once(stored, acknowledged, acknowledged)
-
-
-def disconnect(store: SqliteStorage) -> None:
-    """Cut the connection of a storage, if there is one."""
-    connection = client_of(store)._connection
-    if connection is not None:
-        connection.abort()
-
-
-async def together(*stores: SqliteStorage) -> int:
-    """Wait until all storages are connected to one living process, and return its id."""
-    await until(
-        lambda: (
-            len({client_of(store).pid for store in stores}) == 1 and alive(client_of(stores[0]).pid)
-        )
-    )
-    return pid_of(stores[0])

@@ -25,6 +25,7 @@ from engage.server.serve import secrets_of
 from engage.server.worker import new_event_loop
 
 if TYPE_CHECKING:
+    from engage.api import Helper
     from engage.config import Config
     from engage.registry import Registry
 
@@ -48,7 +49,7 @@ def load(config: Config, registry: Registry) -> int:
     try:
         if sys.platform == "win32":
             return _run_here(config, registry)
-        return _supervise(config, secrets)
+        return _supervise(config, secrets, registry.make_storage(config).helper())
     except (EngageError, OSError) as error:
         _log.error("cannot start: %s", error)
         return 1
@@ -64,7 +65,7 @@ def _run_here(config: Config, registry: Registry) -> int:
         return runner.run(LoaderProcess(config, registry).run())
 
 
-def _supervise(config: Config, secrets: tuple[str, ...]) -> int:
+def _supervise(config: Config, secrets: tuple[str, ...], helper: Helper | None) -> int:
     folder = None
     if log_section(config).load_port is not None:
         # As for the workers of a server: see engage.server.serve.
@@ -72,7 +73,7 @@ def _supervise(config: Config, secrets: tuple[str, ...]) -> int:
         os.environ[SHARED_FOLDER_VARIABLE] = folder
     try:
         with asyncio.Runner() as runner:
-            return runner.run(LoadSupervisor(config, secrets).run())
+            return runner.run(LoadSupervisor(config, secrets, helper).run())
     finally:
         if folder is not None:
             shutil.rmtree(folder, ignore_errors=True)

@@ -45,12 +45,18 @@ REPORT_SECONDS: Final = 1.0
 class Load:
     """A log, a store, and what loads the one into the other.
 
-    :param had_store: see :attr:`engage.api.StorageContext.had_store`.
+    :param had_store: see :class:`engage.api.StorageContext`, also for ``supervised``.
     :raises ConfigError: if the config has no log, or an option is wrong.
     """
 
     def __init__(
-        self, config: Config, registry: Registry, metrics: Metrics, *, had_store: bool = False
+        self,
+        config: Config,
+        registry: Registry,
+        metrics: Metrics,
+        *,
+        had_store: bool = False,
+        supervised: bool = False,
     ) -> None:
         self._settings = log_section(config)
         self._config = config
@@ -60,7 +66,7 @@ class Load:
         log = registry.make_log(config)
         assert log is not None
         self.log = log
-        self.store = registry.make_storage(config, had_store=had_store)
+        self.store = registry.make_storage(config, had_store=had_store, supervised=supervised)
         #: The time of this process.
         self.clock = Clock()
         self._observers = Observers(dict(registry.make_observers(config)), metrics)
@@ -140,6 +146,7 @@ class LoaderProcess:
         loader, as on Windows, so it also handles the signals and serves the endpoints.
     :param server_running: whether loaders were running before this one: then it waits for a store
         that it cannot open.
+    :param supervised: see :attr:`engage.api.StorageContext.supervised`.
     :param ready: called once when it begins to load.
     :param report: called each second with the state.
     """
@@ -151,6 +158,7 @@ class LoaderProcess:
         *,
         number: int | None = None,
         server_running: bool = False,
+        supervised: bool = False,
         ready: Callable[[], None] = lambda: None,
         report: Callable[[Mapping[str, Any]], None] = lambda _: None,
     ) -> None:
@@ -159,6 +167,7 @@ class LoaderProcess:
         self._registry = registry
         self._number = number
         self._server_running = server_running
+        self._supervised = supervised
         self._ready = ready
         self._report = report
         self._stop = asyncio.Event()
@@ -178,7 +187,13 @@ class LoaderProcess:
             handle_signals(self.stop)
         shown = self._settings.load_port is not None
         metrics = Metrics()
-        load = Load(self._config, self._registry, metrics, had_store=self._server_running)
+        load = Load(
+            self._config,
+            self._registry,
+            metrics,
+            had_store=self._server_running,
+            supervised=self._supervised,
+        )
         async with contextlib.AsyncExitStack() as stack:
             stack.push_async_callback(load.close)
             await load.open()

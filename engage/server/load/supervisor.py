@@ -18,6 +18,7 @@ from engage.server.load.endpoints import log_section, serve_endpoints
 from engage.server.supervisor import Supervisor
 
 if TYPE_CHECKING:
+    from engage.api import Helper
     from engage.config import Config
 
 __all__ = ["LoadSupervisor"]
@@ -32,13 +33,14 @@ class LoadSupervisor(Supervisor):
     """Keeps ``config.log.loaders`` loaders running.
 
     :param config: with ``[log]``.
+    :param helper: see :class:`Supervisor`.
     """
 
     what: ClassVar[str] = "loader"
 
-    def __init__(self, config: Config, secrets: tuple[str, ...]) -> None:
+    def __init__(self, config: Config, secrets: tuple[str, ...], helper: Helper | None) -> None:
         self._settings = log_section(config)
-        super().__init__(config, None, secrets, count=self._settings.loaders)
+        super().__init__(config, None, secrets, count=self._settings.loaders, helper=helper)
 
     def _open_services(self, stack: contextlib.ExitStack) -> None:
         if self._settings.load_port is None:
@@ -70,7 +72,6 @@ class LoadSupervisor(Supervisor):
             self._config,
             number,
             self._server_running,
-            self._started,
             self._secrets,
             loads=True,
         )

@@ -1,20 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The process that makes all writes of a host, and its clients.
+"""The one writer of a store, and its clients.
 
 =================  ============================================================
-``writer.py``      what the storage calls for all writes
-``client.py``      finds or starts the process, and sends it requests
-``link.py``        the client's connection to it
-``start.py``       starting the process
-``process.py``     the process: its signals, its user, its log
-``server.py``      the loop of the process
-``turns.py``       the requests of all clients, in turns
-``peer.py``        a client, as the loop sees it
-``listening.py``   its listening socket
-``host.py``        runs operations on the engine, with the settings that apply
-``thread.py``      a thread that writes instead of the process
-``usage.py``       its memory and processor time, for the metrics
+``writer.py``      what the storage calls for all writes: a client
+``channel.py``     the client's connection to the writer
+``server.py``      the writer: its loop, in the helper process or in a thread
+``scheduler.py``   the requests of all clients, in turns, on the engine
+``session.py``     a client, as the writer sees it
 ``lock.py``        the lock that makes one process the writer
+``sockets.py``     the socket of the writer, and who is at the other end
 ``protocol.py``    the messages
 ``operations.py``  the requests: their names and types
 =================  ============================================================

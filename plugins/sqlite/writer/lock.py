@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The lock that makes one process the writer of a store, and the note in its file.
+"""The lock that makes one server the writer of a store.
 
 The lock is a file beside the store, locked by ``flock``: the system releases it when the process
-that holds it ends, however it ends. The file itself stays. The note in it is for messages. No
-process waits for the lock: a client that does not get it connects to the process that has it.
+that holds it ends, however it ends. The file itself stays. It names the holder, for messages.
 """
 
 from __future__ import annotations
@@ -11,27 +10,22 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from typing import Final
-
-import msgspec
+from typing import Final, NamedTuple
 
 from engage.api import StorageUnavailable
 
 from ..connection import unavailable
 
-#: Size of the note in bytes. It is always written as a whole: a shorter note replaces a longer one.
-_NOTE_BYTES: Final = 1024
+#: Size of the content in bytes. It is always written as a whole: a shorter one replaces a longer.
+_CONTENT_BYTES: Final = 64
 
 
-class Note(msgspec.Struct):
-    """What the holder of the lock writes into its file, as JSON."""
+class Holder(NamedTuple):
+    """The holder of a lock, or the last one."""
 
-    #: The process that holds the lock, for messages.
     pid: int
-    #: The writer is a thread of the process, so no other process can write.
-    thread: bool = False
-    #: The unexpected error because of which the writer ended.
-    failure: str = ""
+    #: Whether it writes in a thread that no other process can reach.
+    alone: bool
 
 
 class WriterLock:
@@ -42,17 +36,17 @@ class WriterLock:
         :param store: the real path of the store.
         :param descriptor: of the locked file.
         """
-        self.store = store
-        self.descriptor = descriptor
+        self._path = lock_path(store)
+        self._descriptor = descriptor
 
     @classmethod
-    def acquire(cls, store: str) -> WriterLock | None:
+    def acquire(cls, store: str, *, alone: bool = False) -> WriterLock | None:
         """Return the lock, or ``None`` if another process (or another part of this one) has it.
 
+        :param alone: whether no other process can reach the writer.
         :raises StorageUnavailable: if the file of the lock cannot be opened or locked.
         """
         path = lock_path(store)
-        require_owner(store)
         flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
         try:
             descriptor = os.open(path, flags, 0o600)
@@ -62,6 +56,9 @@ class WriterLock:
         try:
             # Another process may have deleted the file between the two calls.
             if _lock(descriptor) and lock.is_current():
+                content = f"{os.getpid()}{' alone' if alone else ''}\n"
+                os.lseek(descriptor, 0, os.SEEK_SET)
+                os.write(descriptor, content.encode().ljust(_CONTENT_BYTES))
                 return lock
         except OSError as error:
             lock.release()
@@ -72,26 +69,17 @@ class WriterLock:
     def is_current(self) -> bool:
         """Return whether the locked file is the one at the path. If it was deleted, another process
         can be the writer."""
-        if self.descriptor < 0:
-            return False
         try:
-            at_path = os.stat(lock_path(self.store))
+            at_path = os.stat(self._path)
         except OSError:
             return False
-        held = os.fstat(self.descriptor)
+        held = os.fstat(self._descriptor)
         return (held.st_dev, held.st_ino) == (at_path.st_dev, at_path.st_ino)
 
-    def write(self, note: Note) -> None:
-        """Replace the note."""
-        os.lseek(self.descriptor, 0, os.SEEK_SET)
-        os.write(self.descriptor, msgspec.json.encode(note).ljust(_NOTE_BYTES))
-
     def release(self) -> None:
-        """Close the file. The lock is released when all processes that share it have done so."""
-        descriptor, self.descriptor = self.descriptor, -1
-        if descriptor >= 0:
-            with contextlib.suppress(OSError):
-                os.close(descriptor)
+        """Close the file."""
+        with contextlib.suppress(OSError):
+            os.close(self._descriptor)
 
 
 def lock_path(store: str) -> str:
@@ -99,26 +87,23 @@ def lock_path(store: str) -> str:
     return store + "-writer.lock"
 
 
-def read_note(store: str) -> Note | None:
-    """Return the note of the process that holds the lock, or of the last that held it.
-
-    :raises StorageUnavailable: if the file cannot be read.
-    """
-    path = lock_path(store)
+def holder(store: str) -> Holder | None:
+    """Return which process holds the lock, or held it last; ``None`` if it is not known."""
     try:
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            data = os.read(descriptor, _NOTE_BYTES)
-        finally:
-            os.close(descriptor)
-    except FileNotFoundError:
+        with open(lock_path(store), "rb") as file:
+            pid, *words = file.read(_CONTENT_BYTES).split()
+        return Holder(int(pid), words == [b"alone"])
+    except (OSError, ValueError):
+        # It is empty at first.
         return None
-    except OSError as error:
-        raise unavailable(path, error) from error
-    # It is empty at first, and may be read while it is written.
-    with contextlib.suppress(msgspec.DecodeError):
-        return msgspec.json.decode(data, type=Note)
-    return None
+
+
+def alone_message(store: str, other: Holder) -> str:
+    """Return why this process cannot write: a thread of another one does."""
+    return (
+        f"{store}: process {other.pid} writes in a thread, so no other process can write: set "
+        'storage.sqlite.writer = "process" there if its folder takes sockets, or stop that process'
+    )
 
 
 def require_owner(store: str) -> None:
@@ -153,8 +138,8 @@ def _lock(descriptor: int) -> bool:
     if sys.platform == "win32":
         import msvcrt
 
-        # After the note, so that others can read the note.
-        os.lseek(descriptor, _NOTE_BYTES, os.SEEK_SET)
+        # After the content, so that others can read it.
+        os.lseek(descriptor, _CONTENT_BYTES, os.SEEK_SET)
         try:
             msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
         except OSError:

@@ -20,8 +20,6 @@ from ..tables.events import STORED
 
 Result = TypeVar("Result")
 
-_encoder: Final = msgspec.msgpack.Encoder()
-
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class Operation(Generic[Result]):
@@ -31,39 +29,21 @@ class Operation(Generic[Result]):
     #: Whether doing it twice has the same effect as doing it once. If the writer ends before it
     #: answers, such a request is sent again to the next one.
     repeatable: bool
-    _arguments: msgspec.msgpack.Decoder[Any]
-    _result: msgspec.msgpack.Decoder[Any]
+    #: Decode the arguments and the result from MessagePack.
+    arguments: msgspec.msgpack.Decoder[Any]
+    result: msgspec.msgpack.Decoder[Result]
 
-    def encode_arguments(self, arguments: Sequence[Any]) -> bytes:
-        """Return the arguments of a request as bytes."""
-        return _encoder.encode(arguments)
 
-    def decode_arguments(self, data: bytes | memoryview | msgspec.Raw) -> Any:
-        """Return the arguments of a request, a sequence.
-
-        :raises msgspec.DecodeError: if they are not of the right types.
-        """
-        return self._arguments.decode(data)
-
-    def encode_result(self, result: Any) -> bytes:
-        """Return what the method returned as bytes."""
-        return _encoder.encode(result)
-
-    def decode_result(self, data: bytes | memoryview | msgspec.Raw) -> Result:
-        """Return what the method returned."""
-        result: Result = self._result.decode(data)
-        return result
+#: Name → operation.
+OPERATIONS: Final[dict[str, Operation[Any]]] = {}
 
 
 def _operation(
     name: str, arguments: Any, result: Any, *, repeatable: bool = True
 ) -> Operation[Any]:
-    return Operation(
-        name,
-        repeatable,
-        msgspec.msgpack.Decoder(arguments),
-        msgspec.msgpack.Decoder(result),
-    )
+    decoders = msgspec.msgpack.Decoder(arguments), msgspec.msgpack.Decoder(result)
+    OPERATIONS[name] = operation = Operation(name, repeatable, *decoders)
+    return operation
 
 
 #: One event; see :data:`~..tables.events.Row`.
@@ -100,27 +80,6 @@ DELETE_RECORD: Final[Operation[bool]] = _operation(
 EXPIRE_RECORDS: Final[Operation[int]] = _operation("expire_records", tuple[str, int, int], int)
 PUT_COUNTS: Final[Operation[None]] = _operation("put_counts", tuple[list[Count]], None)
 EXPIRE_COUNTS: Final[Operation[int]] = _operation("expire_counts", tuple[int, int, int], int)
-
-#: Name → operation.
-OPERATIONS: Final[dict[str, Operation[Any]]] = {
-    operation.name: operation
-    for operation in (
-        OPEN,
-        CHECK,
-        WRITE,
-        FIND,
-        EXPIRE,
-        APPLY,
-        KEEP,
-        REMOVE,
-        EXPIRE_DEAD_LETTERS,
-        PUT_RECORD,
-        DELETE_RECORD,
-        EXPIRE_RECORDS,
-        PUT_COUNTS,
-        EXPIRE_COUNTS,
-    )
-}
 
 
 def encode_outcomes(outcomes: Sequence[Outcome]) -> list[Any] | None:

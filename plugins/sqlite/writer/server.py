@@ -1,272 +1,332 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The loop of the writer process.
+"""The loop that writes a store for all of its clients.
 
-Each round reads what the clients have sent, runs requests (``turns.py``), and does a part of
+Each round reads what the clients have sent, runs requests (``scheduler.py``), and does a part of
 the other work. The loop never waits for a client: what a client does not read is kept within
 limits, and then the client is disconnected.
+
+It runs in the helper process of a server, or in a thread of a process without one.
 """
 
 from __future__ import annotations
 
+import asyncio
 import collections
+import contextlib
+import gc
 import logging
-import os
 import selectors
 import socket
+import threading
 import time
-from typing import Final
+from typing import ClassVar, Final
 
 import msgspec
 
-from .host import WriterHost
-from .listening import WriterSocket
-from .lock import Note, WriterLock
-from .peer import Connection
-from .protocol import (
-    PROTOCOL,
-    Hello,
-    Welcome,
-    decode_settings,
-    encode_first,
-    encode_log,
-    peer_uid,
-)
-from .turns import Turns
+from engage.api import StorageUnavailable
 
-#: Seconds between two looks at the lock, the socket and the clients.
+from ..connection import Settings
+from .lock import WriterLock, alone_message, holder, require_owner
+from .scheduler import Scheduler
+from .session import Session
+from .sockets import WriterSocket, is_foreign
+
+#: Seconds between two attempts to get the lock. ``flock`` could wait for it, but not for the end as
+#: well, nor for the lock of a file that was deleted and made again.
+_RETRY: Final = 0.05
+#: Seconds between two looks at the lock and the socket; the pause after an error.
 _TICK: Final = 1.0
 #: Seconds of one wait for a client that will send a write soon; the least that a selector can wait.
 _PROMPT: Final = 0.001
-#: Seconds that the process waits for its first client, and for the first message of a client.
-FIRST_CLIENT: Final = 5.0
-#: Seconds that clients have to read their last answers.
-_FAREWELL: Final = 2.0
+#: Seconds of one wait while the store is being opened.
+_OPENING: Final = 0.02
 #: While requests wait, other work takes at most this part of the time.
 _WORK_SHARE: Final = 0.25
-#: Lines for the log that are kept until there is a client.
-_MAX_LINES: Final = 100
+#: How many new containers make the garbage collector run. Nothing here makes cycles, and the rows
+#: of a write are many containers that are soon freed.
+GC_THRESHOLD: Final = 10_000
 
 _log = logging.getLogger("engage.storage.sqlite")
 
 
-class WriterServer:
-    """Serves clients until the last one disconnects.
+class Server:
+    """Takes the lock of a store, and then writes for all clients until it is told to end.
 
-    :param lock: held by this process.
-    :param host: runs the operations.
+    :param settings: those that apply as long as it has the lock.
+    :param control: it ends when this can be read or is closed; only :meth:`connect` sends zeros.
+    :param listens: whether other processes can reach it.
+    :param serving: see :class:`Scheduler`.
     """
 
-    def __init__(self, lock: WriterLock, host: WriterHost) -> None:
-        self._lock = lock
-        self._host = host
+    def __init__(
+        self, settings: Settings, control: socket.socket, *, listens: bool, serving: bool
+    ) -> None:
+        self._settings = settings
+        self._control = control
+        self._listens = listens
+        self._serving = serving
         self._selector = selectors.DefaultSelector()
-        self._clients: dict[socket.socket, Connection] = {}
-        self._turns = Turns(host)
-        self._lines: collections.deque[bytes] = collections.deque(maxlen=_MAX_LINES)
-        self._socket = WriterSocket(lock)
+        self._sessions: dict[socket.socket, Session] = {}
+        self._arriving: collections.deque[socket.socket] = collections.deque()
+        self._scheduler: Scheduler | None = None
+        self._listening: WriterSocket | None = None
+        self._is_ending = False
         self._next_tick = 0.0
         self._work_after = 0.0
-        self._started_at = time.monotonic()
-        self._had_client = False
-        #: A client that disconnected when it was the last one. Its connection stays open until the
-        #: store is closed, or until there is another client.
-        self._last: list[Connection] = []
-        #: Whether another process is the writer now, or will be.
-        self._is_ending = False
+        #: Why it cannot have the lock, if that will not pass by itself.
+        self.refusal = ""
 
-    # --------------------------------------------------------------------------------- life
-    def listen(self) -> None:
-        """Accept connections from now on.
+    @property
+    def scheduler(self) -> Scheduler | None:
+        """Runs the requests; ``None`` without the lock."""
+        return self._scheduler
 
-        :raises OSError: if there can be no socket.
-        """
-        self._selector.register(self._socket.listen(), selectors.EVENT_READ, None)
-        self._lock.write(Note(pid=os.getpid()))
+    def accept(self, sock: socket.socket) -> None:
+        """Serve a client of this process. It is called by other threads."""
+        self._arriving.append(sock)
 
-    def run(self) -> bool:
-        """Serve until there are no clients, or another process is the writer.
+    def run(self) -> None:
+        """Take the lock and serve, again if the file of the lock or the socket was deleted."""
+        self._control.setblocking(False)
+        self._selector.register(self._control, selectors.EVENT_READ, self._control)
+        with self._selector:
+            while not self._is_ending:
+                pause = _RETRY
+                try:
+                    if (lock := self._acquire()) is not None:
+                        self._serve(lock)
+                        continue
+                except Exception:
+                    _log.exception("SQLite: the writer met an unexpected error; it starts again")
+                    pause = _TICK
+                self._select(pause)
 
-        :return: false if it ended because of an unexpected error.
-        """
-        busy = False
-        failure = ""
+    def _acquire(self) -> WriterLock | None:
+        store = self._settings.path
+        lock, refusal = None, ""
         try:
-            while not self._is_ending and (self._clients or not self._is_over()):
-                self._wait(busy)
-                while self._turns.should_wait():
-                    self._wait(False, at_most=_PROMPT)
+            require_owner(store)
+            lock = WriterLock.acquire(store, alone=not self._listens)
+        except StorageUnavailable as error:
+            refusal = str(error)
+        else:
+            if lock is None and (other := holder(store)) is not None and other.alone:
+                refusal = alone_message(store, other)
+        self.refusal = refusal
+        return lock
+
+    def _serve(self, lock: WriterLock) -> None:
+        scheduler = self._scheduler = Scheduler(self._settings, serving=self._serving)
+        try:
+            self._listen()
+            busy = False
+            while not self._is_ending:
+                self._exchange(busy)
+                while scheduler.should_wait():
+                    self._exchange(False, _PROMPT)
                 now = time.monotonic()
-                while self._last and self._clients:
-                    self._last.pop().close()
-                if now >= self._next_tick:
-                    self._tick(now)
-                self._turns.serve()
-                if self._turns.superseded:
-                    _log.warning("SQLite: another process is the writer now; this one ends")
-                    self._is_ending = True
-                waiting = self._turns.has_requests()
-                busy = self._work(waiting) or waiting
-        except Exception as error:
-            _log.exception("SQLite: the writer process ends because of an unexpected error")
-            failure = f"{type(error).__name__}: {error}"
+                if now >= self._next_tick and not self._look_around(lock, now):
+                    break
+                scheduler.serve()
+                waiting = scheduler.has_requests()
+                busy = self._work(scheduler, waiting) or waiting
+            if self._sessions:
+                self._exchange(True)
         finally:
-            self._end(failure)
-        return not failure
+            self._end(lock, scheduler)
 
-    def _is_over(self) -> bool:
-        return self._had_client or time.monotonic() - self._started_at > FIRST_CLIENT
+    def _listen(self) -> None:
+        if not self._listens:
+            return
+        self._listening = WriterSocket(self._settings.path)
+        self._selector.register(self._listening.sock, selectors.EVENT_READ, None)
 
-    def _end(self, failure: str) -> None:
-        """Answer what was not begun, close the store, and let the next process be the writer.
+    def _end(self, lock: WriterLock, scheduler: Scheduler) -> None:
+        """Answer what was received, close the store, and let the next one be the writer."""
+        self._scheduler = None
+        try:
+            scheduler.close()
+        finally:
+            if self._listening is not None:
+                self._selector.unregister(self._listening.sock)
+                self._listening.close()
+                self._listening = None
+            lock.release()
+            # Last: when a client sees the end of its connection, everything above is done.
+            for session in list(self._sessions.values()):
+                self._drop(session)
 
-        :param failure: the error because of which the process ends.
-        """
-        if self._clients:
-            self._wait(True)
-        self._turns.give_back()
-        deadline = time.monotonic() + _FAREWELL
-        while any(x.wants_writing for x in self._turns.clients) and time.monotonic() < deadline:
-            self._wait(False, reading=False)
-        if self._turns.opening is not None:
-            self._turns.opening.thread.join()
-        self._host.close()
-        # A later process that has replaced the lock's file also has a later socket.
-        if self._lock.is_current():
-            self._socket.remove()
-            self._lock.write(Note(pid=os.getpid(), failure=failure))
-        self._socket.close()
-        self._selector.close()
-        self._lock.release()
-        # Last: when a client sees the end of its connection, everything above is done.
-        for client in (*self._clients.values(), *self._last):
-            client.close()
-
-    def _tick(self, now: float) -> None:
+    def _look_around(self, lock: WriterLock, now: float) -> bool:
+        """Return whether this is still the writer, and can be found."""
         self._next_tick = now + _TICK
-        if not self._lock.is_current():
-            _log.warning("SQLite: the lock's file was deleted; the writer process ends")
-            self._is_ending = True
-            return
-        if not self._socket.is_current():
-            _log.warning("SQLite: the socket of the writer process was deleted; there is a new one")
-            self._selector.unregister(self._socket.sock)
-            self._socket.remove()
-            self._socket.close()
-            self.listen()
-        for client in list(self._clients.values()):
-            if client.is_stuck(now):
-                _log.warning("SQLite: a process does not read the answers of the writer process")
-                self._drop(client)
-            elif client.hello is None and now - client.connected_at > FIRST_CLIENT:
-                self._drop(client)
+        if lock.is_current() and (not self._listening or self._listening.is_current()):
+            return True
+        _log.warning("SQLite: the file of the writer's lock or its socket was deleted")
+        return False
 
-    # -------------------------------------------------------------------------- connections
-    def _wait(self, busy: bool, *, reading: bool = True, at_most: float = _TICK) -> None:
-        """Read and send what is possible now; wait for it if there is nothing else to do.
-
-        :param busy: whether there is something else to do.
-        :param reading: whether to read from clients and to accept connections.
-        :param at_most: seconds to wait.
-        """
-        for known in self._clients.values():
-            self._register(known, reading)
-        timeout = 0.0 if busy else min(at_most, max(0.0, self._next_tick - time.monotonic()))
-        if self._turns.opening is not None:
-            timeout = min(timeout, 0.02)
-        for key, mask in self._selector.select(timeout):
-            client: Connection | None = key.data
-            if client is None:
-                if reading:
-                    self._accept()
-                continue
-            if mask & selectors.EVENT_WRITE:
-                client.flush()
-            if mask & selectors.EVENT_READ:
-                self._receive(client)
-            if client.gone:
-                self._drop(client)
-
-    def _register(self, client: Connection, reading: bool) -> None:
-        events = selectors.EVENT_READ if reading and client.wants_reading else 0
-        if client.wants_writing:
-            events |= selectors.EVENT_WRITE
-        if events == client.events:
-            return
-        if not client.events:
-            self._selector.register(client.sock, events, client)
-        elif not events:
-            self._selector.unregister(client.sock)
-        else:
-            self._selector.modify(client.sock, events, client)
-        client.events = events
-
-    def _accept(self) -> None:
-        try:
-            sock = self._socket.sock.accept()[0]
-        except OSError:
-            return
-        uid = peer_uid(sock)
-        if uid is not None and uid != os.geteuid():
-            sock.close()
-            return
-        self._clients[sock] = client = Connection(sock)
-        self._register(client, True)
-
-    def _receive(self, client: Connection) -> None:
-        try:
-            hello = client.receive()
-            if hello is not None:
-                self._greet(client, hello)
-        except (ValueError, msgspec.DecodeError) as error:
-            _log.warning("SQLite: a process does not speak the writer's protocol: %s", error)
-            client.gone = True
-
-    def _greet(self, client: Connection, hello: Hello) -> None:
-        self._had_client = True
-        client.send(encode_first(Welcome(PROTOCOL, os.getpid())))
-        # A client of another protocol disconnects.
-        if hello.protocol == PROTOCOL:
-            self._host.adopt(decode_settings(hello.settings), serving=hello.serving)
-            self._turns.add(client)
-            while self._lines:
-                client.send(self._lines.popleft())
-
-    def _drop(self, client: Connection) -> None:
-        if self._clients.pop(client.sock, None) is None:
-            return
-        if client.events:
-            self._selector.unregister(client.sock)
-        self._turns.remove(client)
-        if not self._clients:
-            # It sees the end of its connection after the store is closed.
-            self._last.append(client)
-        else:
-            client.close()
-
-    def log(self, name: str, level: int, text: str) -> None:
-        """Send a line for the log to a client, if possible of a server."""
-        line = encode_log(name, level, text)
-        client = max(
-            self._turns.clients,
-            key=lambda x: x.hello is not None and x.hello.serving,
-            default=None,
-        )
-        if client is None:
-            self._lines.append(line)
-        else:
-            client.send(line)
-
-    def _work(self, waiting: bool) -> bool:
+    def _work(self, scheduler: Scheduler, waiting: bool) -> bool:
         """Do other work, and return whether there is more.
 
         :param waiting: whether requests wait, so that this may not take much of the time.
         """
-        if self._turns.opening is not None:
-            return False
         started = time.monotonic()
         if waiting and started < self._work_after:
             return True
-        more = self._host.work()
+        more = scheduler.work()
         ended = time.monotonic()
         self._work_after = ended + (ended - started) * (1 / _WORK_SHARE - 1)
         return more
+
+    # -------------------------------------------------------------------------- connections
+    def _exchange(self, busy: bool, at_most: float = _TICK) -> None:
+        """Read and send what is possible now; wait for it if there is nothing else to do.
+
+        :param busy: whether there is something else to do.
+        :param at_most: seconds to wait.
+        """
+        for known in self._sessions.values():
+            self._register(known)
+        timeout = 0.0 if busy else min(at_most, max(0.0, self._next_tick - time.monotonic()))
+        if self._scheduler is not None and self._scheduler.is_opening:
+            timeout = min(timeout, _OPENING)
+        self._select(timeout)
+
+    def _select(self, timeout: float) -> None:
+        for key, mask in self._selector.select(timeout):
+            session: Session | socket.socket | None = key.data
+            if session is None:
+                self._accept()
+                continue
+            if not isinstance(session, Session):
+                self._obey()
+                continue
+            if mask & selectors.EVENT_WRITE:
+                session.flush()
+            if mask & selectors.EVENT_READ:
+                self._receive(session)
+            if session.gone:
+                self._drop(session)
+
+    def _obey(self) -> None:
+        try:
+            data = self._control.recv(64)
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError:
+            data = b""
+        self._is_ending = self._is_ending or not data or bool(data.strip(b"\0"))
+        while self._arriving:
+            self._add(self._arriving.popleft())
+
+    def _accept(self) -> None:
+        assert self._listening is not None
+        try:
+            sock = self._listening.sock.accept()[0]
+        except OSError:
+            return
+        if is_foreign(sock):
+            sock.close()
+        else:
+            self._add(sock)
+
+    def _add(self, sock: socket.socket) -> None:
+        if self._scheduler is None:
+            sock.close()
+            return
+        self._sessions[sock] = session = Session(sock)
+        self._scheduler.add(session)
+        self._register(session)
+
+    def _register(self, session: Session) -> None:
+        events = selectors.EVENT_READ if session.wants_reading else 0
+        if session.wants_writing:
+            events |= selectors.EVENT_WRITE
+        if events == session.events:
+            return
+        if not session.events:
+            self._selector.register(session.sock, events, session)
+        elif not events:
+            self._selector.unregister(session.sock)
+        else:
+            self._selector.modify(session.sock, events, session)
+        session.events = events
+
+    def _receive(self, session: Session) -> None:
+        try:
+            session.receive()
+        except (ValueError, msgspec.DecodeError) as error:
+            _log.warning("SQLite: a process does not speak the writer's protocol: %s", error)
+            session.gone = True
+
+    def _drop(self, session: Session) -> None:
+        if self._sessions.pop(session.sock, None) is None:
+            return
+        if session.events:
+            self._selector.unregister(session.sock)
+        if self._scheduler is not None:
+            self._scheduler.remove(session)
+        session.close()
+
+
+def run_helper(settings: Settings, control: socket.socket) -> None:
+    """Write a store in the helper process of a server; see :meth:`EventStore.helper`."""
+    gc.freeze()
+    gc.set_threshold(GC_THRESHOLD)
+    Server(settings, control, listens=True, serving=True).run()
+
+
+class ServerThread:
+    """A server in a thread, for all storages of this process that have the same file."""
+
+    _running: ClassVar[dict[str, ServerThread]] = {}
+    _guard: ClassVar = threading.Lock()
+
+    def __init__(self, settings: Settings, *, listens: bool) -> None:
+        self._store = settings.path
+        self._users = 0
+        self._control, control = socket.socketpair()
+        self.server = Server(settings, control, listens=listens, serving=False)
+        # A daemon thread: a disk that hangs must not prevent the process from exiting.
+        self._thread = threading.Thread(
+            target=self._run, args=(control,), name="engage-sqlite-writer", daemon=True
+        )
+        self._thread.start()
+
+    @classmethod
+    def of(cls, settings: Settings, *, listens: bool) -> ServerThread:
+        """Return the thread of a store, which is started if there is none; :meth:`close` it."""
+        with cls._guard:
+            if settings.path not in cls._running:
+                cls._running[settings.path] = cls(settings, listens=listens)
+            thread = cls._running[settings.path]
+            thread._users += 1
+            return thread
+
+    def _run(self, control: socket.socket) -> None:
+        with control:
+            self.server.run()
+
+    def connect(self) -> socket.socket | None:
+        """Return a socket that is connected to the server, or ``None`` if it is not the writer."""
+        if self.server.scheduler is None:
+            return None
+        ours, theirs = socket.socketpair()
+        ours.setblocking(False)
+        self.server.accept(theirs)
+        with contextlib.suppress(OSError):
+            self._control.send(b"\0")
+        return ours
+
+    async def close(self, seconds: float) -> None:
+        """Use the thread no longer; the last storage ends it, and waits until it has ended.
+
+        :param seconds: how long to wait. If the thread hangs, another one takes over later.
+        """
+        with self._guard:
+            self._users -= 1
+            if self._users:
+                return
+            if self._running.get(self._store) is self:
+                del self._running[self._store]
+        self._control.close()
+        await asyncio.to_thread(self._thread.join, seconds)

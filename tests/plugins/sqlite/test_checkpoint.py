@@ -18,8 +18,6 @@ from engage.testing.factories import ids, store_all
 from engage_plugins.sqlite import checkpoint
 from engage_plugins.sqlite.engine import Engine
 from engage_plugins.sqlite.tables.events import row_of
-from engage_plugins.sqlite.writer.host import WriterHost
-from engage_plugins.sqlite.writer.lock import WriterLock
 from support.sqlite import large, make, settings
 
 
@@ -115,7 +113,7 @@ def test_closing_waits_for_the_thread(engine: Engine, tmp_path: Path) -> None:
     assert not (tmp_path / "engage.db-wal").exists()
 
 
-def test_a_writer_that_finds_a_log_begins_with_a_checkpoint(
+async def test_a_writer_that_finds_a_log_begins_with_a_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The one before it was killed, so what it wrote may not be on the disk."""
@@ -129,19 +127,14 @@ def test_a_writer_that_finds_a_log_begins_with_a_checkpoint(
     monkeypatch.setattr(checkpoint, "run", run)
     (tmp_path / "other").mkdir()
     for folder in (tmp_path, tmp_path / "other"):
-        config = settings(folder / "engage.db")
-        lock = WriterLock.acquire(config.path)
-        assert lock is not None
-        host = WriterHost(lock)
-        host.adopt(config, serving=True)
-        host.open(True)
-        host.write([row_of(event("m"))])
+        store = make(folder)
+        await store.open(create=True)
+        await store.write([event("m")])
         assert modes == ([] if folder == tmp_path else ["TRUNCATE"])
         for end in ("", "-wal"):
             if folder == tmp_path:
                 shutil.copy(folder / f"engage.db{end}", folder / "other")
-        host.close()
-        lock.release()
+        await store.close()
 
 
 async def test_the_log_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -32,7 +32,7 @@ from engage_plugins.sqlite.connection import key_of
 from engage_plugins.sqlite.engine import Engine
 from engage_plugins.sqlite.reader import Reader
 from engage_plugins.sqlite.tables import events, profiles, records
-from engage_plugins.sqlite.writer.writer import AVAILABLE
+from engage_plugins.sqlite.writer.sockets import AVAILABLE
 from support import writer
 from support.console import CONSOLE, signed_in
 from support.server_process import start_server

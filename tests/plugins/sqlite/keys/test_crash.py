@@ -17,8 +17,6 @@ import time
 from collections import Counter
 from pathlib import Path
 
-import pytest
-
 from support.exactly_once import NotExactlyOnce, check_exactly_once
 
 _WRITES = """
@@ -35,11 +33,9 @@ from support.sqlite import settings
 keys.MERGE_KEYS, keys.ALONE_KEYS, merge.LEAST_KEYS = (200, 400), 20, 8
 parts.BUILD_KEYS, parts._LEAST_CAPACITY = 50, 1000
 checkpoint.CHECKPOINT_BYTES = 200_000
-path, start, owner = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3] == "owner"
-owners = {True}
-engine = Engine(settings(path, timeout=2), lambda: True in owners)
+path, start = Path(sys.argv[1]), int(sys.argv[2])
+engine = Engine(settings(path, timeout=2))
 engine.open(True, True)
-owners = {owner}
 random.seed(start)
 number = start
 while True:
@@ -65,12 +61,12 @@ while True:
 class WriterProcess:
     """A process that writes new events."""
 
-    def __init__(self, path: Path, start: int, owner: str = "owner", name: str = "") -> None:
+    def __init__(self, path: Path, start: int, name: str = "") -> None:
         self.output = path.with_name(f"{name or start}.txt")
         tests = Path(__file__).parents[3]
         with self.output.open("wb") as output:
             self.process = subprocess.Popen(
-                [sys.executable, "-c", _WRITES, str(path), str(start), owner],
+                [sys.executable, "-c", _WRITES, str(path), str(start)],
                 stdout=output,
                 env={"PYTHONPATH": str(tests)},
             )
@@ -134,11 +130,10 @@ def test_a_writer_is_killed_at_any_moment(tmp_path: Path) -> None:
     check(path, [])
 
 
-@pytest.mark.parametrize("owner", ["owner", "superseded"])
-def test_a_writer_is_stopped_while_another_one_writes(tmp_path: Path, owner: str) -> None:
+def test_a_writer_is_stopped_while_another_one_writes(tmp_path: Path) -> None:
     """As when the lock file was deleted. The first one goes on from what the second one left."""
     path, rng = tmp_path / "engage.db", random.Random(3)
-    first = WriterProcess(path, 0, owner)
+    first = WriterProcess(path, 0)
     writers = [first]
     try:
         first.until(10)
@@ -153,11 +148,8 @@ def test_a_writer_is_stopped_while_another_one_writes(tmp_path: Path, owner: str
             first.process.send_signal(signal.SIGCONT)
             second.until(5)
             second.kill()
-            if owner == "owner":
-                first.until(5)
+            first.until(5)
     finally:
         for one in writers:
             one.kill()
     check(path, writers)
-    if owner == "superseded":
-        assert "another process writes to it now" in first.lines()[-1]

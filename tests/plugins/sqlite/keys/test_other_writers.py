@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import shutil
 from pathlib import Path
 
@@ -12,7 +11,6 @@ import pytest
 from engage.api import Status
 from engage.testing.factories import TIME
 from engage_plugins.sqlite.engine import Engine
-from engage_plugins.sqlite.transactions import SupersededError
 from support.sqlite import settings
 from support.sqlite_keys import (
     are_duplicates,
@@ -96,24 +94,6 @@ def test_two_writers_take_turns(path: Path) -> None:
     assert are_duplicates(first, range(200))
     assert are_duplicates(second, range(1000, 1200))
     assert len(stored(path)) == 400
-    first.close()
-    second.close()
-
-
-def test_a_writer_that_was_superseded_writes_nothing(path: Path) -> None:
-    owners = {"first"}
-    first = opened(path, lambda: "first" in owners)
-    write_all(first, range(10))
-    owners.clear()
-    second = opened(path)
-    write_all(second, range(10, 20))
-    for call in (lambda: write(first, 20), first.check, lambda: write(first, 20)):
-        with contextlib.suppress(SupersededError):
-            call()
-    with pytest.raises(SupersededError, match="another process writes to it"):
-        write(first, 20)
-    assert len(stored(path)) == 20
-    write_all(second, range(20, 30))
     first.close()
     second.close()
 

@@ -1,28 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A client, as the writer process sees it: what it has sent, and what it has not read yet."""
+"""A client, as the writer sees it: what it has sent, and what it has not read yet."""
 
 from __future__ import annotations
 
 import collections
 import contextlib
+import os
 import socket
 import time
 from collections.abc import Sequence
 from typing import Any, Final
 
-import msgspec
-
-from .operations import OPEN, OPERATIONS, WRITE, Operation
+from .operations import OPERATIONS, WRITE, Operation
 from .protocol import (
-    MAX_HELLO,
-    MAX_MESSAGE,
+    PROTOCOL,
     Frames,
-    Hello,
     Kind,
     Request,
-    decode_request,
-    encode_answer,
-    encode_error,
+    Welcome,
+    encode,
+    encode_welcome,
+    kind_of,
+    request_decoder,
 )
 
 #: Bytes that are read at once.
@@ -32,8 +31,6 @@ MAX_WAITING: Final = 256
 MAX_WAITING_BYTES: Final = 32 * 1024 * 1024
 #: Bytes of answers that a client has not read; with more, its requests wait.
 MAX_UNREAD_BYTES: Final = 1024 * 1024
-#: Seconds after which a client that does not read its answers is disconnected.
-MAX_UNREAD_SECONDS: Final = 10.0
 #: Seconds from an answer to the next write of a client that has more to write already.
 PROMPT_SECONDS: Final = 0.001
 
@@ -41,10 +38,10 @@ PROMPT_SECONDS: Final = 0.001
 class WaitingRequest:
     """A request that waits."""
 
-    __slots__ = ("_data", "arguments", "connection", "deadline", "number", "operation", "size")
+    __slots__ = ("_data", "arguments", "deadline", "number", "operation", "session", "size")
 
-    def __init__(self, connection: Connection, request: Request, operation: Operation[Any]) -> None:
-        self.connection = connection
+    def __init__(self, session: Session, request: Request, operation: Operation[Any]) -> None:
+        self.session = session
         self.number, _, self.deadline, self._data = request
         self.operation = operation
         #: Bytes of the arguments.
@@ -57,42 +54,28 @@ class WaitingRequest:
         :raises msgspec.DecodeError: if they have the wrong types.
         """
         if self.arguments is None:
-            self.arguments = self.operation.decode_arguments(self._data)
+            self.arguments = self.operation.arguments.decode(self._data)
         assert self.arguments is not None
         return self.arguments
 
     def done(self, result: Any) -> None:
         """Answer with a result."""
-        value = self.operation.encode_result(result)
-        self.connection.send(encode_answer(self.number, Kind.DONE, value))
+        self.session.send(encode(self.number, Kind.DONE, result))
         if self.operation is WRITE:
-            self.connection.written_at = time.monotonic()
+            self.session.written_at = time.monotonic()
 
     def failed(self, error: Exception) -> None:
         """Answer with an error."""
-        self.connection.send(encode_error(self.number, error))
-
-    def again(self) -> None:
-        """Answer that nothing was done, so that the client sends it to the next writer."""
-        self.connection.send(encode_answer(self.number, Kind.AGAIN, _NIL))
-
-    def progress(self) -> None:
-        """Report that the request takes longer than usual, so that the client waits longer."""
-        self.connection.send(encode_answer(self.number, Kind.PROGRESS, _NIL))
+        text = str(error) or type(error).__name__
+        self.session.send(encode(self.number, kind_of(error), text))
 
 
-_NIL: Final = msgspec.msgpack.encode(None)
-
-
-class Connection:
+class Session:
     """The connection of a client. Nothing here blocks."""
 
     def __init__(self, sock: socket.socket) -> None:
         sock.setblocking(False)
         self.sock = sock
-        self.connected_at = time.monotonic()
-        #: ``None`` until the client has sent it.
-        self.hello: Hello | None = None
         self.requests: collections.deque[WaitingRequest] = collections.deque()
         #: Whether the client has closed its end, or is to be disconnected.
         self.gone = False
@@ -103,10 +86,9 @@ class Connection:
         self.written_at = 0.0
         self._is_prompt = False
         self._waiting_bytes = 0
-        self._frames = Frames(MAX_HELLO)
+        self._frames = Frames()
         self._unsent = bytearray()
-        #: Since when the client reads nothing.
-        self._stuck_since = 0.0
+        self.send(encode_welcome(Welcome(PROTOCOL, os.getpid())))
 
     # ----------------------------------------------------------------------------- receiving
     @property
@@ -114,36 +96,28 @@ class Connection:
         """Whether more may be read from the client now."""
         return len(self.requests) < MAX_WAITING and self._waiting_bytes < MAX_WAITING_BYTES
 
-    def receive(self) -> Hello | None:
+    def receive(self) -> None:
         """Read what the client has sent.
 
-        :return: its first message, when that is complete.
         :raises ValueError: if the client does not follow the protocol.
         """
         try:
             data = self.sock.recv(_READ_BYTES)
         except (BlockingIOError, InterruptedError):
-            return None
+            return
         except OSError:
             data = b""
         if not data:
             self.gone = True
-            return None
-        hello = None
         for body in self._frames.feed(data):
-            if self.hello is None:
-                hello = self.hello = msgspec.json.decode(body, type=Hello)
-                self._frames.limit = MAX_MESSAGE
-            else:
-                self._add(body)
-        return hello
+            self._add(body)
 
     def _add(self, body: bytes) -> None:
-        request = decode_request(body)
+        request = request_decoder.decode(body)
         operation = OPERATIONS.get(request[1])
         if operation is None:
-            error = RuntimeError(f"the writer process does not know the operation {request[1]}")
-            self.send(encode_error(request[0], error))
+            message = f"the writer does not know the operation {request[1]}"
+            self.send(encode(request[0], Kind.FAILED, message))
             return
         waiting = WaitingRequest(self, request, operation)
         if operation is WRITE:
@@ -158,8 +132,7 @@ class Connection:
         :param now: ``time.monotonic()``.
         """
         requests = self.requests
-        # A client that opens a store may wait longer, while the tables are changed.
-        while requests and requests[0].deadline < now and requests[0].operation is not OPEN:
+        while requests and requests[0].deadline < now:
             self.take()
         return requests[0] if requests and len(self._unsent) <= MAX_UNREAD_BYTES else None
 
@@ -170,6 +143,15 @@ class Connection:
         :param now: ``time.monotonic()``.
         """
         return self._is_prompt and not self.requests and now - self.written_at < PROMPT_SECONDS
+
+    def progress(self, deadline: float) -> None:
+        """Report that its requests take longer than usual, so that the client waits longer.
+
+        :param deadline: ``time.monotonic()`` until which each of them waits at least.
+        """
+        self.send(encode(0, Kind.PROGRESS, None))
+        for request in self.requests:
+            request.deadline = max(request.deadline, deadline)
 
     def take(self) -> WaitingRequest:
         """Remove the first request, and return it."""
@@ -187,24 +169,13 @@ class Connection:
         """Send a message, or keep it until the client reads."""
         if self.gone:
             return
-        if self._unsent:
-            self._unsent += message
-            return
-        sent = self._try(message)
+        sent = 0 if self._unsent else self._try(message)
         if sent < len(message):
             self._unsent += memoryview(message)[sent:]
-            self._stuck_since = time.monotonic()
 
     def flush(self) -> None:
         """Send what was kept, as far as the client reads it now."""
-        sent = self._try(self._unsent)
-        if sent:
-            del self._unsent[:sent]
-            self._stuck_since = time.monotonic()
-
-    def is_stuck(self, now: float) -> bool:
-        """Return whether to disconnect the client, because it does not read its answers."""
-        return bool(self._unsent) and now - self._stuck_since > MAX_UNREAD_SECONDS
+        del self._unsent[: self._try(self._unsent)]
 
     def _try(self, data: bytes | bytearray) -> int:
         try:
