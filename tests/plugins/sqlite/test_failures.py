@@ -331,9 +331,8 @@ async def test_a_read_that_takes_too_long_is_ended(tmp_path: Path) -> None:
     await eventually(lambda: store.open(create=True), StorageUnavailable)
     endless = "WITH RECURSIVE n(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n) SELECT max(x) FROM n"
 
-    def read() -> None:
-        with store._reader._snapshot() as db:
-            db.execute(endless).fetchone()
+    def read(db: sqlite3.Connection) -> None:
+        db.execute(endless).fetchone()
 
     with pytest.raises(StorageUnavailable):
         await store._read(read)
