@@ -101,7 +101,8 @@ async def test_a_server_starts_without_its_storage(tmp_path: Path) -> None:
 
             setattr(store, name, wrapped)
 
-    async with serving(tmp_path, meddle=meddle) as server:
+    async with serving(tmp_path, meddle=meddle, works=False) as server:
+        await eventually(lambda: server.app.keys.loaded)
         answer = await server.send("/readyz", method="GET")
         assert (answer.status, answer.json["code"]) == (503, "storage_unavailable")
         assert (await server.track(messageId="m")).status == 503

@@ -155,8 +155,10 @@ def test_a_reader_that_does_not_read_delays_nothing(
         while sum(line.get("lines", 1) for line in lines) < 3300:
             lines.append(json.loads(reader.readline()))
         kept = [line["requestId"] for line in lines if line["message"] == "request"]
-        assert kept == [f"r-{number:08}" for number in range(len(kept))]
-        assert 100 < len(kept) < 3000
+        # All of the first 500 lines; of the others, those for which there was room by chance.
+        assert kept[:400] == [f"r-{number:08}" for number in range(400)]
+        assert kept == sorted(set(kept))
+        assert len(kept) < 3000
         lost = [line for line in lines if line["message"] == "lines of the log were dropped"]
         assert sum(line["lines"] for line in lost) + len(lines) - len(lost) == 3300
         _request(request_id="r-after")
