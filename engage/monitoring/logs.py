@@ -4,21 +4,19 @@
 Lines are text on a terminal and JSON objects elsewhere. They never contain a write key, a secret, a
 payload, a path or a query (the query of a beacon contains its write key).
 
-A thread writes the lines, so the server does not wait for a slow reader of its log. There may be
-ten thousand requests a second: :func:`log_request` passes their lines to the handler of the logger
-``engage.access`` without a :class:`logging.LogRecord`, and the thread writes many of them at once.
+There may be ten thousand requests a second, so their lines bypass most of :mod:`logging`:
+:func:`log_request` passes them to the handler of the logger ``engage.access``, which collects them
+and writes many at once, at most :data:`FLUSH_SECONDS` later and always before any other line.
 """
 
 from __future__ import annotations
 
+import asyncio
+import collections
 import contextlib
-import io
 import logging
-import os
-import queue
 import select
 import sys
-import threading
 import time
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final, TextIO
@@ -26,23 +24,21 @@ from typing import TYPE_CHECKING, Any, Final, TextIO
 import orjson
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
 __all__ = ["ACCESS", "configure", "flush", "log_request", "mask"]
 
 #: Name of the logger for requests.
 ACCESS: Final = "engage.access"
-#: The lines of requests are collected for this time, because a write costs more than a line.
-COLLECT_SECONDS: Final = 0.2
-#: Lines that wait for a slow reader of the log, about one megabyte; later lines are dropped.
-BACKLOG_LINES: Final = 5_000
-#: A process that ends waits this long for the reader of its last lines.
-FLUSH_SECONDS: Final = 1.0
+#: Lines of requests are written after this time, or when there are this many.
+FLUSH_SECONDS: Final = 0.2
+FLUSH_LINES: Final = 200
+#: Characters of lines that wait for a slow reader of the log; more lines are dropped.
+BACKLOG_SIZE: Final = 1024 * 1024
 #: Bytes that a pipe accepts without mixing them with the output of other processes.
 _PIECE: Final[int] = getattr(select, "PIPE_BUF", 4096)
 
 _access = logging.getLogger(ACCESS)
-_formatter = logging.Formatter()
 
 #: The attributes of every :class:`logging.LogRecord`; any other was passed as ``extra``.
 _RECORD_FIELDS = frozenset(
@@ -61,13 +57,15 @@ def configure(
     :param stream: where to write; standard error by default.
     """
     stream = sys.stderr if stream is None else stream
+    as_text = style == "text" or (style == "auto" and stream.isatty())
+    handler = _Handler(stream, as_text)
+    handler.setFormatter((_Text if as_text else _Json)(secrets))
     root = logging.getLogger()
-    if (old := _handler()) is not None:
-        root.removeHandler(old)
-        _access.removeHandler(old)
-        old.close()
-    handler = _Handler(stream, style == "text" or (style == "auto" and stream.isatty()))
-    handler.mask(secrets)
+    for old in (*root.handlers, *_access.handlers):
+        if isinstance(old, _Handler):
+            root.removeHandler(old)
+            _access.removeHandler(old)
+            old.close()
     root.addHandler(handler)
     root.setLevel(level.upper())
     _access.addHandler(handler)
@@ -78,13 +76,14 @@ def configure(
 
 def mask(secrets: Iterable[str]) -> None:
     """Also mask these strings wherever they occur in a line, until the next :func:`configure`."""
-    if (handler := _handler()) is not None:
-        handler.mask(secrets)
+    for handler in _access.handlers:
+        if isinstance(handler, _Handler) and isinstance(handler.formatter, _Formatter):
+            handler.formatter.mask(secrets)
 
 
 def flush() -> None:
-    """Wait until all lines are written, at most :data:`FLUSH_SECONDS`."""
-    if (handler := _handler()) is not None:
+    """Write the lines of requests that have been collected."""
+    for handler in _access.handlers:
         handler.flush()
 
 
@@ -114,170 +113,223 @@ def log_request(
     """
     if not _access.isEnabledFor(logging.INFO):
         return
-    fields = {
+    fields: dict[str, Any] = {
         "requestId": request_id,
         "method": method,
         "route": route,
         "status": status,
         "ms": round(seconds * 1000, 2),
-        "workspace": workspace,
-        "writeKeyId": key_id,
-        "code": code,
-        "events": events,
     }
-    fields = {name: value for name, value in fields.items() if value is not None}
-    if (handler := _handler()) is not None:
-        handler.add(handler.request(fields))
-    else:
-        _access.info("request", extra=fields)  # Logging is not configured, as in tests.
+    if workspace is not None:
+        fields["workspace"] = workspace
+    if key_id is not None:
+        fields["writeKeyId"] = key_id
+    if code is not None:
+        fields["code"] = code
+    if events is not None:
+        fields["events"] = events
+    for handler in _access.handlers:
+        if isinstance(handler, _Handler):
+            handler.request(fields)
+            return
+    _access.info("request", extra=fields)  # Logging is not configured, as in tests.
 
 
-def _handler() -> _Handler | None:
-    return next((handler for handler in _access.handlers if isinstance(handler, _Handler)), None)
-
-
-def _utc(seconds: float) -> str:
+def _now(seconds: float) -> str:
     return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds")[:-6] + "Z"
 
 
-def _clock(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds).astimezone().strftime("%H:%M:%S")
-
-
-class _Handler(logging.Handler):
-    """Formats lines and hands them to a thread, which writes them."""
-
-    def __init__(self, stream: TextIO, as_text: bool) -> None:
+class _Formatter(logging.Formatter):
+    def __init__(self, secrets: Iterable[str]) -> None:
         super().__init__()
-        self._stream = stream
-        self._as_text = as_text
         self._secrets: list[str] = []
-        #: Lines, the events of :meth:`flush`, and ``None`` after the last line.
-        self._waiting: queue.SimpleQueue[bytes | threading.Event | None] = queue.SimpleQueue()
-        #: Number of dropped lines; threads that change it hold the lock.
-        self._dropped = 0
-        self._counting = threading.Lock()
-        #: Tells the thread to collect no more lines before it writes.
-        self._urgent = threading.Event()
-        threading.Thread(target=self._run, name="log", daemon=True).start()
+        self.mask(secrets)
 
     def mask(self, secrets: Iterable[str]) -> None:
         """Also mask these strings."""
-        # Longest first, because a secret may be the beginning of another.
-        self._secrets = sorted({*self._secrets, *secrets} - {""}, key=len, reverse=True)
-
-    def emit(self, record: logging.LogRecord) -> None:
-        try:
-            self.add(self.format(record).encode("utf-8", "backslashreplace"))
-        except Exception:
-            self.handleError(record)
-        self._urgent.set()
-
-    def add(self, line: bytes) -> None:
-        """Write a line soon; drop it if too many are waiting."""
-        with self._counting:
-            if self._waiting.qsize() < BACKLOG_LINES:
-                self._waiting.put(line + b"\n")
-            else:
-                self._dropped += 1
-
-    def flush(self) -> None:
-        written = threading.Event()
-        self._waiting.put(written)
-        self._urgent.set()
-        written.wait(FLUSH_SECONDS)
-
-    def close(self) -> None:
-        self._waiting.put(None)
-        self._urgent.set()
-        super().close()
-
-    def _run(self) -> None:
-        # A pipe accepts a piece of this size whole, so lines of several workers are not mixed.
-        piece = b""
-        while True:
-            try:
-                item = self._waiting.get_nowait()
-            except queue.Empty:
-                self._write(piece + self._dropped_line())
-                piece, item = b"", self._waiting.get()
-                self._urgent.wait(COLLECT_SECONDS)
-                self._urgent.clear()
-            if not isinstance(item, bytes):
-                self._write(piece + self._dropped_line())
-                piece = b""
-                if item is None:
-                    return
-                item.set()
-            elif len(piece) + len(item) <= _PIECE:
-                piece += item
-            else:
-                self._write(piece)
-                piece = item
-
-    def _write(self, data: bytes) -> None:
-        while data:
-            try:
-                # Not by the stream: a thread that waits in there holds a lock that an exit needs.
-                data = data[os.write(self._stream.fileno(), data) :]
-            except io.UnsupportedOperation:  # The stream is in memory.
-                with contextlib.suppress(ValueError):
-                    self._stream.write(data.decode())
-                return
-            except BlockingIOError:  # Another process made the terminal or the pipe non-blocking.
-                time.sleep(COLLECT_SECONDS)
-            except (OSError, ValueError):  # Standard error is closed.
-                return
-
-    def _dropped_line(self) -> bytes:
-        with self._counting:
-            count, self._dropped = self._dropped, 0
-        if not count:
-            return b""
-        text = "lines of the log were dropped"
-        record = logging.LogRecord(__name__, logging.WARNING, "", 0, text, (), None)
-        record.lines = count
-        return self.format(record).encode() + b"\n"
-
-    def request(self, fields: dict[str, Any]) -> bytes:
-        """Return the line of a request."""
-        now = time.time()
-        if not self._as_text:
-            line = {"time": _utc(now), "level": "info", "message": "request", **fields}
-            return orjson.dumps(line, default=repr)
-        who = fields.get("workspace", "-")
-        if "writeKeyId" in fields:
-            who = f"{who}/{fields['writeKeyId']}"
-        result = f"{fields['status']}" + (f" {fields['code']}" if "code" in fields else "")
-        if "events" in fields:
-            result += f" {fields['events']} events"
-        took = f"{fields['ms']:.2f} ms {who} {fields['requestId']}"
-        return f"{_clock(now)} {fields['method']:<4} {fields['route']} {result} {took}".encode()
-
-    def format(self, record: logging.LogRecord) -> str:
-        """Return the lines of a record: only text has more than one, if it has an exception."""
-        extra = {name: value for name, value in vars(record).items() if name not in _RECORD_FIELDS}
-        level, message = record.levelname.lower(), self._masked(record.getMessage())
-        exception = ""
-        if record.exc_info and record.exc_info[0] is not None:
-            exception = self._masked(_formatter.formatException(record.exc_info))
-        if self._as_text:
-            said = "".join(f" {name}={value}" for name, value in extra.items())
-            line = f"{_clock(record.created)} {level:<7} {message}{self._masked(said)}"
-            return f"{line}\n{exception}" if exception else line
-        fields = {
-            "time": _utc(record.created),
-            "level": level,
-            "logger": record.name,
-            "message": message,
-        }
-        for name, value in extra.items():
-            fields[name] = self._masked(value) if isinstance(value, str) else value
-        if exception:
-            fields["exception"] = exception
-        return orjson.dumps(fields, default=repr, option=orjson.OPT_NON_STR_KEYS).decode()
+        further = {secret for secret in secrets if secret}.difference(self._secrets)
+        if further:
+            # Longest first, because a secret may be the beginning of another.
+            self._secrets = sorted([*self._secrets, *further], key=len, reverse=True)
 
     def _masked(self, text: str) -> str:
         for secret in self._secrets:
             text = text.replace(secret, "***")
         return text
+
+    @staticmethod
+    def _extra(record: logging.LogRecord) -> dict[str, Any]:
+        return {name: value for name, value in vars(record).items() if name not in _RECORD_FIELDS}
+
+
+class _Json(_Formatter):
+    """Formats a record as a JSON object in one line."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        fields: dict[str, Any] = {
+            "time": _now(record.created),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": self._masked(record.getMessage()),
+        }
+        for name, value in self._extra(record).items():
+            fields[name] = self._masked(value) if isinstance(value, str) else value
+        if record.exc_info and record.exc_info[0] is not None:
+            fields["exception"] = self._masked(self.formatException(record.exc_info))
+        return orjson.dumps(fields, default=repr, option=orjson.OPT_NON_STR_KEYS).decode()
+
+
+class _Text(_Formatter):
+    """Formats a record as text in one line. The lines of an exception follow it."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        when = datetime.fromtimestamp(record.created).astimezone().strftime("%H:%M:%S")
+        extra = "".join(f" {name}={value}" for name, value in self._extra(record).items())
+        line = f"{when} {record.levelname.lower():<7} {record.getMessage()}{extra}"
+        if record.exc_info and record.exc_info[0] is not None:
+            line += "\n" + self.formatException(record.exc_info)
+        return self._masked(line)
+
+
+def _pieces(lines: Iterable[str]) -> Iterator[str]:
+    """Join lines to pieces that a pipe accepts whole, so that lines of workers are not mixed."""
+    piece: list[str] = []
+    size = 0
+    for line in lines:
+        length = len(line.encode()) + 1
+        if piece and size + length > _PIECE:
+            yield "\n".join([*piece, ""])
+            piece, size = [], 0
+        piece.append(line)
+        size += length
+    if piece:
+        yield "\n".join([*piece, ""])
+
+
+def _pollable(stream: TextIO) -> select.poll | None:
+    """Return an object that reports whether a write would block, or ``None`` if none ever does."""
+    if not hasattr(select, "poll"):
+        return None
+    try:
+        poll = select.poll()
+        poll.register(stream.fileno(), select.POLLOUT)
+    except (OSError, ValueError, AttributeError):  # The stream is not a file, but in memory.
+        return None
+    return poll
+
+
+class _Handler(logging.StreamHandler[TextIO]):
+    """Writes records immediately, and the lines of requests many at once.
+
+    The server does not wait for a reader of the log that is slow or has stopped reading. Lines wait
+    for it instead, up to :data:`BACKLOG_SIZE`.
+    """
+
+    def __init__(self, stream: TextIO, as_text: bool) -> None:
+        super().__init__(stream)
+        self._as_text = as_text
+        self._poll = _pollable(stream)
+        #: Pieces that could not be written yet, and their size in characters.
+        self._backlog: collections.deque[str] = collections.deque()
+        self._backlog_size = 0
+        self._dropped = 0
+        self._lines: list[str] = []
+        self._timer: asyncio.TimerHandle | None = None
+        self._second = 0
+        self._clock = ""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            line = self.format(record)
+        except Exception:
+            self.handleError(record)
+            return
+        self._enqueue_lines()
+        self._enqueue(line + "\n")
+        self._send()
+
+    def request(self, fields: dict[str, Any]) -> None:
+        """Collect the line of a request, to be written soon."""
+        now = time.time()
+        if self._as_text:
+            self._lines.append(self._text(now, fields))
+        else:
+            self._lines.append(
+                orjson.dumps(
+                    {"time": self._time(now), "level": "info", "message": "request", **fields},
+                    default=repr,
+                ).decode()
+            )
+        if len(self._lines) >= FLUSH_LINES:
+            self.flush()
+        elif self._timer is None:
+            self._schedule_flush()
+            if self._timer is None:  # No event loop.
+                self.flush()
+
+    def flush(self) -> None:
+        with self.lock or contextlib.nullcontext():
+            if self._timer is not None:
+                self._timer.cancel()
+                self._timer = None
+            self._enqueue_lines()
+            self._send()
+
+    def _enqueue_lines(self) -> None:
+        lines, self._lines = self._lines, []
+        for piece in _pieces(lines):
+            self._enqueue(piece)
+
+    def _enqueue(self, piece: str) -> None:
+        if self._backlog_size > BACKLOG_SIZE:
+            self._dropped += piece.count("\n")
+            return
+        self._backlog.append(piece)
+        self._backlog_size += len(piece)
+
+    def _send(self) -> None:
+        """Write what can be written now, and schedule the rest."""
+        backlog = self._backlog
+        # A closed standard error must not make requests fail.
+        with contextlib.suppress(OSError, ValueError):
+            while backlog and (self._poll is None or self._poll.poll(0)):
+                piece = backlog.popleft()
+                self._backlog_size -= len(piece)
+                self.stream.write(piece)
+                self.stream.flush()
+                if self._dropped and not backlog:
+                    count, self._dropped = self._dropped, 0
+                    self._enqueue(self._dropped_line(count))
+        if backlog:
+            self._schedule_flush()
+
+    def _schedule_flush(self) -> None:
+        if self._timer is None:
+            with contextlib.suppress(RuntimeError):
+                self._timer = asyncio.get_running_loop().call_later(FLUSH_SECONDS, self.flush)
+
+    def _dropped_line(self, count: int) -> str:
+        record = logging.LogRecord(
+            __name__, logging.WARNING, "", 0, "lines of the log were dropped", (), None
+        )
+        record.lines = count
+        return self.format(record) + "\n"
+
+    def _time(self, now: float) -> str:
+        second = int(now)
+        if second != self._second:
+            self._second, self._clock = second, _now(second)[:-4]
+        return f"{self._clock}{int((now - second) * 1000):03d}Z"
+
+    @staticmethod
+    def _text(now: float, fields: dict[str, Any]) -> str:
+        when = datetime.fromtimestamp(now).astimezone().strftime("%H:%M:%S")
+        who = fields.get("workspace", "-")
+        if "writeKeyId" in fields:
+            who = f"{who}/{fields['writeKeyId']}"
+        code = f" {fields['code']}" if "code" in fields else ""
+        events = f" {fields['events']} events" if "events" in fields else ""
+        return (
+            f"{when} {fields['method']:<4} {fields['route']} {fields['status']}{code}{events}"
+            f" {fields['ms']:.2f} ms {who} {fields['requestId']}"
+        )
