@@ -313,7 +313,7 @@ class StorageContext:
     #: Whether the parent of this process runs what :meth:`EventStore.helper` returns. It does not
     #: for a command, for a console without a server, and on Windows.
     supervised: bool = False
-    #: Not set any more.
+    #: Always ``None``; for storages that read it.
     server_started: float | None = None
 
 

@@ -55,7 +55,7 @@ _NO_BODY: Final = Body(0, chunked=False)
 
 # The part that is read next: a request's head, or nothing yet; the body of a request that is not
 # answered; nothing, because a handler has the request; the rest of a body whose request is
-# answered; anything, until the client has the last answer; nothing any more.
+# answered; anything, until the client has the last answer; nothing, because it is closed.
 _HEAD, _BODY, _BUSY, _REST, _LINGER, _CLOSED = range(6)
 
 

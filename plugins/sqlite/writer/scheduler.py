@@ -24,7 +24,8 @@ from ..tables.events import Row
 from .operations import OPEN, WRITE, encode_outcomes
 from .session import Session, WaitingRequest
 
-#: Events and bytes of one transaction, of all clients together.
+#: Events and bytes of one transaction, of all clients together; also of one request, because a
+#: request is not divided.
 MAX_EVENTS: Final = 4000
 MAX_BYTES: Final = 16 * 1024 * 1024
 #: Seconds after which a failed write of several clients is not repeated for each: the store is

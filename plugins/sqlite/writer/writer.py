@@ -30,6 +30,7 @@ from .channel import Channel, WaitingCall
 from .lock import alone_message, holder, require_owner
 from .operations import OPEN, WRITE, Operation, decode_outcomes
 from .protocol import PROTOCOL, Kind, encode, error_of
+from .scheduler import MAX_BYTES, MAX_EVENTS
 from .server import ServerThread, run_helper
 from .sockets import AVAILABLE, connected_socket, is_foreign, process_gauges, takes_sockets
 
@@ -39,9 +40,6 @@ Result = TypeVar("Result")
 _RETRY: Final = 0.01
 #: Seconds that the writer has to send the first message.
 _GREETING: Final = 5.0
-#: Events and bytes of one request.
-_MAX_EVENTS: Final = 4000
-_MAX_BYTES: Final = 16 * 1024 * 1024
 
 _log = logging.getLogger("engage.storage.sqlite")
 
@@ -328,12 +326,12 @@ def _rows(events: Sequence[Event]) -> tuple[list[Row], dict[int, Outcome]]:
 def _parts(rows: list[Row]) -> list[list[Row]]:
     """Return the rows in parts that each fit into a request."""
     size = sum([len(row[-1]) for row in rows])
-    if len(rows) <= _MAX_EVENTS and size <= _MAX_BYTES:
+    if len(rows) <= MAX_EVENTS and size <= MAX_BYTES:
         return [rows] if rows else []
     parts: list[list[Row]] = []
     size = 0
     for row in rows:
-        if not parts or len(parts[-1]) >= _MAX_EVENTS or size + len(row[-1]) > _MAX_BYTES:
+        if not parts or len(parts[-1]) >= MAX_EVENTS or size + len(row[-1]) > MAX_BYTES:
             parts.append([])
             size = 0
         parts[-1].append(row)

@@ -24,18 +24,24 @@ from engage_plugins.sqlite.writer.operations import CHECK, EXPIRE, OPEN, WRITE
 from engage_plugins.sqlite.writer.protocol import Kind
 from engage_plugins.sqlite.writer.sockets import AVAILABLE
 from support.waiting import wait_for
-from support.writer_loop import Loop
+from support.writer_loop import Client, Loop
 
 pytestmark = pytest.mark.skipif(not AVAILABLE, reason="needs Unix sockets")
 
 
 @pytest.fixture
-def loop(tmp_path: Path) -> Iterator[Loop]:
-    """A loop whose store is open."""
+def closed_loop(tmp_path: Path) -> Iterator[Loop]:
+    """A loop whose store is not open."""
     loop = Loop(tmp_path / "engage.db")
-    assert loop.client().call(OPEN, True) == (Kind.DONE, None)
     yield loop
     loop.end()
+
+
+@pytest.fixture
+def loop(closed_loop: Loop) -> Loop:
+    """A loop whose store is open."""
+    assert closed_loop.client().call(OPEN, True) == (Kind.DONE, None)
+    return closed_loop
 
 
 def rows(*names: str) -> list[Row]:
@@ -306,7 +312,7 @@ def test_a_message_in_many_pieces_is_one(loop: Loop) -> None:
 
 # -------------------------------------------------------------------------------------- opening
 def test_clients_are_told_while_the_tables_are_changed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    closed_loop: Loop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It takes long, and meanwhile other clients connect and wait."""
     opened = threading.Event()
@@ -316,24 +322,30 @@ def test_clients_are_told_while_the_tables_are_changed(
         self.is_preparing = True
         assert opened.wait(20)
         self.is_preparing = False
-        open_engine(self, create, serving)
+        open_engine(self, True, serving)
 
     monkeypatch.setattr(Engine, "open", slow)
-    loop = Loop(tmp_path / "engage.db")
+    loop = closed_loop
     one, other = loop.client(), loop.client()
-    # Longer than they said that they would wait.
-    one.sock.sendall(one.request(OPEN, True, seconds=0.3))
-    other.sock.sendall(other.request(CHECK, seconds=0.3))
+    deadline = time.monotonic() + 2
+    # It opens the store, so it has been read when the first report is sent.
+    one.sock.sendall(one.request(CHECK, seconds=2))
+    other.sock.sendall(other.request(OPEN, True))
     assert [client.answer()[:2] for client in (one, other)] == [(0, Kind.PROGRESS)] * 2
     third = loop.client()
-    time.sleep(0.4)
+    # Longer than it said that it would wait.
+    wait_for(lambda: time.monotonic() > deadline, what="the deadline")
     opened.set()
-    for client in (one, other):
-        while (answer := client.answer())[1] == Kind.PROGRESS:
-            pass
-        assert answer[1] == Kind.DONE
-    assert third.call(CHECK)[0] in (Kind.DONE, Kind.PROGRESS)
-    loop.end()
+    assert answer(one)[1] == answer(other)[1] == Kind.DONE
+    third.sock.sendall(third.request(CHECK))
+    assert answer(third)[1] == Kind.DONE
+
+
+def answer(client: Client) -> tuple[int, int, Any]:
+    """Return the next answer that is no report of progress."""
+    while (found := client.answer())[1] == Kind.PROGRESS:
+        pass
+    return found
 
 
 def test_an_unexpected_error_is_logged_and_the_loop_starts_again(
