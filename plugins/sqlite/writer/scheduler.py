@@ -137,7 +137,7 @@ class Scheduler:
                 continue
             try:
                 count = len(request.decode()[0])
-            except msgspec.DecodeError as error:
+            except (ValueError, msgspec.DecodeError) as error:
                 session.take().failed(error)
                 continue
             if group and (events + count > MAX_EVENTS or size + request.size > MAX_BYTES):

@@ -25,11 +25,11 @@ import msgspec
 
 from engage.api import StorageUnavailable
 
-from ..connection import Settings
+from ..connection import Settings, unavailable
 from .lock import WriterLock, alone_message, holder, require_owner
 from .scheduler import Scheduler
 from .session import Session
-from .sockets import WriterSocket, is_foreign
+from .sockets import WriterSocket, is_foreign, socket_path
 
 #: Seconds between two attempts to get the lock. ``flock`` could wait for it, but not for the end as
 #: well, nor for the lock of a file that was deleted and made again.
@@ -96,6 +96,9 @@ class Server:
                     if (lock := self._acquire()) is not None:
                         self._serve(lock)
                         continue
+                    self.refusal = ""
+                except StorageUnavailable as error:
+                    self.refusal = str(error)
                 except Exception:
                     _log.exception("SQLite: the writer met an unexpected error; it starts again")
                     pause = _TICK
@@ -103,22 +106,17 @@ class Server:
 
     def _acquire(self) -> WriterLock | None:
         store = self._settings.path
-        lock, refusal = None, ""
-        try:
-            require_owner(store)
-            lock = WriterLock.acquire(store, alone=not self._listens)
-        except StorageUnavailable as error:
-            refusal = str(error)
-        else:
-            if lock is None and (other := holder(store)) is not None and other.alone:
-                refusal = alone_message(store, other)
-        self.refusal = refusal
+        require_owner(store)
+        lock = WriterLock.acquire(store, alone=not self._listens)
+        if lock is None and (other := holder(store)) is not None and other.alone:
+            raise StorageUnavailable(alone_message(store, other))
         return lock
 
     def _serve(self, lock: WriterLock) -> None:
         scheduler = self._scheduler = Scheduler(self._settings, serving=self._serving)
         try:
             self._listen()
+            self.refusal = ""
             busy = False
             while not self._is_ending:
                 self._exchange(busy)
@@ -138,7 +136,14 @@ class Server:
     def _listen(self) -> None:
         if not self._listens:
             return
-        self._listening = WriterSocket(self._settings.path)
+        try:
+            self._listening = WriterSocket(self._settings.path)
+        except OSError as error:
+            reason = unavailable(socket_path(self._settings.path), error)
+            # The clients of a helper process only know that none answers.
+            if self._serving and str(reason) != self.refusal:
+                _log.error("SQLite: the writer cannot listen: %s", reason)
+            raise reason from error
         self._selector.register(self._listening.sock, selectors.EVENT_READ, None)
 
     def _end(self, lock: WriterLock, scheduler: Scheduler) -> None:

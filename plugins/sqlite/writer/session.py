@@ -52,6 +52,7 @@ class WaitingRequest:
         """Return the arguments.
 
         :raises msgspec.DecodeError: if they have the wrong types.
+        :raises ValueError: if a text is not UTF-8.
         """
         if self.arguments is None:
             self.arguments = self.operation.arguments.decode(self._data)

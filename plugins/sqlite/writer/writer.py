@@ -27,7 +27,7 @@ from engage.api import Event, Outcome, Status, StorageError, StorageUnavailable
 from ..connection import Settings
 from ..tables.events import Row, UnstorableError, row_of
 from .channel import Channel, WaitingCall
-from .lock import alone_message, holder, require_owner
+from .lock import WriterLock, alone_message, holder, require_owner
 from .operations import OPEN, WRITE, Operation, decode_outcomes
 from .protocol import PROTOCOL, Kind, encode, error_of
 from .scheduler import MAX_BYTES, MAX_EVENTS
@@ -171,9 +171,14 @@ class Writer:
         within = f"within {self._settings.timeout:g} s"
         if self._channel is not None:
             return f"no answer from the writer process {self._channel.welcome.pid} {within}"
-        other = holder(self._settings.path)
-        if other is not None and other.alone:
-            return alone_message(self._settings.path, other)
+        try:
+            # What prevents a helper process from taking the lock prevents this one as well.
+            if (lock := WriterLock.acquire(self._settings.path)) is not None:
+                lock.release()
+            elif (other := holder(self._settings.path)) is not None and other.alone:
+                return alone_message(self._settings.path, other)
+        except StorageUnavailable as error:
+            return str(error)
         return f"no answer from the writer process {within}{self._reason}"
 
     def _answered(self, number: int, kind: int, value: msgspec.Raw) -> None:

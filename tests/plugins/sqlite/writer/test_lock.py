@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from engage.api import Status
+from engage.api import Status, StorageUnavailable
 from engage.testing import event
 from engage.testing.factories import ids, store_all
 from engage_plugins.sqlite.writer.lock import holder
@@ -60,6 +60,13 @@ async def test_a_deleted_socket_is_made_again(tmp_path: Path) -> None:
         async with opened(make(tmp_path, supervised=True)) as other:
             assert pid_of(other)
             await asyncio.gather(store_all(one, event("a")), store_all(other, event("b")))
+
+
+async def test_a_client_finds_out_why_there_is_no_lock(tmp_path: Path) -> None:
+    """The helper process cannot tell it; usually the folder is read-only."""
+    (tmp_path / "engage.db-writer.lock").mkdir()
+    with pytest.raises(StorageUnavailable, match=r"engage\.db-writer\.lock: Is a directory"):
+        await make(tmp_path, supervised=True, timeout=0.1).open(create=True)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")

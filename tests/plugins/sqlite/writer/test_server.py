@@ -289,6 +289,9 @@ def test_malformed_requests_are_cut_off_or_refused(loop: Loop) -> None:
     assert (kind, "Expected" in message) == (Kind.FAILED, True)
     kind, message = client.call(WRITE, [["x"]])
     assert (kind, "Expected" in message) == (Kind.FAILED, True)
+    text = client.request(WRITE, rows("no utf-8"))
+    client.sock.sendall(text.replace(b"no utf-8", b"no utf-\xff"))
+    assert client.answer()[1] == Kind.FAILED
     client.sock.sendall(client.request(CHECK, name="explode"))
     assert client.answer()[1:] == (
         Kind.FAILED,
@@ -361,6 +364,27 @@ def test_an_unexpected_error_is_logged_and_the_loop_starts_again(
                 client.body()
     wait_for(lambda: "a bug" in caplog.text, what="the error in the log")
     assert loop.client().call(CHECK) == (Kind.DONE, None)
+
+
+def test_why_it_cannot_listen_is_logged_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its clients only know that nobody answers; it goes on when the cause is gone."""
+    socket_file = tmp_path / "engage.db-writer.sock"
+    socket_file.mkdir()
+    loop = Loop(tmp_path / "engage.db")
+    wait_for(lambda: caplog.messages, what="the reason in the log")
+    acquired = (tmp_path / "engage.db-writer.lock").stat().st_mtime_ns
+    wait_for(
+        lambda: (tmp_path / "engage.db-writer.lock").stat().st_mtime_ns != acquired,
+        what="another attempt",
+    )
+    assert caplog.messages == [
+        f"SQLite: the writer cannot listen: {socket_file}: Address already in use"
+    ]
+    socket_file.rmdir()
+    assert loop.client().call(OPEN, True) == (Kind.DONE, None)
+    loop.end()
 
 
 def broken(engine: Engine) -> bool:
