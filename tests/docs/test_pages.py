@@ -20,6 +20,7 @@ from engage import hookspecs
 from engage.api import Event, LogRecord, record_of, render_time, unpack
 from engage.cli import main
 from engage.config import config_schema, load
+from engage.config.removed import without_removed
 from engage.errors import STATUS, error_body, from_problems
 from engage.pipeline.subscriptions import subscription_hash
 from engage.pipeline.validate import Schemas
@@ -61,6 +62,7 @@ def test_the_example_config_has_every_section_and_its_comments_are_the_defaults(
     everything = tomllib.loads(re.sub(r"^# (?=[\[\]a-z_.]+( =|\]))", "", text, flags=re.MULTILINE))
     schema = config_schema()
     assert everything.keys() == schema["properties"].keys()
+    assert without_removed(schema, everything)[1] == []
     section = ""
     for line in text.splitlines():
         if table := re.fullmatch(r"(?:# )?\[([a-z]+)\]", line):
