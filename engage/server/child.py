@@ -173,7 +173,7 @@ def _run_helper(helper: Helper, channel: socket.socket) -> int:
     except EngageError:
         raise
     except Exception:
-        _log.exception("the process of the storage ends because of an unexpected error")
+        _log.exception("the helper process ends because of an unexpected error")
         return 1
     return 0
 

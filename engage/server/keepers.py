@@ -116,7 +116,7 @@ class Keeper:
 class HelperKeeper(Keeper):
     """Runs the helper process of the storage."""
 
-    what = "the process of the storage"
+    what = "the helper process"
     restart_pause = 0.1
     max_restart_pause = 5.0
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The parent of the server's processes: starts them, replaces those that die, stops them.
 
-The helper process of the storage starts first and ends last, because the others need it. The first
-worker is started alone, because it creates the store if there is none. If it cannot start, neither
+The helper process of the storage starts with the first worker and ends last. The other workers
+start later, because the first one creates the store if there is none. If it cannot start, neither
 can the others, and the server exits with its error. A worker that dies later is replaced after a
 pause, which doubles while the replacements die early. After ten deaths within a minute restarts do
 not help: the server exits with status 1, so that a service manager notices. The helper process and

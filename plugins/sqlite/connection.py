@@ -9,6 +9,7 @@ import errno
 import functools
 import os
 import sqlite3
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from hashlib import blake2b
 from pathlib import Path
@@ -83,6 +84,23 @@ def unavailable(path: str, error: Exception) -> StorageUnavailable:
     return kind(f"{path}: {_MEANINGS.get(code, str(error))} ({name})")
 
 
+def denied(path: str, action: str) -> StorageUnavailable:
+    """Return the error of a user who may not read a file, or write to it.
+
+    :param action: ``read`` or ``write to``.
+    """
+    owner = os.stat(path).st_uid
+    if owner == os.geteuid():
+        return StorageUnavailable(f"{path}: this user may not {action} it; see its mode")
+    import pwd  # Windows has none.
+
+    try:
+        user = pwd.getpwuid(owner).pw_name
+    except KeyError:
+        user = f"'#{owner}'"
+    return StorageUnavailable(f"{path}: only its owner may {action} it: sudo -u {user} engage …")
+
+
 def primary_code(error: BaseException) -> int:
     """Return SQLite's primary error code, or 0 if the error has none."""
     return int(getattr(error, "sqlite_errorcode", 0) or 0) & 0xFF
@@ -127,6 +145,14 @@ def create_file(path: str) -> None:
         raise FileNotFoundError(errno.ENOENT, f"the folder {folder} does not exist; create it")
     with contextlib.suppress(FileExistsError):
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
+
+
+def may(path: str, mode: int) -> bool:
+    """Return whether the user of this process may use a file or a folder.
+
+    :param mode: ``os.R_OK`` or ``os.W_OK``.
+    """
+    return sys.platform == "win32" or os.access(path, mode, effective_ids=True)
 
 
 def file_identity(path: str) -> tuple[int, int]:
@@ -206,6 +232,8 @@ class Session:
         if self._db is not None and current == self._file:
             return self._db
         self.drop()
+        if not may(self.settings.path, os.R_OK):
+            raise denied(self.settings.path, "read")
         schema.inspect_file(self.settings.path)
         db = connect(self.settings, readonly=self._readonly)
         try:

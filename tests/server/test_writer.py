@@ -263,3 +263,55 @@ async def test_a_socket_of_another_user_is_not_used(tmp_path: Path) -> None:
         foreign.kill()
         foreign.wait()
     theirs.close()
+
+
+#: Starts a program that the modes of files apply to, also if this process is of root.
+BOUND = ["setpriv", "--bounding-set=-dac_override,-dac_read_search"] if os.geteuid() == 0 else []
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs setpriv")
+@pytest.mark.parametrize(
+    ("name", "mode"), [("", 0o500), ("engage.db", 0o400), ("engage.db-shm", 0o400)]
+)
+async def test_a_mode_that_forbids_writing_is_one_line(
+    tmp_path: Path, name: str, mode: int
+) -> None:
+    """SQLite would make more files of that mode, and a helper process could not listen."""
+    config = config_file(tmp_path)
+    text = config.read_text().replace('"thread"', '"process"')
+    config.write_text(f"server.port = 0\n{text}")
+    async with open_store(config):
+        pass
+    path = tmp_path / name
+    path.touch()
+    before = sorted(os.listdir(tmp_path))
+    path.chmod(mode)
+    done = subprocess.run(  # noqa: ASYNC221
+        [*BOUND, sys.executable, "-m", "engage", "serve", "--config", config],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    path.chmod(0o700)
+    assert done.returncode == 1
+    assert f"{path}: this user may not write to it; see its mode" in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert sorted(os.listdir(tmp_path)) == before
+
+
+@needs_root
+async def test_a_file_that_may_not_be_read_is_one_line(tmp_path: Path) -> None:
+    """It says which user may."""
+    config = config_file(tmp_path)
+    async with open_store(config):
+        pass
+    os.chown(tmp_path / "engage.db", pwd.getpwnam("nobody").pw_uid, -1)
+    done = subprocess.run(  # noqa: ASYNC221
+        [*BOUND, sys.executable, "-m", "engage", "export", "events", "--config", config],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stderr == (
+        f"engage: {tmp_path}/engage.db: only its owner may read it: sudo -u nobody engage …\n"
+    )

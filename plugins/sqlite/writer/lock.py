@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 
 from engage.api import StorageUnavailable
 
-from ..connection import unavailable
+from ..connection import denied, may, unavailable
 
 #: Size of the content in bytes. It is always written as a whole: a shorter one replaces a longer.
 _CONTENT_BYTES: Final = 64
@@ -106,32 +106,32 @@ def alone_message(store: str, other: Holder) -> str:
     )
 
 
-def require_owner(store: str) -> None:
+def require_writable(store: str) -> None:
     """Check that this process may write to a store: its user must own the file, because what it
     creates beside the file must belong to the same user.
 
-    :raises StorageUnavailable: if another user owns the file, or if there is no folder for it.
+    SQLite notices the mode of the store only after it has made files of the same mode.
+
+    :raises StorageUnavailable: if it may not, or if there is no folder for the file.
     """
+    folder = os.path.dirname(store) or "."
     try:
         owner = os.stat(store).st_uid
     except FileNotFoundError:
-        folder = os.path.dirname(store) or "."
         if not os.path.isdir(folder):
             raise StorageUnavailable(
                 f"{store}: the folder {folder} does not exist; create it"
             ) from None
-        return
+        owner = None
     except OSError as error:
         raise unavailable(store, error) from error
-    if sys.platform == "win32" or owner == os.geteuid():
+    if sys.platform == "win32":
         return
-    import pwd
-
-    try:
-        user = pwd.getpwuid(owner).pw_name
-    except KeyError:
-        user = f"'#{owner}'"
-    raise StorageUnavailable(f"{store}: only its owner may write to it: sudo -u {user} engage …")
+    if owner not in (None, os.geteuid()):
+        raise denied(store, "write to")
+    for path in (folder, store, store + "-wal", store + "-shm"):
+        if os.path.exists(path) and not may(path, os.W_OK):
+            raise StorageUnavailable(f"{path}: this user may not write to it; see its mode")
 
 
 def _lock(descriptor: int) -> bool:

@@ -26,7 +26,7 @@ import msgspec
 from engage.api import StorageUnavailable
 
 from ..connection import Settings, unavailable
-from .lock import WriterLock, alone_message, holder, require_owner
+from .lock import WriterLock, alone_message, holder, require_writable
 from .scheduler import Scheduler
 from .session import Session
 from .sockets import WriterSocket, is_foreign, socket_path
@@ -106,7 +106,7 @@ class Server:
 
     def _acquire(self) -> WriterLock | None:
         store = self._settings.path
-        require_owner(store)
+        require_writable(store)
         lock = WriterLock.acquire(store, alone=not self._listens)
         if lock is None and (other := holder(store)) is not None and other.alone:
             raise StorageUnavailable(alone_message(store, other))

@@ -27,7 +27,7 @@ from engage.api import Event, Outcome, Status, StorageError, StorageUnavailable
 from ..connection import Settings
 from ..tables.events import Row, UnstorableError, row_of
 from .channel import Channel, WaitingCall
-from .lock import WriterLock, alone_message, holder, require_owner
+from .lock import WriterLock, alone_message, holder, require_writable
 from .operations import OPEN, WRITE, Operation, decode_outcomes
 from .protocol import PROTOCOL, Kind, encode, error_of
 from .scheduler import MAX_BYTES, MAX_EVENTS
@@ -223,7 +223,7 @@ class Writer:
 
     async def _connect(self) -> None:
         try:
-            require_owner(self._settings.path)
+            require_writable(self._settings.path)
             if self._thread is None and not (self._supervised and self._listens):
                 self._thread = ServerThread.of(self._settings, listens=self._listens)
             # Each request fails at its deadline. Without requests, no connection is needed.
@@ -288,7 +288,7 @@ class Writer:
         sock = connected_socket(store) if AVAILABLE else None
         if sock is not None and is_foreign(sock):
             sock.close()
-            require_owner(store)
+            require_writable(store)
             raise StorageUnavailable(f"{store}: a process of another user writes to it")
         return sock
 
