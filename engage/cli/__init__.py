@@ -91,6 +91,16 @@ def _discard_output() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
+def _open_closed_files() -> None:
+    """Open the null device in the place of standard files that are closed.
+
+    Otherwise a socket would get the number of one, and children would take it for that file.
+    """
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(descriptor, True)
+    os.close(descriptor)
+
+
 @click.group(
     cls=Root,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
@@ -101,6 +111,7 @@ def _discard_output() -> None:
 def main(ctx: click.Context) -> None:
     """A self-hosted event-ingestion server."""
     ctx.obj = None
+    _open_closed_files()
     if sys.stdout is None and ctx.invoked_subcommand not in (serve.name, load_command.name):
         raise EngageError("standard output is closed")
 

@@ -137,6 +137,13 @@ def test_control_c_to_all_processes_is_one_drain(tmp_path: Path, workers: int) -
         assert "Traceback" not in server.log()
 
 
+def test_standard_input_may_be_closed(tmp_path: Path) -> None:
+    """Its number is not given to a socket, which children would take for their input."""
+    with start_server(tmp_path, preexec=lambda: os.close(0)) as server:
+        assert server.track("m").status_code == 200
+        assert server.stop() == 0
+
+
 def test_sigterm_to_all_processes_is_one_drain(tmp_path: Path) -> None:
     """As systemd sends it."""
     with start_server(tmp_path, workers=2) as server:
