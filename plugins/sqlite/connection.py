@@ -164,11 +164,7 @@ def file_identity(path: str) -> tuple[int, int]:
     try:
         found = os.stat(path)
     except FileNotFoundError:
-        folder = os.path.dirname(path) or "."
-        remedy = "`engage serve` creates one"
-        if not os.path.isdir(folder):
-            remedy = f"the folder {folder} does not exist; create it"
-        raise StorageMissing(f"{path}: there is no store; {remedy}") from None
+        raise StorageMissing(f"{path}: there is no store") from None
     except OSError as error:
         raise unavailable(path, error) from error
     if not os.path.isfile(path):
@@ -207,7 +203,7 @@ def connect(settings: Settings, *, readonly: bool) -> sqlite3.Connection:
     return db
 
 
-class Session:
+class FileConnection:
     """A connection that is opened when it is needed, and opened again after an error."""
 
     def __init__(self, settings: Settings, *, readonly: bool) -> None:

@@ -7,18 +7,21 @@ It calls the functions that know the tables.
 from __future__ import annotations
 
 import contextlib
+import os
 import sqlite3
 from collections.abc import Callable, Iterator
 from typing import Concatenate, ParamSpec, TypeVar
 
-from .connection import Session, Settings, is_lock_error, translating_errors
+from engage.api import StorageMissing
+
+from .connection import FileConnection, Settings, is_lock_error, translating_errors
 from .schema import require_current, require_readable
 
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
 
 
-class Reader(Session):
+class Reader(FileConnection):
     """Reads. Each call sees one state of the store, and holds nothing when it returns."""
 
     def __init__(self, settings: Settings) -> None:
@@ -47,7 +50,15 @@ class Reader(Session):
     def open(self) -> None:
         """Open the store; see :meth:`EventStore.open`."""
         with translating_errors(self.settings.path, opening=True):
-            self.connection()
+            try:
+                self.connection()
+            except StorageMissing as error:
+                # Not for a server: if its file was moved, it must be put back.
+                folder = os.path.dirname(self.settings.path) or "."
+                remedy = "`engage serve` creates one"
+                if not os.path.isdir(folder):
+                    remedy = f"the folder {folder} does not exist; create it"
+                raise StorageMissing(f"{error}; {remedy}") from None
 
     def call(
         self,

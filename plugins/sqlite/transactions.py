@@ -15,7 +15,7 @@ from engage.api import StorageIncompatible, StorageMissing, StorageUnavailable
 
 from . import checkpoint, schema
 from .connection import (
-    Session,
+    FileConnection,
     Settings,
     connect,
     create_file,
@@ -39,7 +39,7 @@ _READERS_WAIT: Final = 0.2
 _LOCK_SHARE: Final = 0.75
 
 
-class Transactions(Session):
+class Transactions(FileConnection):
     """The writing connection."""
 
     def __init__(self, settings: Settings) -> None:

@@ -241,7 +241,7 @@ async def test_a_store_that_was_moved_away_is_not_created_again(tmp_path: Path) 
     path.rename(away)
     await store.close()
     for _ in range(2):
-        with pytest.raises(StorageMissing):
+        with pytest.raises(StorageMissing, match=r"there is no store$"):
             await store.open(create=True)
         assert not path.exists()
     away.rename(path)

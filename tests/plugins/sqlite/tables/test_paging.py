@@ -24,7 +24,7 @@ from engage.testing.factories import (
     store_all,
 )
 from engage.testing.storage.counts import sums
-from engage_plugins.sqlite.connection import Session
+from engage_plugins.sqlite.connection import FileConnection
 from engage_plugins.sqlite.store import SqliteStorage
 from engage_plugins.sqlite.tables import events, paging
 from support.sqlite import engine_of, make
@@ -204,9 +204,9 @@ async def test_a_wrong_cursor_is_an_error(tmp_path: Path) -> None:
 class Traced:
     """The statements that a connection of the store runs."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, connection: FileConnection) -> None:
         self.statements: list[str] = []
-        self.db = session.connection()
+        self.db = connection.connection()
         self.db.set_trace_callback(self.statements.append)
 
     def plans(self) -> list[str]:
