@@ -19,9 +19,9 @@
 ``schema.py``         preparing the store: collections, indexes, version, shard keys
 ====================  =================================================================
 
-The modules in ``tables/`` of the SQLite storage have the same names. SQLite also has a
-``reader.py``, because it reads through a connection and a thread of their own; here reading and
-writing share the driver's pool, so each module reads its own collection.
+The modules of the tables of the SQLite storage have the same names. It has a ``reader.py`` besides,
+because SQLite reads through a connection and a thread of their own; here reading and writing share
+the driver's pool, so each module reads its own collection.
 """
 
 from __future__ import annotations
