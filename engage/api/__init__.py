@@ -63,10 +63,13 @@ from engage.api.transforms import *
 __all__ = [
     "API_ORIGIN",
     "CONFLICT",
+    "DAY_MS",
     "DROP",
     "EVENT_TYPES",
+    "MAX_CLAIMS",
     "MAX_RECORD_BYTES",
     "MAX_TIME",
+    "MAX_USERS",
     "OPERATOR_ORIGIN",
     "Backlog",
     "Batch",

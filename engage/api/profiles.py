@@ -6,11 +6,16 @@ from __future__ import annotations
 import abc
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 from engage.api.pages import Page
 
-__all__ = ["GroupProfile", "ProfileStore", "UserProfile"]
+__all__ = ["MAX_CLAIMS", "MAX_USERS", "GroupProfile", "ProfileStore", "UserProfile"]
+
+#: Maximum number of claims that a storage keeps for a trait of a user, and of users that
+#: :meth:`ProfileStore.find_users` returns for a value.
+MAX_CLAIMS: Final = 100
+MAX_USERS: Final = 100
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,16 +73,16 @@ class ProfileStore(abc.ABC):
         trait to this value (compared in the form of :func:`identifier_value`), in whatever order
         they arrived and whatever the trait was in between. A client can choose a timestamp, but
         not a claim. A value that was set before the trait was declared is older than all.
-        A storage keeps the first 100 claims of a user for each trait, so that anyone with a write
-        key cannot make them grow without bound. A later value counts as claimed when it was
+        A storage keeps the first :data:`MAX_CLAIMS` of a user for each trait, so that anyone with a
+        write key cannot make them grow without bound. A later value counts as claimed when it was
         received, while the user has it. Several processes that write to one user at the same moment
         may keep a few more.
 
         Only a trait's current value counts. An index serves this.
 
         :param values: values in the form of :func:`identifier_value`.
-        :return: each value that a user has → at most 100 user ids, oldest claim first; users with
-            equal claims are in any order.
+        :return: each value that a user has → at most :data:`MAX_USERS` ids, oldest claim first;
+            users with equal claims are in any order.
         """
 
     async def holders(
@@ -85,7 +90,7 @@ class ProfileStore(abc.ABC):
     ) -> Page[str]:
         """Read the ids of all users that have a value of a declared identifier trait.
 
-        This default returns the users that :meth:`find_users` finds, which are at most 100. A
+        This default returns the users that :meth:`find_users` finds, which may not be all. A
         storage that can return all of them overrides it; then a signed link works however many
         users have the recipient's address.
 

@@ -7,11 +7,13 @@ import functools
 from datetime import UTC, datetime
 from typing import Final
 
-__all__ = ["MAX_TIME", "render_time"]
+__all__ = ["DAY_MS", "MAX_TIME", "render_time"]
 
 #: The last millisecond of the year 9999, since 1970 UTC: the latest time that every storage and
 #: every client can hold.
 MAX_TIME: Final = 253_402_300_799_999
+#: A day in milliseconds.
+DAY_MS: Final = 24 * 60 * 60 * 1000
 
 _EPOCH_ORDINAL: Final = datetime(1970, 1, 1, tzinfo=UTC).toordinal()
 

@@ -17,6 +17,7 @@ import orjson
 
 from engage.api import EventStore, Record, RecordStore
 from engage.config import Workspace
+from engage.upkeep.export import PAGE
 
 __all__ = [
     "KEY",
@@ -35,9 +36,6 @@ __all__ = [
 #: The kinds of the records.
 KEY: Final = "key"
 OVERRIDE: Final = "key-override"
-
-#: Records that are read at a time.
-PAGE: Final = 1000
 
 #: The form of an id, as in ``schemas/config.json``.
 # The hyphen is escaped because browsers get this as the pattern of a field, and want that.

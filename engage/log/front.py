@@ -10,12 +10,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from engage.api import EventLog, EventStore, StorageError, StorageUnavailable
 from engage.log.catch_up import CatchUp
 from engage.log.ingest import LogIngest
 from engage.log.lag import Lag
+from engage.pipeline.ingest import REOPEN_PAUSE
 from engage.upkeep.readiness import Readiness
 
 if TYPE_CHECKING:
@@ -26,9 +27,6 @@ if TYPE_CHECKING:
 __all__ = ["LogFront"]
 
 _log = logging.getLogger(__name__)
-
-#: Seconds between two attempts to open the log.
-_OPEN_PAUSE: Final = 1.0
 
 
 class LogFront:
@@ -122,7 +120,7 @@ class LogFront:
 
     async def _open_until_done(self, create: bool) -> None:
         while True:
-            await asyncio.sleep(_OPEN_PAUSE)
+            await asyncio.sleep(REOPEN_PAUSE)
             try:
                 await self.log.open(create=create)
             except StorageError:

@@ -12,14 +12,14 @@ from typing import Final
 
 import orjson
 
-from engage.api import EventStore, Record, RecordStore
+from engage.api import DAY_MS, EventStore, Record, RecordStore
 
 __all__ = ["NAMED", "gap_record", "past_gaps"]
 
 #: The kind of the records.
 _KIND: Final = "log_gap"
-#: Milliseconds for which a gap is shown after the loaders have gone on: 14 days.
-_SHOWN: Final = 14 * 86_400_000
+#: Milliseconds for which a gap is shown after the loaders have gone on.
+_SHOWN: Final = 14 * DAY_MS
 #: Gaps, or partitions, that a message names.
 NAMED: Final = 5
 

@@ -36,6 +36,7 @@ from engage.log.retries import Retries, Stopped
 from engage.log.writing import Damage, Unpacked, Writer
 from engage.monitoring.throttle import Throttle
 from engage.pipeline.conflicts import Conflicts
+from engage.pipeline.group_commit import GROUP_BYTES, GROUP_WEIGHT
 from engage.pipeline.normalise import weight_of
 
 if TYPE_CHECKING:
@@ -49,10 +50,6 @@ _log = logging.getLogger(__name__)
 
 #: Seconds that a reader waits for the first record; a drain waits as long.
 READ_WAIT: Final = 0.25
-#: Records that a loader writes at once, which a storage writes in a part of a second, …
-BATCH_RECORDS: Final = 4000
-#: … and their bytes; a single larger record is written alone.
-BATCH_BYTES: Final = 16 * 1024 * 1024
 #: Records of the first write: how fast the storage is, is not known yet.
 _FIRST: Final = 500
 #: The part of the time limit below which the next write may be twice as large: it then takes at
@@ -121,8 +118,9 @@ class Loader:
             log_calls=self.log_calls,
             metrics=metrics,
         )
-        #: Records that are written at once at most. It follows what the storage can do.
-        self._at_once = min(_FIRST, BATCH_RECORDS)
+        #: Records that are written at once at most, each of a weight of at least 1. It follows what
+        #: the storage can do.
+        self._at_once = min(_FIRST, GROUP_WEIGHT)
         #: Whether the loader is a member of the group.
         self.joined = False
         #: Partitions with a record of an unknown version → why it cannot be read.
@@ -173,8 +171,8 @@ class Loader:
         self._report_paused()
         batch = await self.log_calls.call(
             lambda: reader.read(
-                max_records=min(BATCH_RECORDS, self._at_once),
-                max_bytes=BATCH_BYTES,
+                max_records=min(GROUP_WEIGHT, self._at_once),
+                max_bytes=GROUP_BYTES,
                 wait=READ_WAIT,
             ),
             wait=READ_WAIT,
@@ -225,7 +223,7 @@ class Loader:
             else:
                 self.store_calls.succeeded()
                 if time.monotonic() - started < self._timeout * _FAST:
-                    self._at_once = min(2 * self._at_once, BATCH_RECORDS)
+                    self._at_once = min(2 * self._at_once, GROUP_WEIGHT)
             failures = 0
             items = items[len(part) :]
             offsets = {read.partition: read.offset + 1 for read, _ in part}

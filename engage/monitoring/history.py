@@ -28,7 +28,7 @@ import time
 from typing import TYPE_CHECKING, Final
 
 import engage
-from engage.api import Count, CountStore
+from engage.api import DAY_MS, Count, CountStore
 
 if TYPE_CHECKING:
     from engage.monitoring.metrics import Metrics
@@ -67,8 +67,8 @@ INFINITE: Final = "inf"
 MINUTE: Final = 60
 HOUR: Final = 3600
 #: How long counters are kept: milliseconds.
-MINUTES_KEPT: Final = 48 * 3600 * 1000
-HOURS_KEPT: Final = 90 * 24 * 3600 * 1000
+MINUTES_KEPT: Final = 2 * DAY_MS
+HOURS_KEPT: Final = 90 * DAY_MS
 
 #: Counters of a process in one minute. Their labels come from closed sets; a config with hundreds
 #: of write keys could still have many. Those beyond are not kept.

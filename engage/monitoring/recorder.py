@@ -11,7 +11,15 @@ from typing import Final
 
 import orjson
 
-from engage.api import MAX_RECORD_BYTES, CountStore, EventStore, Record, RecordStore, StorageError
+from engage.api import (
+    DAY_MS,
+    MAX_RECORD_BYTES,
+    CountStore,
+    EventStore,
+    Record,
+    RecordStore,
+    StorageError,
+)
 from engage.monitoring.history import HOUR, HOURS_KEPT, MINUTE, MINUTES_KEPT, History
 from engage.monitoring.refusals import Refusals
 
@@ -31,7 +39,7 @@ LAST_SECONDS: Final = 1.0
 EXPIRE_SECONDS: Final = 600.0
 EXPIRE_ROWS: Final = 2000
 #: Milliseconds for which the refused requests of a process are kept after the last one.
-REFUSED_KEPT: Final = 24 * 3600 * 1000
+REFUSED_KEPT: Final = DAY_MS
 
 
 async def record_periodically(

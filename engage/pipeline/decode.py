@@ -78,8 +78,8 @@ _TOKENS_SLICE: Final = 256 * 1024
 _NUMBER: Final = frozenset(b"-0123456789")
 #: A number with one of these is not an integer.
 _FLOAT: Final = frozenset(b".eE")
-_INT_MIN: Final = -(2**63)
-_INT_MAX: Final = 2**63 - 1
+#: The integers below this, and from its negative on, have 64 bits.
+_INTEGERS: Final = 2**63
 
 #: Bytes of a body from which its brackets are not counted.
 _UNCOUNTED: Final = 16 * 1024
@@ -331,7 +331,7 @@ def text_too_deep(data: bytes, limit: int) -> bool:
 
 def _check_integer(text: bytes) -> None:
     # At most 309 digits: orjson has refused numbers that exceed a double.
-    if not _INT_MIN <= int(text) <= _INT_MAX:
+    if not -_INTEGERS <= int(text) < _INTEGERS:
         raise ApiError(
             "invalid_json",
             "an integer is outside the signed 64-bit range (-2**63 to 2**63-1);"

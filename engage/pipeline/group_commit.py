@@ -32,7 +32,7 @@ from typing import Final, Generic, TypeVar
 from engage.api import StorageUnavailable
 from engage.errors import shutting_down
 
-__all__ = ["GROUP_WEIGHT", "GroupCommit", "Room", "WriteQueue", "WriteRequest"]
+__all__ = ["GROUP_BYTES", "GROUP_WEIGHT", "GroupCommit", "Room", "WriteQueue", "WriteRequest"]
 
 _log = logging.getLogger(__name__)
 

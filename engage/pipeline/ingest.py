@@ -44,8 +44,8 @@ _log = logging.getLogger(__name__)
 _STORED: Final = Status.STORED
 #: Bytes that an event or letter needs in memory besides its body: objects, ids, the future.
 _OVERHEAD: Final = 500
-#: Seconds between two attempts to reopen the store.
-_REOPEN_PAUSE: Final = 1.0
+#: Seconds between two attempts to reopen the store, or to open the log.
+REOPEN_PAUSE: Final = 1.0
 #: Seconds between two log lines about the same budget of dead letters: it may be full for days.
 _FULL_PAUSE: Final = 600.0
 #: The config keys of a budget, for the log.
@@ -256,7 +256,7 @@ class Ingest:
             if not logged:
                 _log.error("the storage cannot be opened; retrying: %s", error)
                 logged = True
-            await asyncio.sleep(_REOPEN_PAUSE)
+            await asyncio.sleep(REOPEN_PAUSE)
         if logged:
             _log.warning("the storage is open")
 

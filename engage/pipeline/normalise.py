@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import orjson
 
-from engage.api import API_ORIGIN, MAX_TIME, Event, render_time
+from engage.api import API_ORIGIN, DAY_MS, MAX_TIME, Event, render_time
 from engage.errors import ApiError, Limit, Problem, event_too_large, from_problems, quote
 from engage.pipeline.ids import idempotent_id, uuid7
 
@@ -36,7 +36,6 @@ __all__ = [
 #: Part of an event, as JSON, that may have a write key in it.
 WRITE_KEY: Final = b'"writeKey"'
 
-_DAY: Final = 86_400_000
 _EPOCH_ORDINAL: Final = datetime(1970, 1, 1, tzinfo=UTC).toordinal()
 
 _EMPTY: Final[Mapping[str, Any]] = {}
@@ -378,7 +377,7 @@ def parse_time(text: str) -> int | None:
         return None
     days = moment.toordinal() - _EPOCH_ORDINAL
     seconds = moment.hour * 3600 + moment.minute * 60 + moment.second
-    milliseconds = days * _DAY + seconds * 1000 + moment.microsecond // 1000
+    milliseconds = days * DAY_MS + seconds * 1000 + moment.microsecond // 1000
     # For Z, ``fromisoformat`` uses this object; calling ``utcoffset`` would only take time.
     offset = None if zone is UTC else moment.utcoffset()
     if offset:
@@ -387,4 +386,4 @@ def parse_time(text: str) -> int | None:
 
 
 #: The first millisecond of the year 1.
-_MIN_TIME: Final = (1 - _EPOCH_ORDINAL) * _DAY
+_MIN_TIME: Final = (1 - _EPOCH_ORDINAL) * DAY_MS

@@ -30,8 +30,6 @@ Version = tuple[int, str, str]
 
 #: The value of a trait that an operator removed.
 REMOVED: Final = object()
-#: Of a user and of a value, see :meth:`~engage.api.ProfileStore.find_users`.
-MAX_CLAIMS = 100
 
 
 class Arrivals(dict[Key, Item]):
@@ -99,7 +97,7 @@ class Profile:
         current = api.identifier_value(trait, self.values().get(trait)) == form
         if current and self.late.get(trait, form) != form:
             del claims[self.late.pop(trait)]
-        if form not in claims and len(claims) >= MAX_CLAIMS:
+        if form not in claims and len(claims) >= api.MAX_CLAIMS:
             if not current:
                 return
             self.late[trait] = form
@@ -312,7 +310,8 @@ class MemoryProfiles(Memory, api.ProfileStore):
                     at = user.claims.get(trait, {}).get(form, 0)
                     claims.setdefault(form, []).append((at, user.id))
         return {
-            form: [name for _, name in sorted(users)[:MAX_CLAIMS]] for form, users in claims.items()
+            form: [name for _, name in sorted(users)[: api.MAX_USERS]]
+            for form, users in claims.items()
         }
 
     async def scan_users(

@@ -8,6 +8,7 @@ import logging
 from typing import TYPE_CHECKING, Final
 
 from engage.api import (
+    DAY_MS,
     DeadLetterStore,
     EventFilter,
     EventStore,
@@ -17,11 +18,12 @@ from engage.api import (
 )
 from engage.config import Retention
 from engage.upkeep.audit import AUDIT
+from engage.upkeep.export import PAGE
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-__all__ = ["DAY_MS", "expire", "expire_audit", "expire_periodically", "gap"]
+__all__ = ["expire", "expire_audit", "expire_periodically", "gap"]
 
 _log = logging.getLogger(__name__)
 
@@ -31,13 +33,9 @@ ROUND_SECONDS: Final = 600.0
 FIRST_SECONDS: Final = 30.0
 #: Seconds between two calls of the storage, during which it only serves writes.
 PAUSE_SECONDS: Final = 0.05
-#: Maximum number of records that one call deletes.
-SLICE: Final = 500
 #: Seconds after the start for which a gap between the events stops the deletion. Somebody has time
 #: to set a clock that is wrong, and a server that was off for long deletes no later than that.
 DOUBTFUL_SECONDS: Final = 24 * 60 * 60.0
-#: A day in milliseconds.
-DAY_MS: Final = 24 * 60 * 60 * 1000
 #: Days for which the audit is kept.
 AUDIT_DAYS: Final = 400
 
@@ -128,7 +126,7 @@ async def _newest(store: EventStore, wanted: EventFilter) -> int | None:
 
 
 async def expire(
-    store: EventStore, retention: Retention, *, now: int, slice_: int = SLICE
+    store: EventStore, retention: Retention, *, now: int, slice_: int = PAGE
 ) -> tuple[int, int]:
     """Delete all records that are too old.
 
@@ -151,7 +149,7 @@ async def expire(
     return events, letters
 
 
-async def expire_audit(store: RecordStore, *, now: int, slice_: int = SLICE) -> int:
+async def expire_audit(store: RecordStore, *, now: int, slice_: int = PAGE) -> int:
     """Delete the entries of the audit that are too old.
 
     :param now: milliseconds since 1970 UTC.

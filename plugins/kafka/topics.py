@@ -14,7 +14,8 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Final
 
-_DAY: Final = 24 * 60 * 60 * 1000
+from engage.api import DAY_MS
+
 #: Bytes of a record besides its value that a topic has room for: key, headers, framing.
 _EXTRA: Final = 256 * 1024
 _MIN_MESSAGE: Final = 4 * 1024 * 1024
@@ -46,7 +47,7 @@ def wanted(topic: str, *, max_value: int) -> list[NewTopic]:
         "max.message.bytes": str(max(_MIN_MESSAGE, max_value + _EXTRA)),
     }
     return [
-        NewTopic(name=topic, partitions=12, settings={**safe, "retention.ms": str(7 * _DAY)}),
+        NewTopic(name=topic, partitions=12, settings={**safe, "retention.ms": str(7 * DAY_MS)}),
         NewTopic(name=f"{topic}.dead", partitions=1, settings={**safe, "retention.ms": "-1"}),
         NewTopic(
             name=f"{topic}.ready",
@@ -95,10 +96,10 @@ def weaknesses(name: str, settings: Mapping[str, str], *, replicas: int) -> list
             "many events at once would delete others before they are loaded; set it to -1"
         )
     kept = retention(settings)
-    if kept is not None and kept < _DAY:
+    if kept is not None and kept < DAY_MS:
         found.append(
             f"{name} has retention.ms={kept}: an outage of the storage that is longer than that "
-            f"loses events; set it to at least {_DAY} (a day)"
+            f"loses events; set it to at least {DAY_MS} (a day)"
         )
     if settings.get("message.timestamp.type", "CreateTime") != "LogAppendTime":
         found.append(

@@ -18,6 +18,7 @@ import orjson
 from bson.datetime_ms import DatetimeMS
 
 from engage.api import (
+    MAX_CLAIMS,
     Change,
     Event,
     GroupTraits,
@@ -31,7 +32,7 @@ from engage.api import (
 )
 
 from .documents import decode_value, encode_value, escape_key, pair_id, scoped_id, unescape_key
-from .identifiers import MAX_CLAIMS, Claim, StoredClaims, claim_id
+from .identifiers import Claim, StoredClaims, claim_id
 from .schema import CLAIMS, GROUPS, LINKS, MEMBERSHIPS, USERS
 
 #: (timestamp, message id, origin): the greatest wins.

@@ -23,7 +23,7 @@ from typing import Any, Final
 
 from bson.datetime_ms import DatetimeMS
 
-from engage.api import ConfigError, Page, identifier_value
+from engage.api import MAX_CLAIMS, MAX_USERS, ConfigError, Page, identifier_value
 
 from .connection import BATCH, Connection
 from .documents import any_of, decode_value, escape_key, is_text, pair_id, scoped_id
@@ -32,8 +32,6 @@ from .schema import CLAIMS, META, USERS
 
 #: MongoDB allows 64 indexes on a collection; each identifier trait needs one.
 _MAX_TRAITS: Final = 40
-#: Maximum number of users that are returned for one value; the interface defines it.
-_MAX_USERS: Final = 100
 #: The order in which the index of an identifier has the users.
 _ORDER: Final = [("createdAt", 1), ("_id", 1)]
 #: Pages of claims that are read to find the oldest of very many users: so many users may have had
@@ -41,11 +39,6 @@ _ORDER: Final = [("createdAt", 1), ("_id", 1)]
 _CLAIM_PAGES: Final = 20
 #: Users that are read at once, with their registers, links and memberships.
 STEP: Final = 200
-
-
-#: Maximum number of claims that are stored for a trait of a user, beside the late one; the
-#: interface defines it. Without it, anyone who has a write key could make them grow without bound.
-MAX_CLAIMS: Final = 100
 
 
 def declared_traits(identifiers: Mapping[str, Sequence[str]]) -> set[str]:
@@ -206,15 +199,15 @@ class Identifiers:
             for value in filter(is_text, values):
                 query = {_field(trait): scoped_id(workspace_id, value)}
                 cursor = db[USERS].find(query, {"userId": 1, "createdAt": 1})
-                users = await cursor.sort(_ORDER).limit(_MAX_USERS + 1).to_list(None)
+                users = await cursor.sort(_ORDER).limit(MAX_USERS + 1).to_list(None)
                 if len(users) > 1:
                     claim = Claim(workspace_id, "", trait, value)
-                    if len(users) > _MAX_USERS:
+                    if len(users) > MAX_USERS:
                         users = await self._with_oldest_claims(db, query, claim) + users
                     users = await self._by_claim(db, users, claim)
                 if users:
                     ids = dict.fromkeys(document["userId"] for document in users)
-                    found[value] = list(ids)[:_MAX_USERS]
+                    found[value] = list(ids)[:MAX_USERS]
         return found
 
     async def _by_claim(
@@ -258,7 +251,7 @@ class Identifiers:
                 users = db[USERS].find({"_id": any_of(ids), **query}, fields)
                 by_id = {document["_id"]: document for document in await users.to_list(None)}
                 found += [by_id[one] for one in ids if one in by_id]
-            if len(claims) < BATCH or len(found) >= _MAX_USERS:
+            if len(claims) < BATCH or len(found) >= MAX_USERS:
                 break
             last = claims[-1]
             held["at"] = {"$gte": last["at"]}
@@ -266,7 +259,7 @@ class Identifiers:
                 {"at": {"$gt": last["at"]}},
                 {"at": last["at"], "_id": {"$gt": last["_id"]}},
             ]
-        return found[:_MAX_USERS]
+        return found[:MAX_USERS]
 
     async def holders(
         self, workspace_id: str, trait: str, value: str, *, after: str | None, limit: int

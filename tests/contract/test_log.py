@@ -395,7 +395,7 @@ async def test_a_server_that_starts_while_its_store_is_down_waits_for_the_keys(
 ) -> None:
     """The key of the config may be disabled in the store."""
     monkeypatch.setattr(keys_module, "WAIT_SECONDS", 0.2)
-    monkeypatch.setattr(ingest_module, "_REOPEN_PAUSE", 0.05)
+    monkeypatch.setattr(ingest_module, "REOPEN_PAUSE", 0.05)
     broker = MemoryBroker()
     async with starting_without_store(tmp_path, broker) as (server, valve):
         assert no_store(await server.track())
@@ -509,7 +509,7 @@ def built(folder: Path, plugins: Any) -> App:
 async def test_a_worker_that_replaces_another_waits_for_the_log(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("engage.log.front._OPEN_PAUSE", 0.02)
+    monkeypatch.setattr("engage.log.front.REOPEN_PAUSE", 0.02)
     broker = MemoryBroker()
     broker.weak = "min.insync.replicas"
     app = built(tmp_path, Meddling(lambda store: None, broker))

@@ -153,7 +153,7 @@ async def test_opening_a_store_is_tried_until_it_succeeds(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Without any request, too: a load balancer sends none to a server that is not ready."""
-    monkeypatch.setattr(ingest_module, "_REOPEN_PAUSE", 0.01)
+    monkeypatch.setattr(ingest_module, "REOPEN_PAUSE", 0.01)
     store = Broken()
     store.before = lambda events: asyncio.Event().wait()
     ingest = make(store, CountingMetrics(), timeout=1.0)
@@ -198,7 +198,7 @@ async def test_only_a_server_creates_a_store_when_it_opens_it_again(creates: boo
 
 
 async def test_closing_ends_the_attempts_to_open(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ingest_module, "_REOPEN_PAUSE", 0.01)
+    monkeypatch.setattr(ingest_module, "REOPEN_PAUSE", 0.01)
     store = Broken()
     store.before = lambda events: asyncio.Event().wait()
     ingest = make(store, CountingMetrics(), timeout=0.1)

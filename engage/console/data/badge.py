@@ -6,8 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
-from engage.api import DeadLetterStore
-from engage.upkeep.retention import DAY_MS
+from engage.api import DAY_MS, DeadLetterStore
 
 if TYPE_CHECKING:
     from engage.api import EventStore

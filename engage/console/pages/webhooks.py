@@ -8,10 +8,9 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Final
 
-from engage.api import CountStore
+from engage.api import DAY_MS, CountStore
 from engage.console.base import ConsoleHandler
 from engage.monitoring.history import MINUTE, WEBHOOKS
-from engage.upkeep.retention import DAY_MS
 
 __all__ = ["WebhooksHandler"]
 

@@ -14,7 +14,7 @@ import uuid
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Final
 
-from engage.api import DeadLetter, Event, StorageError
+from engage.api import DAY_MS, DeadLetter, Event, StorageError
 from engage.log.loading import READ_WAIT, Range
 from engage.monitoring import logs
 from engage.monitoring.metrics import Metrics
@@ -38,7 +38,6 @@ _TURN: Final = 0.2
 #: Reads without a record, together ten seconds, after which nothing more can be expected of
 #: partitions that have no record since the time.
 QUIET_READS: Final = round(10 / READ_WAIT)
-_DAY: Final = 86_400_000
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,7 +130,7 @@ def _skips(config: Config, now: int) -> Callable[[Event | DeadLetter], bool]:
     retention = config.retention
 
     def before(days: int | None) -> int:
-        return -1 if days is None else now - days * _DAY
+        return -1 if days is None else now - days * DAY_MS
 
     events, letters = before(retention.events_days), before(retention.dead_letters_days)
 

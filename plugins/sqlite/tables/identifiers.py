@@ -15,17 +15,10 @@ from typing import Final
 
 import orjson
 
-from engage.api import identifier_value
+from engage.api import MAX_CLAIMS, MAX_USERS, identifier_value
 
 from ..connection import insert, is_text, look_up
 from ..schema import USER, require_readable
-
-#: Maximum number of users that are returned for one value; the interface defines it.
-_MAX_USERS: Final = 100
-
-#: Maximum number of claims that are stored for a trait of a user. Without it, anyone who has a
-#: write key could make them grow without bound. A person has fewer addresses.
-MAX_CLAIMS: Final = 100
 
 #: Less than every claim.
 _BEFORE_ALL: Final = -(2**63)
@@ -225,7 +218,7 @@ def find_users(
             "SELECT p.name FROM identifiers i CROSS JOIN profiles p ON p.id = i.profile "
             "WHERE i.workspace = ? AND i.trait = ? AND i.value = ? "
             "ORDER BY i.claimed_at, i.profile LIMIT ?",
-            (workspace_id, trait, value, _MAX_USERS),
+            (workspace_id, trait, value, MAX_USERS),
         ).fetchall()
         if users:
             found[value] = [name for (name,) in users]

@@ -28,7 +28,7 @@ from engage.api import StorageUnavailable
 from ..connection import Settings, unavailable
 from .lock import WriterLock, alone_message, holder, require_writable
 from .scheduler import Scheduler
-from .session import Session
+from .session import PROMPT_SECONDS, Session
 from .sockets import WriterSocket, is_foreign, socket_path
 
 #: Seconds between two attempts to get the lock. ``flock`` could wait for it, but not for the end as
@@ -36,8 +36,6 @@ from .sockets import WriterSocket, is_foreign, socket_path
 _RETRY: Final = 0.05
 #: Seconds between two looks at the lock and the socket; the pause after an error.
 _TICK: Final = 1.0
-#: Seconds of one wait for a client that will send a write soon; the least that a selector can wait.
-_PROMPT: Final = 0.001
 #: Seconds of one wait while the store is being opened.
 _OPENING: Final = 0.02
 #: While requests wait, other work takes at most this part of the time.
@@ -121,7 +119,7 @@ class Server:
             while not self._is_ending:
                 self._exchange(busy)
                 while scheduler.should_wait():
-                    self._exchange(False, _PROMPT)
+                    self._exchange(False, PROMPT_SECONDS)
                 now = time.monotonic()
                 if now >= self._next_tick and not self._look_around(lock, now):
                     break

@@ -31,7 +31,8 @@ MAX_WAITING: Final = 256
 MAX_WAITING_BYTES: Final = 32 * 1024 * 1024
 #: Bytes of answers that a client has not read; with more, its requests wait.
 MAX_UNREAD_BYTES: Final = 1024 * 1024
-#: Seconds from an answer to the next write of a client that has more to write already.
+#: Seconds from an answer to the next write of a client that has more to write already; also the
+#: least that a selector can wait.
 PROMPT_SECONDS: Final = 0.001
 
 

@@ -13,10 +13,9 @@ from typing import Any
 import pymongo
 import pytest
 
-from engage.api import Event, StorageUnavailable
+from engage.api import MAX_CLAIMS, Event, StorageUnavailable
 from engage.testing import WORKSPACE, identify
 from engage.testing.factories import TIME
-from engage_plugins.mongo.identifiers import MAX_CLAIMS
 from engage_plugins.mongo.store import MongoStorage
 from support import mongo
 from support.mongo_proxy import CLOSE, Proxy
