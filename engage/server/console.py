@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from engage.api import EngageError
 from engage.console.sign_in.addresses import Addresses
 from engage.console.sign_in.links import hash_of, link_record, new_token
-from engage.console.sign_in.passwords import MAX_LENGTH, MIN_LENGTH, hash_password
+from engage.console.sign_in.passwords import MIN_LENGTH, hash_password
 from engage.console.sign_in.sessions import new_secret
 from engage.monitoring import logs
 from engage.server.announcement import announce, token_for_terminal
@@ -66,12 +66,10 @@ async def end_sessions(records: RecordStore, now: int) -> None:
 def password_setting(password: str) -> str:
     """Return the value of ``console.password`` for a password.
 
-    :raises EngageError: if the password is too short or too long.
+    :raises EngageError: if the password is too short.
     """
     if len(password) < MIN_LENGTH:
         raise EngageError(f"the password must have at least {MIN_LENGTH} characters")
-    if len(password) > MAX_LENGTH:
-        raise EngageError(f"the password must have at most {MAX_LENGTH} characters")
     return hash_password(password)
 
 

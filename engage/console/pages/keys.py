@@ -15,7 +15,7 @@ from engage.console.base import ConsoleHandler
 from engage.console.data.history import Overview
 from engage.console.display.snippets import server_url, snippets
 from engage.console.display.sparks import spark_area, spark_line
-from engage.keys.changes import KeyState, change_key, create_key
+from engage.keys.changes import MAX_NAME_LENGTH, KeyState, change_key, create_key
 from engage.keys.effective import KEY_ID, Key, effective_keys, read_key_records
 from engage.upkeep.audit import Actor
 
@@ -25,8 +25,6 @@ __all__ = ["KeysHandler"]
 RATE_MINUTES: Final = 5
 #: The name of a key that replaces another begins with this.
 REPLACES: Final = "replaces "
-#: The longest name of a key.
-MAX_NAME: Final = 100
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +72,7 @@ class KeysHandler(ConsoleHandler):
         action = self.get_body_argument("action", "")
         try:
             if action in ("create", "rotate"):
-                name = self.get_body_argument("name", "")[:MAX_NAME]
+                name = self.get_body_argument("name", "")[:MAX_NAME_LENGTH]
                 if action == "rotate":
                     name = f"{REPLACES}{key_id}"
                     key_id = await self._free_id(key_id)
@@ -179,7 +177,7 @@ class KeysHandler(ConsoleHandler):
             spark_area=spark_area,
             spark_line=spark_line,
             key_id=KEY_ID.pattern,
-            max_name=MAX_NAME,
+            max_name=MAX_NAME_LENGTH,
         )
 
 

@@ -23,8 +23,6 @@ R: Final = 8
 P: Final = 3
 #: Characters of a new password: eight are the least that guidelines accept.
 MIN_LENGTH: Final = 8
-#: Characters of a password; more need not be hashed.
-MAX_LENGTH: Final = 1024
 
 #: Wrong passwords from one address within ``ADDRESS_SECONDS``, and from all within ``ALL_SECONDS``.
 ADDRESS_FAILURES: Final = 5
@@ -73,8 +71,6 @@ class Passwords:
 
     async def check(self, password: str) -> bool:
         """Return whether a password is right. :class:`Throttle` bounds how many checks wait."""
-        if len(password) > MAX_LENGTH:
-            return False
         async with self._turn:
             return await asyncio.to_thread(is_password, self._setting, password)
 
