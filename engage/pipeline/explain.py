@@ -136,7 +136,7 @@ class Explainer:
         )
         self._transformed = Items(
             schemas=schemas,
-            transforms=Transforms((), schemas),
+            transforms=Transforms((), schemas, json_depth=limits.json_depth),
             conflicts=conflicts,
             metrics=metrics,
         )

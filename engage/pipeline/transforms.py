@@ -34,7 +34,7 @@ class Transforms:
     """
 
     def __init__(
-        self, steps: Sequence[tuple[str, Transform]], schemas: Schemas, *, json_depth: int = 64
+        self, steps: Sequence[tuple[str, Transform]], schemas: Schemas, *, json_depth: int
     ) -> None:
         self._steps = tuple(steps)
         self._schemas = schemas

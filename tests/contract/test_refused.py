@@ -64,15 +64,6 @@ async def test_a_bad_body_is_refused(
         assert "999999999999999999999999999999" not in answer.json["message"]
 
 
-async def test_a_batch_that_is_too_large_when_stored_is_refused(tmp_path: Path) -> None:
-    """It is measured with the envelope merged in: a small body must not become a large write."""
-    limits = "[limits]\ndecompressed_bytes = 1000000\n"
-    async with serving(tmp_path, config_extra=limits) as server:
-        items = [{"type": "track", "userId": "u", "event": "E"}] * 100
-        body = {"batch": items, "context": {"x": "y" * 30_000}}
-        await refused(server, BATCH, body, 413, "batch_too_large")
-
-
 # ----------------------------------------------------------------------------------------- length
 async def check_largest_body(
     folder: Path, body: bytes, limit: int, name: str, key: str | None

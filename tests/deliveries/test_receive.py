@@ -260,14 +260,26 @@ async def test_a_bad_element_does_not_affect_others(tmp_path: Path) -> None:
         assert {error["pointer"] for error in letter.errors} == {"/1", "/2/userId"}
 
 
-async def test_an_event_too_large_is_a_dead_letter(tmp_path: Path) -> None:
-    limits = "[limits]\nwebhook_event_bytes = 2000\n"
+async def test_an_event_beyond_a_limit_is_a_dead_letter(tmp_path: Path) -> None:
+    """Its size when stored, and its depth: the event is level 1, its properties are level 2."""
+    limits = "[limits]\nwebhook_event_bytes = 2000\njson_depth = 10\n"
     async with serving(tmp_path, **SEGMENT, config_extra=limits) as server:
-        event = {"type": "track", "event": "E", "userId": "u", "properties": {"x": "y" * 3000}}
-        assert (await deliver(server, segment(event))).status == 200
-        [letter] = await server.dead_letters()
-        assert "limits.webhook_event_bytes" in letter.message
-        assert not await server.events()
+
+        async def send(message_id: str, value: Any) -> None:
+            event = {"type": "track", "event": "E", "userId": "u", "messageId": message_id}
+            answer = await deliver(server, segment({**event, "properties": {"x": value}}))
+            assert answer.status == 200
+
+        await send("0", "")
+        room = 2000 - len((await server.events())[0].body)
+        await send("1", "y" * room)
+        await send("2", "y" * (room + 1))
+        await send("3", json.loads("[" * 8 + "]" * 8))
+        await send("4", json.loads("[" * 9 + "]" * 9))
+        assert [document["messageId"] for document in await documents(server)] == ["0", "1", "3"]
+        large, deep = await server.dead_letters()
+        assert "limits.webhook_event_bytes" in large.message
+        assert "nested too deeply" in deep.message
 
 
 async def test_a_letter_can_be_translated_again(

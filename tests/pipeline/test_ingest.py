@@ -70,19 +70,23 @@ async def test_the_queue_has_room_below_its_limits(monkeypatch: pytest.MonkeyPat
     store = MemoryStore()
     gate = asyncio.Event()
     store.before = lambda events: gate.wait()
-    ingest = make(store, CountingMetrics(), queue_events=3, queue_bytes=10_000)
-    first = ingest.submit([make_event("a"), make_event("b")], "key")
+    bounds = {"queue_events": 10, "queue_bytes": 10_000, "queue_percent_per_key": 20}
+    ingest = make(store, CountingMetrics(), **bounds)
+    has_room = ingest.admission.has_room
+    first = [ingest.submit([make_event("a")], "key")]
+    assert has_room("key")
+    first.append(ingest.submit([make_event("b")], "key"))
     await turns()
     assert ingest.waiting == 2
-    # Half of three is the share of a key, and it has two.
     with pytest.raises(ApiError) as caught:
         await ingest.admission.enter("key", small=True)
     assert (caught.value.status, caught.value.code) == (503, "overloaded")
     assert caught.value.retry_after is not None
     with await ingest.admission.enter("another key", small=True):
-        second = ingest.submit([make_event("c", body=b"x" * 10_000)], "another key")
+        second = ingest.submit([make_event("c", body=b"x" * 2000)], "another key")
+    assert not has_room("another key")
     gate.set()
-    await asyncio.gather(first, second)
+    await asyncio.gather(*first, second)
     with await ingest.admission.enter("key", small=True):
         pass
 

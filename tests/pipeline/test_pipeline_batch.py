@@ -228,6 +228,22 @@ async def test_an_unparsable_time_of_the_envelope_is_ignored(sent_at: Any) -> No
     assert "sentAt" not in document
 
 
+async def test_the_number_and_the_size_of_the_events_are_limited() -> None:
+    """Measured as stored, with the envelope: a small body must not become a large write."""
+    core = make_core(batch_events=3)
+    items = [{**GOOD, "messageId": name} for name in "abcd"]
+    more = {"context": {"x": "y" * 1000}}
+    await send_batch(core, items[:3], more)
+    error = await error_of(send_batch(core, items, more))
+    assert (error.status, error.code) == (413, "batch_too_large")
+    assert "limits.batch_events" in error.message
+    size = sum(len(event.body) for event in core.store.events.values())
+    await send_batch(make_core(decompressed_bytes=size), items[:3], more)
+    error = await error_of(send_batch(make_core(decompressed_bytes=size - 1), items[:3], more))
+    assert (error.status, error.code) == (413, "batch_too_large")
+    assert "limits.decompressed_bytes" in error.message
+
+
 async def test_the_size_of_the_envelope_is_limited() -> None:
     core = make_core()
     room = ENVELOPE_BYTES - len(b'{"x":""}') - len(b"{}")

@@ -16,7 +16,8 @@ from support.pipeline import SCHEMAS, limit, make_event
 
 def apply(*steps: Any, size: int = 65536, of: Event | None = None) -> Event | None:
     named: list[tuple[str, Transform]] = [(f"step-{i}", step) for i, step in enumerate(steps)]
-    return Transforms(named, SCHEMAS).apply(make_event("m") if of is None else of, limit(size))
+    transforms = Transforms(named, SCHEMAS, json_depth=64)
+    return transforms.apply(make_event("m") if of is None else of, limit(size))
 
 
 def adding(**fields: Any) -> Transform:
@@ -97,10 +98,11 @@ def test_a_failing_transform_refuses_the_event(transform: Transform) -> None:
 
 def test_a_result_that_is_nested_too_deeply_is_refused() -> None:
     value: Any = 1
-    for _ in range(64):
+    for _ in range(63):
         value = [value]
+    assert apply(adding(x=value)) is not None
     with pytest.raises(ApiError) as caught:
-        apply(adding(x=value))
+        apply(adding(x=[value]))
     assert caught.value.code == "transform_failed"
 
 
@@ -120,7 +122,7 @@ def test_the_log_has_the_transform_and_the_place_but_no_value(
     def failing(document: dict[str, Any]) -> dict[str, Any]:
         raise ValueError(f"secret {document}")
 
-    transforms = Transforms([("clumsy", failing)], SCHEMAS)
+    transforms = Transforms([("clumsy", failing)], SCHEMAS, json_depth=64)
     with caplog.at_level(logging.ERROR):
         for _ in range(100):
             with pytest.raises(ApiError) as caught:
@@ -133,5 +135,5 @@ def test_the_log_has_the_transform_and_the_place_but_no_value(
 
 
 def test_transforms_are_true_if_there_are_any() -> None:
-    assert not Transforms([], SCHEMAS)
-    assert Transforms([("a", adding())], SCHEMAS)
+    assert not Transforms([], SCHEMAS, json_depth=64)
+    assert Transforms([("a", adding())], SCHEMAS, json_depth=64)

@@ -105,7 +105,7 @@ def compose(
     conflicts = Conflicts(core.ingest)
     explainer = Explainer(
         schemas=SCHEMAS,
-        transforms=Transforms(transforms, SCHEMAS),
+        transforms=Transforms(transforms, SCHEMAS, json_depth=limits.json_depth),
         limits=limits,
         conflicts=conflicts,
         ingest=core.ingest,

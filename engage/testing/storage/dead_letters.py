@@ -229,6 +229,12 @@ class DeadLetterTests:
                 ("other", "api"): 1,
             }
             assert 2000 <= uses[WORKSPACE, "conflict"].size < 3000
+            await store.close()
+            budget = DeadLetterBudget(api_bytes=2 * uses[WORKSPACE, "api"].size)
+            store = await bench.open_as(DeadLetterStore, dead_letter_budget=budget)
+            item = letters[0].item
+            assert await store.put([letter("e", item=item + b"x"), letter("f", item=item)]) == 1
+            assert await _ids(store, WORKSPACE) == ["a", "b", "d", "f"]
 
     @on_store
     async def test_storing_no_dead_letter_is_allowed(self, bench: Bench) -> None:
