@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # make run            install into .venv, write a config if there is none, and start the server
-# make test           install what the tests need and run them, except those in a browser and of seconds
+# make test           install what the tests need and run them, except test-timing and test-browser
 # make test-browser   run the tests in a real Chromium (installs it on Debian)
 # make test-timing    run the tests that measure seconds; the machine should do nothing else
 # make test-fast      run the tests that need no other programs
