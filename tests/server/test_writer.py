@@ -315,3 +315,22 @@ async def test_a_file_that_may_not_be_read_is_one_line(tmp_path: Path) -> None:
     assert done.stderr == (
         f"engage: {tmp_path}/engage.db: only its owner may read it: sudo -u nobody engage …\n"
     )
+
+
+@needs_root
+async def test_a_process_of_another_user_is_not_served(tmp_path: Path) -> None:
+    """Not even if the file of the socket has got another mode."""
+    async with opened(make(tmp_path)):
+        os.chmod(tmp_path, 0o755)
+        os.chmod(tmp_path / "engage.db-writer.sock", 0o666)
+        code = (
+            "import socket; s = socket.socket(socket.AF_UNIX); s.connect('engage.db-writer.sock')"
+        )
+        result = subprocess.run(  # noqa: ASYNC221
+            ["/usr/bin/env", "python3", "-c", f"{code}; print(s.recv(100))"],
+            cwd=tmp_path,
+            user=pwd.getpwnam("nobody").pw_uid,
+            capture_output=True,
+            check=False,
+        )
+        assert result.stdout == b"b''\n", result.stderr

@@ -137,6 +137,35 @@ async def test_a_writer_that_finds_a_log_begins_with_a_checkpoint(
         await store.close()
 
 
+async def test_a_log_that_a_reader_holds_is_synced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A reader prevents the checkpoint with which a writer would begin."""
+    synced: list[int] = []
+    real = checkpoint.sync
+
+    def sync(descriptor: int) -> None:
+        synced.append(os.fstat(descriptor).st_ino)
+        real(descriptor)
+
+    monkeypatch.setattr(checkpoint, "sync", sync)
+    other = tmp_path / "other"
+    other.mkdir()
+    store = make(tmp_path)
+    await store.open(create=True)
+    await store.write([event("m")])
+    for end in ("", "-wal"):
+        shutil.copy(tmp_path / f"engage.db{end}", other)
+    await store.close()
+    with contextlib.closing(sqlite3.connect(other / "engage.db", isolation_level=None)) as reader:
+        reader.execute("BEGIN")
+        assert reader.execute("SELECT message_id FROM events").fetchall() == [("m",)]
+        store = make(other)
+        await store.open(create=True)
+        assert synced == [(other / "engage.db-wal").stat().st_ino]
+        await store.close()
+
+
 async def test_the_log_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checkpoint, "CHECKPOINT_BYTES", 400_000)
     monkeypatch.setattr(checkpoint, "FORCED_CHECKPOINT_BYTES", 1_200_000)

@@ -15,6 +15,7 @@ import pytest
 from engage.api import Status, StorageUnavailable
 from engage.testing import event
 from engage.testing.factories import ids, store_all
+from engage_plugins.sqlite.writer import lock
 from engage_plugins.sqlite.writer.lock import holder
 from engage_plugins.sqlite.writer.sockets import AVAILABLE
 from support.writer import helped, load, make, opened, pid_of, until
@@ -54,12 +55,35 @@ async def test_a_stopped_process_whose_lock_was_deleted_doubles_nothing(tmp_path
             assert sorted(await ids(other)) == ["after", "before", "during", "late"]
 
 
-async def test_a_deleted_socket_is_made_again(tmp_path: Path) -> None:
+@pytest.mark.parametrize("suffix", ["lock", "sock"])
+async def test_a_deleted_lock_or_socket_is_made_again(tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"engage.db-writer.{suffix}"
     async with helped(tmp_path) as one:
-        (tmp_path / "engage.db-writer.sock").unlink()
+        path.unlink()
+        await until(path.exists)
         async with opened(make(tmp_path, supervised=True)) as other:
             assert pid_of(other)
             await asyncio.gather(store_all(one, event("a")), store_all(other, event("b")))
+
+
+def test_a_lock_that_is_deleted_while_it_is_taken_is_not_held(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another process can take the one that is made next."""
+    store = str(tmp_path / "engage.db")
+    take = lock._lock
+
+    def take_deleted(descriptor: int) -> bool:
+        os.unlink(lock.lock_path(store))
+        return bool(take(descriptor))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(lock, "_lock", take_deleted)
+        assert lock.WriterLock.acquire(store) is None
+    held = lock.WriterLock.acquire(store)
+    assert held is not None
+    assert lock.WriterLock.acquire(store) is None
+    held.release()
 
 
 async def test_a_client_finds_out_why_there_is_no_lock(tmp_path: Path) -> None:
