@@ -17,7 +17,7 @@ from engage.testing import event
 from engage.testing.factories import ids, store_all
 from engage_plugins.sqlite.writer import lock
 from engage_plugins.sqlite.writer.lock import holder
-from engage_plugins.sqlite.writer.sockets import AVAILABLE
+from engage_plugins.sqlite.writer.sockets import AVAILABLE, WriterSocket
 from support.writer import helped, load, make, opened, pid_of, until
 
 pytestmark = pytest.mark.skipif(not AVAILABLE, reason="needs Unix sockets")
@@ -91,6 +91,21 @@ async def test_a_client_finds_out_why_there_is_no_lock(tmp_path: Path) -> None:
     (tmp_path / "engage.db-writer.lock").mkdir()
     with pytest.raises(StorageUnavailable, match=r"engage\.db-writer\.lock: Is a directory"):
         await make(tmp_path, supervised=True, timeout=0.1).open(create=True)
+
+
+def test_a_lock_is_not_made_through_a_link(tmp_path: Path) -> None:
+    (tmp_path / "engage.db-writer.lock").symlink_to("elsewhere")
+    with pytest.raises(StorageUnavailable, match="symbolic links"):
+        lock.WriterLock.acquire(str(tmp_path / "engage.db"))
+    assert not (tmp_path / "elsewhere").exists()
+
+
+def test_a_writer_deletes_no_socket_of_the_next_one(tmp_path: Path) -> None:
+    first, second = (WriterSocket(str(tmp_path / "engage.db")) for _ in range(2))
+    first.close()
+    assert second.is_current()
+    second.close()
+    assert not second.is_current()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
