@@ -172,11 +172,12 @@ async def test_stalled_uploads_do_not_shut_out_others(framing: str) -> None:
             filler = await clients.connect(POST + b"X: " + b"y" * (room - len(POST) - 3))
             assert held(server) == 300_000
             assert room <= share
-            small = await server.ask(request(b"small"))
-            assert (small.status, small.body) == (200, b"small")
+            await clients.connect(b"P")  # A byte more than there is room for.
             answer = await hostile[0].answer()
             assert (answer.status, answer.body) == (418, b"overloaded")
             assert await hostile[0].closed()
+            small = await server.ask(request(b"small"))
+            assert (small.status, small.body) == (200, b"small")
             assert await is_open(hostile[1])
             assert await is_open(hostile[2])
             for _ in range(5):

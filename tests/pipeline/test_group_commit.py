@@ -106,19 +106,21 @@ async def test_a_key_has_room_below_the_limits(weight: int, size: int, room: boo
     assert target.group_commit.queue.has_room("one")
 
 
-async def test_a_key_has_no_more_than_its_share() -> None:
-    target = Target(max_weight=10, share=0.5)
+@pytest.mark.parametrize(("weight", "size"), [(1, 1), (0, 100)])
+async def test_a_key_has_no_more_than_its_share(weight: int, size: int) -> None:
+    """A key that has nothing in a full queue still has room, up to twice the limit."""
+    target = Target(max_weight=10, max_bytes=1000, share=0.5)
     gate = target.hold()
-    requests = [target.group_commit.submit(["a"], 1, weight=5, key="one")]
-    assert not target.group_commit.queue.has_room("one")
-    requests.append(target.group_commit.submit(["b"], 1, weight=5, key="two"))
-    # The queue is full; a key that has nothing in it still has room, up to twice the limit.
-    assert target.group_commit.queue.has_room("three")
-    requests.append(target.group_commit.submit(["c"], 1, weight=10, key="three"))
-    assert not target.group_commit.queue.has_room("four")
+    commit, requests = target.group_commit, []
+    for key, count, asking, room in (
+        *(("one", 4, "one", True), ("one", 1, "one", False), ("two", 5, "three", True)),
+        *(("three", 9, "four", True), ("three", 1, "four", False)),
+    ):
+        requests.append(commit.submit(["a"], count * size, weight=count * weight, key=key))
+        assert commit.queue.has_room(asking) is room
     gate.set()
     await asyncio.gather(*requests)
-    assert target.group_commit.queue.has_room("one")
+    assert commit.queue.has_room("one")
 
 
 async def test_keys_are_written_in_rotation(monkeypatch: pytest.MonkeyPatch) -> None:
