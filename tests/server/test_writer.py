@@ -24,7 +24,7 @@ from engage.testing.factories import ids, store_all
 from engage_plugins.sqlite.writer.lock import holder as holder_of_lock
 from engage_plugins.sqlite.writer.sockets import AVAILABLE
 from support.exactly_once import check_exactly_once
-from support.processes import holder
+from support.processes import alive, holder
 from support.senders import Senders
 from support.server_process import KEY, SQLITE, Server, config_text, start_server
 from support.sqlite import config_file, open_store
@@ -140,6 +140,16 @@ def test_a_process_that_hangs_means_503(tmp_path: Path) -> None:
         os.kill(server.helper, signal.SIGCONT)
         wait_for(lambda: server.track("after").status_code == 200, what="the store")
         assert server.stop() == 0
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere it ends when it goes on")
+def test_a_process_that_hangs_ends_with_the_server(tmp_path: Path) -> None:
+    """It would keep the lock from the next server."""
+    with start_server(tmp_path) as server:
+        process = server.helper
+        os.kill(process, signal.SIGSTOP)
+        server.signal(signal.SIGKILL)
+        wait_for(lambda: not alive(process), what="the end of the process")
 
 
 @pytest.mark.slow
