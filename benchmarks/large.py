@@ -270,11 +270,11 @@ def steady(folder: Path, options: Options, minutes: float) -> tuple[list[Goal], 
     print(f"\nsingle events on {STEADY.connections} connections for {minutes:g} minutes:")
     rows: list[list[str]] = []
     worst, bad = 0.0, 0
-    end = time.monotonic() + minutes * 60
     with (
         servers.engage(folder, workers=options.workers) as running,
         usage.MemoryLog(running.roles, every=min(5.0, minutes * 3)) as memory,
     ):
+        end = time.monotonic() + minutes * 60
         while (left := end - time.monotonic()) >= 1:
             result = STEADY.run(
                 options.how.tool,

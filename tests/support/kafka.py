@@ -289,8 +289,7 @@ class Cluster:
         for node in self.nodes:
             # Another node's answer may be from before this one was killed. A node answers when the
             # controller has accepted it again.
-            address = f"{self.host}:{self.ports[node]['plain']}"
-            while not self._works(AdminClient({"bootstrap.servers": address, "log_level": 0})):
+            while not self._works(self._client_of(node)):
                 if not self.running(node):
                     log = (self.folder / f"n{node}.log").read_text()
                     kind = PortTakenError if _TAKEN in log else NoKafkaError
@@ -298,6 +297,11 @@ class Cluster:
                 if time.monotonic() > deadline:
                     raise NoKafkaError(f"node {node} does not work after {seconds:.0f} s")
                 time.sleep(0.05)
+
+    def _client_of(self, node: int) -> AdminClient:
+        """Return a client whose first request goes to this node."""
+        address = f"{self.host}:{self.ports[node]['plain']}"
+        return AdminClient({"bootstrap.servers": address, "log_level": 0})
 
     def _works(self, admin: AdminClient) -> bool:
         try:
@@ -351,6 +355,10 @@ class Cluster:
         }
         made = NewTopic(name, partitions, replicas, config=wanted)
         self.admin.create_topics([made], operation_timeout=60)[name].result()
+        # Each node has its own list of topics.
+        for client in map(self._client_of, filter(self.running, self.nodes)):
+            while name not in client.list_topics(timeout=60).topics:
+                time.sleep(0.05)
         return name
 
     def settings(self, topic: str) -> dict[str, str]:
