@@ -27,6 +27,16 @@ Clock = dict[str, float]
 
 OPEN = {"eventType": "Open", "mail": {"destination": ["a@b.c"], "messageId": "m"}, "open": {}}
 URL = "/api/public/webhooks/amazon-ses"
+#: Messages that name another host or a topic that is not allowed, by what names it.
+MISLEADING = {
+    "certificate": [sns.notification(OPEN, SigningCertURL=url) for url in ELSEWHERE]
+    + [sns.confirmation(SigningCertURL=url) for url in ELSEWHERE],
+    "confirmation": [sns.confirmation(SubscribeURL=url) for url in ELSEWHERE],
+    "topic": [
+        sns.notification(OPEN, TopicArn=TOPIC + "-mine"),
+        sns.confirmation(TopicArn=TOPIC + "-mine"),
+    ],
+}
 
 
 class Internet:
@@ -101,40 +111,12 @@ async def test_the_certificate_is_fetched_once_from_sns(tmp_path: Path, internet
         assert len(await server.events()) == 3
 
 
-@pytest.mark.parametrize("kind", ["notification", "confirmation"])
-async def test_a_certificate_from_elsewhere_is_never_fetched(
+@pytest.mark.parametrize("kind", MISLEADING)
+async def test_a_message_that_leads_elsewhere_makes_no_call(
     tmp_path: Path, internet: Internet, kind: str
 ) -> None:
-    make = getattr(sns, kind)
-    arguments = [OPEN] if kind == "notification" else []
     async with ses(tmp_path) as server:
-        for url in ELSEWHERE:
-            await refused(server, sns.signed(make(*arguments, SigningCertURL=url)))
-        assert internet.calls == []
-        await nothing_stored(server)
-
-
-async def test_a_confirmation_url_elsewhere_is_never_called(
-    tmp_path: Path, internet: Internet
-) -> None:
-    async with ses(tmp_path) as server:
-        for url in ELSEWHERE:
-            envelope = sns.confirmation(SubscribeURL=url)
-            with contextlib.suppress(TypeError):
-                envelope = sns.signed(envelope)
-            await refused(server, envelope)
-        assert internet.calls == []
-        await nothing_stored(server)
-
-
-async def test_a_topic_that_is_not_allowed_makes_no_call(
-    tmp_path: Path, internet: Internet
-) -> None:
-    async with ses(tmp_path) as server:
-        for envelope in (
-            sns.notification(OPEN, TopicArn=TOPIC + "-mine"),
-            sns.confirmation(TopicArn=TOPIC + "-mine"),
-        ):
+        for envelope in MISLEADING[kind]:
             await refused(server, sns.signed(envelope))
         assert internet.calls == []
         await nothing_stored(server)
@@ -154,7 +136,7 @@ async def test_a_subscription_is_confirmed_after_its_signature(
             f"{HOST}/?Action=ConfirmSubscription&TopicArn={TOPIC}&Token=2336412f37f",
         ]
         answer = await deliver(server, sns.signed(sns.confirmation("UnsubscribeConfirmation")))
-        assert answer.status == 200
+        assert (answer.status, answer.json["ignored"]) == (200, 1)
         assert len(internet.calls) == 2
         await nothing_stored(server)
 
@@ -166,7 +148,7 @@ async def test_without_auto_confirm_nothing_is_confirmed(
         assert (await deliver(server, sns.signed(sns.confirmation()))).status == 200
         assert internet.calls == [CERTIFICATE_URL]
         [letter] = await server.dead_letters()
-        assert b"SubscribeURL" in letter.item
+        assert "SubscribeURL" in letter.message
 
 
 async def test_with_a_pinned_certificate_nothing_is_called(
@@ -176,6 +158,8 @@ async def test_with_a_pinned_certificate_nothing_is_called(
         assert (await deliver(server, sns.signed(sns.notification(OPEN)))).status == 200
         assert (await deliver(server, sns.signed(sns.confirmation()))).status == 200
         assert internet.calls == []
+        [letter] = await server.dead_letters()
+        assert "SubscribeURL" in letter.message
 
 
 @pytest.mark.parametrize("status", [301, 302, 307, 308, 404, 500, 599])
@@ -191,13 +175,6 @@ async def test_a_redirect_or_an_error_is_not_followed(
             assert int(answer.headers["retry-after"]) > 0
         # The failure is remembered.
         assert internet.calls == [CERTIFICATE_URL]
-        await nothing_stored(server)
-
-
-async def test_another_certificate_verifies_nothing(tmp_path: Path, internet: Internet) -> None:
-    internet.body = sns.certificate(sns.OTHER_KEY)
-    async with ses(tmp_path) as server:
-        await refused(server, sns.signed(sns.notification(OPEN)))
         await nothing_stored(server)
 
 
@@ -222,13 +199,6 @@ async def test_a_document_that_is_not_a_certificate_is_a_failed_call(
         assert (await deliver(server, sns.signed(sns.notification(OPEN)))).status == 200
 
 
-async def test_a_document_that_is_too_long_is_not_kept(tmp_path: Path, internet: Internet) -> None:
-    internet.body = sns.certificate() + b"\n" * 65536
-    async with ses(tmp_path) as server:
-        assert (await deliver(server, sns.signed(sns.notification(OPEN)))).status == 503
-        await nothing_stored(server)
-
-
 async def test_forgers_cannot_cause_endless_calls(tmp_path: Path, internet: Internet) -> None:
     async with ses(tmp_path) as server:
         for number in range(30):
@@ -237,14 +207,4 @@ async def test_forgers_cannot_cause_endless_calls(tmp_path: Path, internet: Inte
             answer = await deliver(server, sns.signed(envelope, sns.OTHER_KEY))
             assert answer.status in (401, 503)
         assert len(internet.calls) == 10
-        await nothing_stored(server)
-
-
-async def test_the_headers_of_sns_must_agree(tmp_path: Path, internet: Internet) -> None:
-    async with ses(tmp_path) as server:
-        envelope = sns.signed(sns.notification(OPEN))
-        for name in ("x-amz-sns-message-type", "x-amz-sns-message-id", "x-amz-sns-topic-arn"):
-            answer = await server.send(URL, envelope, key=None, headers={name: "other"})
-            assert answer.status == 401
-        assert internet.calls == []
         await nothing_stored(server)

@@ -40,15 +40,13 @@ class Sender:
     payload: bytes
     #: The header with the signature or the credential; ``None``: it is in the body.
     proof: str | None
-    #: Whether the proof has a time.
-    timed: bool
     #: Whether a proof fits one body only.
     signs: bool
 
     def deliver(
         self,
         target: str,
-        now: float | str,
+        now: float,
         *,
         payload: bytes | None = None,
         options: Mapping[str, Any] | None = None,
@@ -59,8 +57,7 @@ class Sender:
         body = self.payload if payload is None else payload
         if self.case is Mailchimp:
             body = urlencode({"mandrill_events": body}).encode()
-        timestamp = now if isinstance(now, str) else str(int(now))
-        sent = suite.delivery(body, self.options if options is None else options, timestamp)
+        sent = suite.delivery(body, self.options if options is None else options, str(int(now)))
         # Stripe signs tests with v0, which a forger may change.
         headers = [(name, value.partition(",v0=")[0]) for name, value in sent.headers]
         return [(name, value.encode("latin-1")) for name, value in headers], sent.body
@@ -96,7 +93,6 @@ def _sender(provider: str, case: type[ProviderConformance]) -> Sender:
         other=_own(provider, case.other_options, 2),
         payload=_PAYLOADS.get(provider, case.body),
         proof=signing.signature or signing.credential,
-        timed=signing.timestamp is not None,
         signs=signing.credential is None,
     )
 

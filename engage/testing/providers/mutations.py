@@ -44,7 +44,7 @@ JUNK = {
 }
 
 #: Texts that some parsers take for a number, and that are not timestamps.
-ODD_TIMESTAMPS = ("", " 1", "1e9", "1_000", "+1", "-1", "0x1", "1.0", "1" * 20, "١٢٣", "nan")
+ODD_TIMESTAMPS = ("", " 1", "1x", "1e9", "1_000", "+1", "-1", "0x1", "1.0", "1" * 20, "١٢٣", "nan")
 
 
 def header_part(request: WebhookRequest, header: str, pattern: str, group: str) -> Part:

@@ -5,8 +5,6 @@ from __future__ import annotations
 
 import base64
 import json
-import time
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,7 +21,6 @@ from engage.api import (
 )
 from engage_plugins.sendgrid import SIGNATURE, TIMESTAMP
 from support.providers import NOW, make, recipient_of, request
-from support.server_inprocess import serving
 
 KEY, OTHER = (ec.generate_private_key(ec.SECP256R1()) for _ in range(2))
 BODY = b'[{"event":"open","email":"a@b.c","sg_event_id":"e1"}]\r\n'
@@ -169,29 +166,3 @@ def test_the_same_element_without_an_id_gets_the_same_id(sendgrid: Provider) -> 
     first, second, third = translate(sendgrid, one, two, one).events
     assert first.document["messageId"] == third.document["messageId"]
     assert first.document["messageId"] != second.document["messageId"]
-
-
-async def test_a_bad_element_does_not_affect_others_in_the_store(tmp_path: Path) -> None:
-    options = (
-        f'[workspaces.webhooks.sendgrid]\nverification_key = "{OPTIONS["verification_key"]}"\n'
-    )
-    good = {"event": "open", "email": "A@b.c", "sg_event_id": "e1"}
-    items = [7, good, {"event": "open"}, good | {"sg_event_id": "e2", "userId": "u1"}]
-    body = json.dumps(items).encode()
-    timestamp = str(int(time.time()))
-    headers = {
-        SIGNATURE: base64.b64encode(sign(body, timestamp)).decode(),
-        TIMESTAMP: timestamp,
-    }
-    async with serving(tmp_path, config_extra=options) as server:
-        for accepted in (2, 0):
-            answer = await server.send(
-                "/api/public/webhooks/sendgrid", body, key=None, headers=headers
-            )
-            assert (answer.status, answer.json["accepted"]) == (200, accepted)
-        events = [event.document() for event in await server.events()]
-        assert [event["messageId"] for event in events] == ["e1", "e2"]
-        assert [event.get("anonymousId") for event in events] == ["email:a@b.c", None]
-        [letter] = await server.dead_letters()
-        assert letter.item == body
-        assert [error["pointer"].split("/")[1] for error in letter.errors] == ["0", "2"]
