@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
-import os
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -315,32 +313,6 @@ async def test_few_files_mean_few_connections(monkeypatch: pytest.MonkeyPatch) -
         hostile = [await clients.connect() for _ in range(8)]
         assert await hostile[0].closed()
         assert len(server.listener.connections) == 4
-
-
-async def test_exhausted_files_are_logged_once(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """The error names the cure; that it is over is logged, too."""
-    real = os.open
-
-    def refuse(path: Any, *arguments: Any, **options: Any) -> int:
-        if path == os.devnull:
-            raise OSError(errno.EMFILE, "Too many open files")
-        return real(path, *arguments, **options)
-
-    caplog.set_level("INFO", "engage")
-    async with running() as server:
-        dropped: list[str] = []
-        monkeypatch.setattr(server.listener._metrics, "dropped", dropped.append)
-        monkeypatch.setattr(os, "open", refuse)
-        for _ in range(3):
-            server.listener._check_files()
-        monkeypatch.setattr(os, "open", real)
-        for _ in range(2):
-            server.listener._check_files()
-    assert dropped == ["accept"] * 3
-    levels = [(record.levelname, "LimitNOFILE" in record.message) for record in caplog.records]
-    assert levels == [("ERROR", True), ("INFO", False)]
 
 
 @pytest.mark.parametrize(

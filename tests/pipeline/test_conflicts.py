@@ -32,17 +32,23 @@ def conflict(number: int, size: int = 0) -> dict[str, Any]:
     return {**FIRST, "properties": {"n": number, "x": "x" * size}}
 
 
-async def test_a_conflict_that_is_kept_is_acknowledged() -> None:
+@pytest.mark.parametrize("with_stored", [True, False])
+async def test_a_conflict_that_is_kept_is_acknowledged(with_stored: bool) -> None:
     core = make_core()
+    core.store.with_stored = with_stored
     await send_event(core, FIRST)
     core.store.full = {"api", "webhook"}
     await send_event(core, OTHER)
+    assert core.metrics.events["track", "conflict"] == 1
+    assert len(core.documents) == 1
     core.store.full = {"api", "webhook", "conflict"}
     # A retry, whose letter is kept already.
     await send_event(core, OTHER)
     result = await send_batch(core, [OTHER, FIRST])
     assert (result.accepted, result.duplicates, result.rejected) == (0, 2, [])
-    assert [letter.reason for letter in core.letters] == [CODE]
+    (letter,) = core.letters
+    assert (letter.reason, letter.message_id) == (CODE, "m")
+    assert orjson.loads(letter.item)["properties"] == OTHER["properties"]
 
 
 async def test_a_single_conflict_that_cannot_be_kept_is_refused() -> None:
@@ -89,9 +95,13 @@ async def test_the_second_of_two_events_of_one_batch_is_kept_or_rejected() -> No
 
 async def test_a_delivery_whose_conflict_cannot_be_kept_is_sent_again() -> None:
     core = make_core()
-    await core.pipeline.deliver("acme", "stripe", [FIRST])
     core.store.full = {"conflict", "api"}
-    await core.pipeline.deliver("acme", "stripe", [OTHER])
+    result = await core.pipeline.deliver("acme", "stripe", [FIRST, conflict(1, 50_000), BAD])
+    assert (result.accepted, result.duplicates, len(result.rejected)) == (1, 1, 1)
+    (letter,) = core.letters
+    assert (letter.reason, letter.truncated) == (CODE, False)
+    assert (letter.origin, letter.write_key_id) == ("stripe", None)
+    assert len(letter.item) > 50_000
     core.store.full = {"webhook"}
     error = await error_of(core.pipeline.deliver("acme", "stripe", [conflict(2)]))
     assert (error.status, error.code) == (503, "overloaded")

@@ -52,19 +52,6 @@ async def test_a_repeat_fails_in_time_while_the_store_hangs() -> None:
         await send_event(core, {**GOOD, "messageId": "m"})
 
 
-@pytest.mark.parametrize("with_stored", [True, False])
-async def test_another_event_under_a_known_id_is_kept(with_stored: bool) -> None:
-    core = make_core()
-    core.store.with_stored = with_stored
-    await send_event(core, {**GOOD, "messageId": "m"})
-    await send_event(core, {**GOOD, "messageId": "m", "properties": {"a": 1}})
-    assert len(core.documents) == 1
-    (letter,) = core.letters
-    assert (letter.reason, letter.message_id) == ("message_id_conflict", "m")
-    assert orjson.loads(letter.item)["properties"] == {"a": 1}
-    assert core.metrics.events["track", "conflict"] == 1
-
-
 @pytest.mark.parametrize(
     ("encoding", "pack"), [("gzip", gzip.compress), ("deflate", zlib.compress)]
 )
@@ -300,32 +287,8 @@ async def test_a_large_delivery_is_written_in_several_writes() -> None:
     assert core.letters == []
 
 
-async def test_a_conflict_of_a_delivery_is_always_kept() -> None:
-    core = make_core()
-    documents = [
-        {**GOOD, "messageId": "a", "properties": {"n": n, "x": "y" * 50_000}} for n in (1, 2)
-    ]
-    result = await deliver(core, [*documents, BAD])
-    assert (result.accepted, result.duplicates, len(result.rejected)) == (1, 1, 1)
-    (letter,) = core.letters
-    assert letter.reason == "message_id_conflict"
-    assert (letter.origin, letter.write_key_id, letter.truncated) == ("stripe", None, False)
-    assert len(letter.item) > 50_000
-
-
 async def test_a_client_cannot_occupy_the_ids_of_deliveries() -> None:
     core = make_core()
     await send_event(core, {**GOOD, "messageId": "a", "source": "webhook:stripe"})
     result = await deliver(core, [{**GOOD, "messageId": "a"}])
     assert result.accepted == 1
-
-
-async def test_a_delivery_fails_while_the_storage_is_down() -> None:
-    store = MemoryStore()
-
-    def down(events: Any) -> None:
-        raise StorageUnavailable("no")
-
-    store.before = down
-    with pytest.raises(StorageUnavailable):
-        await deliver(make_core(store), [GOOD])
