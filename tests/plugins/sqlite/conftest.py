@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Engines whose keys are merged after a few events."""
+"""An open store, and engines whose keys are merged after a few events."""
 
 from __future__ import annotations
 
@@ -7,11 +7,23 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tornado.ioloop import IOLoop
 
 from engage_plugins.sqlite import engine as engine_module
 from engage_plugins.sqlite.engine import Engine
 from engage_plugins.sqlite.keys import keys, merge, parts
+from engage_plugins.sqlite.store import SqliteStorage
+from support.sqlite import make
 from support.sqlite_keys import opened
+
+
+@pytest.fixture
+def store(tmp_path: Path, io_loop: IOLoop) -> Iterator[SqliteStorage]:
+    """A new store that is open for writing."""
+    store = make(tmp_path)
+    io_loop.run_sync(lambda: store.open(create=True))
+    yield store
+    io_loop.run_sync(store.close)
 
 
 @pytest.fixture

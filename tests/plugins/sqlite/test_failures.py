@@ -35,9 +35,7 @@ from support.sqlite import file_limit, large, make, until_full
 LOCKED = "locked|no answer within"
 
 
-async def test_a_write_fails_while_files_may_not_grow(tmp_path: Path) -> None:
-    store = make(tmp_path)
-    await store.open(create=True)
+async def test_a_write_fails_while_files_may_not_grow(store: SqliteStorage) -> None:
     with file_limit(2_000_000):
         acknowledged = await until_full(store)
         assert acknowledged
@@ -50,7 +48,6 @@ async def test_a_write_fails_while_files_may_not_grow(tmp_path: Path) -> None:
     outcomes = await store.write([*(large(one) for one in acknowledged), large("after")])
     assert {one.status for one in outcomes[:-1]} == {Status.DUPLICATE}
     assert outcomes[-1].status is Status.STORED
-    await store.close()
 
 
 async def test_nothing_is_acknowledged_after_an_io_error(tmp_path: Path) -> None:
@@ -137,9 +134,7 @@ async def test_a_long_lock_is_unavailability(tmp_path: Path) -> None:
     await patient.close()
 
 
-async def test_a_short_lock_delays_a_write(tmp_path: Path) -> None:
-    store = make(tmp_path)
-    await store.open(create=True)
+async def test_a_short_lock_delays_a_write(tmp_path: Path, store: SqliteStorage) -> None:
     db = sqlite3.connect(tmp_path / "engage.db", isolation_level=None, check_same_thread=False)
     with contextlib.closing(db):
         db.execute("BEGIN IMMEDIATE")
@@ -149,7 +144,6 @@ async def test_a_short_lock_delays_a_write(tmp_path: Path) -> None:
         db.execute("COMMIT")
         (outcome,) = await writing
     assert outcome.status is Status.STORED
-    await store.close()
 
 
 async def test_another_process_may_open_and_close_the_store(tmp_path: Path) -> None:
@@ -181,16 +175,10 @@ async def test_another_process_may_open_and_close_the_store(tmp_path: Path) -> N
     await store.close()
 
 
-async def test_a_missing_folder_is_an_error(tmp_path: Path) -> None:
-    store = make(tmp_path / "none")
-    with pytest.raises(StorageUnavailable, match=r"the folder .*none does not exist; create it"):
-        await store.open(create=True)
-
-
-async def test_another_store_in_place_of_the_file_is_used(tmp_path: Path) -> None:
+async def test_another_store_in_place_of_the_file_is_used(
+    tmp_path: Path, store: SqliteStorage
+) -> None:
     """As when a backup is restored under a running server."""
-    store = make(tmp_path)
-    await store.open(create=True)
     await store_all(store, event("before"))
     for name in ("engage.db", "engage.db-wal", "engage.db-shm"):
         (tmp_path / name).rename(tmp_path / f"away.{name}")
@@ -201,15 +189,12 @@ async def test_another_store_in_place_of_the_file_is_used(tmp_path: Path) -> Non
     await eventually(store.check, StorageUnavailable)
     await store_all(store, event("after"))
     assert await ids(store) == ["restored", "after"]
-    await store.close()
 
 
 @pytest.mark.parametrize("what", ["gone", "junk", "empty", "other"])
-async def test_a_replaced_file_is_noticed(tmp_path: Path, what: str) -> None:
+async def test_a_replaced_file_is_noticed(tmp_path: Path, store: SqliteStorage, what: str) -> None:
     """Events written to a file that has no name any more would be lost."""
     path, away = tmp_path / "engage.db", tmp_path / "away.db"
-    store = make(tmp_path)
-    await store.open(create=True)
     await store_all(store, event("before"))
     path.rename(away)
     if what == "junk":
@@ -229,14 +214,13 @@ async def test_a_replaced_file_is_noticed(tmp_path: Path, what: str) -> None:
     away.rename(path)
     await eventually(store.check, StorageUnavailable)
     assert await ids(store) == ["before"]
-    await store.close()
 
 
-async def test_a_store_that_was_moved_away_is_not_created_again(tmp_path: Path) -> None:
+async def test_a_store_that_was_moved_away_is_not_created_again(
+    tmp_path: Path, store: SqliteStorage
+) -> None:
     """Not even when it is opened again: the events in a new file would later be lost."""
     path, away = tmp_path / "engage.db", tmp_path / "away.db"
-    store = make(tmp_path)
-    await store.open(create=True)
     await store_all(store, event("before"))
     path.rename(away)
     await store.close()
@@ -247,7 +231,6 @@ async def test_a_store_that_was_moved_away_is_not_created_again(tmp_path: Path) 
     away.rename(path)
     await store.open(create=True)
     assert await ids(store) == ["before"]
-    await store.close()
 
 
 @pytest.mark.parametrize("what", ["gone", "empty"])

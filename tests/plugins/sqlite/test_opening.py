@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import sqlite3
 from collections.abc import Awaitable
 from pathlib import Path
@@ -46,7 +47,8 @@ async def test_a_missing_store_is_an_error(tmp_path: Path) -> None:
 
 async def test_a_missing_folder_is_an_error(tmp_path: Path) -> None:
     store = make(tmp_path, path="nowhere/engage.db")
-    await one_line(store.open(create=True), StorageUnavailable)
+    message = await one_line(store.open(create=True), StorageUnavailable)
+    assert re.search(r"the folder .*nowhere does not exist; create it", message)
 
 
 async def test_a_folder_in_place_of_the_file_is_an_error(tmp_path: Path) -> None:
@@ -75,9 +77,9 @@ async def test_a_database_of_another_program_is_an_error(tmp_path: Path) -> None
     assert (tmp_path / "engage.db").read_bytes() == before
 
 
-async def test_a_newer_store_is_opened_only_if_it_is_readable(tmp_path: Path) -> None:
-    store = make(tmp_path)
-    await store.open(create=True)
+async def test_a_newer_store_is_opened_only_if_it_is_readable(
+    tmp_path: Path, store: SqliteStorage
+) -> None:
     await store_all(store, event("m"))
     await store.close()
 
@@ -95,7 +97,6 @@ async def test_a_newer_store_is_opened_only_if_it_is_readable(tmp_path: Path) ->
     set_version(schema.VERSION + 7, schema.VERSION)
     await store.open(create=False)
     assert await ids(store) == ["m"]
-    await store.close()
 
 
 async def test_a_store_on_a_full_disk_can_be_read(tmp_path: Path) -> None:

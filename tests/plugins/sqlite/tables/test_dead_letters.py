@@ -3,16 +3,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from engage.testing.factories import letter
-from support.sqlite import make
+from engage_plugins.sqlite.store import SqliteStorage
 
 
-async def test_a_dead_letter_may_be_invalid_unicode(tmp_path: Path) -> None:
+async def test_a_dead_letter_may_be_invalid_unicode(store: SqliteStorage) -> None:
     """This may be the reason why the event was refused."""
-    store = make(tmp_path)
-    await store.open(create=True)
     odd = letter(
         "l",
         user_id="u\ud800",
@@ -24,4 +20,3 @@ async def test_a_dead_letter_may_be_invalid_unicode(tmp_path: Path) -> None:
     (first, second) = (await store.scan_dead_letters(None, after=None, limit=9)).items
     assert (first.user_id, first.message, first.headers) == ("u?", "?", [("a", "?")])
     assert second.id == "m"
-    await store.close()

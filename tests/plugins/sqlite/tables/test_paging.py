@@ -3,10 +3,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
-from pathlib import Path
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
@@ -27,18 +25,7 @@ from engage.testing.storage.counts import sums
 from engage_plugins.sqlite.connection import FileConnection
 from engage_plugins.sqlite.store import SqliteStorage
 from engage_plugins.sqlite.tables import events, paging
-from support.sqlite import engine_of, make
-
-
-@contextlib.asynccontextmanager
-async def opened(folder: Path) -> AsyncIterator[SqliteStorage]:
-    """Open a new store."""
-    store = make(folder)
-    await store.open(create=True)
-    try:
-        yield store
-    finally:
-        await store.close()
+from support.sqlite import engine_of
 
 
 def names(page: Page[Any]) -> list[str]:
@@ -48,156 +35,147 @@ def names(page: Page[Any]) -> list[str]:
 
 # ---------------------------------------------------------------------------------------- recent
 async def test_a_page_of_recent_events_reads_a_bounded_part(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    store: SqliteStorage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(paging, "MAX_ROWS", 10)
-    async with opened(tmp_path) as store:
-        rare = [number in (3, 47) for number in range(60)]
-        await store_all(
-            store, *(event(str(n), user_id="rare" if r else "usual") for n, r in enumerate(rare))
-        )
-        wanted = EventFilter(user_id="rare")
-        pages = [await store.recent(wanted, limit=100)]
-        while pages[-1].cursor is not None:
-            pages.append(await store.recent(wanted, before=pages[-1].cursor, limit=100))
-        assert [names(page) for page in pages] == [[], ["47"], [], [], [], ["3"]]
+    rare = [number in (3, 47) for number in range(60)]
+    await store_all(
+        store, *(event(str(n), user_id="rare" if r else "usual") for n, r in enumerate(rare))
+    )
+    wanted = EventFilter(user_id="rare")
+    pages = [await store.recent(wanted, limit=100)]
+    while pages[-1].cursor is not None:
+        pages.append(await store.recent(wanted, before=pages[-1].cursor, limit=100))
+    assert [names(page) for page in pages] == [[], ["47"], [], [], [], ["3"]]
 
 
 async def test_a_page_of_recent_letters_reads_a_bounded_part(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    store: SqliteStorage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(paging, "MAX_ROWS", 10)
-    async with opened(tmp_path) as store:
-        workspaces = ["rare" if number == 3 else "usual" for number in range(30)]
-        await store.put([letter(str(n), workspace_id=one) for n, one in enumerate(workspaces)])
-        page = await store.recent_dead_letters("rare", limit=100)
-        assert (list(page.items), page.cursor is None) == ([], False)
-        found = await all_recent(store.recent_dead_letters, "rare")
-        assert [one.id for one in found] == ["3"]
+    workspaces = ["rare" if number == 3 else "usual" for number in range(30)]
+    await store.put([letter(str(n), workspace_id=one) for n, one in enumerate(workspaces)])
+    page = await store.recent_dead_letters("rare", limit=100)
+    assert (list(page.items), page.cursor is None) == ([], False)
+    found = await all_recent(store.recent_dead_letters, "rare")
+    assert [one.id for one in found] == ["3"]
 
 
 async def test_a_page_of_recent_events_has_a_maximum_size(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    store: SqliteStorage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(paging, "MAX_BYTES", 10_000)
-    async with opened(tmp_path) as store:
-        text = {"text": "x" * 4000}
-        await store_all(store, *(event(str(n), properties=text) for n in range(9)))
-        assert names(await store.recent(EventFilter(), limit=100)) == ["8", "7", "6"]
-        assert len(await all_recent(store.recent, EventFilter())) == 9
+    text = {"text": "x" * 4000}
+    await store_all(store, *(event(str(n), properties=text) for n in range(9)))
+    assert names(await store.recent(EventFilter(), limit=100)) == ["8", "7", "6"]
+    assert len(await all_recent(store.recent, EventFilter())) == 9
 
 
 async def test_a_range_of_time_is_read_without_what_is_before_and_after_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    store: SqliteStorage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(paging, "MAX_ROWS", 10)
-    async with opened(tmp_path) as store:
-        await store_all(store, *(event(f"{n:03}", at=n) for n in range(200)))
-        wanted = EventFilter(since=TIME + 95, until=TIME + 101)
-        page = await store.recent(wanted, limit=100)
-        assert names(page) == ["100", "099", "098", "097", "096", "095"]
-        assert page.cursor is None
-        for empty in (
-            EventFilter(since=TIME + 500),
-            EventFilter(until=TIME),
-            EventFilter(since=TIME + 9, until=TIME + 9),
-        ):
-            page = await store.recent(empty, limit=100)
-            assert (list(page.items), page.cursor) == ([], None)
+    await store_all(store, *(event(f"{n:03}", at=n) for n in range(200)))
+    wanted = EventFilter(since=TIME + 95, until=TIME + 101)
+    page = await store.recent(wanted, limit=100)
+    assert names(page) == ["100", "099", "098", "097", "096", "095"]
+    assert page.cursor is None
+    for empty in (
+        EventFilter(since=TIME + 500),
+        EventFilter(until=TIME),
+        EventFilter(since=TIME + 9, until=TIME + 9),
+    ):
+        page = await store.recent(empty, limit=100)
+        assert (list(page.items), page.cursor) == ([], None)
 
 
 @pytest.mark.parametrize("most", [50, 51])
 async def test_a_scan_begins_at_the_first_event_of_a_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int
+    store: SqliteStorage, monkeypatch: pytest.MonkeyPatch, most: int
 ) -> None:
     """If looking for it would take long, it begins at the first event of all."""
     monkeypatch.setattr(paging, "MAX_ROWS", 10)
     monkeypatch.setattr(events, "_MAX_COUNTED", most)
-    async with opened(tmp_path) as store:
-        await store_all(store, *(event(f"{n:03}", at=n) for n in range(200)))
-        wanted = EventFilter(since=TIME + 150)
-        page = await store.scan(wanted, after=None, limit=100)
-        assert bool(page.items) is (most > 50)
-        found = await all_pages(store.scan, wanted)
-        assert [one.message_id for one in found] == [f"{n:03}" for n in range(150, 200)]
+    await store_all(store, *(event(f"{n:03}", at=n) for n in range(200)))
+    wanted = EventFilter(since=TIME + 150)
+    page = await store.scan(wanted, after=None, limit=100)
+    assert bool(page.items) is (most > 50)
+    found = await all_pages(store.scan, wanted)
+    assert [one.message_id for one in found] == [f"{n:03}" for n in range(150, 200)]
 
 
 @pytest.mark.parametrize("near", [5, 200_000])
 async def test_a_range_of_time_is_complete_after_a_clock_was_set(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, near: int
+    store: SqliteStorage, monkeypatch: pytest.MonkeyPatch, near: int
 ) -> None:
     """Events are stored in another order than they were received in."""
     monkeypatch.setattr(paging, "MAX_ROWS", 10)
     monkeypatch.setattr(events, "_MAX_NEAR", near)
-    async with opened(tmp_path) as store:
-        # The clock was an hour ahead, was set back, and has not caught up.
-        times = [n + (3_600_000 if 40 <= n < 60 else 0) for n in range(100)]
-        await store_all(store, *(event(f"{n:03}", at=at) for n, at in enumerate(times)))
-        for until in (0, 20, 70, 101, 3_600_050, 3_700_000):
-            found = await all_recent(store.recent, EventFilter(until=TIME + until))
-            assert [one.message_id for one in found] == [
-                f"{n:03}" for n in range(99, -1, -1) if times[n] < until
-            ]
+    # The clock was an hour ahead, was set back, and has not caught up.
+    times = [n + (3_600_000 if 40 <= n < 60 else 0) for n in range(100)]
+    await store_all(store, *(event(f"{n:03}", at=at) for n, at in enumerate(times)))
+    for until in (0, 20, 70, 101, 3_600_050, 3_700_000):
+        found = await all_recent(store.recent, EventFilter(until=TIME + until))
+        assert [one.message_id for one in found] == [
+            f"{n:03}" for n in range(99, -1, -1) if times[n] < until
+        ]
 
 
 # ------------------------------------------------------------------------- records and counters
 async def test_a_page_of_sums_does_not_split_a_counter(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    store: SqliteStorage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(paging, "MAX_ROWS", 10)
-    async with opened(tmp_path) as store:
-        written = [
-            count(1, minute=minute, process=process, labels=(label,))
-            for minute in range(5)
-            for process in "pqrs"
-            for label in "abc"
-        ]
-        # More registers of one counter than a page examines.
-        written += [count(2, minute=2, process=f"{n}", labels=("many",)) for n in range(25)]
-        await store.put_counts(written)
-        for limit in (1, 2, 100):
-            found = await sums(store, limit=limit)
-            assert [one.processes for one in found] == [4] * 9 + [25] + [4] * 6
-            assert sum(one.total for one in found) == 60 + 50
-        page = await store.counts(60, since=0, until=TIME * 2, names=["none"], limit=100)
-        assert (list(page.items), page.cursor is None) == ([], False)
-        assert await sums(store, names=["none"]) == []
-        assert len(await all_pages(store.scan_counts)) == len(written)
+    written = [
+        count(1, minute=minute, process=process, labels=(label,))
+        for minute in range(5)
+        for process in "pqrs"
+        for label in "abc"
+    ]
+    # More registers of one counter than a page examines.
+    written += [count(2, minute=2, process=f"{n}", labels=("many",)) for n in range(25)]
+    await store.put_counts(written)
+    for limit in (1, 2, 100):
+        found = await sums(store, limit=limit)
+        assert [one.processes for one in found] == [4] * 9 + [25] + [4] * 6
+        assert sum(one.total for one in found) == 60 + 50
+    page = await store.counts(60, since=0, until=TIME * 2, names=["none"], limit=100)
+    assert (list(page.items), page.cursor is None) == ([], False)
+    assert await sums(store, names=["none"]) == []
+    assert len(await all_pages(store.scan_counts)) == len(written)
 
 
 async def test_a_page_of_records_reads_a_bounded_part(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    store: SqliteStorage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with opened(tmp_path) as store:
-        for number in range(30):
-            workspace = "rare" if number == 13 else "usual"
-            body = b'{"x":"%s"}' % (b"x" * 1000)
-            await store.put_record(record(f"{number:02}", workspace, body=body))
-        monkeypatch.setattr(paging, "MAX_ROWS", 10)
-        page = await store.list_records(None, "usual", limit=100)
-        assert len(page.items) == 9
-        assert page.cursor is not None
-        for wanted, total in (("rare", 1), ("usual", 29), (None, 30)):
-            assert len(await all_pages(store.list_records, None, wanted)) == total
-        monkeypatch.setattr(paging, "MAX_BYTES", 5000)
-        page = await store.list_records("key", limit=100)
-        assert len(page.items) == 5
-        assert len(await all_pages(store.list_records, "key")) == 30
+    for number in range(30):
+        workspace = "rare" if number == 13 else "usual"
+        body = b'{"x":"%s"}' % (b"x" * 1000)
+        await store.put_record(record(f"{number:02}", workspace, body=body))
+    monkeypatch.setattr(paging, "MAX_ROWS", 10)
+    page = await store.list_records(None, "usual", limit=100)
+    assert len(page.items) == 9
+    assert page.cursor is not None
+    for wanted, total in (("rare", 1), ("usual", 29), (None, 30)):
+        assert len(await all_pages(store.list_records, None, wanted)) == total
+    monkeypatch.setattr(paging, "MAX_BYTES", 5000)
+    page = await store.list_records("key", limit=100)
+    assert len(page.items) == 5
+    assert len(await all_pages(store.list_records, "key")) == 30
 
 
-async def test_a_wrong_cursor_is_an_error(tmp_path: Path) -> None:
-    async with opened(tmp_path) as store:
-        calls: tuple[Callable[[str], Awaitable[object]], ...] = (
-            lambda cursor: store.recent(EventFilter(), before=cursor, limit=1),
-            lambda cursor: store.recent_dead_letters(None, before=cursor, limit=1),
-            lambda cursor: store.list_records(None, after=cursor, limit=1),
-            lambda cursor: store.counts(60, since=0, until=1, after=cursor, limit=1),
-            lambda cursor: store.scan_counts(after=cursor, limit=1),
-        )
-        for cursor in ("", "x", "-1", "[]", "[1]", '["a","b",1]', "{}", "null", "\x00", "[1,2,3]"):
-            for call in calls:
-                with pytest.raises(ValueError, match=r"."):
-                    await call(cursor)
+async def test_a_wrong_cursor_is_an_error(store: SqliteStorage) -> None:
+    calls: tuple[Callable[[str], Awaitable[object]], ...] = (
+        lambda cursor: store.recent(EventFilter(), before=cursor, limit=1),
+        lambda cursor: store.recent_dead_letters(None, before=cursor, limit=1),
+        lambda cursor: store.list_records(None, after=cursor, limit=1),
+        lambda cursor: store.counts(60, since=0, until=1, after=cursor, limit=1),
+        lambda cursor: store.scan_counts(after=cursor, limit=1),
+    )
+    for cursor in ("", "x", "-1", "[]", "[1]", '["a","b",1]', "{}", "null", "\x00", "[1,2,3]"):
+        for call in calls:
+            with pytest.raises(ValueError, match=r"."):
+                await call(cursor)
 
 
 # ---------------------------------------------------------------------------------------- plans
@@ -220,79 +198,74 @@ class Traced:
         ]
 
 
-async def test_indexes_serve_what_the_console_reads(tmp_path: Path) -> None:
-    async with opened(tmp_path) as store:
-        await store_all(store, *(event(str(n), at=n) for n in range(9)))
-        await store.put([letter("a")])
-        await store.put_record(record("a"))
-        await store.put_counts([count(1)])
-        await store.get_record("key", "acme", "a")
-        reading, writing = Traced(store._reader), Traced(engine_of(store))
-        cursor = (await store.recent(EventFilter(user_id="u", name="x"), limit=3)).cursor
-        await store.recent(EventFilter(since=TIME, until=TIME + 5), before=cursor, limit=3)
-        await store.recent_dead_letters("acme", before="1", limit=3)
-        await store.dead_letter("acme", "a")
-        await store.get_record("key", "acme", "a")
-        await store.records_version("key")
-        for reverse in (False, True):
-            place = '["key","acme","a"]'
-            await store.list_records("key", after=place, limit=3, reverse=reverse)
-            await store.list_records("key", "acme", after=place, limit=3, reverse=reverse)
-            await store.list_records(None, after=place, limit=3, reverse=reverse)
-        await store.counts(60, since=0, until=TIME, names=["events"], after="[1,1]", limit=3)
-        await store.scan_counts(after='[1,1,1,""]', limit=3)
-        await store.expire_records("key", TIME, limit=3)
-        await store.expire_counts(60, TIME, limit=3)
-        await store.delete_record("key", "acme", "a")
-        for plan in (*reading.plans(), *writing.plans()):
-            assert "TEMP B-TREE" not in plan
-            # These have few rows, and what is between brackets has a limit.
-            few = ("count_series", "sqlite_sequence", "CONSTANT ROW", "(")
-            assert not plan.startswith("SCAN") or any(one in plan for one in few), plan
+async def test_indexes_serve_what_the_console_reads(store: SqliteStorage) -> None:
+    await store_all(store, *(event(str(n), at=n) for n in range(9)))
+    await store.put([letter("a")])
+    await store.put_record(record("a"))
+    await store.put_counts([count(1)])
+    await store.get_record("key", "acme", "a")
+    reading, writing = Traced(store._reader), Traced(engine_of(store))
+    cursor = (await store.recent(EventFilter(user_id="u", name="x"), limit=3)).cursor
+    await store.recent(EventFilter(since=TIME, until=TIME + 5), before=cursor, limit=3)
+    await store.recent_dead_letters("acme", before="1", limit=3)
+    await store.dead_letter("acme", "a")
+    await store.get_record("key", "acme", "a")
+    await store.records_version("key")
+    for reverse in (False, True):
+        place = '["key","acme","a"]'
+        await store.list_records("key", after=place, limit=3, reverse=reverse)
+        await store.list_records("key", "acme", after=place, limit=3, reverse=reverse)
+        await store.list_records(None, after=place, limit=3, reverse=reverse)
+    await store.counts(60, since=0, until=TIME, names=["events"], after="[1,1]", limit=3)
+    await store.scan_counts(after='[1,1,1,""]', limit=3)
+    await store.expire_records("key", TIME, limit=3)
+    await store.expire_counts(60, TIME, limit=3)
+    await store.delete_record("key", "acme", "a")
+    for plan in (*reading.plans(), *writing.plans()):
+        assert "TEMP B-TREE" not in plan
+        # These have few rows, and what is between brackets has a limit.
+        few = ("count_series", "sqlite_sequence", "CONSTANT ROW", "(")
+        assert not plan.startswith("SCAN") or any(one in plan for one in few), plan
 
 
-async def test_counters_are_written_in_one_transaction(tmp_path: Path) -> None:
-    async with opened(tmp_path) as store:
-        await store.put_counts([count(1)])
-        traced = Traced(engine_of(store))
-        await store.put_counts([count(n, labels=(f"{n}",)) for n in range(45)])
-        assert sum(one == "COMMIT" for one in traced.statements) == 1
-        traced.statements.clear()
-        # Five seconds later, the counters have their numbers: few statements write all of them.
-        await store.put_counts([count(n + 1, labels=(f"{n}",)) for n in range(45)])
-        assert len(traced.statements) < 15
-        (synchronous,) = traced.db.execute("PRAGMA synchronous").fetchone()
-        assert synchronous == 2  # FULL
+async def test_counters_are_written_in_one_transaction(store: SqliteStorage) -> None:
+    await store.put_counts([count(1)])
+    traced = Traced(engine_of(store))
+    await store.put_counts([count(n, labels=(f"{n}",)) for n in range(45)])
+    assert sum(one == "COMMIT" for one in traced.statements) == 1
+    traced.statements.clear()
+    # Five seconds later, the counters have their numbers: few statements write all of them.
+    await store.put_counts([count(n + 1, labels=(f"{n}",)) for n in range(45)])
+    assert len(traced.statements) < 15
+    (synchronous,) = traced.db.execute("PRAGMA synchronous").fetchone()
+    assert synchronous == 2  # FULL
 
 
 @pytest.mark.timing
-async def test_a_day_of_minutes_is_read_in_a_moment(tmp_path: Path) -> None:
+async def test_a_day_of_minutes_is_read_in_a_moment(store: SqliteStorage) -> None:
     """Of four processes with nine counters; it takes 0.08 s on two shared cores."""
-    async with opened(tmp_path) as store:
-        await store.put_counts(
-            [
-                count(1, minute=minute, process=process, labels=(label,))
-                for minute in range(1440)
-                for process in "pqrs"
-                for label in "abcdefghi"
-            ]
-        )
-        taken = []
-        for _ in range(5):
-            start = time.perf_counter()
-            found = await sums(store, limit=100_000)
-            taken.append(time.perf_counter() - start)
-            assert len(found) == 1440 * 9
-        assert min(taken) < 0.5
+    await store.put_counts(
+        [
+            count(1, minute=minute, process=process, labels=(label,))
+            for minute in range(1440)
+            for process in "pqrs"
+            for label in "abcdefghi"
+        ]
+    )
+    taken = []
+    for _ in range(5):
+        start = time.perf_counter()
+        found = await sums(store, limit=100_000)
+        taken.append(time.perf_counter() - start)
+        assert len(found) == 1440 * 9
+    assert min(taken) < 0.5
 
 
 # -------------------------------------------------------------------------------------- scanning
 async def test_a_page_of_a_filtered_scan_reads_a_bounded_part(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    store: SqliteStorage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(paging, "MAX_ROWS", 10)
-    store = make(tmp_path)
-    await store.open(create=True)
     rare = [number in (3, 47) for number in range(60)]
     await store_all(
         store, *(event(str(n), user_id="rare" if r else "usual") for n, r in enumerate(rare))
@@ -301,13 +274,9 @@ async def test_a_page_of_a_filtered_scan_reads_a_bounded_part(
     assert list(page.items) == []
     assert page.cursor == "15"
     assert await ids(store, user_id="rare") == ["3", "47"]
-    await store.close()
 
 
-async def test_a_wrong_cursor_of_a_scan_is_an_error(tmp_path: Path) -> None:
-    store = make(tmp_path)
-    await store.open(create=True)
+async def test_a_wrong_cursor_of_a_scan_is_an_error(store: SqliteStorage) -> None:
     for cursor in ("", "x", "-1", "1.5", "9" * 30, "\x00", "٣"):
         with pytest.raises(ValueError, match="cursor"):
             await store.scan(EventFilter(), after=cursor, limit=1)
-    await store.close()
