@@ -188,6 +188,15 @@ class EventStore(abc.ABC):
         """
         return None
 
+    def versions(self) -> Mapping[str, str]:
+        """Return the software that the storage uses; cheap, never raises.
+
+        ``engage check`` and the console show it.
+
+        :return: name → version, such as ``{"SQLite": "3.51.3"}``; a recommendation may follow.
+        """
+        return {}
+
     def gauges(self) -> Mapping[str, float]:
         """Return the storage's own numbers for the metrics; called often, cheap, never raises.
 

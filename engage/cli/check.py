@@ -67,8 +67,9 @@ def check(ctx: click.Context, config_path: Path) -> None:
     lag = asyncio.run(_lag(registry, config))
     if lag is not None:
         _show_lag(config, lag)
-    uses, write_keys, gaps = asyncio.run(_storage(registry, config))
-    _print("storage", f"{config.storage.backend}: open, accepts events")
+    uses, write_keys, gaps, versions = asyncio.run(_storage(registry, config))
+    software = "".join(f"; {name} {version}" for name, version in versions.items())
+    _print("storage", f"{config.storage.backend}: open, accepts events{software}")
     for gap in gaps:
         _print("warning", gap)
     _show_keys(config, write_keys)
@@ -146,7 +147,7 @@ def _show_keys(config: Config, found: EffectiveKeys) -> None:
 
 async def _storage(
     registry: Registry, config: Config
-) -> tuple[Sequence[BudgetUse], EffectiveKeys, Sequence[str]]:
+) -> tuple[Sequence[BudgetUse], EffectiveKeys, Sequence[str], Mapping[str, str]]:
     async with opened(registry, config) as store:
         await store.check()
         uses = await store.budget_use() if isinstance(store, DeadLetterStore) else ()
@@ -156,7 +157,7 @@ async def _storage(
             from engage.log.gaps import past_gaps
 
             gaps = await past_gaps(store, now=now())
-        return uses, keys, gaps
+        return uses, keys, gaps, store.versions()
 
 
 def _print(what: str, text: str) -> None:

@@ -4,6 +4,10 @@
 SQLite begins a new log only when all of the old one is copied, and writes continue during that
 time. So a thread with another connection copies most of it, and the writer copies the rest between
 two writes.
+
+A failed write or sync of the database file makes everything doubtful that was copied before it and
+not synced: the system may have dropped it, and never tells again. The log still has it, so all of
+the log is copied again then: see :meth:`WalIndex.forget_copied`.
 """
 
 from __future__ import annotations
@@ -11,10 +15,13 @@ from __future__ import annotations
 import contextlib
 import os
 import sqlite3
+import struct
 import sys
 import threading
 import time
-from typing import Final
+from typing import ClassVar, Final
+
+from engage.api import StorageUnavailable
 
 from .connection import Settings, connect
 
@@ -37,6 +44,62 @@ CHECKPOINT_PAUSE: Final = 1.0
 _LOG_PART: Final = 1024 * 1024
 
 
+class WalIndex:
+    """The part of the log's index (``-shm``) that says how much of the log is copied.
+
+    SQLite has no call that makes it copy frames again. The format is that of
+    https://www.sqlite.org/walformat.html, section 2.2, in the byte order of the machine.
+
+    :param path: of the store.
+    """
+
+    #: The number of frames in the log, and the number of those that are copied (``nBackfill``).
+    _FRAMES: ClassVar = struct.Struct("=16xI76xI")
+    #: Of the indexes of this process. They stay open as long as the file exists: closing one
+    #: releases all locks that this process has on the file.
+    _descriptors: ClassVar[set[int]] = set()
+
+    def __init__(self, path: str) -> None:
+        self._path = path + "-shm"
+
+    def is_copied(self) -> bool:
+        """Return whether all of the log is copied.
+
+        :raises OSError: if the index cannot be read.
+        """
+        frames, copied = self._FRAMES.unpack(self._read(self._opened()))
+        return bool(frames == copied)
+
+    def forget_copied(self) -> None:
+        """Make the next checkpoint copy all of the log. No checkpoint may run at this time.
+
+        :raises OSError: if that is not possible.
+        """
+        with contextlib.suppress(FileNotFoundError):
+            index = self._opened()
+            if len(self._read(index)) == self._FRAMES.size:
+                os.lseek(index, -4, os.SEEK_CUR)
+                os.write(index, bytes(4))
+
+    def _read(self, index: int) -> bytes:
+        os.lseek(index, 0, os.SEEK_SET)
+        return os.read(index, self._FRAMES.size)
+
+    def _opened(self) -> int:
+        found, current = None, os.stat(self._path)
+        for index in list(self._descriptors):
+            status = os.fstat(index)
+            if os.path.samestat(status, current):
+                found = index
+            elif not status.st_nlink:
+                self._descriptors.remove(index)
+                os.close(index)
+        if found is None:
+            found = os.open(self._path, os.O_RDWR | getattr(os, "O_BINARY", 0))
+            self._descriptors.add(found)
+        return found
+
+
 class Checkpoints:
     """Decides when the log of a store is copied, and whether the thread or the writer does it."""
 
@@ -44,6 +107,7 @@ class Checkpoints:
         """:param settings: of the store."""
         self._settings = settings
         self._log = settings.path + "-wal"
+        self._index = WalIndex(settings.path)
         self._not_before = 0.0
         self._copying: _Copying | None = None
         self._rounds = 0
@@ -70,6 +134,11 @@ class Checkpoints:
             self._copy(size)
 
     def _copy(self, size: int) -> None:
+        # In versions of SQLite before 3.51.3, a commit is lost if it begins a new log while a
+        # checkpoint of a log that is already copied begins: https://sqlite.org/wal.html#walresetbug.
+        # In between, this thread commits nothing.
+        if self._index.is_copied():
+            return
         self._rounds += 1
         self._copying = _Copying(self._settings, size)
         self._copying.start()
@@ -92,10 +161,24 @@ class Checkpoints:
                 self._not_before = time.monotonic() + CHECKPOINT_PAUSE
 
     def wait(self) -> None:
-        """Wait until the thread has ended, if there is one."""
-        copying, self._copying = self._copying, None
-        if copying is not None:
-            copying.join(self._settings.timeout)
+        """Wait until the thread has ended, if there is one.
+
+        :raises StorageUnavailable: if it takes too long.
+        """
+        if self._copying is not None:
+            self._copying.join(self._settings.timeout)
+            if self._copying.is_alive():
+                raise StorageUnavailable(f"{self._settings.path}: the log cannot be copied in time")
+            self._copying = None
+
+    def forget_copied(self) -> None:
+        """Make the next checkpoint copy all of the log, because of an error of the disk.
+
+        :raises StorageUnavailable: if the thread does not end.
+        :raises OSError: if that is not possible.
+        """
+        self.wait()
+        self._index.forget_copied()
 
 
 class _Copying(threading.Thread):

@@ -49,6 +49,16 @@ _MEANINGS: Final = {
 }
 
 
+#: Before this version, a commit can be lost in a rare case, which engage avoids:
+#: https://sqlite.org/wal.html#walresetbug.
+_RECOMMENDED: Final = (3, 51, 3)
+#: The version of SQLite in this process, and whether a newer one is recommended.
+SQLITE: Final = sqlite3.sqlite_version + (
+    ""
+    if sqlite3.sqlite_version_info >= _RECOMMENDED
+    else f" ({'.'.join(map(str, _RECOMMENDED))} or newer is recommended)"
+)
+
 #: Length of a key.
 KEY_BYTES: Final = 16
 

@@ -25,7 +25,6 @@ from engage.api import (
 
 from . import schema
 from .batch import Batch
-from .checkpoint import Checkpoints
 from .connection import Settings, is_text, key_of, translating_errors
 from .tables import counts, dead_letters, events, records, subscriptions
 from .transactions import Transactions
@@ -39,7 +38,6 @@ class Engine(Transactions):
 
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
-        self._checkpoints = Checkpoints(settings)
         #: When events were written.
         self._last_write = 0.0
 
@@ -60,7 +58,7 @@ class Engine(Transactions):
         :return: whether there is more to do now. If not, call it again within about a second.
         """
         db = self._db
-        if db is None:
+        if db is None or self._needs_checkpoint:
             return False
         try:
             self._checkpoints.step(db)
@@ -77,7 +75,7 @@ class Engine(Transactions):
             if self.keys.merge_due_alone() and time.monotonic() - self._last_write > IDLE:
                 self._merge_alone()
                 return self.keys.merge_due_alone()
-        except (sqlite3.Error, StorageError) as error:
+        except (sqlite3.Error, StorageError, OSError) as error:
             self._failed(error)
         return False
 
@@ -93,7 +91,8 @@ class Engine(Transactions):
 
     def close(self) -> None:
         """Close the store, and save the keys so that it opens faster."""
-        self._checkpoints.wait()
+        with contextlib.suppress(StorageUnavailable):
+            self._checkpoints.wait()
         with contextlib.suppress(OSError):
             self.keys.save()
         self.keys.reset()

@@ -118,6 +118,9 @@ class SqliteStorage(
     async def check(self) -> None:
         await self._writer.call(operations.CHECK)
 
+    def versions(self) -> Mapping[str, str]:
+        return {"SQLite": self._writer.version}
+
     def gauges(self) -> Mapping[str, float]:
         path = self._settings.path
         found: dict[str, float] = {}

@@ -46,6 +46,7 @@ class Transactions(FileConnection):
         super().__init__(settings, readonly=False)
         self.keys = Keys(settings.path)
         self._profiles = Profiles(settings.limits, settings.identifiers)
+        self._checkpoints = checkpoint.Checkpoints(settings)
         #: Set by an I/O error: earlier commits may be in memory only. A checkpoint reads and syncs
         #: all of them.
         self._needs_checkpoint = False
@@ -228,6 +229,9 @@ class Transactions(FileConnection):
         """Roll back. After any error except a lock, the next call opens a new connection."""
         if is_disk_error(error):
             self._needs_checkpoint, self._was_killed = True, False
+            # Before the connection is closed: SQLite copies the rest then, if it is the last one.
+            with contextlib.suppress(StorageUnavailable, OSError):
+                self._checkpoints.forget_copied()
         db = self._db
         if db is not None and db.in_transaction:
             with contextlib.suppress(sqlite3.Error):
@@ -236,6 +240,8 @@ class Transactions(FileConnection):
             self.drop()
 
     def _checkpoint_everything(self, db: sqlite3.Connection) -> None:
+        # Also after a killed writer: it may have met an error that no one saw.
+        self._checkpoints.forget_copied()
         wait = _READERS_WAIT if self._was_killed else self.settings.timeout / 4
         if not checkpoint.run(db, "TRUNCATE", wait):
             if not self._was_killed:

@@ -281,7 +281,7 @@ def test_check_reports_a_config_that_works(stored: Path) -> None:
     lines = [line.split("\t") for line in result.stdout.splitlines()]
     assert [line[0] for line in lines] == ["config", "workspace", "workspace", "plugins", "storage"]
     assert lines[1][1] == "acme: 1 write key, 1 subscription group"
-    assert lines[4][1] == "sqlite: open, accepts events"
+    assert lines[4][1].startswith("sqlite: open, accepts events; SQLite 3.")
 
 
 def test_check_shows_a_budget_of_dead_letters_that_is_nearly_full(stored: Path) -> None:

@@ -58,7 +58,7 @@ class SystemHandler(ConsoleHandler):
             nav="system",
             answers=answers,
             backend=console.config.storage.backend,
-            gauges=_gauges(store.gauges()),
+            facts={**store.versions(), **_gauges(store.gauges())},
             processes=await self._processes() if answers else None,
             budgets=budgets,
             budget_names=BUDGETS,

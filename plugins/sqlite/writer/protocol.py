@@ -43,6 +43,8 @@ class Welcome(msgspec.Struct):
 
     protocol: int
     pid: int
+    #: See :data:`SQLITE`.
+    sqlite: str = ""
 
 
 class Kind(enum.IntEnum):

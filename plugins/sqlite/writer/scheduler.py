@@ -17,7 +17,7 @@ import msgspec
 
 from engage.api import StorageError, StorageIncompatible, StorageMissing, StorageUnavailable
 
-from ..connection import Settings
+from ..connection import SQLITE, Settings
 from ..engine import Engine
 from ..schema import has_log
 from ..tables.events import Row
@@ -225,6 +225,8 @@ class Scheduler:
             return
         self._opening = None
         error = opening.error
+        if self._serving and not self._is_open and error is None:
+            _log.info("SQLite %s writes %s", SQLITE, self.engine.settings.path)
         self._is_open = self._is_open or error is None
         if opening.request.operation is OPEN:
             if error is None:

@@ -11,6 +11,7 @@ import time
 from collections.abc import Sequence
 from typing import Any, Final
 
+from ..connection import SQLITE
 from .operations import OPERATIONS, WRITE, Operation
 from .protocol import (
     PROTOCOL,
@@ -90,7 +91,7 @@ class Session:
         self._waiting_bytes = 0
         self._frames = Frames()
         self._unsent = bytearray()
-        self.send(encode_welcome(Welcome(PROTOCOL, os.getpid())))
+        self.send(encode_welcome(Welcome(PROTOCOL, os.getpid(), SQLITE)))
 
     # ----------------------------------------------------------------------------- receiving
     @property

@@ -24,7 +24,7 @@ import msgspec
 
 from engage.api import Event, Outcome, Status, StorageError, StorageUnavailable
 
-from ..connection import Settings
+from ..connection import SQLITE, Settings
 from ..tables.events import Row, UnstorableError, row_of
 from .channel import Channel, WaitingCall
 from .lock import WriterLock, alone_message, holder, require_writable
@@ -131,6 +131,11 @@ class Writer:
     def is_connected(self) -> bool:
         """Whether there is a connection to a writer now."""
         return self._channel is not None
+
+    @property
+    def version(self) -> str:
+        """The version of SQLite that writes; of this process if there is no connection."""
+        return (self._channel.welcome.sqlite if self._channel else "") or SQLITE
 
     def gauges(self) -> Mapping[str, float]:
         """Return what the process of the writer uses; nothing if it is this one."""
