@@ -15,6 +15,8 @@ A storage or a pipeline, without HTTP:
 - ``replay``: the pipeline on a real store, and what checks and replays dead letters
 - ``sqlite``: SQLite stores, also on a disk that is full; ``sqlite_keys``: SQLite engines that merge
   their keys after a few events
+- ``power_cuts``: clients of an SQLite store whose disk fails; ``recorded_disk`` lets it fail, and
+  builds what it may hold after a power cut; ``sitecustomize`` makes the limits of a store small
 - ``writer``: SQLite stores that a process writes; ``writer_loop``: the loop of such a process in a
   thread of the test
 - ``mongo``: servers that speak MongoDB's protocol; ``mongo_proxy`` makes one misbehave,

@@ -19,6 +19,7 @@ sys.path.insert(0, str(TESTS))
 from support import kafka, mongo  # noqa: E402
 from support.browser import bundles  # noqa: E402
 from support.node import node_project  # noqa: E402
+from support.recorded_disk import shim  # noqa: E402
 from support.venv import venv  # noqa: E402
 
 
@@ -30,6 +31,7 @@ def _steps() -> Iterator[tuple[str, Callable[[], object]]]:
         yield "mongo-java-server", mongo.java_classpath
     yield "Kafka", kafka.server
     yield "client in Go", _go_client
+    yield "record of a disk", shim
     yield "SDKs for Node", lambda: node_project(TESTS / "sdks/node")
     for requirements in sorted((TESTS / "sdks/python").glob("*.txt")):
         yield requirements.stem, lambda path=requirements: venv(path)  # type: ignore[misc]

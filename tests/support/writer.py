@@ -56,10 +56,10 @@ async def opened(store: SqliteStorage) -> AsyncIterator[SqliteStorage]:
 
 
 @contextlib.asynccontextmanager
-async def helper(tmp_path: Path) -> AsyncIterator[None]:
+async def helper(tmp_path: Path, *, write_timeout: float = 30) -> AsyncIterator[None]:
     """Keep the helper process of a store running, as a server does."""
     config = load_config(config_file(tmp_path, "helper"))
-    run = make(tmp_path).helper()
+    run = make(tmp_path, timeout=write_timeout).helper()
     keeper = HelperKeeper(Setup(config, 0, True, (), helper=run))
     keeping = asyncio.create_task(keeper.run())
     try:
