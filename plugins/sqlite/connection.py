@@ -188,7 +188,9 @@ def connect(settings: Settings, *, readonly: bool) -> sqlite3.Connection:
     :raises sqlite3.Error: if it cannot be opened.
     """
     db = sqlite3.connect(
-        Path(settings.path).absolute().as_uri() + "?mode=rw",
+        # SQLite copies the log when the last connection is closed, but not through one that cannot
+        # write: the writer may have died of an error of the disk, so that all has to be copied.
+        Path(settings.path).absolute().as_uri() + ("?mode=ro" if readonly else "?mode=rw"),
         uri=True,
         # SQLite waits for a lock, but less than the caller does: the caller then gets the reason.
         timeout=settings.timeout * 0.75,

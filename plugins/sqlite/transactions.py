@@ -31,7 +31,7 @@ from .tables.profiles import Profiles
 #: Seconds between two attempts to get a lock that another process holds.
 LOCK_PAUSE: Final = 0.0005
 
-#: Seconds that the checkpoint after the end of a killed writer waits for readers.
+#: Seconds that the checkpoint after an error of the disk, or a killed writer, waits for readers.
 _READERS_WAIT: Final = 0.2
 
 #: The part of a call's time that may be spent on waiting for a lock: the caller then gets the
@@ -50,8 +50,6 @@ class Transactions(FileConnection):
         #: Set by an I/O error: earlier commits may be in memory only. A checkpoint reads and syncs
         #: all of them.
         self._needs_checkpoint = False
-        #: Only because the writer before this one was killed: no error is known.
-        self._was_killed = False
         #: Whether this connection has committed. Until then it may read data that a killed process
         #: wrote and did not sync, and a duplicate of that must not be acknowledged.
         self._has_committed = False
@@ -158,7 +156,7 @@ class Transactions(FileConnection):
 
     def require_checkpoint(self) -> None:
         """Acknowledge nothing before a checkpoint: another writer may have met an I/O error."""
-        self._needs_checkpoint = self._was_killed = True
+        self._needs_checkpoint = True
 
     # --------------------------------------------------------------------- transactions
     @contextlib.contextmanager
@@ -228,7 +226,7 @@ class Transactions(FileConnection):
     def _failed(self, error: BaseException) -> None:
         """Roll back. After any error except a lock, the next call opens a new connection."""
         if is_disk_error(error):
-            self._needs_checkpoint, self._was_killed = True, False
+            self._needs_checkpoint = True
             # Before the connection is closed: SQLite copies the rest then, if it is the last one.
             with contextlib.suppress(StorageUnavailable, OSError):
                 self._checkpoints.forget_copied()
@@ -242,19 +240,14 @@ class Transactions(FileConnection):
     def _checkpoint_everything(self, db: sqlite3.Connection) -> None:
         # Also after a killed writer: it may have met an error that no one saw.
         self._checkpoints.forget_copied()
-        wait = _READERS_WAIT if self._was_killed else self.settings.timeout / 4
-        if not checkpoint.run(db, "TRUNCATE", wait):
-            if not self._was_killed:
-                raise StorageUnavailable(
-                    f"{self.settings.path}: waiting for a checkpoint after an error of the disk"
-                )
+        if not checkpoint.run(db, "TRUNCATE", _READERS_WAIT):
             # A reader, for example a backup, may prevent it for minutes.
             self._begin(db)
             try:
                 checkpoint.rewrite_log(self.settings.path)
             finally:
                 db.execute("ROLLBACK")
-        self._needs_checkpoint = self._was_killed = False
+        self._needs_checkpoint = False
 
     def _require_space(self) -> None:
         least = self.settings.min_free_bytes

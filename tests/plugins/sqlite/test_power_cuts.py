@@ -57,10 +57,6 @@ SCENES = {
 FEW = ("no error", "sync", "write of the thread", "killed at a sync", "log", "sync at the end")
 
 
-#: Pages that were copied before the error are not copied again, and the log is discarded.
-LOSING = [name for name in SCENES if "sync" in name and "end" not in name] + ["killed and closed"]
-
-
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Have all scenes in a long run only."""
     if "scene" not in metafunc.fixturenames:
@@ -70,9 +66,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         for reader in (False, True):
             few = name in FEW and reader == FEW.index(name) % 2
             if few or metafunc.config.getoption("--rounds") > 5:
-                marks = [pytest.mark.xfail(strict=False)] if name in LOSING else []
                 label = f"{name}{', reader' * reader}"
-                cases.append(pytest.param(scene._replace(reader=reader), id=label, marks=marks))
+                cases.append(pytest.param(scene._replace(reader=reader), id=label))
     metafunc.parametrize("scene", cases)
 
 
