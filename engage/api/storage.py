@@ -309,7 +309,8 @@ class StorageContext:
     identifiers: Mapping[str, Sequence[str]]
     profile_limits: ProfileLimits = ProfileLimits()
     dead_letter_budget: DeadLetterBudget = dataclasses.field(default_factory=DeadLetterBudget)
-    #: Seconds that a call may take; after that it raises :class:`StorageUnavailable`.
+    #: Seconds that a call may take; after that it raises :class:`StorageUnavailable`. A scan may
+    #: take longer.
     write_timeout: float = 8.0
     #: Days after which the core expires events (by ``received_at``) and dead letters; ``None``:
     #: never. The core checks the time before; a storage whose server expires them itself, by its

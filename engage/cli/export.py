@@ -8,7 +8,7 @@ import contextlib
 import datetime
 import sys
 import time
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from pathlib import Path
 from typing import IO, Final, get_args
 
@@ -59,6 +59,7 @@ class Time(click.ParamType[int]):
 @click.option("--type", "type_", type=click.Choice(EVENT_TYPES), help="Only events of this type.")
 @click.option("--user", metavar="ID", help="Only this user's records.")
 @click.option("--limit", type=click.IntRange(min=1), help="Maximum number of records.")
+@click.option("--after", metavar="CURSOR", help="Continue an export that had read up to CURSOR.")
 @click.pass_context
 def export(
     ctx: click.Context,
@@ -69,11 +70,13 @@ def export(
     type_: str | None,
     user: str | None,
     limit: int | None,
+    after: str | None,
 ) -> None:
     """Export stored records as NDJSON.
 
     Writes one JSON object per line to standard output. Events and dead letters are in order of
-    arrival.
+    arrival. A record that cannot be written as JSON is left out and named on standard error; the
+    exit status is 1 then.
     """
     given = {"workspace": workspace, "since": since, "type": type_, "user": user}
     for name, value in given.items():
@@ -85,17 +88,36 @@ def export(
         click.echo(
             f"engage: {config_path} does not contain a workspace {safe(workspace)!r}", err=True
         )
-    selection = Selection(workspace=workspace, since=since, type=type_, user=user)
-    asyncio.run(_export(registry_of(ctx), config, kind, selection, limit))
+    selection = Selection(workspace=workspace, since=since, type=type_, user=user, after=after)
+    problems = 0
+
+    def left_out(problem: str) -> None:
+        nonlocal problems
+        problems += 1
+        click.echo(f"engage: left out: {safe(problem)}", err=True)
+
+    try:
+        asyncio.run(_export(registry_of(ctx), config, kind, selection, limit, left_out))
+    except ValueError as error:
+        if after is None:
+            raise
+        raise click.UsageError(f"--after: {error}", ctx) from error
+    if problems:
+        ctx.exit(1)
 
 
 async def _export(
-    registry: Registry, config: Config, kind: Kind, selection: Selection, limit: int | None
+    registry: Registry,
+    config: Config,
+    kind: Kind,
+    selection: Selection,
+    limit: int | None,
+    left_out: Callable[[str], None],
 ) -> None:
     terminal = sys.stdout.isatty()
     output = sys.stdout.buffer
     async with opened(registry, config) as store:
-        found = records(store, kind, selection)
+        found = records(store, kind, selection, left_out)
         async with contextlib.aclosing(_limited(found, limit)) as stream:
             with Progress(kind.replace("-", " "), wanted=not terminal) as progress:
                 await _write(stream, output, progress, limit, terminal=terminal)
@@ -123,20 +145,16 @@ async def _write(
     now = time.time() * 1000
     first = 0
     count = 0
-    lines: list[bytes] = []
     async for record in stream:
         line = safe(record.json.decode()).encode() if terminal else record.json
-        lines.append(line + b"\n")
+        output.write(line + b"\n")
         count += 1
         first = first or record.at
-        if len(lines) == PAGE:
-            output.write(b"".join(lines))
+        if count % PAGE == 0:
             output.flush()
-            lines.clear()
             if limit is not None:
                 progress.show(count, count / limit)
             else:
                 # Records are in order of arrival, so their time shows the progress.
                 progress.show(count, (record.at - first) / (now - first) if now > first else None)
-    output.write(b"".join(lines))
     output.flush()

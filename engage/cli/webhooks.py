@@ -7,6 +7,7 @@ The server's modules are imported when one of these runs, because no other comma
 from __future__ import annotations
 
 import asyncio
+import functools
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -26,7 +27,7 @@ from engage.api import (
 from engage.cli.common import config_option, opened, parse_time, plural, registry_of, safe
 from engage.config import Config, load
 from engage.registry import Registered, Registry
-from engage.upkeep.export import PAGE, all_pages
+from engage.upkeep.export import all_pages
 
 if TYPE_CHECKING:
     from engage.deliveries.delivery import Delivery, Destination
@@ -238,9 +239,7 @@ async def _retry(
             raise ConfigError("the storage does not keep dead letters")
         letters = [
             letter
-            async for letter in all_pages(
-                lambda after: store.scan_dead_letters(workspace, after=after, limit=PAGE)
-            )
+            async for letter in all_pages(functools.partial(store.scan_dead_letters, workspace))
             if letter.reason == UNTRANSLATED
             and provider in (None, letter.origin)
             and letter_id in (None, letter.id)

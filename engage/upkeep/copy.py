@@ -12,6 +12,7 @@ events.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from typing import Final, TypeVar
@@ -72,7 +73,7 @@ async def copy_all(
 # ---------------------------------------------------------------------------------------- events
 async def _events(source: EventStore, target: EventStore, report: OnProgress) -> Counts:
     counts = Counts("events")
-    stored = all_pages(lambda after: source.scan(EventFilter(), after=after, limit=PAGE))
+    stored = all_pages(functools.partial(source.scan, EventFilter()))
     async for events in _batches(stored, lambda event: len(event.body)):
         await _write(target, events, counts)
         report(counts)
@@ -131,9 +132,7 @@ async def _subscriptions(
 async def _changes(source: SubscriptionStore) -> AsyncGenerator[SubscriptionChange, None]:
     """Rebuild the changes of a history. The records of one change follow each other."""
     together: list[SubscriptionRecord] = []
-    async for record in all_pages(
-        lambda after: source.history(None, None, after=after, limit=PAGE)
-    ):
+    async for record in all_pages(functools.partial(source.history, None, None)):
         if together and _change_key(together[0]) != _change_key(record):
             yield _change(together)
             together = []
@@ -161,9 +160,7 @@ def _change(records: Sequence[SubscriptionRecord]) -> SubscriptionChange:
 async def _history(
     store: SubscriptionStore, workspace_id: str, user_id: str
 ) -> AsyncGenerator[SubscriptionRecord, None]:
-    async for record in all_pages(
-        lambda after: store.history(workspace_id, user_id, after=after, limit=PAGE)
-    ):
+    async for record in all_pages(functools.partial(store.history, workspace_id, user_id)):
         yield record
 
 
@@ -189,9 +186,7 @@ async def _copy_unexplained_choices(
     source: SubscriptionStore, target: SubscriptionStore, counts: Counts
 ) -> None:
     """Copy the current choices of the source that its history does not explain."""
-    async for state in all_pages(
-        lambda after: source.scan_subscriptions(None, after=after, limit=PAGE)
-    ):
+    async for state in all_pages(functools.partial(source.scan_subscriptions, None)):
         there = await target.state(state.workspace_id, state.user_id)
         if there.get(state.group_id) is state.subscribed:
             continue
@@ -219,7 +214,7 @@ async def _copy_unexplained_choices(
 # ---------------------------------------------------------------------------------- dead letters
 async def _dead_letters(source: DeadLetterStore, target: EventStore, report: OnProgress) -> Counts:
     counts = Counts("dead letters")
-    letters = all_pages(lambda after: source.scan_dead_letters(None, after=after, limit=PAGE))
+    letters = all_pages(functools.partial(source.scan_dead_letters, None))
     if not isinstance(target, DeadLetterStore):
         async for _ in letters:
             counts.refuse("the target does not store dead letters")
@@ -228,9 +223,7 @@ async def _dead_letters(source: DeadLetterStore, target: EventStore, report: OnP
     # The budgets limit the number of dead letters, so their ids fit into memory.
     known = {
         (letter.workspace_id, letter.id)
-        async for letter in all_pages(
-            lambda after: target.scan_dead_letters(None, after=after, limit=PAGE)
-        )
+        async for letter in all_pages(functools.partial(target.scan_dead_letters, None))
     }
     async for batch in _batches(
         letters, lambda letter: len(letter.item) + len(letter.envelope or b"")
@@ -254,7 +247,7 @@ async def _put(target: DeadLetterStore, letters: Sequence[DeadLetter], counts: C
 async def _compare_profiles(source: ProfileStore, target: EventStore, report: OnProgress) -> Counts:
     """Compare the profiles. Nothing is copied: the target has built them from the events."""
     counts = Counts("profiles")
-    async for profile in all_pages(lambda after: source.scan_users(None, after=after, limit=PAGE)):
+    async for profile in all_pages(functools.partial(source.scan_users, None)):
         if not isinstance(target, ProfileStore):
             counts.refuse("the target does not store profiles")
             report(counts)

@@ -7,6 +7,7 @@ are not copied.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Final
 
@@ -46,7 +47,7 @@ async def copy_records(
 
 
 def _records(source: RecordStore, kind: str) -> AsyncIterator[Record]:
-    return all_pages(lambda after: source.list_records(kind, after=after, limit=PAGE))
+    return all_pages(functools.partial(source.list_records, kind))
 
 
 async def _put(target: RecordStore, record: Record, counts: Counts) -> None:
@@ -74,7 +75,7 @@ async def copy_counters(source: CountStore, target: EventStore, report: OnProgre
     """
     counts = Counts("counters")
     page: list[Count] = []
-    async for one in all_pages(lambda after: source.scan_counts(after=after, limit=PAGE)):
+    async for one in all_pages(source.scan_counts):
         page.append(one)
         if len(page) >= PAGE:
             await _put_counts(target, page, counts)

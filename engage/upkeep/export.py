@@ -7,8 +7,11 @@ time.
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import dataclasses
+import functools
+import shlex
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from typing import Any, Final, Literal, TypeVar
 
@@ -18,16 +21,19 @@ from engage.api import (
     DeadLetter,
     DeadLetterStore,
     EngageError,
+    Event,
     EventFilter,
     EventStore,
     GroupProfile,
     Page,
     ProfileStore,
+    StorageUnavailable,
     SubscriptionState,
     SubscriptionStore,
     UserProfile,
     render_time,
 )
+from engage.errors import quote
 
 __all__ = ["KINDS", "PAGE", "Kind", "Record", "Selection", "all_pages", "export"]
 
@@ -44,6 +50,12 @@ KINDS: Final[Mapping[Kind, frozenset[str]]] = {
 #: Records that one call of a storage returns or deletes: it answers soon, and the cost of a call is
 #: small beside that of so many records.
 PAGE: Final = 500
+#: Records of the largest page of a scan. Pages grow to it, because a call can cost as much as all
+#: records: FerretDB reads and sorts the whole collection for each.
+MAX_PAGE: Final = 8000
+#: How often a page is tried before a scan ends, and the seconds in between.
+ATTEMPTS: Final = 4
+PAUSE: Final = 1.0
 #: Characters that JSON allows in strings and that Unicode treats as line ends. They are escaped, so
 #: that readers which split by Unicode line ends see one line for each record.
 _LINE_ENDS: Final = tuple(
@@ -64,14 +76,17 @@ class Selection:
     #: Type of event.
     type: str | None = None
     user: str | None = None
+    #: The cursor up to which an earlier export of the same selection has read.
+    after: str | None = None
 
-    def includes(self, at: int, user_id: str | None) -> bool:
-        """Return whether a record matches ``since`` and ``user``.
-
-        :param at: when the record arrived or changed, in milliseconds since 1970 UTC.
-        :param user_id: the user of the record.
-        """
-        return at >= (self.since or 0) and self.user in (None, user_id)
+    def includes(
+        self, item: Event | UserProfile | GroupProfile | SubscriptionState | DeadLetter
+    ) -> bool:
+        """Return whether a record matches ``since`` and ``user``; groups have neither."""
+        if isinstance(item, GroupProfile):
+            return True
+        at = item.received_at if isinstance(item, Event | DeadLetter) else item.updated_at
+        return at >= (self.since or 0) and self.user in (None, item.user_id)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -85,97 +100,82 @@ class Record:
 
 
 async def all_pages(
-    read: Callable[[str | None], Awaitable[Page[Item]]],
+    read: Callable[..., Awaitable[Page[Item]]], cursor: str | None = None
 ) -> AsyncGenerator[Item, None]:
     """Yield the items of a scan, from its first page to its last.
 
-    :param read: reads the page after a cursor; the cursor of the first page is ``None``.
+    A page that cannot be read is tried again with a quarter of its size.
+
+    :param read: a method that scans: it reads the page after a cursor, with at most so many items.
+    :param cursor: where the scan goes on; ``None``: it begins.
+    :raises StorageUnavailable: if a page cannot be read; it names the cursor of the page before.
     """
-    cursor: str | None = None
+    limit, most, failures = PAGE, MAX_PAGE, 0
     while True:
-        page = await read(cursor)
+        try:
+            page = await read(after=cursor, limit=limit)
+        except StorageUnavailable as error:
+            failures += 1
+            if failures == ATTEMPTS:
+                read_up_to = "" if cursor is None else f"; read up to {shlex.quote(cursor)}"
+                raise StorageUnavailable(f"{error}{read_up_to}") from error
+            limit = max(limit // 4, 1)
+            most = max(limit, PAGE)
+            await asyncio.sleep(PAUSE)
+            continue
         for item in page.items:
             yield item
         if page.cursor is None or (not page.items and page.cursor == cursor):
             return
         cursor = page.cursor
+        limit, failures = min(2 * limit, most), 0
 
 
-def export(store: EventStore, kind: Kind, selection: Selection) -> AsyncGenerator[Record, None]:
+async def export(
+    store: EventStore,
+    kind: Kind,
+    selection: Selection,
+    left_out: Callable[[str], None] | None = None,
+) -> AsyncGenerator[Record, None]:
     """Read the records of one kind.
 
     :param store: an open store.
+    :param left_out: called with one line for each record that cannot be written as JSON, as a
+        program that writes to the log or to the store can make it; by default, that is an error.
     :return: the records; events and dead letters in order of arrival.
     :raises EngageError: if the storage does not store such records.
+    :raises StorageUnavailable: as :func:`all_pages`.
     """
-    return _READERS[kind](store, selection)
+    async for item in _items(store, kind, selection):
+        try:
+            record = _KINDS[kind][-1](item)
+        except Exception as error:
+            if left_out is None:
+                raise
+            names = ("workspace_id", "origin", "message_id", "id", "user_id", "group_id")
+            parts = [f"{n} {quote(str(v))}" for n in names if (v := getattr(item, n, None))]
+            left_out(f"{', '.join(parts)}: {type(error).__name__}: {error}")
+        else:
+            yield record
 
 
-# ----------------------------------------------------------------------------------- one per kind
-async def _events(store: EventStore, wanted: Selection) -> AsyncGenerator[Record, None]:
-    matching = EventFilter(
-        workspace_id=wanted.workspace, since=wanted.since, type=wanted.type, user_id=wanted.user
-    )
-    async for event in all_pages(lambda after: store.scan(matching, after=after, limit=PAGE)):
-        # The normaliser has added all its fields and formatted its times.
-        yield _record(event.document(), event.received_at)
-
-
-async def _users(store: EventStore, wanted: Selection) -> AsyncGenerator[Record, None]:
-    if not isinstance(store, ProfileStore):
-        raise _lacking("profiles")
-    if wanted.workspace is not None and wanted.user is not None:
+async def _items(store: EventStore, kind: Kind, wanted: Selection) -> AsyncGenerator[Any, None]:
+    protocol, noun, method, _ = _KINDS[kind]
+    if not isinstance(store, protocol):
+        raise EngageError(f"the configured storage does not store {noun}")
+    if isinstance(store, ProfileStore) and kind == "users" and wanted.workspace and wanted.user:
         profile = await store.profile(wanted.workspace, wanted.user)
-        if profile is not None and wanted.includes(profile.updated_at, profile.user_id):
-            yield _user(profile)
+        if profile is not None and wanted.includes(profile):
+            yield profile
         return
-    async for profile in all_pages(
-        lambda after: store.scan_users(wanted.workspace, after=after, limit=PAGE)
-    ):
-        if wanted.includes(profile.updated_at, profile.user_id):
-            yield _user(profile)
-
-
-async def _groups(store: EventStore, wanted: Selection) -> AsyncGenerator[Record, None]:
-    if not isinstance(store, ProfileStore):
-        raise _lacking("profiles")
-    async for group in all_pages(
-        lambda after: store.scan_groups(wanted.workspace, after=after, limit=PAGE)
-    ):
-        yield _group(group)
-
-
-async def _subscriptions(store: EventStore, wanted: Selection) -> AsyncGenerator[Record, None]:
-    if not isinstance(store, SubscriptionStore):
-        raise _lacking("subscriptions")
-    async for state in all_pages(
-        lambda after: store.scan_subscriptions(wanted.workspace, after=after, limit=PAGE)
-    ):
-        if wanted.includes(state.updated_at, state.user_id):
-            yield _subscription(state)
-
-
-async def _dead_letters(store: EventStore, wanted: Selection) -> AsyncGenerator[Record, None]:
-    if not isinstance(store, DeadLetterStore):
-        raise _lacking("dead letters")
-    async for letter in all_pages(
-        lambda after: store.scan_dead_letters(wanted.workspace, after=after, limit=PAGE)
-    ):
-        if wanted.includes(letter.received_at, letter.user_id):
-            yield _dead_letter(letter)
-
-
-_READERS: Final[Mapping[Kind, Callable[[EventStore, Selection], AsyncGenerator[Record, None]]]] = {
-    "events": _events,
-    "users": _users,
-    "groups": _groups,
-    "subscriptions": _subscriptions,
-    "dead-letters": _dead_letters,
-}
-
-
-def _lacking(what: str) -> EngageError:
-    return EngageError(f"the configured storage does not store {what}")
+    first: Any = wanted.workspace
+    if kind == "events":
+        first = EventFilter(
+            workspace_id=first, since=wanted.since, type=wanted.type, user_id=wanted.user
+        )
+    async for item in all_pages(functools.partial(getattr(store, method), first), wanted.after):
+        if wanted.includes(item):
+            yield item
 
 
 # ------------------------------------------------------------------------------ records as JSON
@@ -185,6 +185,11 @@ def _record(document: Mapping[str, Any], at: int) -> Record:
     for character, escaped in _LINE_ENDS:
         line = line.replace(character, escaped)
     return Record(line, at)
+
+
+def _event(event: Event) -> Record:
+    # The normaliser has added all its fields and formatted its times.
+    return _record(event.document(), event.received_at)
 
 
 def _user(profile: UserProfile) -> Record:
@@ -247,3 +252,14 @@ def _dead_letter(letter: DeadLetter) -> Record:
         "headers": headers,
     }
     return _record(document, letter.received_at)
+
+
+#: Kind of record → the interface of a storage that has them, their name, its method that scans
+#: them, and the function that renders one.
+_KINDS: Final[Mapping[Kind, tuple[type, str, str, Callable[[Any], Record]]]] = {
+    "events": (EventStore, "events", "scan", _event),
+    "users": (ProfileStore, "profiles", "scan_users", _user),
+    "groups": (ProfileStore, "profiles", "scan_groups", _group),
+    "subscriptions": (SubscriptionStore, "subscriptions", "scan_subscriptions", _subscription),
+    "dead-letters": (DeadLetterStore, "dead letters", "scan_dead_letters", _dead_letter),
+}

@@ -69,6 +69,9 @@ BATCH: Final = 1000
 _MAX_STATEMENTS_FERRETDB: Final = 12
 #: Bytes of a message or a command that are not documents.
 _MESSAGE_OVERHEAD: Final = 16 * 1024
+#: A page of a scan may take this many times as long as another call: no client waits for it, and
+#: FerretDB reads and sorts the whole collection for each.
+_SCAN: Final = 10
 #: How often a change is tried again because another caller changed the same document.
 MAX_ATTEMPTS: Final = 50
 #: Seconds within which a server must be found.
@@ -184,18 +187,19 @@ class Connection:
                 await asyncio.to_thread(client.close)
 
     @contextlib.contextmanager
-    def calling(self, *, seconds: float | None = None) -> Iterator[Any]:
+    def calling(self, *, seconds: float | None = None, scan: bool = False) -> Iterator[Any]:
         """Limit the time of the calls of the driver inside, taken together, and translate errors.
 
         Yields the database.
 
         :param seconds: the time limit; by default that of the storage.
+        :param scan: whether it is a page of a scan.
         :raises StorageUnavailable: for every error of the driver.
         """
         if self.db is None:
             raise StorageUnavailable("the storage is not open")
         if seconds is None:
-            seconds = self.timeout
+            seconds = self.timeout * (_SCAN if scan else 1)
             if not self._client.topology_description.has_writable_server():
                 # Under a limit for the whole call, the driver would look for a server until it is
                 # over.

@@ -97,7 +97,7 @@ class Counts:
     async def scan(self, *, after: str | None, limit: int) -> Page[Count]:
         """Return a page of all registers."""
         query = {} if after is None else {"_id": {"$gt": after}}
-        with self._connection.calling() as db:
+        with self._connection.calling(scan=True) as db:
             cursor = db[COUNTS].find(query, {"value": 1}).sort([("_id", 1)])
             items, last = await read_page(cursor, limit, _sized)
         return Page(items, None if last is None else last["_id"])

@@ -131,7 +131,7 @@ class DeadLetters:
         query: dict[str, Any] = {} if workspace_id is None else {"workspaceId": workspace_id}
         if after is not None:
             query["_seq"] = {"$gt": _place(after)}
-        with self._connection.calling() as db:
+        with self._connection.calling(scan=True) as db:
             cursor = db[DEAD_LETTERS].find(query).sort([("_seq", 1)])
             items, last = await read_page(cursor, limit, _sized)
         return Page(items, None if last is None else str(last["_seq"]))

@@ -71,7 +71,7 @@ class Events:
         if fields is None:
             return Page((), None)
         query = arrived_after({**fields, **({"receivedAt": bounds} if bounds else {})}, after)
-        with self._connection.calling() as db:
+        with self._connection.calling(scan=True) as db:
             items, last = await read_page(db[EVENTS].find(query).sort(ARRIVAL), limit, _sized)
         return Page(items, None if last is None else cursor_of(last))
 

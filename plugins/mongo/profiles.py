@@ -186,7 +186,7 @@ class Profiles:
         self, workspace_id: str | None, *, after: str | None, limit: int
     ) -> Page[UserProfile]:
         """Return a page of users."""
-        with self._connection.calling() as db:
+        with self._connection.calling(scan=True) as db:
             cursor = db[USERS].find(id_after(workspace_id, after)).sort([("_id", 1)])
             documents, last = await read_page(cursor, limit, _sized)
             users = []
@@ -201,7 +201,7 @@ class Profiles:
         self, workspace_id: str | None, *, after: str | None, limit: int
     ) -> Page[GroupProfile]:
         """Return a page of groups."""
-        with self._connection.calling() as db:
+        with self._connection.calling(scan=True) as db:
             cursor = db[GROUPS].find(id_after(workspace_id, after)).sort([("_id", 1)])
             documents, last = await read_page(cursor, limit, _sized)
         groups = [

@@ -228,7 +228,7 @@ class Subscriptions:
         if after is not None:
             condition = {**condition, "$gte": last_key}
         found: list[SubscriptionState] = []
-        with self._connection.calling() as db:
+        with self._connection.calling(scan=True) as db:
             cursor = db[SUBSCRIPTIONS].find({"_id": condition} if condition else {})
             # One document more: the page before may have returned all choices of the first one.
             documents, more = await read_page(
@@ -270,7 +270,7 @@ class Subscriptions:
         if after is not None:
             query["_seq"] = {"$gte": ObjectId(last)}
         found: list[SubscriptionRecord] = []
-        with self._connection.calling() as db:
+        with self._connection.calling(scan=True) as db:
             cursor = db[HISTORY].find(query).sort([("_seq", 1)])
             documents, more = await read_page(cursor, limit + 1, lambda document: (document, 1000))
         place = ("", 0)

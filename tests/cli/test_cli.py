@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 import os
 import pty
@@ -23,12 +24,14 @@ from click.testing import Result
 
 import engage
 import engage.server.serve
-from engage.api import Event
+from engage.api import DeadLetterStore, Event, EventFilter, StorageUnavailable
 from engage.cli.common import safe
 from engage.config import Config, load
 from engage.registry import Registered, Registry, load_plugins
 from engage.registry.discovery import Discovered
 from engage.testing.factories import event, identify, letter
+from engage.upkeep import export as upkeep_export
+from engage_plugins.sqlite.store import SqliteStorage
 from support.commands import run
 from support.distributions import distribution
 from support.sqlite import config_file, open_store
@@ -520,6 +523,57 @@ def test_export_reads_all_pages(tmp_path: Path) -> None:
         f"m{n}" for n in range(1203)
     ]
     assert len(exported("events", "--config", path, "--limit", 1001)) == 1001
+
+
+def test_export_leaves_out_a_record_that_cannot_be_json(tmp_path: Path) -> None:
+    path = config_file(tmp_path)
+    deep = dataclasses.replace(event("deep"), body=b'{"a":' * 900 + b"1" + b"}" * 900)
+    fill(path, event("m1"), deep, event("m2"))
+
+    async def put() -> None:
+        async with open_store(path) as store:
+            assert isinstance(store, DeadLetterStore)
+            await store.put([letter("odd", received_at=9 * 10**15), letter("d2")])
+
+    asyncio.run(put())
+    for kind, name, good, bad in (
+        ("events", "messageId", ["m1", "m2"], "message_id deep"),
+        ("dead-letters", "id", ["d1", "d2"], "id odd"),
+    ):
+        result = run("export", kind, "--config", path)
+        assert result.exit_code == 1
+        assert [json.loads(line)[name] for line in result.stdout.splitlines()] == good
+        (named,) = result.stderr.splitlines()
+        assert named.startswith("engage: left out: workspace_id acme")
+        assert bad in named
+
+
+def test_an_interrupted_export_is_continued(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = config_file(tmp_path)
+    fill(path, *(event(f"m{n}", at=n) for n in range(1203)))
+    monkeypatch.setattr(upkeep_export, "PAUSE", 0.0)
+    scan = SqliteStorage.scan
+
+    async def busy(self: SqliteStorage, wanted: EventFilter, **page: Any) -> Any:
+        if page["after"] is not None:
+            raise StorageUnavailable("busy")
+        return await scan(self, wanted, **page)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(SqliteStorage, "scan", busy)
+        first = run("export", "events", "--config", path)
+    assert first.exit_code == 1
+    found = re.fullmatch(r"engage: busy; read up to (\S+)\n", first.stderr)
+    assert found is not None
+    (cursor,) = shlex.split(found[1])
+    rest = exported("events", "--config", path, "--after", cursor)
+    ids = [json.loads(line)["messageId"] for line in first.stdout.splitlines()]
+    assert ids + [line["messageId"] for line in rest] == [f"m{n}" for n in range(1203)]
+    wrong = run("export", "events", "--config", path, "--after", "?")
+    assert (wrong.exit_code, wrong.stdout) == (2, "")
+    assert "--after: " in wrong.stderr
 
 
 def test_export_ends_when_its_reader_has_gone(tmp_path: Path) -> None:

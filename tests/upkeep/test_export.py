@@ -3,15 +3,27 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
-from typing import Any
+from collections.abc import Callable
+from typing import Any, cast
 
 import pytest
 
-from engage.api import EngageError, EventStore, Page, SubscriptionChange
+from engage.api import EngageError, EventStore, Page, StorageUnavailable, SubscriptionChange
 from engage.testing.factories import TIME, event, identify, letter
 from engage.testing.memory_store import MemoryEvents, MemoryStore
-from engage.upkeep.export import KINDS, Kind, Selection, all_pages, export
+from engage.upkeep import export as upkeep_export
+from engage.upkeep.export import (
+    ATTEMPTS,
+    KINDS,
+    MAX_PAGE,
+    PAGE,
+    Kind,
+    Selection,
+    all_pages,
+    export,
+)
 
 
 async def lines(store: EventStore, kind: Kind, **selection: Any) -> list[dict[str, Any]]:
@@ -170,7 +182,104 @@ async def test_a_kind_that_the_storage_lacks_is_an_error(kind: Kind) -> None:
 async def test_all_pages_are_read() -> None:
     pages = {None: Page([1, 2], "a"), "a": Page([], "b"), "b": Page([3], "c"), "c": Page([], None)}
 
-    async def read(after: str | None) -> Page[int]:
+    async def read(*, after: str | None, limit: int) -> Page[int]:
+        assert limit > 0
         return pages[after]
 
     assert [item async for item in all_pages(read)] == [1, 2, 3]
+    assert [item async for item in all_pages(read, "a")] == [3]
+
+
+class Numbers:
+    """A scan of the numbers below 50 000 in a store that does not answer now and then.
+
+    :param fails: returns whether it answers a call: its number, the place and the limit.
+    """
+
+    def __init__(self, fails: Callable[[int, int, int], bool]) -> None:
+        self._fails = fails
+        self.limits: list[int] = []
+
+    async def read(self, *, after: str | None, limit: int) -> Page[int]:
+        start = int(after or 0)
+        self.limits.append(limit)
+        if self._fails(len(self.limits), start, limit):
+            raise StorageUnavailable("busy")
+        end = min(start + limit, 50_000)
+        return Page(range(start, end), str(end) if end < 50_000 else None)
+
+
+@pytest.fixture
+def no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(upkeep_export, "PAUSE", 0.0)
+
+
+async def test_pages_grow_and_never_beyond_the_largest() -> None:
+    numbers = Numbers(lambda *_: False)
+    assert [n async for n in all_pages(numbers.read)] == list(range(50_000))
+    assert numbers.limits[:5] == [PAGE, 2 * PAGE, 4 * PAGE, 8 * PAGE, MAX_PAGE]
+    assert max(numbers.limits) == MAX_PAGE
+
+
+@pytest.mark.usefixtures("no_pause")
+async def test_a_page_that_fails_is_read_again_in_smaller_parts() -> None:
+    too_large = Numbers(lambda _, start, limit: start > 20_000 and limit > 700)
+    assert [n async for n in all_pages(too_large.read)] == list(range(50_000))
+    now_and_then = Numbers(lambda call, *_: call % 3 != 0)
+    assert [n async for n in all_pages(now_and_then.read)] == list(range(50_000))
+
+
+@pytest.mark.usefixtures("no_pause")
+async def test_a_scan_that_is_interrupted_can_be_continued_without_a_gap() -> None:
+    down = Numbers(lambda _, start, __: start >= 10_000)
+    seen = []
+    scan = all_pages(down.read)
+
+    async def read_on() -> None:
+        async for number in scan:
+            seen.append(number)  # noqa: PERF401 - those before the error are wanted
+
+    with pytest.raises(StorageUnavailable, match=r"busy; read up to \d+\Z") as caught:
+        await read_on()
+    rest = [
+        n
+        async for n in all_pages(
+            Numbers(lambda *_: False).read, str(caught.value).rpartition(" ")[2]
+        )
+    ]
+    assert [*seen, *rest] == list(range(50_000))
+    first = Numbers(lambda *_: True)
+    with pytest.raises(StorageUnavailable, match=r"\Abusy\Z"):
+        [n async for n in all_pages(first.read)]
+    assert len(first.limits) == ATTEMPTS
+
+
+def deep(levels: int) -> bytes:
+    return b'{"a":' * (levels - 1) + b"{}" + b"}" * (levels - 1)
+
+
+async def test_a_record_that_cannot_be_a_line_is_left_out_and_named() -> None:
+    store = MemoryStore()
+    odd: dict[str, bytes] = {"deep": deep(900), "broken": b"[", "text": b"\xff"}
+    events = [dataclasses.replace(event(name), body=body) for name, body in odd.items()]
+    await store.write([event("first"), *events, event("last")])
+    await store.put(
+        [
+            letter("l1"),
+            letter("l2", received_at=9 * 10**15),
+            letter("l3", user_id="\ud800"),
+            letter("l4"),
+        ]
+    )
+    for kind, good, bad in (
+        ("events", ["first", "last"], list(odd)),
+        ("dead-letters", ["l1", "l4"], ["l2", "l3"]),
+    ):
+        problems: list[str] = []
+        name = "messageId" if kind == "events" else "id"
+        made = export(store, cast("Kind", kind), Selection(), problems.append)
+        assert [json.loads(record.json)[name] async for record in made] == good
+        for problem, named in zip(problems, bad, strict=True):
+            assert f" {named}," in problem or f" {named}:" in problem
+    with pytest.raises(TypeError):
+        await lines(store, "events")

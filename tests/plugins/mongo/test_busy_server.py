@@ -10,11 +10,13 @@ import time
 from pathlib import Path
 from typing import Any
 
+import orjson
 import pymongo
 import pytest
 
 from engage.api import ProfileStore, StorageUnavailable
 from engage.testing import WORKSPACE, event, identify
+from engage.upkeep import export
 from engage_plugins.mongo import schema, store, writer
 from support import mongo
 from support.mongo_proxy import CLOSE, Proxy
@@ -113,3 +115,32 @@ async def test_the_search_for_cut_off_changes_does_not_keep_a_server_busy(
             assert len(searches) == 1
             await made.write([event("a")])
             proxy.rule = None
+
+
+async def test_an_export_gets_through_although_pages_take_long_or_fail(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A page may take longer than any other call; one that fails is read again."""
+    monkeypatch.setattr(export, "PAUSE", 0.0)
+    pages = 0
+
+    def busy(name: str, command: Any) -> Any:
+        nonlocal pages
+        if name != "find" or command["find"] != schema.EVENTS:
+            return None
+        pages += 1
+        if pages == 2:
+            time.sleep(2.5)
+        return TOO_SLOW if pages in (1, 3, 4) else None
+
+    with Proxy(mongo.shared(mongo.proxied_kind()).address) as proxy:
+        url = proxy.url(f"engage_test_{os.urandom(6).hex()}", "timeoutMS=60000")
+        async with mongo.opened(tmp_path, url) as made:
+            await made.write([event(f"m{number}", at=number) for number in range(1200)])
+        async with mongo.opened(tmp_path, url.replace("60000", "2000")) as made:
+            proxy.rule = busy
+            found = export.export(made, "events", export.Selection())
+            ids = [orjson.loads(record.json)["messageId"] async for record in found]
+            proxy.rule = None
+    assert ids == [f"m{number}" for number in range(1200)]
+    assert pages > 4
