@@ -30,6 +30,7 @@ import orjson
 
 from engage.api.dead_letters import DeadLetter
 from engage.api.events import Event
+from engage.api.times import MAX_TIME
 
 __all__ = [
     "DamagedRecord",
@@ -158,16 +159,16 @@ _LETTER_OPTIONAL: Final = (
 )
 _TEXTS: Final = ("origin", "type", "messageId", "workspaceId")
 _OPTIONAL: Final = ("userId", "anonymousId", "name")
-_NUMBERS: Final = ("receivedAt", "timestamp")
+_TIMES: Final = ("receivedAt", "timestamp")
 
 
 def _event(body: bytes, meta: Any) -> Event:
     if not (
         all(type(meta[name]) is str for name in _TEXTS)
         and all(type(meta.get(name)) in (str, type(None)) for name in _OPTIONAL)
-        and all(type(meta[name]) is int for name in _NUMBERS)
+        and all(type(meta[name]) is int and 0 <= meta[name] <= MAX_TIME for name in _TIMES)
     ):
-        raise TypeError("a member of meta has the wrong type")
+        raise TypeError("a member of meta has the wrong type, or is no possible time")
     if type(orjson.loads(body)) is not dict:
         raise TypeError("the body is not a JSON object")
     return Event(
@@ -199,6 +200,7 @@ def _letter(values: Any) -> DeadLetter:
         and all(type(getattr(letter, name)) in (str, type(None)) for name in _LETTER_OPTIONAL)
         and type(letter.truncated) is bool
         and type(letter.received_at) is int
+        and 0 <= letter.received_at <= MAX_TIME
         and all(type(name) is type(value) is str for name, value in letter.headers)
         and type(letter.errors) is list
         and all(
@@ -206,5 +208,5 @@ def _letter(values: Any) -> DeadLetter:
             for error in letter.errors
         )
     ):
-        raise TypeError("a member of the letter has the wrong type")
+        raise TypeError("a member of the letter has the wrong type, or is no possible time")
     return letter

@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Final
 
-from engage.api import API_ORIGIN, DeadLetter, Event, LogRecord, ReadRecord, record_of
+from engage.api import API_ORIGIN, MAX_TIME, DeadLetter, Event, LogRecord, ReadRecord, record_of
 from engage.errors import ApiError, Limit
 from engage.pipeline.dead_letters import Conflict, letter_id, letter_of_conflict
 from engage.pipeline.normalise import Arrival
@@ -85,7 +85,8 @@ def letter_of_damage(read: ReadRecord, error: Exception) -> DeadLetter:
         item=record.value,
         truncated=False,
         headers=headers,
-        received_at=read.appended_at,
+        # With Kafka, the program that appends the record can choose this time.
+        received_at=min(max(read.appended_at, 0), MAX_TIME),
     )
 
 

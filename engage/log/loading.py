@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 from engage.api import (
+    API_ORIGIN,
     Batch,
     DamagedRecord,
     DeadLetter,
@@ -36,11 +37,13 @@ from engage.log.retries import Retries, Stopped
 from engage.log.writing import Damage, Unpacked, Writer
 from engage.monitoring.throttle import Throttle
 from engage.pipeline.conflicts import Conflicts
+from engage.pipeline.decode import text_too_deep
+from engage.pipeline.explain import STAMP
 from engage.pipeline.group_commit import GROUP_BYTES, GROUP_WEIGHT
 from engage.pipeline.normalise import weight_of
 
 if TYPE_CHECKING:
-    from engage.config import LogConfig
+    from engage.config import Limits, LogConfig
     from engage.monitoring.metrics import Metrics
     from engage.pipeline.ingest import Ingest
 
@@ -78,6 +81,7 @@ class Loader:
     :param store: the store; while it is not open, the loader waits.
     :param ingest: of the same store, without the log. It opens a store that does not answer again.
     :param config: ``[log]``.
+    :param limits: those of the servers.
     :param timeout: seconds that a call may take.
     :param clock: returns milliseconds since 1970 UTC.
     :param range_: read this part of the log, and then end; by default all of it, until
@@ -91,6 +95,7 @@ class Loader:
         ingest: Ingest,
         *,
         config: LogConfig,
+        limits: Limits,
         timeout: float,
         clock: Callable[[], int],
         metrics: Metrics,
@@ -99,6 +104,7 @@ class Loader:
         self._log = log
         self._store = store
         self._config = config
+        self._limits = limits
         self._timeout = timeout
         self._clock = clock
         self._metrics = metrics
@@ -246,6 +252,8 @@ class Loader:
             item: Event | DeadLetter | Damage | None
             try:
                 item = unpack(read.record)
+                if isinstance(item, Event):
+                    _check_limits(item, self._limits)
             except UnknownRecord as error:
                 self._pause(reader, read, error)
                 continue
@@ -310,6 +318,20 @@ class Loader:
             return
         record = gap_record(partition, expected, first, now=self._clock())
         await self.store_calls.call(lambda: store.put_record(record))
+
+
+def _check_limits(event: Event, limits: Limits) -> None:
+    """Check that an event is within the limits of requests; another program may have written it.
+
+    :raises DamagedRecord: if it is not.
+    """
+    body, depth = event.body, limits.json_depth
+    most = limits.event_bytes if event.origin == API_ORIGIN else limits.webhook_event_bytes
+    if len(body) > most + STAMP:
+        raise DamagedRecord(f"the event has {len(body)} bytes; the limit is {most}")
+    # Few events have so many brackets.
+    if body.count(b"{") + body.count(b"[") > depth and text_too_deep(body, depth):
+        raise DamagedRecord(f"the event is nested too deeply; the limit is {depth} levels")
 
 
 def _weighed(event: Event) -> Event:

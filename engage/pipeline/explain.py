@@ -51,10 +51,12 @@ if TYPE_CHECKING:
     from engage.pipeline.ingest import Ingest
     from engage.pipeline.validate import Schemas
 
-__all__ = ["OPERATIONS", "Explained", "Explainer", "Submission", "describe_change"]
+__all__ = ["OPERATIONS", "STAMP", "Explained", "Explainer", "Submission", "describe_change"]
 
 #: The operations that a text can be checked for; ``batch``: the item has its ``type``.
 OPERATIONS: Final = (*EVENT_TYPES, "batch")
+#: Bytes that the id of a letter adds to its event at most, beyond the limit of events.
+STAMP: Final = 128
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -188,7 +190,10 @@ class Explainer:
             raise ApiError("invalid_request", f"the type must be one of {', '.join(OPERATIONS)}")
         item = await self._decode(text)
         now = self._clock()
-        common = orjson.loads(submission.envelope)
+        common = decode_json(submission.envelope, self._limits)
+        kinds = (("context", dict), ("integrations", dict), ("sentAt", str))
+        if type(common) is not dict or any(type(common.get(n, k())) is not k for n, k in kinds):
+            raise ApiError("invalid_payload", "the envelope of the letter cannot be read")
         if type(item) is dict and (submission.new_id or not item.get("messageId")):
             given = None if submission.new_id else common.get("messageId")
             given = given or submission.message_id
@@ -208,7 +213,7 @@ class Explainer:
         return decode_json(text, self._limits)
 
     def _arrival(self, submission: Submission, common: dict[str, Any], now: int) -> Arrival:
-        first = now if submission.received_at is None else min(submission.received_at, now)
+        first = now if submission.received_at is None else max(min(submission.received_at, now), 0)
         if submission.origin != API_ORIGIN:
             return Arrival.of_delivery(
                 submission.workspace_id, submission.origin, received_at=first, limits=self._limits

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engage.api import (
+    MAX_TIME,
     DamagedRecord,
     DeadLetter,
     Event,
@@ -27,7 +28,7 @@ from engage.testing import event, letter
 #: Text as it is in UTF-8: without lone surrogates.
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 OPTIONAL = st.none() | TEXT
-NUMBER = st.integers(0, 2**53)
+TIME = st.integers(0, MAX_TIME)
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**53), 2**53) | TEXT,
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXT, inner, max_size=3),
@@ -42,8 +43,8 @@ EVENTS = st.builds(
     user_id=OPTIONAL,
     anonymous_id=OPTIONAL,
     name=OPTIONAL,
-    received_at=NUMBER,
-    timestamp=NUMBER,
+    received_at=TIME,
+    timestamp=TIME,
     body=st.dictionaries(TEXT, JSON, max_size=5).map(orjson.dumps),
 )
 LETTERS = st.builds(
@@ -61,7 +62,7 @@ LETTERS = st.builds(
     item=st.binary(max_size=50),
     truncated=st.booleans(),
     headers=st.lists(st.tuples(TEXT, TEXT), max_size=3),
-    received_at=NUMBER,
+    received_at=TIME,
     operation=OPTIONAL,
     envelope=st.none() | st.binary(max_size=20),
 )

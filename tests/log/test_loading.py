@@ -15,20 +15,25 @@ import pytest
 
 from engage.api import (
     CONFLICT,
+    MAX_TIME,
     Batch,
     DeadLetter,
     Event,
     LogRecord,
     Outcome,
     StorageUnavailable,
+    record_of,
     render_time,
     unpack,
 )
+from engage.config import DEFAULT_LIMITS
 from engage.log import loading as load_module
 from engage.log.letters import DAMAGED
+from engage.pipeline.explain import STAMP
 from engage.pipeline.replay import is_delivery, obstacle_of
 from engage.testing import event as bare_event
 from engage.testing.factories import letter
+from engage.upkeep.export import Selection, export
 from support.exports import read_store
 from support.loaders import Loading, caught_up, loading, put
 from support.memory_log import (
@@ -699,3 +704,71 @@ async def test_an_outcome_is_missing() -> None:
         await caught_up(broker)
     assert ids(store) == ["a", "b", "c"]
     assert not broker.dead
+
+
+def nested(levels: int) -> dict[str, Any]:
+    """Return the properties of an event that is so many levels deep."""
+    value: dict[str, Any] = {}
+    for _ in range(levels - 2):
+        value = {"a": value}
+    return value
+
+
+def of_size(size: int, **fields: Any) -> Event:
+    """Return an event of so many bytes."""
+    plain = event("m", properties={"x": ""}, **fields)
+    return event("m", properties={"x": "y" * (size - len(plain.body))}, **fields)
+
+
+LIMITS = DEFAULT_LIMITS
+WITHIN = [
+    event("m", properties=nested(LIMITS.json_depth)),
+    of_size(LIMITS.event_bytes),
+    of_size(LIMITS.event_bytes + 1, origin="stripe"),
+    of_size(LIMITS.webhook_event_bytes, origin="stripe"),
+    dataclasses.replace(event("m"), received_at=MAX_TIME, timestamp=0),
+    letter("l", received_at=MAX_TIME),
+    letter("l", envelope=b'{"context":{"a":1},"integrations":{},"sentAt":"x","messageId":"m"}'),
+    letter("l", item=b"[" * 100_000),
+]
+BEYOND = [
+    event("m", properties=nested(LIMITS.json_depth + 1)),
+    event("m", properties=nested(250)),
+    dataclasses.replace(event("m"), body=b'{"a":' + b"[" * 1000 + b"]" * 1000 + b"}"),
+    of_size(LIMITS.event_bytes + STAMP + 1),
+    of_size(LIMITS.webhook_event_bytes + STAMP + 1, origin="stripe"),
+    dataclasses.replace(event("m"), received_at=MAX_TIME + 1),
+    dataclasses.replace(event("m"), received_at=9 * 10**15),
+    dataclasses.replace(event("m"), timestamp=-1),
+    letter("l", received_at=9 * 10**15),
+    letter("l", received_at=-1),
+]
+
+
+@pytest.mark.parametrize("item", WITHIN, ids=range(len(WITHIN)))
+async def test_a_record_within_the_limits_of_requests_is_stored(item: Event | DeadLetter) -> None:
+    broker, store = MemoryBroker(), MemoryStore()
+    put(broker, item, *events("last"))
+    async with loading(broker, store):
+        await caught_up(broker)
+    assert not broker.dead
+    found = store.letters if isinstance(item, DeadLetter) else store.events
+    assert item in found.values()
+
+
+@pytest.mark.parametrize("item", BEYOND, ids=range(len(BEYOND)))
+@pytest.mark.parametrize("appended_at", [1, 9 * 10**15])
+async def test_a_record_beyond_the_limits_of_requests_is_damaged(
+    item: Event | DeadLetter, appended_at: int
+) -> None:
+    """Its letter can be exported, whatever time the record has."""
+    broker, store = MemoryBroker(clock=lambda: appended_at), MemoryStore()
+    put(broker, item, *events("last"))
+    async with loading(broker, store) as running:
+        await caught_up(broker)
+    assert ids(store) == ["last"]
+    assert running.metrics.outcomes == {"stored": 1, "damaged": 1}
+    (kept,) = store.letters.values()
+    assert (kept.reason, kept.item) == (DAMAGED, record_of(item).value)
+    assert [one.id for one in dead(broker)] == [kept.id]
+    assert len([one async for one in export(store, "dead-letters", Selection())]) == 1

@@ -95,6 +95,7 @@ def start_loader(
         store,
         ingest,
         config=LogConfig(**config),
+        limits=DEFAULT_LIMITS,
         timeout=timeout,
         clock=lambda: time.time_ns() // 1_000_000,
         metrics=metrics,

@@ -93,6 +93,7 @@ class Load:
             self.store,
             self._ingest,
             config=self._settings,
+            limits=self._config.limits,
             timeout=self._timeout,
             clock=self.clock,
             metrics=self._metrics,
