@@ -26,6 +26,7 @@ The composed server has one :class:`Replays` (``app.replays``)::
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import uuid
 from collections.abc import Awaitable, Callable, Sequence
@@ -55,6 +56,7 @@ if TYPE_CHECKING:
     from engage.pipeline.ingest import Ingest
 
 __all__ = [
+    "MAX_SHOWN",
     "NOT_REPLAYABLE",
     "Replayed",
     "Replays",
@@ -66,6 +68,10 @@ __all__ = [
 
 #: The code of a letter that cannot be replayed, see :func:`obstacle_of`.
 NOT_REPLAYABLE: Final = "not_replayable"
+
+#: Characters of a JSON text that are shown on several lines, and of its indentation, which can be
+#: hundreds of times as large as the text.
+MAX_SHOWN: Final = 1024 * 1024
 
 #: Namespace of the message ids that are made from the id of a letter.
 _NAMESPACE: Final = uuid.UUID("1b0c6a5e-7a0e-5f0e-9a43-5d2f6d3a9c52")
@@ -111,13 +117,13 @@ def text_of(letter: DeadLetter) -> str:
     """Return the item of a letter for a person to read and edit.
 
     JSON is indented; all integers of 64 bits stay. Anything else, such as a cut item or the body of
-    a delivery, is returned as it was kept.
+    a delivery, and JSON that would be longer than :data:`MAX_SHOWN`, is returned as it was kept.
     """
-    if not letter.truncated and not is_delivery(letter):
-        try:
-            return orjson.dumps(orjson.loads(letter.item), option=orjson.OPT_INDENT_2).decode()
-        except ValueError:
-            pass
+    if not letter.truncated and not is_delivery(letter) and len(letter.item) <= MAX_ITEM:
+        with contextlib.suppress(ValueError, TypeError):  # TypeError: nested too deeply
+            indented = orjson.dumps(orjson.loads(letter.item), option=orjson.OPT_INDENT_2)
+            if len(indented) <= MAX_SHOWN:
+                return indented.decode()
     return letter.item.decode(errors="replace")
 
 

@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import html
+import json
 import re
 import sys
 from collections.abc import Iterator
@@ -11,8 +13,10 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
+from engage.api import DeadLetterStore, EventStore
+from engage.testing.factories import event, identify, letter
 from support import console_data
-from support.console import browser, console_url, make_link, signed_in
+from support.console import browser, console_url, make_link, on_store, signed_in
 from support.server_process import Server
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="the console is a child process")
@@ -136,3 +140,125 @@ def test_the_editor_shows_characters_that_reorder_text_as_escapes(
     assert proof is not None
     assert client.post("letter/replay", data={**form, "checked": proof[1]}).status_code == 303
     assert server.export()[-1]["userId"] == strange
+
+
+DEEP = 60
+#: Items and bodies that another program may have written, and the traits of a user: JSON with far
+#: more indentation than text, deeper than a parser goes, with many lines, with invisible text.
+WIDE = b"[" * DEEP + b",".join([b"1"] * 25_000) + b"]" * DEEP
+ITEMS = {
+    "wide": WIDE,
+    "very-deep": b"[" * 100_000 + b"]" * 100_000,
+    "open": b"[" * 100_000,
+    "deep-and-wide": b"[" * 900 + b",".join([b"1"] * 200_000) + b"]" * 900,
+    "large": b'"' + b"x" * 4_000_000 + b'"',
+    "lines": b"\n" * 1_000_000,
+    "invisible": b"\x01" * 1_000_000,
+}
+ENVELOPES = {
+    "list": b"[]",
+    "number": b"1",
+    "no-json": b"{",
+    "bytes": b"\xff",
+    "context": b'{"context":[1]}',
+    "integrations": b'{"integrations":"x"}',
+    "sent": b'{"sentAt":[]}',
+    "deep": b'{"context":{"a":' + b"[" * 900 + b"]" * 900 + b"}}",
+}
+
+
+@pytest.fixture(scope="module")
+def strangers(server: Server) -> Server:
+    """A server whose store has letters, events and a user that its clients cannot make."""
+    letters = [letter(f"api-{name}", item=item, envelope=b"{}") for name, item in ITEMS.items()]
+    letters += [
+        letter(f"hook-{name}", item=item, origin="stripe", operation=None)
+        for name, item in ITEMS.items()
+    ]
+    letters += [
+        letter(f"env-{name}", item=b'{"userId":"u","event":"E"}', operation="track", envelope=one)
+        for name, one in ENVELOPES.items()
+    ]
+    events = [
+        dataclasses.replace(event(f"m-{name}"), body=b'{"a":' + body + b"}")
+        for name, body in ITEMS.items()
+        if name in ("wide", "large", "deep-and-wide")
+    ]
+    traits = identify("m-user", "wide", traits={"a": json.loads(WIDE)})
+
+    async def fill(store: EventStore) -> None:
+        assert isinstance(store, DeadLetterStore)
+        assert all(await store.keep(letters))
+        await store.write([*events, traits])
+
+    on_store(server.config, fill)
+    return server
+
+
+@pytest.mark.parametrize("name", ENVELOPES)
+@pytest.mark.parametrize("route", ["letter/check", "letter/replay"])
+def test_a_damaged_envelope_gets_a_page(
+    strangers: Server, client: httpx.Client, name: str, route: str
+) -> None:
+    form = {"id": f"env-{name}", "workspace": "acme"}
+    answer = client.post(route, data=form)
+    assert answer.status_code == 200
+    assert "</html>" in answer.text
+    letter_page = client.get("letter", params=form)
+    assert (letter_page.status_code, letter_page.text.count("</html>")) == (200, 1)
+
+
+#: MiB of the largest answer: the text in lines, as it is, and as a command, each of at most 1 MiB
+#: of characters and as much indentation, escaped for JSON or HTML.
+MOST = 8
+
+
+@pytest.mark.parametrize("name", ITEMS)
+@pytest.mark.parametrize("kind", ["api", "hook"])
+def test_what_a_letter_shows_is_bounded_with_its_indentation(
+    strangers: Server, client: httpx.Client, kind: str, name: str
+) -> None:
+    query = {"workspace": "acme", "letter": f"{kind}-{name}"}
+    answer = client.get("event.json", params=query)
+    assert answer.status_code == 200
+    assert len(answer.content) < MOST * 2**20
+    view = answer.json()
+    shown = "".join(text for line in view["lines"] for _, text in line["tokens"])
+    assert shown or name == "lines"
+    if name in ("wide", "deep-and-wide", "large", "lines", "invisible"):
+        assert "… the rest is not shown here" in shown
+    page = client.get("letter", params={"workspace": "acme", "id": f"{kind}-{name}"})
+    assert page.status_code == 200
+    # The field to edit has the whole item, which is never larger than a record of the log.
+    assert len(page.content) < MOST * 2**20 + 7 * len(ITEMS[name])
+
+
+@pytest.mark.parametrize("name", ["wide", "large", "deep-and-wide"])
+def test_what_an_event_and_a_user_show_is_bounded_with_its_indentation(
+    strangers: Server, client: httpx.Client, name: str
+) -> None:
+    for route in ("event.json", "event"):
+        answer = client.get(route, params={"workspace": "acme", "id": f"m-{name}"})
+        assert answer.status_code == 200
+        assert len(answer.content) < MOST * 2**20
+    user = client.get("user", params={"workspace": "acme", "id": "wide"})
+    assert user.status_code == 200
+    assert len(user.content) < MOST * 2**20
+
+
+@pytest.mark.parametrize("at", [9 * 10**15, -(10**14), -1])
+def test_a_letter_with_an_impossible_time_gets_pages(
+    strangers: Server, client: httpx.Client, at: int
+) -> None:
+    odd = letter(f"at{at}", received_at=at, operation="track", envelope=b"{}", user_id="timeless")
+
+    async def fill(store: EventStore) -> None:
+        assert isinstance(store, DeadLetterStore)
+        assert all(await store.keep([odd]))
+
+    on_store(strangers.config, fill)
+    query = {"workspace": "acme", "id": odd.id}
+    for route in ("letter", "rejected", "events", "live", ""):
+        assert client.get(route, params=query).status_code == 200
+    assert client.get("event.json", params={"letter": odd.id}).status_code == 200
+    assert client.post("letter/check", data=query).status_code == 200

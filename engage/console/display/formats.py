@@ -6,6 +6,7 @@ from __future__ import annotations
 import datetime
 from typing import Final
 
+from engage.api import MAX_TIME
 from engage.monitoring.visible import visible
 
 __all__ = [
@@ -31,8 +32,8 @@ READS: Final = 20
 
 
 def _moment(milliseconds: int) -> datetime.datetime:
-    # Not fromtimestamp(), which Windows refuses for times before 1970.
-    return _EPOCH + datetime.timedelta(milliseconds=milliseconds)
+    # A program that writes to the log or to the store can choose any number.
+    return _EPOCH + datetime.timedelta(milliseconds=max(0, min(milliseconds, MAX_TIME)))
 
 
 def iso(milliseconds: int) -> str:

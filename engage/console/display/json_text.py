@@ -14,6 +14,8 @@ import re
 from collections.abc import Collection, Mapping
 from typing import Final
 
+from engage.pipeline.replay import MAX_SHOWN
+
 __all__ = ["Line", "json_lines", "lines_of"]
 
 _STRING: Final = r'"[^"\\]*+(?:\\.[^"\\]*+)*+"'
@@ -21,7 +23,8 @@ _STRING: Final = r'"[^"\\]*+(?:\\.[^"\\]*+)*+"'
 _PIECE: Final = re.compile(
     rf'(?P<k>{_STRING}(?=\s*:))|(?P<s>{_STRING})|(?P<n>[^\s{{}}\[\],:"]+)|[{{}}\[\],:]', re.DOTALL
 )
-#: Lines of a text, so that a browser can show it; the rest is one line that says so.
+#: Lines of a text, so that a browser can show it; the rest is one line that says so, as it is
+#: beyond :data:`MAX_SHOWN` characters of the text or of its indentation.
 MAX_LINES: Final = 5000
 
 
@@ -53,17 +56,25 @@ def json_lines(text: str, marked: Collection[str] = ()) -> list[Line]:
     :param marked: pointers (RFC 6901) of the values whose lines are marked. If the text has no such
         value, that is its nearest parent; the first line is never marked.
     """
-    if _wrong_at(text) is not None:
-        return [Line([("", line)]) for line in text.splitlines() or [""]]
+    rest = Line([("", "… the rest is not shown here")])
+    if len(text) > MAX_SHOWN or _wrong_at(text) is not None:
+        plain = [Line([("", line)]) for line in text[:MAX_SHOWN].splitlines() or [""]]
+        cut = len(text) > MAX_SHOWN or len(plain) > MAX_LINES
+        return [*plain[:MAX_LINES], rest] if cut else plain
     lines = [Line([])]
     begins = [0]  # where in the text each line begins
-    depth = 0
+    depth = indented = 0
     before = ""
     for match in _PIECE.finditer(text):
         piece = match[0]
         opened, closes = before in ("{", "["), piece in ("}", "]")
         depth -= closes
         if before == "," or opened != closes:
+            indented += 2 * depth
+            if len(lines) == MAX_LINES or indented > MAX_SHOWN:
+                lines.append(rest)
+                begins.append(match.start())
+                break
             lines.append(Line([("", "  " * depth)]))
             begins.append(match.start())
         lines[-1].tokens.append((match.lastgroup or "", ": " if piece == ":" else piece))
@@ -72,8 +83,6 @@ def json_lines(text: str, marked: Collection[str] = ()) -> list[Line]:
     for offset in _offsets(text, marked).values():
         line = bisect.bisect_right(begins, offset) - 1
         lines[line].marked = line > 0
-    if len(lines) > MAX_LINES:
-        lines[MAX_LINES:] = [Line([("", "… the rest is not shown here")])]
     return lines
 
 

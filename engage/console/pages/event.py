@@ -12,7 +12,8 @@ from engage.console.base import ConsoleHandler
 from engage.console.display.formats import iso, number, size, visible
 from engage.console.display.json_text import Line, json_lines
 from engage.console.display.snippets import event_as_curl, server_url
-from engage.errors import Problem
+from engage.errors import Problem, quote
+from engage.pipeline.replay import MAX_SHOWN
 
 __all__ = ["EventHandler", "EventJsonHandler"]
 
@@ -30,6 +31,10 @@ def time_story(event: Event, document: dict[str, Any]) -> str:
         f"The client's time {visible(original)}, corrected by the difference between its clock when"
         f" it sent the request (sentAt {visible(sent)}) and this server's when it arrived."
     )
+
+
+def _shown(text: str) -> str:
+    return quote(visible(text, lines=True), MAX_SHOWN + 1)
 
 
 def _lines(lines: list[Line]) -> list[dict[str, Any]]:
@@ -72,7 +77,7 @@ class _Loads(ConsoleHandler):
     def event_view(self, event: Event) -> dict[str, Any]:
         """Return an event as the pages show it."""
         document = event.document()
-        text = event.body.decode("utf-8", "replace")
+        text = _shown(event.body.decode("utf-8", "replace"))
         rows = [
             ("Message id", event.message_id, ""),
             ("User", event.user_id, "user"),
@@ -89,8 +94,8 @@ class _Loads(ConsoleHandler):
             "story": time_story(event, document),
             "size": size(len(event.body)),
             "lines": _lines(json_lines(text)),
-            "raw": visible(text, lines=True),
-            "curl": visible(self.curl_of(event, text), lines=True),
+            "raw": text,
+            "curl": _shown(self.curl_of(event, text)),
             "reasons": [],
             "links": self._links(event.user_id)
             | {"event": self.link("event", workspace=self.workspace.id, **_ids(event))},
@@ -98,7 +103,7 @@ class _Loads(ConsoleHandler):
 
     def letter_view(self, letter: DeadLetter) -> dict[str, Any]:
         """Return a dead letter as the pages show it."""
-        text = letter.item.decode("utf-8", "replace")
+        text = _shown(letter.item.decode("utf-8", "replace"))
         problems = [Problem(e.get("pointer", ""), e.get("message", "")) for e in letter.errors]
         rows = [
             ("Reason", letter.reason),
@@ -118,7 +123,7 @@ class _Loads(ConsoleHandler):
             "size": f"{number(len(letter.item))} bytes"
             + (", cut: the rest was not kept" if letter.truncated else ""),
             "lines": _lines(json_lines(text, marked)),
-            "raw": visible(text, lines=True),
+            "raw": text,
             "curl": "",
             "reasons": [visible(str(one)) for one in problems] or [visible(letter.message)],
             "links": {

@@ -17,6 +17,8 @@ from engage.console.base import ConsoleHandler
 from engage.console.data.live import row_of_event
 from engage.console.display.formats import LONGEST, ROWS, one_line
 from engage.console.pages.events import search_events
+from engage.errors import quote
+from engage.pipeline.replay import MAX_SHOWN
 
 __all__ = ["UserHandler", "UsersHandler"]
 
@@ -94,7 +96,9 @@ class UserHandler(ConsoleHandler):
             traits=[] if user is None else self._traits(user),
             text=""
             if user is None
-            else json.dumps(dict(user.traits), ensure_ascii=False, indent=2, default=str),
+            else quote(
+                json.dumps(dict(user.traits), ensure_ascii=False, indent=2, default=str), MAX_SHOWN
+            ),
             choices=[(names.get(group, group), on) for group, on in sorted(choices.items())],
             history=history,
             names=names,
