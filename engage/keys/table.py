@@ -10,8 +10,8 @@ this.
 - **A disabled key** is refused by every process within :data:`POLL_SECONDS` and the time of a read.
 - **A new key** works at its first use: a request with an unknown key waits for a refresh that began
   after it arrived. Such requests share a refresh, one begins at most every :data:`GAP_SECONDS`, and
-  at most :data:`MAX_WAITING` wait, which hold at most :data:`MAX_HELD` bytes of bodies. So clients
-  with wrong keys cannot cost the store more than one refresh a second, nor the process more memory.
+  at most :data:`MAX_WAITING` wait, which hold at most twice :data:`MAX_HELD` bytes. So clients with
+  wrong keys cannot cost the store more than one refresh a second, nor the process more memory.
 - **A store that does not answer** changes nothing: the last table stays. Until the records were
   first read, every request with a key gets a 503. A 401 would make SDKs discard events, and the
   keys of the config alone could include one that an operator has disabled.
@@ -54,11 +54,15 @@ POLL_SECONDS: Final = 2.0
 LIST_SECONDS: Final = 30.0
 #: Seconds between the beginnings of two refreshes that unknown keys have caused.
 GAP_SECONDS: Final = 1.0
-#: Requests with an unknown key that may wait in this process.
-MAX_WAITING: Final = 100
+#: Requests with an unknown key that may wait in this process: less than half of the default of
+#: ``server.max_connections``, so that the requests with known keys have the rest.
+MAX_WAITING: Final = 1000
 #: Bytes of complete bodies that these requests may hold in memory. A body that is not complete is
-#: left unread, and its connection is one that can give way.
+#: left unread, and its connection is one that can give way. A body within its share, 4 KiB, always
+#: has room, so that large bodies cannot keep out an event with a new key.
 MAX_HELD: Final = 4 * 1024 * 1024
+#: Requests that go on in one turn of the event loop after a refresh, each in about 0.1 ms.
+AT_ONCE: Final = 100
 #: Seconds that one waits at most: for the refresh to begin, and for the store.
 WAIT_SECONDS: Final = 2 * GAP_SECONDS
 
@@ -156,11 +160,13 @@ class KeyTable:
         unknown.with_traceback(None)
         if self._task is None:
             raise unknown
-        if self._waiting >= MAX_WAITING or self._held + held > MAX_HELD:
+        large = held > MAX_HELD // MAX_WAITING
+        if self._waiting >= MAX_WAITING or (large and self._held + held > MAX_HELD):
             raise overloaded(
                 "too many requests with an unknown write key are waiting; send the same request"
                 " again later"
             )
+        turns = self._waiting // AT_ONCE
         self._waiting += 1
         self._held += held
         try:
@@ -169,6 +175,8 @@ class KeyTable:
             self._wanted.set()
             async with asyncio.timeout(WAIT_SECONDS):
                 refreshed = await asyncio.shield(self._next)
+            for _ in range(turns):
+                await asyncio.sleep(0)
         except TimeoutError:
             refreshed = False
         finally:

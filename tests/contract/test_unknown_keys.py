@@ -140,6 +140,7 @@ async def test_a_flood_of_unknown_keys_costs_one_read_a_second(
     """Known keys are served meanwhile, and the requests that cannot wait get a 503."""
     # On a slow machine, a read may take seconds.
     monkeypatch.setattr(keys, "WAIT_SECONDS", 30.0)
+    monkeypatch.setattr(keys, "MAX_WAITING", 100)
     reads = Reads()
     seconds = 5.0
     async with serving(tmp_path, meddle=reads, refresh_gap=keys.GAP_SECONDS) as server:
@@ -178,6 +179,57 @@ async def test_a_flood_of_unknown_keys_costs_one_read_a_second(
         assert (
             await server.send("/v1/track", EVENT, key=basic(await create(server)))
         ).status == 200
+
+
+@pytest.mark.parametrize("size", [0, 40_000], ids=["small bodies", "large bodies"])
+async def test_a_new_key_works_at_its_first_use_during_a_flood(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int
+) -> None:
+    """300 connections send unknown keys without a pause; more could wait."""
+    monkeypatch.setattr(keys, "WAIT_SECONDS", 3600.0)
+    done = asyncio.Event()
+    async with serving(tmp_path, refresh_gap=keys.GAP_SECONDS) as server:
+
+        async def flood(number: int) -> None:
+            sent = 0
+            async with await server.connect() as client:
+                while not done.is_set():
+                    sent += 1
+                    body = {**EVENT, "writeKey": f"unknown-{number}-{sent}", "x": "x" * size}
+                    answer = await server.send("/v1/track", body, key=None, client=client)
+                    assert answer.status in (401, 503)
+                    if answer.status == 503:
+                        await asyncio.sleep(0.05)
+
+        flooding = [asyncio.create_task(flood(number)) for number in range(300)]
+        table = server.app.keys
+        await eventually(lambda: table._held > keys.MAX_HELD // 2 if size else table._waiting > 250)
+        for number, request in enumerate(places("")):
+            key = await create(server, f"key-{number}")
+            request = places(key)[number]
+            assert (await server.send(**request)).status == 200
+        done.set()
+        await asyncio.gather(*flooding)
+        assert server.app.keys._held == server.app.keys._waiting == 0
+
+
+async def test_only_so_many_requests_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next one gets a 503 at once; known keys are served."""
+    monkeypatch.setattr(keys, "WAIT_SECONDS", 3600.0)
+    monkeypatch.setattr(keys, "MAX_WAITING", 210)
+    valve = Valve("records_version")
+    async with serving(tmp_path, meddle=valve) as server:
+        valve.gate.clear()
+        tasks = [
+            asyncio.create_task(server.send("/v1/track", EVENT, key=basic(f"unknown-{number}")))
+            for number in range(keys.MAX_WAITING)
+        ]
+        await eventually(lambda: server.app.keys._waiting == keys.MAX_WAITING)
+        answer = await server.send("/v1/track", EVENT, key=basic("one-more"))
+        assert (answer.status, answer.json["code"]) == (503, "overloaded")
+        assert (await server.track()).status == 200
+        valve.gate.set()
+        assert {(await task).status for task in tasks} == {401}
 
 
 async def test_a_waiting_request_leaves_its_body_unread(
