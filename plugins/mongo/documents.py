@@ -19,6 +19,7 @@ the empty key ``%``, and ``_`` at the beginning of a field of the event ``%5F``.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import time
@@ -273,6 +274,13 @@ def encode_event(event: Event, key: str, seq: ObjectId, mark: str | None) -> byt
     return encoded
 
 
+def _dumped(fields: dict[str, Any]) -> bytes:
+    try:
+        return orjson.dumps(fields)
+    except TypeError:  # It is nested more deeply than a request can be: another program wrote it.
+        return json.dumps(fields, ensure_ascii=False).encode()
+
+
 def decode_event(document: Mapping[str, Any]) -> Event:
     """Return the event of a document that :func:`encode_event` made."""
     raw = document.get("_raw")
@@ -282,9 +290,9 @@ def decode_event(document: Mapping[str, Any]) -> Event:
         fields = {name: value for name, value in document.items() if name[0] != "_"}
         for name in ("timestamp", "receivedAt"):
             fields[name] = render_time(int(document[name]))
-        body = orjson.dumps(fields)
+        body = _dumped(fields)
         if b"%" in body:
-            body = orjson.dumps(_unescaped(fields))
+            body = _dumped(_unescaped(fields))
     _, origin, message_id = document["_id"].split(":", 2)
     return Event(
         workspace_id=document["workspaceId"],

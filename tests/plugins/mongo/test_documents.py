@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import json
 import math
 import re
 import struct
@@ -18,7 +19,7 @@ from bson.codec_options import CodecOptions, DatetimeConversion
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from engage.api import Event, ProfileLimits, Status, changes_of
+from engage.api import Event, ProfileLimits, Status, changes_of, render_time
 from engage.testing import WORKSPACE, event, identify
 from engage_plugins.mongo import documents
 from engage_plugins.mongo.changes import FoldedChanges, StoredState
@@ -227,6 +228,22 @@ def test_any_object_comes_back_from_a_server(kind: str, tmp_path: Any) -> None:
             runner.run(extremes())
         finally:
             runner.run(store.close())
+
+
+@pytest.mark.parametrize("levels", [200, 300, 450])
+@pytest.mark.parametrize("name", ["a", "a.b"])
+def test_an_event_that_is_nested_deeper_than_a_request_can_be_read(levels: int, name: str) -> None:
+    """Otherwise it would end each scan."""
+    plain = event("m", user_id="u")
+    times = {"timestamp": plain.timestamp, "receivedAt": plain.received_at}
+    fields = {**plain.document(), **{key: render_time(at) for key, at in times.items()}}
+    deep = f'{{"{name}":' * levels + "1" + "}" * levels
+    body = f'{json.dumps(fields)[:-1]},"deep":{deep}}}'.encode()
+    made = dataclasses.replace(plain, body=body)
+    key = documents.event_id(WORKSPACE, "api", "m")
+    encoded = documents.encode_event(made, key, documents.Sequencer()(), None)
+    found = documents.decode_event(bson.decode(encoded, CODEC))
+    assert orjson.loads(found.body) == orjson.loads(body)
 
 
 def test_an_upsert_names_the_shard_key_that_the_documentation_advises() -> None:
