@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import orjson
 
 from engage.api import (
+    MAX_TIME,
     ConfigError,
     DeadLetter,
     Fetch,
@@ -196,9 +197,8 @@ class Deliveries:
         # It was verified when it arrived; the limit may have been higher then.
         limit = Limit(self._limits.decompressed_bytes, "limits.decompressed_bytes")
         request = await provider_calls.request_of(delivery, self._public_url, limit)
-        _, result, _ = await self._store(
-            destination, request, undated=render_time(letter.received_at)
-        )
+        received_at = min(max(letter.received_at, 0), MAX_TIME)  # of a letter by another program
+        _, result, _ = await self._store(destination, request, undated=render_time(received_at))
         return result
 
     # ------------------------------------------------------------------------------------ steps

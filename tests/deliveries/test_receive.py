@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import base64
+import dataclasses
 import gzip
 import hashlib
 import hmac
@@ -335,6 +336,10 @@ async def test_events_without_a_time_get_that_of_their_dead_letter(
         await server.app.deliveries.retry(letter)
         [event] = await server.events()
         assert event.timestamp == letter.received_at < event.received_at
+        # Another program wrote it.
+        for at in (-1, 9 * 10**15):
+            again = dataclasses.replace(letter, received_at=at)
+            assert (await server.app.deliveries.retry(again)).rejected == 0
 
 
 async def test_a_retry_neither_changes_times_nor_conflicts(tmp_path: Path) -> None:
