@@ -223,6 +223,10 @@ class ConsoleHandler(RequestHandler):
         values = self.request.arguments.get(name)
         return self.decode_argument(values[-1], name) if values else ""
 
+    def cursor(self, name: str) -> str | None:
+        """Return a parameter that holds a cursor; ``None`` if the query does not have it."""
+        return self.exact(name) if name in self.request.query_arguments else None
+
     def page(self, template: str, *, title: str, nav: str | None = None, **values: Any) -> None:
         """Answer with a page.
 
@@ -276,7 +280,7 @@ class ConsoleHandler(RequestHandler):
             self.show_outage(str(error))
             return None
         except (ValueError, OverflowError) as error:
-            if any(self.get_query_argument(name, "") for name in CURSORS):
+            if any(name in self.request.query_arguments for name in CURSORS):
                 raise HTTPError(400, reason="This link is not one of the console") from error
             raise
 

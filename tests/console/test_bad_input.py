@@ -36,7 +36,9 @@ def client(server: Server) -> Iterator[httpx.Client]:
         yield one
 
 
-@pytest.mark.parametrize("cursor", ["zz", "[1]", "[18446744073709551615,1]", "a\0b", "1.z", "é"])
+@pytest.mark.parametrize(
+    "cursor", ["", " ", "\0", "zz", "[1]", "[18446744073709551615,1]", "a\0b", "1.z", "é"]
+)
 @pytest.mark.parametrize(
     "path",
     ["events?before=", "events.ndjson?before=", "rejected?before=", "users?after=", "audit?after="],

@@ -18,7 +18,7 @@ class AuditHandler(ConsoleHandler):
         records = self.console.records
         page = None
         if records is not None:
-            after = self.get_query_argument("after", None)
+            after = self.cursor("after")
             page = await self.read(
                 records.list_records(AUDIT, "", after=after, limit=ROWS, reverse=True)
             )

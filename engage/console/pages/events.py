@@ -60,8 +60,7 @@ async def find_events(handler: ConsoleHandler, limit: int) -> Found:
         until=parse_time(handler.get_query_argument("until", "")),
     )
     key = handler.get_query_argument("key", "")
-    cursor: str | None = handler.get_query_argument("before", "") or None
-    return await search_events(handler, wanted, limit, key=key, cursor=cursor)
+    return await search_events(handler, wanted, limit, key=key, cursor=handler.cursor("before"))
 
 
 async def search_events(
@@ -113,7 +112,7 @@ class EventsHandler(ConsoleHandler):
             found=found,
             query=query,
             given={name: value for name, value in query.items() if value},
-            paged=bool(self.get_query_argument("before", "")),
+            paged=self.cursor("before") is not None,
             types=EVENT_TYPES,
             keys=[key.id for key in self.console.keys.of(self.workspace.id)],
         )

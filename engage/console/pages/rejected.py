@@ -66,7 +66,7 @@ class RejectedHandler(ConsoleHandler):
             filtered=wanted != LetterFilter(),
             letters=letters,
             older=older,
-            first=self.get_query_argument("before", None) is None,
+            first=self.cursor("before") is None,
             refused=refused[:ROWS],
             budgets=[
                 one
@@ -151,7 +151,7 @@ class RejectedHandler(ConsoleHandler):
     ) -> tuple[list[DeadLetter] | None, str | None]:
         """Return the newest letters that match, and the cursor of older ones."""
         letters: list[DeadLetter] = []
-        before = self.get_query_argument("before", None)
+        before = self.cursor("before")
         for _ in range(READS):
             page = await self.read(
                 store.recent_dead_letters(

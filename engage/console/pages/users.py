@@ -40,7 +40,7 @@ class UsersHandler(ConsoleHandler):
         store = self.console.store
         page = None
         if isinstance(store, ProfileStore):
-            after = self.get_query_argument("after", None)
+            after = self.cursor("after")
             page = await self.read(store.scan_users(self.workspace.id, after=after, limit=ROWS))
         users = None
         if page is not None:
@@ -51,7 +51,7 @@ class UsersHandler(ConsoleHandler):
             nav="users",
             supported=isinstance(store, ProfileStore),
             users=users,
-            first=self.get_query_argument("after", None) is None,
+            first=self.cursor("after") is None,
             more=None if page is None else page.cursor,
             identifiers=self.workspace.subscription_identifiers,
         )
