@@ -16,8 +16,8 @@ import size  # noqa: E402
 
 #: The numbers of ``engage/`` and ``plugins/``: those that a module names, and all. A change may
 #: raise these by a number that its commit message names, with the reason for it.
-NAMED = 348
-ALL = 1724
+NAMED = 350
+ALL = 1727
 
 
 def test_the_product_has_no_more_numbers() -> None:

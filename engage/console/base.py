@@ -288,21 +288,31 @@ class ConsoleHandler(RequestHandler):
         """Show a bar that says why the storage does not answer."""
         self.outage = Outage(reason, self.console.reader.last_good)
 
-    async def record_audit(self, action: str, **details: Any) -> None:
+    async def record_audit(
+        self,
+        action: str,
+        *,
+        origin: str | None = None,
+        entry_id: str | None = None,
+        **details: Any,
+    ) -> None:
         """Record an action of the caller: in the log and, if the storage keeps records, in the
         store.
 
         :param action: such as ``key-disabled``.
+        :param origin: instead of the address of the client.
+        :param entry_id: of an entry that this one replaces.
         :param details: small JSON values: ids, counts, never a secret or the text of an event.
         """
-        actor = Actor(who=self.person or "", origin=self.address)
+        actor = Actor(who=self.person or "", origin=origin or self.address)
         records = self.console.records
         if records is None:
             _log.info("audit", extra={"who": actor.who, "from": actor.origin, "action": action})
             return
         now = self.console.now()
         try:
-            await self.console.reader.read(record_audit(records, actor, action, details, now=now))
+            written = record_audit(records, actor, action, details, now=now, entry_id=entry_id)
+            await self.console.reader.read(written)
         except StorageUnavailable:  # The action itself was carried out.
             _log.exception("an entry of the audit could not be stored")
 

@@ -13,6 +13,7 @@ from engage.api import RecordStore
 from engage.console.data.badge import Badge
 from engage.console.data.history import Overview, overview
 from engage.console.data.live import Live
+from engage.console.sign_in.guesses import Guesses
 from engage.console.sign_in.housekeeping import expire_periodically
 
 if TYPE_CHECKING:
@@ -94,6 +95,8 @@ class Console:
     passwords: Passwords | None
     #: Counts wrong passwords.
     throttle: Throttle
+    #: Counts them for the audit.
+    guesses: Guesses = dataclasses.field(init=False)
     #: The requests that are being answered.
     requests: Requests = dataclasses.field(default_factory=Requests)
     #: How far the loaders are; ``None``: there is no log.
@@ -105,6 +108,7 @@ class Console:
 
     def __post_init__(self) -> None:
         """Make the parts that need no settings."""
+        self.guesses = Guesses(self.clock)
         self.live = Live(self.app.store, self.reader)
         self.badge = Badge(self.app.store, self.reader, self.clock)
 

@@ -18,7 +18,7 @@ import orjson
 
 from engage.api import MAX_RECORD_BYTES, Record, RecordStore, StorageError
 
-__all__ = ["AUDIT", "Actor", "AuditEntry", "read_entry", "record_audit"]
+__all__ = ["AUDIT", "Actor", "AuditEntry", "new_id", "read_entry", "record_audit"]
 
 _log = logging.getLogger(__name__)
 
@@ -52,13 +52,20 @@ class AuditEntry:
 
 
 async def record_audit(
-    store: RecordStore, actor: Actor, action: str, details: Mapping[str, Any], *, now: int
+    store: RecordStore,
+    actor: Actor,
+    action: str,
+    details: Mapping[str, Any],
+    *,
+    now: int,
+    entry_id: str | None = None,
 ) -> None:
     """Write an entry about an action that has been carried out.
 
     A store that is unavailable now does not undo the action: the entry is then logged as an error.
 
     :param now: milliseconds since 1970 UTC.
+    :param entry_id: of an entry that this one replaces.
     """
     body = {
         "at": now,
@@ -70,7 +77,7 @@ async def record_audit(
     encoded = orjson.dumps(body)
     if len(encoded) > MAX_RECORD_BYTES:
         encoded = orjson.dumps({**body, "details": {"tooLong": len(encoded)}})
-    record = Record(kind=AUDIT, workspace_id="", id=new_id(now), body=encoded, at=now)
+    record = Record(kind=AUDIT, workspace_id="", id=entry_id or new_id(now), body=encoded, at=now)
     try:
         await store.put_record(record)
     except StorageError as error:

@@ -125,7 +125,10 @@ class LoginHandler(_SignIn):
             console.throttle.succeeded(self.address)
             await self.sign_in("password")
             return
-        await self.record_audit("sign-in-failed", how="password")
+        entry_id, origin, count = console.guesses.add(self.address)
+        await self.record_audit(
+            "sign-in-failed", origin=origin, entry_id=entry_id, how="password", count=count
+        )
         self.set_status(403)
         self._form(error="The password is wrong.")
 

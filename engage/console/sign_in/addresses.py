@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 if TYPE_CHECKING:
     from engage.config import ConsoleConfig
 
-__all__ = ["Addresses", "client_address", "is_loopback"]
+__all__ = ["Addresses", "client_address", "is_loopback", "is_within", "network_of", "session_name"]
 
 _HOST: Final = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9_.-]+)(?::([0-9]{1,5}))?", re.ASCII)
 
@@ -28,7 +28,7 @@ Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 def is_loopback(host: str) -> bool:
     """Return whether only programs of this machine reach a host that a config names."""
     try:
-        return ipaddress.ip_address(host).is_loopback
+        return _parsed(host).is_loopback
     except ValueError:
         return host == "localhost"
 
@@ -122,6 +122,18 @@ class Addresses:
         return origin.lower() in allowed
 
 
+def session_name(cookie_name: str, host: str) -> str:
+    """Return the name with which a session is signed: it is valid for one host only.
+
+    A server on another port of that host gets the cookie, too, but under another name of this
+    machine the cookie is worth nothing.
+
+    :param host: the ``Host`` of a request.
+    """
+    found = _HOST.fullmatch(host)
+    return f"{cookie_name}@{'' if found is None else found[1].lower().rstrip('.')}"
+
+
 def _is_address(host: str) -> bool:
     try:
         ipaddress.ip_address(host)
@@ -140,7 +152,7 @@ def client_address(peer: str, forwarded: str | None, trusted: Sequence[Network])
     """
     address = peer
     for hop in reversed([hop.strip() for hop in (forwarded or "").split(",")]):
-        if not _within(address, trusted):
+        if not is_within(address, trusted):
             break
         if not _is_address(hop):
             break
@@ -148,11 +160,28 @@ def client_address(peer: str, forwarded: str | None, trusted: Sequence[Network])
     return address
 
 
-def _within(address: str, networks: Sequence[Network]) -> bool:
+def is_within(address: str, networks: Sequence[Network]) -> bool:
+    """Return whether an address is in one of the networks."""
     try:
-        parsed = ipaddress.ip_address(address)
+        parsed = _parsed(address)
     except ValueError:
         return False
-    if isinstance(parsed, ipaddress.IPv6Address) and parsed.ipv4_mapped is not None:
-        parsed = parsed.ipv4_mapped
     return any(parsed in network for network in networks)
+
+
+def network_of(address: str) -> str:
+    """Return the addresses that one client can use: with IPv6, a network of 64 bits."""
+    try:
+        parsed = _parsed(address)
+    except ValueError:
+        return address
+    if isinstance(parsed, ipaddress.IPv6Address):
+        return str(ipaddress.ip_network((int(parsed) >> 64 << 64, 64)))
+    return str(parsed)
+
+
+def _parsed(address: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
+    parsed = ipaddress.ip_address(address)
+    if isinstance(parsed, ipaddress.IPv6Address) and parsed.ipv4_mapped is not None:
+        return parsed.ipv4_mapped
+    return parsed

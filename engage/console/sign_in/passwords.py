@@ -8,12 +8,13 @@ import base64
 import collections
 import hashlib
 import hmac
-import ipaddress
 import math
 import secrets
 import time
 from collections.abc import Callable
 from typing import Final
+
+from engage.console.sign_in.addresses import network_of
 
 __all__ = ["Passwords", "Throttle", "hash_password", "is_password"]
 
@@ -94,7 +95,7 @@ class Throttle:
         """Return the seconds until a password from an address is checked; 0 means now."""
         now = self._clock()
         waits = [0.0]
-        mine = self._of_address.get(_network(address))
+        mine = self._of_address.get(network_of(address))
         if mine is not None and len(mine) == ADDRESS_FAILURES:
             waits.append(mine[0] + ADDRESS_SECONDS - now)
         if len(self._all) == ALL_FAILURES:
@@ -104,7 +105,7 @@ class Throttle:
     def failed(self, address: str) -> None:
         """Count a guess. Call it before the check, so that guesses sent together all count."""
         now = self._clock()
-        network = _network(address)
+        network = network_of(address)
         mine = self._of_address.setdefault(network, collections.deque(maxlen=ADDRESS_FAILURES))
         self._of_address.move_to_end(network)
         mine.append(now)
@@ -114,19 +115,6 @@ class Throttle:
 
     def succeeded(self, address: str) -> None:
         """Forget the guesses of an address, whose last one was right."""
-        self._of_address.pop(_network(address), None)
+        self._of_address.pop(network_of(address), None)
         if self._all:
             self._all.pop()
-
-
-def _network(address: str) -> str:
-    """Return the addresses that one client can use: with IPv6, a network of 64 bits."""
-    try:
-        parsed = ipaddress.ip_address(address)
-    except ValueError:
-        return address
-    if isinstance(parsed, ipaddress.IPv6Address):
-        if parsed.ipv4_mapped is not None:
-            return str(parsed.ipv4_mapped)
-        return str(ipaddress.ip_network((int(parsed) >> 64 << 64, 64)))
-    return address

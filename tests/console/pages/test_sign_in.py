@@ -316,7 +316,7 @@ def test_too_many_wrong_passwords_are_refused(with_password: Server) -> None:
         )
         assert claimed.status_code == 429
     failed = [entry for entry in actions(server.config) if entry[0] == "sign-in-failed"]
-    assert len(failed) == ADDRESS_FAILURES
+    assert 1 <= len(failed) <= 2, "one an hour; an hour may have begun meanwhile"
     assert PASSWORD not in server.log()
     # The owner can still get in.
     with signed_in(server) as client:
