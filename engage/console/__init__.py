@@ -7,6 +7,7 @@ interfaces of :mod:`engage.api`. Nothing that answers clients imports it.
 ===================  ===============================================================================
 ``process.py``       the program: opens the store, listens, serves, drains
 ``application.py``   the paths and their handlers; the bounds of the HTTP server
+``connections.py``   which connection gives way to another, and whose request is next
 ``base.py``          shared by all pages: Host, methods, foreign forms, session, headers, errors
 ``headers.py``       the headers of every answer
 ``files.py``         the static files, and the answer to a path that is not a page

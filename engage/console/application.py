@@ -3,14 +3,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
+import itertools
 import re
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Final
 
 from tornado.http1connection import HTTP1Connection, HTTP1ServerConnection
 from tornado.httpserver import HTTPServer
 from tornado.httputil import HTTPMessageDelegate, parse_cookie
+from tornado.iostream import IOStream
 from tornado.web import Application
 
 from engage.console.base import STATIC, TEMPLATES, ConsoleHandler
@@ -30,17 +33,20 @@ from engage.console.pages.subscriptions import SubscriptionsHandler
 from engage.console.pages.system import SystemHandler
 from engage.console.pages.users import UserHandler, UsersHandler
 from engage.console.pages.webhooks import WebhooksHandler
+from engage.console.sign_in.addresses import session_name
 
 if TYPE_CHECKING:
+    import socket
+
     from tornado.httputil import (
         HTTPConnection,
         HTTPHeaders,
         RequestStartLine,
         ResponseStartLine,
     )
-    from tornado.iostream import IOStream
     from tornado.web import RequestHandler
 
+    from engage.console.connections import Connection
     from engage.console.services import Console
 
 __all__ = ["ROUTES", "ConsoleServer", "make_application"]
@@ -74,13 +80,16 @@ ROUTES: Final[Mapping[str, type[ConsoleHandler]]] = {
     "/healthz": HealthHandler,
 }
 
-#: Open connections: those of dozens of operators. One more takes the place of an older one.
-MAX_CONNECTIONS: Final = 256
 #: Bytes of a form: a dead letter of 1 MiB, of which each byte may become three …
 MAX_BODY_BYTES: Final = 4 * 1024 * 1024
 #: … and of a form of someone who is not signed in. A form is decoded before a page sees it, and
 #: decoding a million fields takes seconds.
 MAX_STRANGERS_BODY_BYTES: Final = 16 * 1024
+#: Connections that are accepted before the next request of a stranger is answered: the newcomer who
+#: has a session or a link is behind them.
+ACCEPTED_FIRST: Final = 16
+#: Seconds until the next attempt if there is no room for a connection.
+RETRY_SECONDS: Final = 0.01
 
 
 def make_application(console: Console) -> Application:
@@ -111,9 +120,8 @@ class ConsoleServer(HTTPServer):
     def initialize(self, application: Application) -> None:  # type: ignore[override]
         """Set the bounds."""
         console: Console = application.settings["console"]
-        self._known = functools.partial(_has_session, console)
-        #: The open connections. The one whose last request began first is first.
-        self._open: dict[HTTP1ServerConnection, IOStream] = {}
+        self._console = console
+        self._accepting: list[asyncio.Task[None]] = []
         server, limits = console.config.server, console.config.limits
         super().initialize(
             application,
@@ -124,56 +132,93 @@ class ConsoleServer(HTTPServer):
             body_timeout=server.request_timeout,
         )
 
+    def add_sockets(self, sockets: Iterable[socket.socket]) -> None:
+        """Begin to accept connections."""
+        self._accepting += [asyncio.create_task(self._accept(sock)) for sock in sockets]
+
+    def stop(self) -> None:
+        """Accept no more connections."""
+        for task in self._accepting:
+            task.cancel()
+
+    async def _accept(self, sock: socket.socket) -> None:
+        """Accept connections, as long as there is room; the others wait in the kernel."""
+        connections, loop = self._console.connections, asyncio.get_running_loop()
+        with sock:
+            for count in itertools.count():
+                # One in each turn of the event loop, so that a flood does not hold it.
+                await asyncio.sleep(0)
+                try:
+                    try:
+                        connection, (address, *_) = sock.accept()
+                        connections.hold(count % ACCEPTED_FIRST != 0)
+                    except BlockingIOError:
+                        connections.hold(False)
+                        connection, (address, *_) = await loop.sock_accept(sock)
+                except OSError:  # The client is gone, or the system has no room.
+                    await asyncio.sleep(RETRY_SECONDS)
+                    continue
+                while (room := connections.make_room(address)) is None:
+                    connections.hold(False)
+                    await asyncio.sleep(RETRY_SECONDS)
+                if not room:
+                    connection.close()
+                    continue
+                stream = IOStream(connection, max_buffer_size=self.max_buffer_size)
+                connections.add(stream, address)
+                self.handle_stream(stream, (address, *_))
+
     def start_request(
         self, server_conn: object, request_conn: HTTPConnection
     ) -> HTTPMessageDelegate:
         """Bound the size of a form by who sends it."""
         assert isinstance(server_conn, HTTP1ServerConnection)
-        self._open.pop(server_conn, None)
-        self._open[server_conn] = server_conn.stream
-        return _Bounded(super().start_request(server_conn, request_conn), request_conn, self._known)
-
-    def handle_stream(self, stream: IOStream, address: tuple[str, int]) -> None:
-        """Serve a connection; if there are too many, the one that was idle longest is closed."""
-        if len(self._open) >= MAX_CONNECTIONS:
-            self._open.pop(next(iter(self._open))).close()
-        super().handle_stream(stream, address)
+        one = self._console.connections.of(server_conn.stream)
+        if one.served and not one.known:
+            server_conn.stream.close()
+        inner = super().start_request(server_conn, request_conn)
+        return _Bounded(inner, request_conn, one, functools.partial(_has_session, self._console))
 
     def on_close(self, server_conn: object) -> None:
         """Forget a connection."""
         assert isinstance(server_conn, HTTP1ServerConnection)
-        self._open.pop(server_conn, None)
+        self._console.connections.remove(server_conn.stream)
         super().on_close(server_conn)
 
 
 def _has_session(console: Console, headers: HTTPHeaders) -> bool:
-    name = console.addresses.cookie_name(headers.get("Host", ""))
+    host = headers.get("Host", "")
+    name = console.addresses.cookie_name(host)
     try:
         cookies = parse_cookie(headers.get("Cookie", ""))
     except ValueError:
         return False
-    return console.sessions.is_signed(name, cookies.get(name))
+    return console.sessions.known(session_name(name, host), cookies.get(name)) is not None
 
 
 class _Bounded(HTTPMessageDelegate):
-    """Sets the maximum size of a body when the head of its request is known."""
+    """Finds out who sends a request when its head is known, and bounds the size of its body."""
 
     def __init__(
         self,
         inner: HTTPMessageDelegate,
-        connection: HTTPConnection,
-        known: Callable[[HTTPHeaders], bool],
+        request: HTTPConnection,
+        connection: Connection,
+        has_session: Callable[[HTTPHeaders], bool],
     ) -> None:
         self._inner = inner
+        self._request = request
         self._connection = connection
-        self._known = known
+        self._has_session = has_session
 
     def headers_received(
         self, start_line: RequestStartLine | ResponseStartLine, headers: HTTPHeaders
     ) -> Awaitable[None] | None:
-        if isinstance(self._connection, HTTP1Connection):
-            limit = MAX_BODY_BYTES if self._known(headers) else MAX_STRANGERS_BODY_BYTES
-            self._connection.set_max_body_size(limit)
+        has_session = self._has_session(headers)
+        self._connection.known = has_session or self._connection.has_link
+        if isinstance(self._request, HTTP1Connection):
+            limit = MAX_BODY_BYTES if has_session else MAX_STRANGERS_BODY_BYTES
+            self._request.set_max_body_size(limit)
         return self._inner.headers_received(start_line, headers)
 
     def data_received(self, chunk: bytes) -> Awaitable[None] | None:

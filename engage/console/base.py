@@ -21,14 +21,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeVar
 from urllib.parse import urlencode
 
+from tornado.http1connection import HTTP1ServerConnection
 from tornado.web import Finish, HTTPError, RequestHandler
 
 import engage
 from engage.api import StorageUnavailable
-from engage.console.data.reader import Outage
+from engage.console.data.reader import PATIENCE, Outage
 from engage.console.display import formats
 from engage.console.headers import HEADERS
-from engage.console.sign_in.addresses import client_address
+from engage.console.sign_in.addresses import client_address, session_name
 from engage.console.sign_in.sessions import IDLE_SECONDS, Session
 from engage.upkeep.audit import Actor, record_audit
 
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from engage.config import Workspace
+    from engage.console.connections import Connection, Connections
     from engage.console.services import Console
 
 __all__ = ["STATIC", "TEMPLATES", "ConsoleHandler", "Outage"]
@@ -66,6 +68,10 @@ class ConsoleHandler(RequestHandler):
     public: ClassVar[bool] = False
     #: Whether its ``post`` also works in a console that only shows.
     works_read_only: ClassVar[bool] = False
+    #: Whether its ``post`` needs a session that cannot have ended.
+    fails_closed: ClassVar[bool] = True
+    #: Whether the requests of strangers take turns.
+    in_turn: ClassVar[bool] = True
     #: See https://www.w3.org/TR/referrer-policy/. With ``no-referrer``, the forms of a page would
     #: send ``Origin: null``, and could not be told from those of a foreign page.
     referrer_policy: ClassVar[str] = "same-origin"
@@ -79,12 +85,22 @@ class ConsoleHandler(RequestHandler):
         self.rejected: int | None = None
         #: ``None``: the caller is not signed in.
         self.session: Session | None = None
-        self._counted = False
+        #: Why the session may have ended: then nothing is shown but what a browser has already.
+        self.unverified: str | None = None
+        #: Whether the request had its turn.
+        self.admitted = False
 
     async def prepare(self) -> None:
         """Refuse requests that must not reach the page. See the module."""
-        self.console.requests.begin()
-        self._counted = True
+        connections, one = self.console.connections, self.connection
+        connections.arrived(one)
+        if not one.known and await self.has_link():
+            one.known = one.has_link = True
+        if self.in_turn and not await connections.wait_for_turn(one):
+            raise HTTPError(503)
+        self.admitted = True
+        if one.known:
+            self.clear_header("Connection")
         addresses = self.console.addresses
         if not addresses.allows_host(self.request.host):
             raise HTTPError(421)
@@ -107,17 +123,27 @@ class ConsoleHandler(RequestHandler):
                 raise HTTPError(401)
             self.go("login", next=self._here())
             raise Finish
-        if method == "GET" and not self.public and not self.wants_json:
+        if method == "GET" and not self.public and not self.wants_json and not self.outage:
             try:
                 self.rejected = await self.console.badge.count(self._workspace_or_first().id)
             except StorageUnavailable as error:
                 self.show_outage(str(error))
 
     def on_finish(self) -> None:
-        """Count the request as answered."""
-        if self._counted:
-            self._counted = False
-            self.console.requests.end()
+        """Note that the request is answered."""
+        self.console.connections.answered(self.connection)
+
+    @functools.cached_property
+    def connection(self) -> Connection:
+        """The connection over which the request came."""
+        server = self.request.server_connection
+        assert isinstance(server, HTTP1ServerConnection)
+        connections: Connections = self.settings["console"].connections
+        return connections.of(server.stream)
+
+    async def has_link(self) -> bool:
+        """Return whether the request has a one-time link that works."""
+        return False
 
     def _here(self) -> str | None:
         """Return the page that was asked for, so that signing in leads to it."""
@@ -134,13 +160,19 @@ class ConsoleHandler(RequestHandler):
     async def identify(self) -> None:
         """Find the session of the caller."""
         sessions = self.console.sessions
-        name = self.cookie_name
+        name = session_name(self.cookie_name, self.request.host)
+        cookie = self.get_cookie(self.cookie_name)
+        shows = self.request.method in SAFE_METHODS
         try:
-            session = await sessions.check(name, self.get_cookie(name))
-        except StorageUnavailable:
+            session = await sessions.check(name, cookie, within=PATIENCE if shows else None)
+        except StorageUnavailable as error:
             if self.public:  # The page works without a session.
                 return
-            raise
+            if not shows and self.fails_closed:
+                raise
+            session = sessions.recall(name, cookie)
+            self.unverified = str(error)
+            self.show_outage(self.unverified)
         self.session = session
         # A script that polls does not show that a person is there.
         if session is not None and not self.wants_json:
@@ -158,7 +190,7 @@ class ConsoleHandler(RequestHandler):
         self.set_cookie(
             self.cookie_name,
             value,
-            path="/",
+            path=f"{self.console.addresses.prefix}/",
             expires=None if value else 1.0,  # 1970
             secure=self.console.addresses.https,
             httponly=True,
@@ -312,7 +344,8 @@ class ConsoleHandler(RequestHandler):
         now = self.console.now()
         try:
             written = record_audit(records, actor, action, details, now=now, entry_id=entry_id)
-            await self.console.reader.read(written)
+            # To sign in, nobody waits for the pages of those who are signed in.
+            await self.console.reader.read(written, waits=not self.public)
         except StorageUnavailable:  # The action itself was carried out.
             _log.exception("an entry of the audit could not be stored")
 
@@ -360,10 +393,16 @@ class ConsoleHandler(RequestHandler):
             self.set_header(name, value)
         self.set_header("Referrer-Policy", self.referrer_policy)
         self.set_header("X-Request-Id", self.request_id)
+        if not self.connection.known:
+            self.set_header("Connection", "close")
 
     def write_error(self, status_code: int, **kwargs: Any) -> None:
         """Answer with an error page, or with JSON. Neither has a traceback or data of the
         request."""
+        if not self.admitted:  # Even an error page costs time.
+            self.set_header("Content-Type", "text/plain")
+            self.finish(f"{_REASONS.get(status_code, 'Error')}\n")
+            return
         error = (kwargs.get("exc_info") or (None, None, None))[1]
         reason = _REASONS.get(status_code, "Error")
         detail = _DETAILS.get(status_code, "")

@@ -191,7 +191,7 @@ class ConsoleProcess:
         server.stop()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(DRAIN_SECONDS):
-                await console.requests.finished()
+                await console.connections.finished()
         await server.close_all_connections()
 
 

@@ -10,9 +10,11 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final
 
 from engage.api import RecordStore
+from engage.console.connections import Connections
 from engage.console.data.badge import Badge
 from engage.console.data.history import Overview, overview
 from engage.console.data.live import Live
+from engage.console.sign_in.addresses import is_loopback, is_within
 from engage.console.sign_in.guesses import Guesses
 from engage.console.sign_in.housekeeping import expire_periodically
 
@@ -30,35 +32,11 @@ if TYPE_CHECKING:
     from engage.pipeline.bulk_replay import BulkReplay
     from engage.registry import Registry
 
-__all__ = ["Console", "Requests"]
+__all__ = ["Console"]
 
 #: Seconds that a replay has for its last write when the console stops. After that the store is
 #: closed, and letters that were not removed can be replayed again.
 CLOSE_SECONDS: Final = 5.0
-
-
-class Requests:
-    """Counts the requests in flight, so that the console can finish them before it stops."""
-
-    def __init__(self) -> None:
-        self._count = 0
-        self._none = asyncio.Event()
-        self._none.set()
-
-    def begin(self) -> None:
-        """Count a request."""
-        self._count += 1
-        self._none.clear()
-
-    def end(self) -> None:
-        """Count a request as answered."""
-        self._count -= 1
-        if not self._count:
-            self._none.set()
-
-    async def finished(self) -> None:
-        """Wait until no request is in flight."""
-        await self._none.wait()
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)
@@ -97,8 +75,8 @@ class Console:
     throttle: Throttle
     #: Counts them for the audit.
     guesses: Guesses = dataclasses.field(init=False)
-    #: The requests that are being answered.
-    requests: Requests = dataclasses.field(default_factory=Requests)
+    #: The open connections, and the requests that are being answered.
+    connections: Connections = dataclasses.field(init=False)
     #: How far the loaders are; ``None``: there is no log.
     lag: Lag | None = None
     #: Deletes old records.
@@ -108,6 +86,9 @@ class Console:
 
     def __post_init__(self) -> None:
         """Make the parts that need no settings."""
+        self.connections = Connections(
+            lambda address: is_loopback(address) or is_within(address, self.trusted_proxies)
+        )
         self.guesses = Guesses(self.clock)
         self.live = Live(self.app.store, self.reader)
         self.badge = Badge(self.app.store, self.reader, self.clock)

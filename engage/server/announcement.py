@@ -7,7 +7,7 @@ import logging
 import sys
 from typing import TYPE_CHECKING, Final
 
-from engage.console.sign_in.links import new_token
+from engage.console.sign_in.links import link_url, new_token
 
 if TYPE_CHECKING:
     from engage.config import Config
@@ -30,13 +30,14 @@ def token_for_terminal(config: Config) -> str | None:
     return new_token()
 
 
-def announce(url: str, token: str | None) -> None:
+def announce(config: Config, url: str, token: str | None) -> None:
     """Report where the console is and how to sign in."""
     if token is None:
         _log.info("console", extra={"url": url, "signIn": SIGN_IN})
         return
+    assert config.console is not None
     print(
-        f"engage: console  {url}/link?t={token}\n"
+        f"engage: console  {link_url(config.console, url, token)}\n"
         "                 (this link signs you in; it works once, for 10 minutes)",
         file=sys.stderr,
         flush=True,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from engage.api import EngageError
 from engage.console.sign_in.addresses import Addresses
-from engage.console.sign_in.links import hash_of, link_record, new_token
+from engage.console.sign_in.links import hash_of, link_record, link_url, new_token
 from engage.console.sign_in.passwords import MIN_LENGTH, hash_password
 from engage.console.sign_in.sessions import new_secret
 from engage.monitoring import logs
@@ -51,7 +51,7 @@ async def make_link(settings: ConsoleConfig, records: RecordStore, now: int) -> 
     """
     token = new_token()
     await records.put_record(link_record(hash_of(token), now), expected_version=0)
-    return f"{Addresses(settings, settings.port).url}/link?t={token}"
+    return link_url(settings, Addresses(settings, settings.port).url, token)
 
 
 async def end_sessions(records: RecordStore, now: int) -> None:
@@ -82,7 +82,7 @@ async def _run(config: Config, registry: Registry) -> int:
         config,
         registry,
         link_hash=None if token is None else hash_of(token),
-        ready=lambda url: announce(url, token),
+        ready=lambda url: announce(config, url, token),
     )
     handle_signals(process.stop)
     return await process.run()

@@ -139,4 +139,4 @@ class ConsoleKeeper(Keeper):
 
     def _started(self, url: str) -> None:
         self._announced = True
-        announce(url, self._token)
+        announce(self._setup.config, url, self._token)

@@ -5,16 +5,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 from pathlib import Path
 
 import pytest
 
 from engage.api import StorageUnavailable
 from engage.console.sign_in import sessions as sessions_module
-from engage.console.sign_in.links import hash_of, new_token
+from engage.console.sign_in.links import hash_of, link_record, new_token
 from engage.upkeep.audit import AUDIT, read_entry
 from support.console import BrokenStore, console_here, sign_in_here
 from support.memory_store import MemoryEvents, MemoryStore
+from support.waiting import eventually
 
 
 @pytest.fixture(autouse=True)
@@ -104,20 +106,97 @@ async def test_the_audit_has_the_address_that_a_trusted_proxy_names(
 
 
 async def test_connections_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("engage.console.application.MAX_CONNECTIONS", 3)
+    monkeypatch.setattr("engage.console.connections.MAX_CONNECTIONS", 3)
     async with console_here(tmp_path, MemoryStore()) as (console, client):
         port = console.addresses.port
         opened = []
         for _ in range(6):
             opened.append(await asyncio.open_connection("127.0.0.1", port))
             opened[-1][1].write(b"GET /healthz HTTP/1.1\r\nHost: 127")
-            await asyncio.sleep(0.02)
         # Clients that send nothing more do not keep the operators away.
         assert (await client.get("healthz")).status_code == 200
-        closed = []
-        for reader, _ in opened:
-            with contextlib.suppress(TimeoutError):
-                closed.append(await asyncio.wait_for(reader.read(1), 0.05) == b"")
-        assert closed == [True] * 4
+        for reader, _ in opened[:4]:
+            assert await reader.read(1) == b""
         for _, writer in opened:
             writer.close()
+
+
+async def read_answer(reader: asyncio.StreamReader) -> bytes:
+    """Return the head of an answer, and wait for its end."""
+    head = await reader.readuntil(b"\r\n\r\n")
+    length = re.search(rb"Content-Length: (\d+)", head)
+    await (reader.readexactly(int(length[1])) if length else reader.readuntil(b"0\r\n\r\n"))
+    return head
+
+
+async def test_the_connection_of_a_stranger_is_closed_after_its_answer(tmp_path: Path) -> None:
+    async with console_here(tmp_path, MemoryStore()) as (console, _):
+        token, port = new_token(), console.addresses.port
+        await console.links.add(hash_of(token))
+        for path, closes in (("login", True), (f"link?t={token}", False), ("nowhere", True)):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(f"GET /{path} HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\n\r\n".encode() * 2)
+            assert (b"Connection: close" in await read_answer(reader)) == closes
+            if closes:
+                with contextlib.suppress(ConnectionResetError):
+                    assert await reader.read() == b""
+            else:
+                assert b"200 OK" in await read_answer(reader)
+            writer.close()
+
+
+async def test_links_and_sessions_go_ahead_of_strangers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Strangers whose requests take for ever do not keep the operators away."""
+    from engage.console.pages.sign_in import LoginHandler
+
+    begun, release = 0, asyncio.Event()
+
+    async def get(self: LoginHandler) -> None:
+        nonlocal begun
+        begun += 1
+        await release.wait()
+        self.json({})
+
+    monkeypatch.setattr(LoginHandler, "get", get)
+    store = MemoryStore()
+    async with console_here(tmp_path, store) as (console, client):
+        strangers = [asyncio.create_task(client.get("login")) for _ in range(9)]
+        await eventually(lambda: begun == 2)
+        token = new_token()
+        await store.put_record(link_record(hash_of(token), console.now()))
+        assert (await client.get("link", params={"t": token})).status_code == 200
+        await eventually(lambda: begun == 2)
+        assert (await client.post("link", data={"t": token})).status_code == 303
+        assert (await client.get("keys")).status_code == 200
+        assert (await client.get("healthz")).status_code == 200
+        assert begun == 2
+        release.set()
+        assert [(await one).status_code for one in strangers] == [200] * 9
+
+
+async def test_a_session_that_may_have_ended_changes_and_shows_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = BrokenStore()
+    async with console_here(tmp_path, store) as (console, client):
+        await sign_in_here(console, client)
+        key = re.search(r"[0-9a-f]{32}|test-key", (await client.get("keys")).text)
+
+        async def fail(kind: str) -> int:
+            raise StorageUnavailable("the sessions cannot be read")
+
+        monkeypatch.setattr(store, "records_version", fail)
+        answer = await client.get("keys")
+        assert answer.status_code == 200
+        assert "the sessions cannot be read" in answer.text
+        assert key is None or key[0] not in answer.text
+        assert (await client.get("live.json")).json()["outage"] == "the sessions cannot be read"
+        form = {"action": "create", "id": "new"}
+        assert (await client.post("keys", data=form)).status_code == 503
+        monkeypatch.setattr(sessions_module, "OUTAGE_SECONDS", 0.0)
+        assert (await client.get("keys")).status_code == 503
+        monkeypatch.undo()
+        assert "new" not in [one.id for one in console.keys.keys]
+        assert (await client.get("keys")).status_code == 200

@@ -6,6 +6,7 @@ from __future__ import annotations
 import itertools
 import os
 import pty
+import re
 import signal
 import socket
 import subprocess
@@ -206,7 +207,7 @@ def test_a_link_is_printed_to_a_terminal_only(tmp_path: Path, style: str) -> Non
             assert b"engage console-link" in shown
         else:
             assert link is not None
-            assert link.startswith(f"http://127.0.0.1:{port}/link?t=")
+            assert re.fullmatch(rf"http://[0-9a-f]{{16}}\.localhost:{port}/link\?t=[\w-]+", link)
             token = link.partition("t=")[2]
             url = f"http://127.0.0.1:{port}"
             for status in (303, 403):

@@ -34,7 +34,7 @@ class LiveHandler(ConsoleHandler):
         await live.look()
         if live.error is not None:
             self.show_outage(live.error)
-        rows = live.rows(wanted)
+        rows = [] if self.unverified else live.rows(wanted)
         self.page(
             "live.html",
             title="Live",
@@ -66,14 +66,15 @@ class LiveJsonHandler(ConsoleHandler):
         # A page of an earlier process of the console begins again.
         if after > live.last:
             after = 0
+        rows = [] if self.unverified else live.rows(wanted_of(self), after)
         version = str(live.refused_version)
         changed = self.get_query_argument("refused", "") != version
         self.json(
             {
                 "after": live.last,
-                "rows": [row.as_dict() for row in live.rows(wanted_of(self), after)],
+                "rows": [row.as_dict() for row in rows],
                 "gap": live.has_gap(after),
-                "outage": live.error,
+                "outage": self.unverified or live.error,
                 "last": self.console.reader.last_good,
                 "refusedVersion": version,
                 "refused": [row.as_dict() for row in live.refused(self.workspace.id)]

@@ -12,6 +12,7 @@ from tornado.web import HTTPError
 
 from engage.api import StorageUnavailable
 from engage.console.base import ConsoleHandler
+from engage.console.sign_in.addresses import session_name
 from engage.console.sign_in.links import link_command
 
 __all__ = ["HealthHandler", "LinkHandler", "LoginHandler", "LogoutHandler"]
@@ -26,6 +27,7 @@ class HealthHandler(ConsoleHandler):
     """``/healthz``: whether this process answers."""
 
     public = True
+    in_turn = False
 
     async def get(self) -> None:
         """Answer 200."""
@@ -38,7 +40,8 @@ class _SignIn(ConsoleHandler):
 
     async def sign_in(self, how: str) -> None:
         """Begin a session, and go to the page that the form names."""
-        self.session, cookie = await self.console.sessions.issue(self.cookie_name, how)
+        name = session_name(self.cookie_name, self.request.host)
+        self.session, cookie = await self.console.sessions.issue(name, how)
         self.set_session_cookie(cookie)
         await self.record_audit("signed-in", how=how)
         path, query = self._next()
@@ -66,6 +69,11 @@ class LinkHandler(_SignIn):
     """
 
     referrer_policy: ClassVar[str] = "no-referrer"
+
+    async def has_link(self) -> bool:
+        """Look for the link, before the request waits for its turn."""
+        (token,) = self.request.arguments.get("t", [b""])[-1:]
+        return await self.console.links.exists(token.decode("latin-1"))
 
     async def get(self) -> None:
         """Show the button."""
@@ -159,6 +167,7 @@ class LogoutHandler(ConsoleHandler):
     """``/logout``: end the session."""
 
     works_read_only = True
+    fails_closed = False
 
     async def post(self) -> None:
         """End the session everywhere, and show the page for signing in."""

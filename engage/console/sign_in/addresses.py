@@ -88,14 +88,15 @@ class Addresses:
     def cookie_name(self, host: str) -> str:
         """Return the name of the session cookie.
 
-        Over TLS, ``__Host-`` makes browsers refuse a cookie that another host or plain HTTP set.
+        Over TLS, ``__Host-`` makes browsers refuse a cookie that another host or plain HTTP set;
+        a cookie for one path can only have ``__Secure-``.
         Without TLS the name has the port that the browser uses, because cookies are shared by all
         ports of a host.
 
         :param host: the ``Host`` of a request.
         """
         if self.https:
-            return "__Host-engage-console"
+            return f"__{'Secure' if self.prefix else 'Host'}-engage-console"
         port = host.rpartition(":")[2]
         return f"engage-console-{port if port.isdigit() else 80}"
 

@@ -3,11 +3,17 @@
 
 The server stores the SHA-256 of the token in a link, never the token, and a link works for
 :data:`SECONDS`. Of several requests with one link, on any console of a store, one succeeds.
+
+A console keeps the hashes of the links that work in memory, so that made-up tokens cost nothing:
+all requests with an unknown one share a look at the store, at most twenty times a second.
 """
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import hashlib
+import math
 import os
 import re
 import secrets
@@ -18,13 +24,16 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
+from urllib.parse import urlsplit
 
 import orjson
 
 from engage.api import Record, RecordStore, StorageUnavailable
+from engage.console.data.reader import PATIENCE
+from engage.upkeep.export import PAGE
 
 if TYPE_CHECKING:
-    from engage.config import Config
+    from engage.config import Config, ConsoleConfig
     from engage.console.data.reader import Reader
 
 __all__ = [
@@ -34,6 +43,7 @@ __all__ = [
     "hash_of",
     "link_command",
     "link_record",
+    "link_url",
     "new_token",
 ]
 
@@ -41,6 +51,8 @@ __all__ = [
 KIND: Final = "link"
 #: For which a link works.
 SECONDS: Final = 600
+#: Seconds between the beginnings of two looks at the store.
+LOOK_SECONDS: Final = 0.05
 
 _TOKEN: Final = re.compile(r"[A-Za-z0-9_-]{43}", re.ASCII)
 
@@ -63,6 +75,20 @@ def link_record(token_hash: str, now: int) -> Record:
     """
     body = orjson.dumps({"until": now + SECONDS * 1000, "used": None})
     return Record(kind=KIND, workspace_id="", id=token_hash, body=body, at=now)
+
+
+def link_url(settings: ConsoleConfig, url: str, token: str) -> str:
+    """Return the one-time link with a token.
+
+    Browsers send a cookie to all ports of a host. On this machine each link therefore has a host of
+    its own, of which no other server knows; browsers find every name below ``localhost`` here.
+
+    :param url: of the console.
+    """
+    found = urlsplit(url)
+    if settings.public_url is None and found.hostname in ("127.0.0.1", "::1", "localhost"):
+        url = f"{found.scheme}://{secrets.token_hex(8)}.localhost:{found.port}"
+    return f"{url}/link?t={token}"
 
 
 def link_command(config: Config) -> str:
@@ -101,8 +127,13 @@ class Links:
         self._records = records
         self._reader = reader
         self._clock = clock
-        #: The hash of a token → until when it works, in milliseconds.
+        #: The hash of a token that is only here → until when it works, in milliseconds …
         self._in_memory: dict[str, int] = {}
+        #: … and of one in the store, at the last look, and when that began.
+        self._stored: dict[str, int] = {}
+        self._began = -math.inf
+        self._version: int | None = None
+        self._looking: asyncio.Task[None] | None = None
 
     async def add(self, token_hash: str) -> None:
         """Make a link work, even if the storage does not answer now."""
@@ -116,6 +147,20 @@ class Links:
             else:
                 return
         self._in_memory[token_hash] = now + SECONDS * 1000
+
+    async def exists(self, token: str) -> bool:
+        """Return whether a link is known to work; false if the storage does not answer soon."""
+        if not _TOKEN.fullmatch(token):
+            return False
+        token_hash, arrived = hash_of(token), time.monotonic()
+        while not self._works(token_hash) and self._records is not None and self._began < arrived:
+            if self._looking is None:
+                self._looking = asyncio.create_task(self._look(self._records))
+            try:
+                await asyncio.wait_for(asyncio.shield(self._looking), PATIENCE)
+            except TimeoutError:
+                break
+        return self._works(token_hash)
 
     async def redeem(self, token: str) -> bool:
         """Use up a link.
@@ -133,7 +178,7 @@ class Links:
         if self._records is None:
             return False
         records = self._records
-        record = await self._reader.read(records.get_record(KIND, "", token_hash))
+        record = await self._reader.read(records.get_record(KIND, "", token_hash), waits=False)
         if record is None:
             return False
         body = orjson.loads(record.body)
@@ -148,4 +193,34 @@ class Links:
         )
         written = records.put_record(used, expected_version=record.version)
         # ``None``: another request was first.
-        return await self._reader.read(written) is not None
+        won = await self._reader.read(written, waits=False) is not None
+        self._stored.pop(token_hash, None)
+        return won
+
+    def _works(self, token_hash: str) -> bool:
+        until = self._in_memory.get(token_hash) or self._stored.get(token_hash, 0)
+        return self._clock() * 1000 < until
+
+    async def _look(self, records: RecordStore) -> None:
+        try:
+            await asyncio.sleep(max(0.0, self._began + LOOK_SECONDS - time.monotonic()))
+            self._began = time.monotonic()
+            with contextlib.suppress(StorageUnavailable):
+                await self._reader.read(self._read(records), waits=False)
+        finally:
+            self._looking = None
+
+    async def _read(self, records: RecordStore) -> None:
+        version = await records.records_version(KIND)
+        if version == self._version:
+            return
+        found: dict[str, int] = {}
+        after: str | None = None
+        while True:
+            page = await records.list_records(KIND, "", after=after, limit=PAGE)
+            bodies = ((record.id, orjson.loads(record.body)) for record in page.items)
+            found.update((name, body["until"]) for name, body in bodies if body["used"] is None)
+            after = page.cursor
+            if after is None:
+                break
+        self._stored, self._version = found, version

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import hmac
+import math
 import secrets
 import time
 from collections.abc import Callable
@@ -42,10 +43,10 @@ IDLE_SECONDS: Final = 12 * 3600
 LONGEST_SECONDS: Final = 7 * 24 * 3600
 #: A cookie is signed again when it is older than this.
 RENEW_SECONDS: Final = 300
-#: The records are read again after this time, if there is a request.
+#: A request is checked with records whose reading began at most this time before it.
 REFRESH_SECONDS: Final = 2.0
-#: Seconds for reading the records. If it takes longer, those that were read before still count.
-REFRESH_TIMEOUT: Final = 1.0
+#: If they cannot be read, pages open with those that were read in this time; nothing is changed.
+OUTAGE_SECONDS: Final = 60.0
 
 
 class Session(NamedTuple):
@@ -91,31 +92,57 @@ class Sessions:
         self._secret = secrets.token_hex(32) if records is None else None
         self._ended: set[str] = set()
         self._versions: tuple[int, int] | None = None
-        self._refreshed = -REFRESH_SECONDS
-        self._refreshing = asyncio.Lock()
+        #: When the reading that last succeeded began. All requests share one reading.
+        self._began = -math.inf
+        self._reading: asyncio.Task[StorageUnavailable | None] | None = None
 
     async def issue(self, name: str, how: str) -> tuple[Session, str]:
         """Begin a session.
 
-        :param name: the name of the cookie.
+        :param name: see :func:`~engage.console.sign_in.addresses.session_name`.
         :param how: ``link`` or ``password``.
         :return: the session, and the value of its cookie.
         :raises StorageUnavailable: if the secret cannot be read.
         """
-        await self._refresh()
+        await self.read_secret()
         now = int(self._clock())
         session = Session(secrets.token_urlsafe(16), now, now, how)
         return session, self._signed(name, session)
 
-    async def check(self, name: str, cookie: str | None) -> Session | None:
+    async def check(
+        self, name: str, cookie: str | None, *, within: float | None = None
+    ) -> Session | None:
         """Return the session of a cookie, or ``None`` if there is none or it has ended.
 
-        :raises StorageUnavailable: if the secret was never read and cannot be read now.
+        :param within: seconds for reading the records, if they are fewer than those of all calls.
+        :raises StorageUnavailable: if the records cannot be read, so that it may have ended.
         """
         if not cookie:
             return None
-        await self._refresh()
-        value = self._decoded(self._known_secret(), name, cookie)
+        try:
+            async with asyncio.timeout(within):
+                await self.read_secret()
+        except TimeoutError as error:
+            raise StorageUnavailable("the storage did not answer in time") from error
+        return self.known(name, cookie)
+
+    def recall(self, name: str, cookie: str | None) -> Session | None:
+        """Return the session of a cookie while the records cannot be read: it may have ended.
+
+        :raises StorageUnavailable: if they were not read lately.
+        """
+        if time.monotonic() - self._began > OUTAGE_SECONDS:
+            raise StorageUnavailable(self._reader.error or "the sessions could not be read")
+        return self.known(name, cookie)
+
+    def known(self, name: str, cookie: str | None) -> Session | None:
+        """Return the session of a cookie as this console knows it, without asking the store."""
+        if not cookie or self._secret is None:
+            return None
+        days = IDLE_SECONDS / (24 * 3600)
+        value = decode_signed_value(
+            self._secret, name, cookie, max_age_days=days, clock=self._clock
+        )
         try:
             identity, began, seen, how, fingerprint = (value or b"").decode().split(" ")
             session = Session(identity, int(began), int(seen), how)
@@ -128,20 +155,18 @@ class Sessions:
             return None
         return session
 
-    def is_signed(self, name: str, cookie: str | None) -> bool:
-        """Return whether this console can tell at once that a cookie has its signature."""
-        return bool(cookie and self._secret and self._decoded(self._secret, name, cookie))
-
-    def _decoded(self, secret: str, name: str, cookie: str) -> bytes | None:
-        days = IDLE_SECONDS / (24 * 3600)
-        return decode_signed_value(secret, name, cookie, max_age_days=days, clock=self._clock)
-
     async def read_secret(self) -> None:
-        """Read the secret before the first request needs it.
+        """Read the records, unless a reading that began less than two seconds ago succeeded.
 
         :raises StorageUnavailable: if the storage does not answer.
         """
-        await self._refresh()
+        oldest = time.monotonic() - REFRESH_SECONDS
+        while self._records is not None and self._began < oldest:
+            if self._reading is None:
+                self._reading = asyncio.create_task(self._refresh(self._records))
+            error = await asyncio.shield(self._reading)
+            if error is not None:
+                raise error
 
     def renewed(self, name: str, session: Session) -> str | None:
         """Return a new value for the cookie of a session, or ``None`` if that is not necessary."""
@@ -176,28 +201,24 @@ class Sessions:
             raise StorageUnavailable(self._reader.error or "the sessions could not be read")
         return self._secret
 
-    async def _refresh(self) -> None:
-        records = self._records
-        if records is None:
-            return
-        async with self._refreshing:
-            if time.monotonic() - self._refreshed < REFRESH_SECONDS:
-                return
-            try:
-                known = self._secret is not None
-                await self._reader.read(
-                    self._read(records), within=REFRESH_TIMEOUT if known else None
-                )
-            except StorageUnavailable:
-                if self._secret is None:
-                    raise
-            self._refreshed = time.monotonic()
+    async def _refresh(self, records: RecordStore) -> StorageUnavailable | None:
+        """Read the records; return why they could not be read."""
+        began = time.monotonic()
+        try:
+            await self._reader.read(self._read(records), waits=False)
+        except StorageUnavailable as error:
+            return error
+        else:
+            self._began = began
+            return None
+        finally:
+            self._reading = None
 
     async def _read(self, records: RecordStore) -> None:
-        versions = (
-            await records.records_version(SECRET_KIND),
-            await records.records_version(ENDED_KIND),
+        secret, ended = await asyncio.gather(
+            records.records_version(SECRET_KIND), records.records_version(ENDED_KIND)
         )
+        versions = secret, ended
         if versions == self._versions:
             return
         found = await records.get_record(SECRET_KIND, "", SECRET_ID)
@@ -208,9 +229,9 @@ class Sessions:
             found = await records.get_record(SECRET_KIND, "", SECRET_ID)
         after: str | None = None
         while True:
-            ended = await records.list_records(ENDED_KIND, "", after=after, limit=PAGE)
-            self._ended.update(record.id for record in ended.items)
-            after = ended.cursor
+            page = await records.list_records(ENDED_KIND, "", after=after, limit=PAGE)
+            self._ended.update(record.id for record in page.items)
+            after = page.cursor
             if after is None:
                 break
         if found is not None:

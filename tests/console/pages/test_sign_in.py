@@ -217,11 +217,25 @@ def test_over_tls_the_cookie_is_bound_to_the_host(tmp_path: Path) -> None:
         )
         assert answer.status_code == 303
         cookie = answer.headers["Set-Cookie"]
-        assert cookie.startswith("__Host-engage-console=")
+        assert cookie.startswith("__Secure-engage-console=")
         flags = {part.strip() for part in cookie.split(";")[1:]}
-        assert flags == {"HttpOnly", "Path=/", "SameSite=Strict", "Max-Age=43200", "Secure"}
+        path = "Path=/engage/"
+        assert flags == {"HttpOnly", path, "SameSite=Strict", "Max-Age=43200", "Secure"}
         sent = {**origin, "Cookie": cookie.partition(";")[0]}
         assert httpx.get(f"{local}/engage/audit", headers=sent).status_code == 200
+
+
+def test_a_session_is_for_the_host_at_which_it_began(server: Server, url: str) -> None:
+    """A cookie ignores ports, so another server on a host that the browser opens gets it."""
+    port = url.rpartition(":")[2]
+    own, other = (f"{name}.localhost:{port}" for name in ("one", "two"))
+    form = {"t": make_link(server.config)}
+    headers = {"Host": own, "Origin": f"http://{own}"}
+    answer = httpx.post(f"{url}/link", data=form, headers=headers)
+    assert answer.status_code == 303
+    cookie = {"Cookie": answer.headers["Set-Cookie"].partition(";")[0]}
+    for host, status in ((own, 200), (own.upper(), 200), (other, 303), (f"127.0.0.1:{port}", 303)):
+        assert httpx.get(f"{url}/audit", headers={"Host": host, **cookie}).status_code == status
 
 
 def port_of(pid: int) -> int:

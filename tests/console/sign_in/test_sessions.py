@@ -14,6 +14,7 @@ from engage.console.sign_in import sessions as sessions_module
 from engage.console.sign_in.sessions import IDLE_SECONDS, LONGEST_SECONDS, Sessions, new_secret
 from support.console import BrokenStore, Clock
 from support.memory_store import MemoryStore
+from support.waiting import eventually
 
 NAME = "engage-console-1"
 
@@ -93,12 +94,65 @@ async def test_a_cookie_of_another_name_or_a_changed_one_is_not_accepted() -> No
         assert await sessions.check(NAME, changed) is None, position
 
 
-async def test_sessions_go_on_while_the_storage_is_away() -> None:
+async def test_sessions_are_remembered_while_the_storage_is_away(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     store = BrokenStore()
     sessions = make_sessions(store, Clock())
     session, cookie = await sessions.issue(NAME, "link")
     store.error = StorageUnavailable("away")
-    assert await sessions.check(NAME, cookie) == session
+    with pytest.raises(StorageUnavailable):
+        await sessions.check(NAME, cookie)
+    assert sessions.recall(NAME, cookie) == session
+    assert sessions.recall("another", cookie) is None
+    monkeypatch.setattr(sessions_module, "OUTAGE_SECONDS", 0.0)
+    with pytest.raises(StorageUnavailable):
+        sessions.recall(NAME, cookie)
     # A console that has never read the secret cannot tell.
     with pytest.raises(StorageUnavailable):
-        await make_sessions(store, Clock()).check(NAME, cookie)
+        make_sessions(store, Clock()).recall(NAME, cookie)
+
+
+class _Slow(MemoryStore):
+    """A storage whose answers wait until they are released."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.release = asyncio.Event()
+        self.release.set()
+        self.reads = 0
+
+    async def records_version(self, kind: str) -> int:
+        version = await super().records_version(kind)
+        self.reads += 1
+        await self.release.wait()
+        return version
+
+
+async def test_a_session_is_checked_with_a_reading_that_began_in_time() -> None:
+    """One that is under way may have begun before the session was ended."""
+    clock, store = Clock(), _Slow()
+    sessions = make_sessions(store, clock)
+    _, cookie = await sessions.issue(NAME, "link")
+    assert await sessions.check(NAME, cookie) is not None
+    store.release.clear()
+    early = [asyncio.create_task(sessions.check(NAME, cookie)) for _ in range(9)]
+    before = store.reads
+    await eventually(lambda: store.reads == before + 2)
+    await store.put_record(new_secret(round(clock.now * 1000)))
+    late = [asyncio.create_task(sessions.check(NAME, cookie)) for _ in range(9)]
+    store.release.set()
+    assert None not in await asyncio.gather(*early)
+    assert await asyncio.gather(*late) == [None] * 9
+    assert store.reads == before + 4, "all requests share a reading"
+
+
+async def test_reading_the_records_does_not_wait_for_the_pages() -> None:
+    reader = Reader(60.0)
+    sessions = Sessions(MemoryStore(), reader, password=None, clock=Clock())
+    pages = [asyncio.create_task(reader.read(asyncio.sleep(3600))) for _ in range(9)]
+    await asyncio.sleep(0)
+    _, cookie = await sessions.issue(NAME, "link")
+    assert await sessions.check(NAME, cookie) is not None
+    for one in pages:
+        one.cancel()
