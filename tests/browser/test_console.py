@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from engage.config import ConsoleConfig
+from engage.console.sign_in.links import link_url
 from support.browser import Browser, eventually
 from support.console import CONSOLE, console_url, make_link
 from support.server_process import Server, start_server
@@ -151,3 +153,16 @@ def test_theme_and_time_zone_are_remembered(browser: Browser, console: str, serv
 
 def _is(wanted: Any) -> Any:
     return lambda value: value == wanted
+
+
+def test_a_printed_link_signs_in_at_a_host_of_its_own(server: Server, browser: Browser) -> None:
+    """The browser finds the name without help, and other hosts do not get the cookie."""
+    plain = console_url(server)
+    own = link_url(ConsoleConfig(), plain, make_link(server.config))
+    assert ".localhost:" in own
+    browser.open(own)
+    browser.run("document.querySelector('form button').click()")
+    eventually(lambda: browser.run("return !!document.getElementById('rail')"), bool)
+    assert browser.run("return location.host") == own.split("/")[2]
+    browser.open(f"{plain}/keys")
+    assert browser.run("return location.pathname") == "/login"
