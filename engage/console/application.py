@@ -140,6 +140,7 @@ class ConsoleServer(HTTPServer):
         """Accept no more connections."""
         for task in self._accepting:
             task.cancel()
+        self._console.connections.hold(False)
 
     async def _accept(self, sock: socket.socket) -> None:
         """Accept connections, as long as there is room; the others wait in the kernel."""
@@ -156,6 +157,7 @@ class ConsoleServer(HTTPServer):
                         connections.hold(False)
                         connection, (address, *_) = await loop.sock_accept(sock)
                 except OSError:  # The client is gone, or the system has no room.
+                    connections.hold(False)
                     await asyncio.sleep(RETRY_SECONDS)
                     continue
                 while (room := connections.make_room(address)) is None:
