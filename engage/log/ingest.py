@@ -118,7 +118,7 @@ class _GuardedAdmission(Admission):
     """
 
     def __init__(
-        self, has_room: Callable[[str], bool], *, wait: float, overdue: Callable[[], bool]
+        self, has_room: Callable[[str, bool], bool], *, wait: float, overdue: Callable[[], bool]
     ) -> None:
         super().__init__(has_room, wait=wait)
         self._overdue = overdue

@@ -52,11 +52,11 @@ _Waiting = collections.deque[asyncio.Future[None]]
 class Admission:
     """Lets requests in, fairly by write key.
 
-    :param has_room: whether the queue has room for a write key.
+    :param has_room: whether the queue has room for a write key, and whether its request is small.
     :param wait: seconds that a request waits for room or its turn.
     """
 
-    def __init__(self, has_room: Callable[[str], bool], *, wait: float) -> None:
+    def __init__(self, has_room: Callable[[str, bool], bool], *, wait: float) -> None:
         self._has_room = has_room
         self._wait = wait
         #: By write key, in the order of rotation: requests that wait for a turn.
@@ -70,7 +70,7 @@ class Admission:
 
     def has_room(self, key: str) -> bool:
         """Return whether the queue has room for a write key that was found in the body."""
-        return self._has_room(key)
+        return self._has_room(key, True)
 
     async def enter(self, key: str, *, small: bool, brief: bool = False) -> Admitted:
         """Wait until a request may be decoded.
@@ -80,7 +80,7 @@ class Admission:
         :return: the context in which to decode the request and submit its events.
         :raises ApiError: 503 ``overloaded`` if that takes too long.
         """
-        if small and key not in self._turns and self._has_room(key):
+        if small and key not in self._turns and self._has_room(key, True):
             return Admitted(self, key) if brief else await self.pace(key)
         await self.take_turn(key)
         return Admitted(self, key, has_turn=True)
@@ -102,7 +102,7 @@ class Admission:
         :param first: wait before the other requests of the key: this one has begun.
         :raises ApiError: 503 ``overloaded`` if that takes too long.
         """
-        if self._taken or self._turns or not self._has_room(key):
+        if self._taken or self._turns or not self._has_room(key, False):
             await self._queue(self._turns, key, first=first)
         else:
             self._taken = True
@@ -125,7 +125,7 @@ class Admission:
         """Let waiting requests in; called when there may be room again."""
         if self._turns and not self._taken:
             for key in list(self._turns):
-                if self._has_room(key) and self._release(self._turns, key):
+                if self._has_room(key, False) and self._release(self._turns, key):
                     self._taken = True
                     break
 

@@ -5,7 +5,8 @@ Requests that arrive during a call wait and share the next call; a request that 
 written at once. A storage may take several calls at the same time. Then the next call begins beside
 the others as soon as enough requests wait (:attr:`WriteQueue.is_due`), so that the store works on
 one call while this process prepares another. A call takes requests of all write keys in rotation,
-so one busy key does not delay the others.
+so one busy key does not delay the others. A large request is submitted in parts
+(:mod:`engage.pipeline.ingest`); while other keys wait, a call takes one of them, not all that fit.
 
 The waiting requests are limited in weight and bytes, in total and for each key. The limit is asked
 for before a request is decoded (:mod:`engage.pipeline.admission`): :meth:`GroupCommit.submit`
@@ -32,7 +33,16 @@ from typing import Final, Generic, TypeVar
 from engage.api import StorageUnavailable
 from engage.errors import shutting_down
 
-__all__ = ["GROUP_BYTES", "GROUP_WEIGHT", "GroupCommit", "Room", "WriteQueue", "WriteRequest"]
+__all__ = [
+    "GROUP_BYTES",
+    "GROUP_WEIGHT",
+    "PART_BYTES",
+    "PART_WEIGHT",
+    "GroupCommit",
+    "Room",
+    "WriteQueue",
+    "WriteRequest",
+]
 
 _log = logging.getLogger(__name__)
 
@@ -45,6 +55,9 @@ _DOWN: Final = 2
 #: for all of it.
 GROUP_WEIGHT: Final = 4000
 GROUP_BYTES: Final = 16 * 1024 * 1024
+#: The same for a part of a large request. The requests of other keys wait for about two parts.
+PART_WEIGHT: Final = 1000
+PART_BYTES: Final = 1024 * 1024
 
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
@@ -105,7 +118,13 @@ class GroupCommit(Generic[_Item, _Result]):
         self._healthy = True
 
     def submit(
-        self, items: Sequence[_Item], size: int, *, weight: int | None = None, key: str = ""
+        self,
+        items: Sequence[_Item],
+        size: int,
+        *,
+        weight: int | None = None,
+        key: str = "",
+        part: bool = False,
     ) -> asyncio.Future[Sequence[_Result]]:
         """Queue items to be written together with those of other callers.
 
@@ -114,6 +133,7 @@ class GroupCommit(Generic[_Item, _Result]):
         :param size: bytes of all items together.
         :param weight: the cost of the items for the storage; ``None`` for one each.
         :param key: the write key, or another name for who sends them.
+        :param part: whether they are part of a large request.
         :return: one result per item, in their order. It raises :class:`StorageUnavailable` if not
             all items are durable; its cause is the error of the storage, if there is one.
         :raises ApiError: 503 ``shutting_down``; nothing was written.
@@ -125,7 +145,8 @@ class GroupCommit(Generic[_Item, _Result]):
             loop = self._loop = asyncio.get_running_loop()
         future: asyncio.Future[Sequence[_Result]] = loop.create_future()
         weight = len(items) if weight is None else weight
-        request = WriteRequest(key, items, weight, size, loop.time() + self._timeout, future)
+        deadline = loop.time() + self._timeout
+        request = WriteRequest(key, items, weight, size, deadline, future, part)
         if self._recovering:
             _fail([request])
             return future
@@ -311,6 +332,8 @@ class WriteRequest(Generic[_Item, _Result]):
     deadline: float
     #: For one result per item.
     future: asyncio.Future[Sequence[_Result]]
+    #: Whether it is part of a large request.
+    part: bool = False
 
 
 @dataclasses.dataclass(slots=True)
@@ -319,6 +342,9 @@ class _Usage:
 
     weight: int = 0
     size: int = 0
+
+
+_NOTHING: Final = _Usage()
 
 
 class Room(Generic[_Item, _Result]):
@@ -340,20 +366,23 @@ class Room(Generic[_Item, _Result]):
         #: How many items wait or are being written.
         self.items = 0
 
-    def has_room(self, key: str) -> bool:
+    def has_room(self, key: str, small: bool) -> bool:
         """Return whether a request of a write key may be added.
 
-        A key that has nothing in a full queue has room for a first request, up to twice the limit
-        in total: other keys cannot shut it out.
+        Other keys cannot shut a key out: a full queue, which all keys would share in equal parts,
+        still has room for a key that has less than half of such a part. Only large requests are
+        then limited by the bytes of all keys, to twice the maximum: there may be many keys.
         """
-        used = self._used.get(key)
-        if used is None:
-            return self._weight < 2 * self._max_weight and self._bytes < 2 * self._max_bytes
+        used = self._used.get(key, _NOTHING)
+        if used.weight >= self._key_weight or used.size >= self._key_bytes:
+            return False
+        if self._weight < self._max_weight and self._bytes < self._max_bytes:
+            return True
+        halves = 2 * len(self._used)
         return (
-            self._weight < self._max_weight
-            and self._bytes < self._max_bytes
-            and used.weight < self._key_weight
-            and used.size < self._key_bytes
+            used.weight * halves < self._max_weight
+            and used.size * halves < self._max_bytes
+            and (small or self._bytes < 2 * self._max_bytes)
         )
 
     def add(self, request: WriteRequest[_Item, _Result]) -> None:
@@ -425,6 +454,7 @@ class WriteQueue(Room[_Item, _Result]):
     def next_group(self) -> list[WriteRequest[_Item, _Result]]:
         """Remove the requests of the next write from the queues, one of each key in turn."""
         queues = self._queues
+        contested = len(queues) > 1
         group: list[WriteRequest[_Item, _Result]] = []
         weight = size = 0
         max_weight, max_size = GROUP_WEIGHT // self._writes, GROUP_BYTES // self._writes
@@ -447,7 +477,8 @@ class WriteQueue(Room[_Item, _Result]):
                 del queues[key]
                 if waiting:
                     queues[key] = waiting
-                    left.append(key)
+                    if not (contested and request.part):
+                        left.append(key)
             keys = left
         self._writing += weight
         for request in group:

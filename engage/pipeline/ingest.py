@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from engage.api import (
     CONFLICT,
@@ -29,7 +29,7 @@ from engage.api import (
 )
 from engage.monitoring.throttle import Throttle
 from engage.pipeline.admission import QUEUE_WAIT, Admission
-from engage.pipeline.group_commit import GROUP_WEIGHT, GroupCommit
+from engage.pipeline.group_commit import PART_BYTES, PART_WEIGHT, GroupCommit
 from engage.upkeep.time_limit import within
 
 if TYPE_CHECKING:
@@ -40,10 +40,15 @@ __all__ = ["Ingest", "size_of_events", "size_of_letters"]
 
 _log = logging.getLogger(__name__)
 
+_Item = TypeVar("_Item")
+_Result = TypeVar("_Result")
+
 #: In Python 3.11, looking up a member of an enumeration takes as long as a call.
 _STORED: Final = Status.STORED
 #: Bytes that an event or letter needs in memory besides its body: objects, ids, the future.
 _OVERHEAD: Final = 500
+#: The weight of a dead letter: what storing it costs, in events.
+_LETTER_WEIGHT: Final = 4
 #: Seconds between two attempts to reopen the store, or to open the log.
 REOPEN_PAUSE: Final = 1.0
 #: Seconds between two log lines about the same budget of dead letters: it may be full for days.
@@ -133,8 +138,8 @@ class Ingest:
     ) -> Awaitable[Sequence[Outcome]]:
         """Queue events; the returned future completes once all of them are durable.
 
-        Events that change very much are written to the store in several writes, so that no write
-        needs much more memory than others.
+        Many, large or heavy events are written in parts: between two parts, the store writes the
+        events of other keys.
 
         :param key: the write key, or another name for who sends the events.
         :param restated: the message ids of events that are never conflicts. Only a log is told:
@@ -144,13 +149,9 @@ class Ingest:
         :raises ApiError: 503 ``shutting_down``; nothing was written.
         """
         size, weight = size_of_events(events)
-        if weight <= GROUP_WEIGHT or len(events) == 1:
+        if (weight <= PART_WEIGHT and size <= PART_BYTES) or len(events) == 1:
             return self._events.submit(events, size, weight=weight, key=key)
-        return _joined([self._submit_part(part, key) for part in _parts(events)])
-
-    def _submit_part(self, events: Sequence[Event], key: str) -> asyncio.Future[Sequence[Outcome]]:
-        size, weight = size_of_events(events)
-        return self._events.submit(events, size, weight=weight, key=key)
+        return _in_parts(self._events, events, size_of_events, key)
 
     async def keep(self, letters: Sequence[DeadLetter]) -> Sequence[bool]:
         """Store dead letters and return once they are durable.
@@ -177,7 +178,7 @@ class Ingest:
         """Store dead letters as :meth:`keep` does, but count none of them."""
         if not isinstance(self.store, DeadLetterStore):
             return [False] * len(letters)
-        return await self._letters.submit(letters, size_of_letters(letters))
+        return await _in_parts(self._letters, letters, _weigh_letters)
 
     def reopen(self) -> asyncio.Task[None]:
         """Close and open the store in the background until it opens; return the task."""
@@ -287,27 +288,42 @@ def size_of_letters(letters: Sequence[DeadLetter]) -> int:
     return sum(_OVERHEAD + len(letter.item) + len(letter.envelope or b"") for letter in letters)
 
 
-def _parts(events: Sequence[Event]) -> list[list[Event]]:
-    """Split events into parts of at most the weight of one write, where one event does not exceed
-    it."""
-    parts: list[list[Event]] = [[]]
-    weight = 0
-    for event in events:
-        if parts[-1] and weight + event.weight > GROUP_WEIGHT:
-            parts.append([])
-            weight = 0
-        parts[-1].append(event)
-        weight += event.weight
-    return parts
+def _weigh_letters(letters: Sequence[DeadLetter]) -> tuple[int, int]:
+    return size_of_letters(letters), _LETTER_WEIGHT * len(letters)
 
 
-async def _joined(parts: Sequence[asyncio.Future[Sequence[Outcome]]]) -> Sequence[Outcome]:
-    """Return the outcomes of all parts, in their order."""
+def _in_parts(
+    group_commit: GroupCommit[_Item, _Result],
+    items: Sequence[_Item],
+    weigh: Callable[[Sequence[_Item]], tuple[int, int]],
+    key: str = "",
+) -> Awaitable[Sequence[_Result]]:
+    """Queue items in parts within the limits of a part, except for a single item.
+
+    :param weigh: returns the bytes and the weight of items.
+    """
+    parts: list[asyncio.Future[Sequence[_Result]]] = []
+    start = size = weight = 0
+    for index, item in enumerate(items):
+        item_size, item_weight = weigh((item,))
+        size += item_size
+        weight += item_weight
+        if index > start and (size > PART_BYTES or weight > PART_WEIGHT):
+            part = items[start:index]
+            size, weight = size - item_size, weight - item_weight
+            parts.append(group_commit.submit(part, size, weight=weight, key=key, part=True))
+            start, size, weight = index, item_size, item_weight
+    parts.append(group_commit.submit(items[start:], size, weight=weight, key=key, part=True))
+    return _joined(parts)
+
+
+async def _joined(parts: Sequence[asyncio.Future[Sequence[_Result]]]) -> Sequence[_Result]:
+    """Return the results of all parts, in their order."""
     # All parts are waited for, also after one has failed: none of them is abandoned.
     done = await asyncio.gather(*parts, return_exceptions=True)
-    outcomes: list[Outcome] = []
+    results: list[_Result] = []
     for part in done:
         if isinstance(part, BaseException):
             raise part
-        outcomes += part
-    return outcomes
+        results += part
+    return results

@@ -19,7 +19,7 @@ class Room:
     def __init__(self) -> None:
         self.full: set[str] = set()
 
-    def __call__(self, key: str) -> bool:
+    def __call__(self, key: str, small: bool) -> bool:
         return key not in self.full and "all" not in self.full
 
 

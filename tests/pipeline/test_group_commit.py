@@ -99,28 +99,63 @@ async def test_a_key_has_room_below_the_limits(weight: int, size: int, room: boo
     gate = target.hold()
     first = target.group_commit.submit(["a"], size, weight=weight, key="one")
     await turns()
-    assert target.group_commit.queue.has_room("one") is room
-    assert target.group_commit.queue.has_room("another")
+    assert target.group_commit.queue.has_room("one", small=True) is room
+    assert target.group_commit.queue.has_room("another", small=True)
     gate.set()
     await first
-    assert target.group_commit.queue.has_room("one")
+    assert target.group_commit.queue.has_room("one", small=True)
 
 
 @pytest.mark.parametrize(("weight", "size"), [(1, 1), (0, 100)])
 async def test_a_key_has_no_more_than_its_share(weight: int, size: int) -> None:
-    """A key that has nothing in a full queue still has room, up to twice the limit."""
     target = Target(max_weight=10, max_bytes=1000, share=0.5)
     gate = target.hold()
-    commit, requests = target.group_commit, []
-    for key, count, asking, room in (
-        *(("one", 4, "one", True), ("one", 1, "one", False), ("two", 5, "three", True)),
-        *(("three", 9, "four", True), ("three", 1, "four", False)),
-    ):
-        requests.append(commit.submit(["a"], count * size, weight=count * weight, key=key))
-        assert commit.queue.has_room(asking) is room
+    submit, queue = target.group_commit.submit, target.group_commit.queue
+    requests = [submit(["a"], 4 * size, weight=4 * weight, key="one")]
+    assert queue.has_room("one", small=True)
+    requests.append(submit(["a"], size, weight=weight, key="one"))
+    assert not queue.has_room("one", small=True)
+    assert queue.has_room("two", small=True)
     gate.set()
     await asyncio.gather(*requests)
-    assert commit.queue.has_room("one")
+    assert queue.has_room("one", small=True)
+
+
+@pytest.mark.parametrize("small", [True, False])
+async def test_a_heavy_request_leaves_room_for_other_keys(small: bool) -> None:
+    """However heavy: it is divided, and written between the requests of the others."""
+    target = Target(max_weight=100, share=0.5)
+    gate = target.hold()
+    submit, queue = target.group_commit.submit, target.group_commit.queue
+    requests = [submit(["a"], 1, weight=100_000, key="heavy")]
+    for _ in range(24):
+        assert queue.has_room("other", small)
+        requests.append(submit(["b"], 1, key="other"))
+    # Two keys: the equal part of each is 50, and half of that is left in a full queue.
+    assert queue.has_room("other", small)
+    requests.append(submit(["b"], 1, key="other"))
+    assert not queue.has_room("other", small)
+    assert queue.has_room("third", small)
+    gate.set()
+    await asyncio.gather(*requests)
+
+
+async def test_only_large_requests_are_refused_for_the_bytes_of_other_keys() -> None:
+    target = Target(max_bytes=1000, share=0.5)
+    gate = target.hold()
+    submit, queue = target.group_commit.submit, target.group_commit.queue
+    requests = [submit(["a"], 999, key="one"), submit(["a"], 1000, key="two")]
+    assert queue.has_room("three", small=False)
+    requests.append(submit(["a"], 1, key="two"))
+    assert not queue.has_room("three", small=False)
+    assert queue.has_room("three", small=True)
+    # A third of 1000 is the equal part of each, and half of that is left.
+    requests.append(submit(["a"], 166, key="three"))
+    assert queue.has_room("three", small=True)
+    requests.append(submit(["a"], 1, key="three"))
+    assert not queue.has_room("three", small=True)
+    gate.set()
+    await asyncio.gather(*requests)
 
 
 async def test_keys_are_written_in_rotation(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -132,6 +167,25 @@ async def test_keys_are_written_in_rotation(monkeypatch: pytest.MonkeyPatch) -> 
     await asyncio.gather(*busy, quiet)
     assert target.calls[0] == ["busy 0", "quiet", "busy 1"]
     assert [len(call) for call in target.calls] == [3, 3, 1]
+
+
+async def test_other_keys_come_between_the_parts_of_a_large_request() -> None:
+    target = Target()
+    submit = target.group_commit.submit
+    gates = target.hold_each(4)
+    parts = [submit([f"part {number}"], 1, key="large", part=True) for number in range(5)]
+    await turns()
+    # Nobody else waits, so the parts are one call.
+    assert target.calls == [[f"part {number}" for number in range(5)]]
+    parts += [submit([f"more {number}"], 1, key="large", part=True) for number in range(3)]
+    other = [submit([name], 1, key="other") for name in ("a", "b")]
+    gates[0].set()
+    await turns()
+    assert target.calls[1] == ["more 0", "a", "b"]
+    for gate in gates:
+        gate.set()
+    await asyncio.gather(*parts, *other)
+    assert target.calls[2:] == [["more 1", "more 2"]]
 
 
 async def test_a_cancelled_caller_does_not_cancel_the_call() -> None:
@@ -375,12 +429,12 @@ async def test_both_calls_count_as_used_room() -> None:
     target = Target(calls=2, max_weight=2)
     gates = target.hold_each(2)
     requests = await started(target, "a")
-    assert target.group_commit.queue.has_room("")
+    assert target.group_commit.queue.has_room("", small=True)
     requests += await started(target, "b")
-    assert not target.group_commit.queue.has_room("")
+    assert not target.group_commit.queue.has_room("", small=True)
     gates[0].set()
     await turns()
-    assert target.group_commit.queue.has_room("")
+    assert target.group_commit.queue.has_room("", small=True)
     gates[1].set()
     await asyncio.gather(*requests)
 
@@ -502,4 +556,4 @@ async def test_every_request_gets_its_results(calls: int) -> None:
     assert min(calls, 2) <= most <= calls
     await target.group_commit.drain()
     assert target.group_commit.queue.items == target.group_commit.queue.waiting == 0
-    assert target.group_commit.queue.has_room("")
+    assert target.group_commit.queue.has_room("", small=True)

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from engage.api import CONFLICT, Event, EventStore, Status, StorageUnavailable
+from engage.api import CONFLICT, DeadLetter, Event, EventStore, Status, StorageUnavailable
 from engage.config import DEFAULT_LIMITS
 from engage.errors import ApiError
 from engage.pipeline import ingest as ingest_module
@@ -100,6 +100,55 @@ async def test_events_that_change_very_much_are_written_in_several_writes() -> N
     assert [outcome.status for outcome in outcomes] == [Status.STORED] * 21
     assert [len(write) for write in store.writes] == [7, 7, 6, 1]
     assert list(chain.from_iterable(store.writes)) == [event.message_id for event in events]
+
+
+@pytest.mark.parametrize(
+    ("weight", "size", "writes"),
+    [
+        (500, 10, [["a", "b", "other"]]),
+        (501, 10, [["a", "other"], ["b"]]),
+        (1, 2**19 - 500, [["a", "b", "other"]]),
+        (1, 2**19 - 499, [["a", "other"], ["b"]]),
+        (100_000, 10, [["a"], ["other"], ["b"]]),
+    ],
+)
+async def test_events_of_other_keys_come_between_the_parts_of_a_request(
+    weight: int, size: int, writes: list[list[str]]
+) -> None:
+    """On both sides of the limits of a part: in weight and in bytes."""
+    store = MemoryStore()
+    gate = asyncio.Event()
+    store.before = lambda events: gate.wait()
+    ingest = make(store, CountingMetrics())
+    requests = [ingest.submit([make_event("blocks")], "third key")]
+    await turns()
+    heavy = [
+        dataclasses.replace(make_event(name, body=b"x" * size), weight=weight) for name in "ab"
+    ]
+    requests.append(ingest.submit(heavy, "key"))
+    with await ingest.admission.enter("another key", small=True):
+        requests.append(ingest.submit([make_event("other")], "another key"))
+    gate.set()
+    await asyncio.gather(*requests)
+    assert store.writes[1:] == writes
+
+
+async def test_dead_letters_of_a_request_are_kept_in_parts() -> None:
+    """Between two parts, the store can write events."""
+    store = MemoryStore()
+    ingest = make(store, CountingMetrics())
+    calls: list[int] = []
+    keep = store.keep
+
+    async def counted(letters: Sequence[DeadLetter]) -> Sequence[bool]:
+        calls.append(len(letters))
+        return await keep(letters)
+
+    store.keep = counted  # type: ignore[method-assign]
+    kept = await ingest.keep([letter(str(number)) for number in range(2500)])
+    assert list(kept) == [True] * 2500
+    assert [name for _, name in store.letters] == [str(number) for number in range(2500)]
+    assert calls == [1000, 1000, 500]
 
 
 async def test_one_failed_write_of_several_fails_the_request() -> None:
