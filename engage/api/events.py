@@ -70,7 +70,8 @@ class Event:
     #: those that the server sets (``type``, ``messageId``, ``timestamp``, ``receivedAt``,
     #: ``workspaceId``, ``writeKeyId``, ``source`` …).
     body: bytes
-    #: What writing it costs, in rows: 1, and 1 for each trait that it sets. Not stored.
+    #: What writing it costs: 1, and 1 for each trait and 2 for the membership that it sets. Not
+    #: stored.
     weight: int = dataclasses.field(default=1, compare=False, repr=False)
 
     @property

@@ -262,7 +262,8 @@ def _id(document: dict[str, Any], field: str) -> str | None:
 def weight_of(kind: str, document: Mapping[str, Any]) -> int:
     """Return the cost of writing an event: see :attr:`engage.api.Event.weight`."""
     if kind == "identify" or kind == "group":
-        return 1 + len(document.get("traits", _EMPTY))
+        membership = 2 if kind == "group" else 0
+        return 1 + membership + len(document.get("traits", _EMPTY))
     return 1
 
 
