@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The newest events and dead letters, read once a second for all tabs together.
 
-It reads the store only while a page is open, and ten open tabs cost the store as much as one. A row
-is durable, because it was read from the store.
+It reads the store only while a page is open, and ten open tabs cost the store as much as one. While
+more events arrive than one read returns, it also reads the newest of each workspace that a tab
+shows: one that is flooded does not hide another. A row is durable, because it was read from the
+store.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ import contextlib
 import dataclasses
 import time
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import orjson
 
@@ -38,7 +40,7 @@ if TYPE_CHECKING:
 
 __all__ = ["RING", "Live", "Row", "Wanted", "row_of_event", "row_of_letter"]
 
-#: Rows that are kept.
+#: Rows that are kept of a workspace.
 RING: Final = 500
 #: Events, and dead letters, that one read of the store returns.
 PAGE: Final = 200
@@ -49,6 +51,7 @@ INTERVAL: Final = 1.0
 PATIENCE: Final = 6.0
 
 Identity = tuple[str, ...]
+_Item = TypeVar("_Item", Event, DeadLetter)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,8 +170,25 @@ def row_of_letter(letter: DeadLetter) -> Row:
     )
 
 
+class _Ring:
+    """The newest rows of one workspace."""
+
+    def __init__(self) -> None:
+        self.rows: collections.deque[Row] = collections.deque(maxlen=RING)
+        #: The events and letters that were read last, oldest first; others are new.
+        self.events: dict[Identity, None] = {}
+        self.letters: dict[Identity, None] = {}
+        #: When someone looked last.
+        self.looked = 0.0
+        #: Whether it has been read, and whether it was in the last read of the store.
+        self.primed = False
+        self.complete = False
+        #: n of the newest row when more came than one read returns.
+        self.gap = 0
+
+
 class Live:
-    """The ring of the newest rows, and the task that fills it.
+    """The rings of the newest rows, one for each workspace, and the task that fills them.
 
     :param clock: the time in seconds, for the pauses.
     """
@@ -179,16 +199,13 @@ class Live:
         self._store = store
         self._reader = reader
         self._clock = clock
-        self._rows: collections.deque[Row] = collections.deque(maxlen=RING)
-        #: The identities in the last read; others are new.
-        self._known: set[Identity] = set()
+        #: By workspace, for those that someone has looked at.
+        self._rings: dict[str, _Ring] = {}
+        #: What the last reads of all workspaces returned.
+        self._newest: set[Identity] = set()
         self._n = 0
-        #: n of the newest row when more came than one read returns.
-        self._gap = 0
-        self._looked = -PATIENCE
         self._polled = asyncio.Lock()
         self._task: asyncio.Task[None] | None = None
-        self._primed = False
         self._refused: list[Refused] = []
         #: Changes when :meth:`refused` does.
         self.refused_version = -1
@@ -204,13 +221,18 @@ class Live:
         """The number of the newest row; rows with a greater one come later."""
         return self._n
 
-    async def look(self) -> None:
+    async def look(self, workspace_id: str) -> None:
         """Note that someone looks: the ring is filled, and kept up to date for some seconds."""
-        self._looked = self._clock()
-        if self._task is None or self._task.done():
+        ring = self._rings.setdefault(workspace_id, _Ring())
+        ring.looked = self._clock()
+        if not self._runs or not (ring.complete or self.error):
             await self._poll()
-            if self._task is None or self._task.done():
+            if not self._runs:
                 self._task = asyncio.create_task(self._run())
+
+    @property
+    def _runs(self) -> bool:
+        return self._task is not None and not self._task.done()
 
     async def close(self) -> None:
         """Stop reading. Idempotent."""
@@ -225,29 +247,35 @@ class Live:
 
         :param after: only rows with a greater ``n``.
         """
-        found = [row for row in self._rows if row.n > after and wanted.matches(row)]
+        rows = self._ring(wanted.workspace_id).rows
+        found = [row for row in rows if row.n > after and wanted.matches(row)]
         return sorted(found, key=lambda row: (row.at, row.n), reverse=True)
 
-    def has_gap(self, after: int) -> bool:
+    def has_gap(self, workspace_id: str, after: int) -> bool:
         """Return whether more events came since a row than there are rows of.
 
         :param after: the number of a row.
         """
-        return self._gap > after
+        return self._ring(workspace_id).gap > after
 
     def refused(self, workspace_id: str) -> list[Refused]:
         """Return the last refused requests of a workspace, and those of no known one."""
         return [row for row in self._refused if row.workspace_id in ("", workspace_id)]
 
-    @property
-    def oldest(self) -> int | None:
-        """``at`` of the oldest row; ``None`` if there is none."""
-        return min((row.at for row in self._rows), default=None)
+    def oldest(self, workspace_id: str) -> int | None:
+        """Return ``at`` of the oldest row; ``None`` if there is none."""
+        return min((row.at for row in self._ring(workspace_id).rows), default=None)
+
+    def _ring(self, workspace_id: str) -> _Ring:
+        return self._rings.get(workspace_id) or _Ring()
+
+    def _is_watched(self, ring: _Ring) -> bool:
+        return self._clock() - ring.looked < PATIENCE
 
     async def _run(self) -> None:
         while True:
             await asyncio.sleep(INTERVAL)
-            if self._clock() - self._looked >= PATIENCE:
+            if not any(map(self._is_watched, self._rings.values())):
                 return
             await self._poll()
 
@@ -255,28 +283,42 @@ class Live:
         async with self._polled:
             self.polls += 1
             try:
-                events, letters = await self._read(), await self._read_letters()
+                events, letters = await self._read(None), await self._read_letters(None)
+                # A full page that has nothing of the page before lacks some: those of a quiet
+                # workspace may be among them.
+                more_events, more_letters = (
+                    len(page) >= PAGE and self._newest.isdisjoint(page)
+                    for page in (events, letters)
+                )
+                for workspace_id, ring in list(self._rings.items()):
+                    if not self._is_watched(ring):
+                        ring.complete = False
+                        continue
+                    own, own_letters = events, letters
+                    if more_events or not ring.complete:
+                        own = await self._read(workspace_id)
+                    if more_letters or not ring.complete:
+                        own_letters = await self._read_letters(workspace_id)
+                    self._add(workspace_id, ring, own, own_letters)
+                self._newest = events.keys() | letters.keys()
                 await self._read_refused()
             except StorageUnavailable as error:
                 self.error = str(error)
                 return
             self.error = None
-            self._add(events, letters)
-            self._primed = True
 
-    async def _read(self) -> dict[Identity, Event]:
-        page = await self._reader.read(
-            self._store.recent(EventFilter(), limit=PAGE), within=READ_SECONDS
-        )
+    async def _read(self, workspace_id: str | None) -> dict[Identity, Event]:
+        wanted = EventFilter(workspace_id=workspace_id)
+        page = await self._reader.read(self._store.recent(wanted, limit=PAGE), within=READ_SECONDS)
         self.possible = page is not None
         return {one.identity: one for one in (page.items if page else ())}
 
-    async def _read_letters(self) -> dict[Identity, DeadLetter]:
+    async def _read_letters(self, workspace_id: str | None) -> dict[Identity, DeadLetter]:
         store = self._store
         if not isinstance(store, DeadLetterStore):
             return {}
         page = await self._reader.read(
-            store.recent_dead_letters(None, limit=PAGE), within=READ_SECONDS
+            store.recent_dead_letters(workspace_id, limit=PAGE), within=READ_SECONDS
         )
         return {("letter", one.workspace_id, one.id): one for one in (page.items if page else ())}
 
@@ -292,15 +334,39 @@ class Live:
             self._refused = refused_of(page.items)
             self.refused_version = version
 
-    def _add(self, events: dict[Identity, Event], letters: dict[Identity, DeadLetter]) -> None:
-        stored = [row_of_event(one) for key, one in events.items() if key not in self._known]
-        rejected = [row_of_letter(one) for key, one in letters.items() if key not in self._known]
-        self._known = events.keys() | letters.keys()
-        # They were read newest first; of rows with one time, the last one stored is the newest.
-        rows = (stored + rejected)[::-1]
-        rows.sort(key=lambda row: row.at)
+    def _add(
+        self,
+        workspace_id: str,
+        ring: _Ring,
+        events: dict[Identity, Event],
+        letters: dict[Identity, DeadLetter],
+    ) -> None:
+        stored = [row_of_event(one) for one in _new(ring.events, events, workspace_id)]
+        rejected = [row_of_letter(one) for one in _new(ring.letters, letters, workspace_id)]
+        # Of rows with one time, the last one stored is the newest.
+        rows = sorted(rejected + stored, key=lambda row: row.at)
         for row in rows:
             self._n += 1
-            self._rows.append(dataclasses.replace(row, n=self._n))
-        if self._primed and PAGE in (len(stored), len(rejected)):
-            self._gap = self._n
+            ring.rows.append(dataclasses.replace(row, n=self._n))
+        if ring.primed and PAGE in (len(stored), len(rejected)):
+            ring.gap = self._n
+        ring.primed = ring.complete = True
+
+
+def _new(
+    known: dict[Identity, None], found: dict[Identity, _Item], workspace_id: str
+) -> list[_Item]:
+    """Return the items of a workspace that are not known yet, oldest first, and remember them.
+
+    :param found: newest first.
+    """
+    new = {
+        key: item
+        for key, item in reversed(found.items())
+        if key not in known and item.workspace_id == workspace_id
+    }
+    known.update(dict.fromkeys(new))
+    # A page never reaches back beyond these.
+    for key in list(known)[: -2 * PAGE]:
+        del known[key]
+    return list(new.values())

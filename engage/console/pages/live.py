@@ -31,7 +31,7 @@ class LiveHandler(ConsoleHandler):
         """Show the rows of the ring that the filters select."""
         live = self.console.live
         wanted = wanted_of(self)
-        await live.look()
+        await live.look(self.workspace.id)
         if live.error is not None:
             self.show_outage(live.error)
         rows = [] if self.unverified else live.rows(wanted)
@@ -43,7 +43,7 @@ class LiveHandler(ConsoleHandler):
             last=live.last,
             wanted=wanted,
             filtered=wanted != Wanted(workspace_id=wanted.workspace_id),
-            oldest=live.oldest,
+            oldest=live.oldest(self.workspace.id),
             possible=live.possible,
             types=EVENT_TYPES,
             keys=[key.id for key in self.console.keys.of(self.workspace.id)],
@@ -62,7 +62,7 @@ class LiveJsonHandler(ConsoleHandler):
             after = int(self.get_query_argument("after", "0"))
         except ValueError:
             after = 0
-        await live.look()
+        await live.look(self.workspace.id)
         # A page of an earlier process of the console begins again.
         if after > live.last:
             after = 0
@@ -73,7 +73,7 @@ class LiveJsonHandler(ConsoleHandler):
             {
                 "after": live.last,
                 "rows": [row.as_dict() for row in rows],
-                "gap": live.has_gap(after),
+                "gap": live.has_gap(self.workspace.id, after),
                 "outage": self.unverified or live.error,
                 "last": self.console.reader.last_good,
                 "refusedVersion": version,

@@ -204,7 +204,7 @@ class OverviewHandler(_Reads):
         """Show the overview, or how to send a first event."""
         workspace = self.workspace.id
         live = self.console.live
-        await live.look()
+        await live.look(workspace)
         if live.error is not None:
             self.show_outage(live.error)
         data = await self.history()

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
+import itertools
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -20,6 +22,7 @@ from engage.monitoring.refusals import Refusal, Refusals
 from support.sqlite import config_file, open_store
 
 ACME = Wanted(workspace_id="acme")
+OTHER = Wanted(workspace_id="other")
 
 
 def event(number: int, *, at: int | None = None, workspace: str = "acme", **fields: str) -> Event:
@@ -78,7 +81,7 @@ async def polled(live: Live, times: int) -> None:
     first = live.polls
     async with asyncio.timeout(120):
         while live.polls < first + times:
-            await live.look()
+            await live.look("acme")
             await asyncio.sleep(0.01)
 
 
@@ -86,7 +89,7 @@ async def arrived(live: Live, count: int, wanted: Wanted = ACME) -> None:
     """Look until there are so many rows."""
     async with asyncio.timeout(120):
         while len(live.rows(wanted)) < count:
-            await live.look()
+            await live.look("acme")
             await asyncio.sleep(0.01)
 
 
@@ -95,7 +98,7 @@ async def test_stored_and_rejected_stand_beside_each_other_newest_first(tmp_path
         await store.write([event(1), event(3), event(4, workspace="other")])
         assert isinstance(store, DeadLetterStore)
         await store.put([letter(2)])
-        await live.look()
+        await live.look("acme")
         rows = live.rows(ACME)
         assert [(row.status, row.at) for row in rows] == [
             ("stored", 1_000_003),
@@ -104,13 +107,14 @@ async def test_stored_and_rejected_stand_beside_each_other_newest_first(tmp_path
         ]
         assert rows[1].preview == "event: is required"
         assert rows[0].preview == "n 3"
-        assert [row.id for row in live.rows(Wanted(workspace_id="other"))] == ["m4"]
+        await live.look("other")
+        assert [row.id for row in live.rows(OTHER)] == ["m4"]
 
 
 async def test_new_rows_come_once_and_have_greater_numbers(tmp_path: Path) -> None:
     async with ring(tmp_path) as (live, store):
         await store.write([event(1)])
-        await live.look()
+        await live.look("acme")
         after = live.last
         await store.write([event(2)])
         await arrived(live, 2)
@@ -124,7 +128,7 @@ async def test_an_event_that_is_stored_late_appears(tmp_path: Path) -> None:
     """Another host, or a clock behind: its time is before that of rows that were read already."""
     async with ring(tmp_path) as (live, store):
         await store.write([event(10)])
-        await live.look()
+        await live.look("acme")
         after = live.last
         await store.write([event(5)])
         await arrived(live, 2)
@@ -135,22 +139,71 @@ async def test_an_event_that_is_stored_late_appears(tmp_path: Path) -> None:
 async def test_a_gap_is_known(tmp_path: Path) -> None:
     async with ring(tmp_path) as (live, store):
         await store.write([event(0)])
-        await live.look()
+        await live.look("acme")
         after = live.last
         await store.write([event(number) for number in range(1, 701)])
         await arrived(live, 2)
         rows = live.rows(ACME, after)
-        assert (len(rows), live.has_gap(after)) == (PAGE, True)
+        assert (len(rows), live.has_gap("acme", after)) == (PAGE, True)
         assert rows[0].id == "m700"
         # They do not appear later.
         await polled(live, 3)
         assert len(live.rows(ACME, after)) == PAGE
-        assert not live.has_gap(live.last)
+        assert not live.has_gap("acme", live.last)
+
+
+async def test_a_flooded_workspace_hides_nothing_of_a_quiet_one(tmp_path: Path) -> None:
+    """Neither its events nor its dead letters, also if nobody looked at it before the flood."""
+    async with ring(tmp_path) as (live, store):
+        assert isinstance(store, DeadLetterStore)
+        await live.look("other")
+        numbers = itertools.count()
+        for watched in (False, True):
+            before = live.rows(ACME)
+            gap = live.last
+            await store.write([event(next(numbers))])
+            await store.put([letter(next(numbers))])
+            flood = [next(numbers) for _ in range(3 * PAGE)]
+            await store.write([event(number, workspace="other") for number in flood])
+            await store.put(
+                [dataclasses.replace(letter(number), workspace_id="other") for number in flood]
+            )
+            await arrived(live, len(before) + 2)
+            rows = live.rows(ACME)
+            assert [row.status for row in rows] == ["rejected", "stored"] * (1 + watched)
+            assert not live.has_gap("acme", gap)
+            await live.look("other")
+            async with asyncio.timeout(120):
+                while watched and not live.has_gap("other", gap):
+                    await live.look("other")
+                    await asyncio.sleep(0.01)
+        # No row comes twice.
+        await polled(live, 3)
+        assert len(live.rows(ACME)) == 4
+
+
+async def test_a_workspace_that_nobody_looks_at_is_read_when_someone_does(tmp_path: Path) -> None:
+    async with ring(tmp_path) as (live, store):
+        await live.look("acme")
+        looked = time.monotonic()
+        while time.monotonic() - looked <= module.PATIENCE:
+            await live.look("other")
+            await asyncio.sleep(0.01)
+        await store.write([event(1)])
+        for number in range(3):
+            await store.write([event(10 + number, workspace="other")])
+            polls = live.polls
+            while live.polls < polls + 2:
+                await live.look("other")
+                await asyncio.sleep(0.01)
+        assert live.rows(ACME) == []
+        await live.look("acme")
+        assert [row.id for row in live.rows(ACME)] == ["m1"]
 
 
 async def test_the_ring_is_bounded(tmp_path: Path) -> None:
     async with ring(tmp_path) as (live, store):
-        await live.look()
+        await live.look("acme")
         for burst in range(4):
             await store.write([event(burst * PAGE + number) for number in range(PAGE)])
             await polled(live, 2)
@@ -162,34 +215,34 @@ async def test_ten_tabs_cost_what_one_costs_and_without_tabs_nothing_is_read(
     tmp_path: Path,
 ) -> None:
     async with ring(tmp_path) as (live, _):
-        await asyncio.gather(*(live.look() for _ in range(10)))
+        await asyncio.gather(*(live.look("acme") for _ in range(10)))
         first, began = live.polls, time.monotonic()
         await asyncio.sleep(0.1)
         for _ in range(10):
-            await live.look()
+            await live.look("acme")
         assert live.polls - first <= 3 + (time.monotonic() - began) / module.INTERVAL
         polls = 0
         while live.polls != polls:
             polls = live.polls
             await asyncio.sleep(0.3)
-        await live.look()
+        await live.look("acme")
         assert live.polls == polls + 1
 
 
 async def test_a_store_that_does_not_answer_keeps_the_rows(tmp_path: Path) -> None:
     async with ring(tmp_path) as (live, store):
         await store.write([event(1)])
-        await live.look()
+        await live.look("acme")
         await store.close()
         async with asyncio.timeout(120):
             while live.error is None:
-                await live.look()
+                await live.look("acme")
                 await asyncio.sleep(0.01)
         assert len(live.rows(ACME)) == 1
         await store.open(create=False)
         async with asyncio.timeout(120):
             while live.error is not None:
-                await live.look()
+                await live.look("acme")
                 await asyncio.sleep(0.01)
         assert len(live.rows(ACME)) == 1
 
@@ -203,7 +256,7 @@ async def test_refused_requests_are_read_when_they_change(tmp_path: Path) -> Non
         refusals.add(refusal, 5)
         body = orjson.dumps({"rows": refusals.entries()})
         await store.put_record(Record(kind="refused", workspace_id="", id="p1", body=body, at=5))
-        await live.look()
+        await live.look("acme")
         (refused,) = live.refused("acme")
         assert (refused.count, refused.status, refused.code) == (2, 401, "invalid_write_key")
 
@@ -211,7 +264,7 @@ async def test_refused_requests_are_read_when_they_change(tmp_path: Path) -> Non
 async def test_filters(tmp_path: Path) -> None:
     async with ring(tmp_path) as (live, store):
         await store.write([event(1), event(2, event="Refund")])
-        await live.look()
+        await live.look("acme")
         assert [row.id for row in live.rows(Wanted(workspace_id="acme", name="Refund"))] == ["m2"]
         assert live.rows(Wanted(workspace_id="acme", status="rejected")) == []
         assert len(live.rows(Wanted(workspace_id="acme", key="website", user="ann"))) == 2
@@ -237,7 +290,7 @@ def test_a_row_shows_hostile_text_harmlessly_and_in_bounds() -> None:
 
 async def test_rows_of_one_time_have_the_order_in_which_they_were_stored(tmp_path: Path) -> None:
     async with ring(tmp_path) as (live, store):
-        await live.look()
+        await live.look("acme")
         await store.write([event(number, at=1_000_000) for number in range(300)])
         await arrived(live, 2)
         assert [row.id for row in live.rows(ACME)] == [f"m{n}" for n in range(299, 99, -1)]
