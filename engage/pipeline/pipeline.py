@@ -9,6 +9,7 @@ everything in it is durable, including dead letters.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
@@ -93,6 +94,7 @@ class Pipeline:
         )
         self._ingest = ingest
         self._decoding_again = asyncio.Lock()
+        self._keeping_large = asyncio.Lock()
         self._metrics = metrics
         self._clock = Clock() if clock is None else clock
         self._last_arrival: tuple[Principal | None, Arrival | None] = (None, None)
@@ -202,9 +204,13 @@ class Pipeline:
         if written is not None:
             failed = await self._items.add_outcomes(state, await written)
             if failed:
-                items = await self._decode_again(raw, encoding, principal)
-                await self._items.add_failed(failed, items, arrival, state)
-                letters += self._items.letters(items, arrival, state)
+                # Until their letters are kept, the items of a large body need much memory again.
+                small = _is_small(raw, encoding)
+                async with contextlib.nullcontext() if small else self._keeping_large:
+                    items = await self._decode_again(raw, encoding, principal)
+                    await self._items.add_failed(failed, items, arrival, state)
+                    letters += self._items.letters(items, arrival, state)
+                    del items
         self._items.count(state, arrival)
         await self._ingest.keep(letters)
         rejected = state.sorted_rejected()
@@ -283,7 +289,7 @@ class Pipeline:
         self, raw: bytes, encoding: Encoding, key: str, *, brief: bool = False
     ) -> Admitted:
         """Wait until a body may be decoded: see :meth:`Admission.enter`."""
-        small = encoding == "identity" and len(raw) <= LARGE_BODY
+        small = _is_small(raw, encoding)
         return await self._ingest.admission.enter(key, small=small, brief=brief)
 
     async def _decode(self, raw: bytes, encoding: Encoding, principal: Principal | None) -> Any:
@@ -365,6 +371,10 @@ class Pipeline:
             # In an item this is an error; in the envelope it must not fail all items.
             sent_at = None
         return Envelope(sent_at=sent_at, context=context, integrations=integrations)
+
+
+def _is_small(raw: bytes, encoding: Encoding) -> bool:
+    return encoding == "identity" and len(raw) <= LARGE_BODY
 
 
 def _share_of(principal: Principal | None) -> str:
