@@ -164,12 +164,15 @@ class Checkpoints:
         """Wait until the thread has ended, if there is one.
 
         :raises StorageUnavailable: if it takes too long.
+        :raises OSError: if all of the log is to be copied again, and that cannot be noted.
         """
         if self._copying is not None:
             self._copying.join(self._settings.timeout)
             if self._copying.is_alive():
                 raise StorageUnavailable(f"{self._settings.path}: the log cannot be copied in time")
-            self._copying = None
+            copied, self._copying = self._copying, None
+            if copied.error is not None:
+                self._index.forget_copied()
 
     def forget_copied(self) -> None:
         """Make the next checkpoint copy all of the log, because of an error of the disk.

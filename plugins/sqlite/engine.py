@@ -91,7 +91,7 @@ class Engine(Transactions):
 
     def close(self) -> None:
         """Close the store, and save the keys so that it opens faster."""
-        with contextlib.suppress(StorageUnavailable):
+        with contextlib.suppress(StorageUnavailable, OSError):
             self._checkpoints.wait()
         with contextlib.suppress(OSError):
             self.keys.save()
