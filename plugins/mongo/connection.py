@@ -180,11 +180,13 @@ class Connection:
             return
         # The client ends its sessions with the server, which may not answer. Motor's waits for that
         # in the thread that calls it: this must not be that of the event loop.
-        with pymongo.timeout(CLOSE_SECONDS):
-            if inspect.iscoroutinefunction(client.close):
-                await client.close()
-            else:
-                await asyncio.to_thread(client.close)
+        with pymongo.timeout(CLOSE_SECONDS), contextlib.suppress(TimeoutError):
+            # The asynchronous client waits for its monitors without a limit.
+            async with asyncio.timeout(self.timeout):
+                if inspect.iscoroutinefunction(client.close):
+                    await client.close()
+                else:
+                    await asyncio.to_thread(client.close)
 
     @contextlib.contextmanager
     def calling(self, *, seconds: float | None = None, scan: bool = False) -> Iterator[Any]:
