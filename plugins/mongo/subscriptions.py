@@ -58,6 +58,8 @@ class Subscriptions:
             if known is not None:
                 # It is written again, because it may not be durable yet.
                 await self._connection.insert(HISTORY, [bson.encode(known)])
+                # Both were read at the same time, and the document is written before the record.
+                document = document or await self._document(key)
             for _ in range(MAX_ATTEMPTS):
                 if document is not None and (pending := document.get("pending")) is not None:
                     await self._copy(document, pending)

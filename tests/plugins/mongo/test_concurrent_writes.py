@@ -18,6 +18,7 @@ from engage.api import Event, Outcome, ProfileLimits, Status, StorageUnavailable
 from engage.testing import WORKSPACE, event, identify
 from engage.testing.factories import ids
 from engage.testing.harness import eventually
+from engage.testing.storage.subscriptions import change
 from engage_plugins.mongo.store import MongoStorage
 from support import mongo
 from support.mongo_proxy import CLOSE, CUT, LOSE_REPLY, Proxy
@@ -114,6 +115,24 @@ async def test_a_duplicate_waits_for_the_changes_of_the_first(tmp_path: Path, pr
         assert statuses(await first) == [Status.STORED]
         assert statuses(await again) == [Status.DUPLICATE, Status.STORED]
         assert statuses(await plain) == [Status.DUPLICATE, Status.STORED]
+
+
+async def test_a_repeated_change_is_answered_with_all_choices(tmp_path: Path, proxy: Proxy) -> None:
+    """Also if the user has none when the repetition begins."""
+    direct = mongo.shared(KIND).url()
+    name = direct.rpartition("/")[2].partition("?")[0]
+    async with (
+        mongo.opened(tmp_path, proxy.url(name)) as store,
+        mongo.opened(tmp_path, direct) as other,
+    ):
+        proxy.rule = held = Held(
+            lambda name, command: name == "find" and command["find"] == "subscription_history"
+        )
+        repeated = asyncio.ensure_future(store.apply(change("1", a=True)))
+        await until(lambda: held.count and proxy.seen.count("find") > 1, "both to be read")
+        assert await other.apply(change("1", a=True)) == {"a": True}
+        held.release()
+        assert await repeated == {"a": True}
 
 
 async def test_a_failed_insert_ends_with_its_write(tmp_path: Path, proxy: Proxy) -> None:
