@@ -121,6 +121,7 @@ class ConsoleServer(HTTPServer):
         """Set the bounds."""
         console: Console = application.settings["console"]
         self._console = console
+        self._has_session = functools.partial(_has_session, console)
         self._accepting: list[asyncio.Task[None]] = []
         server, limits = console.config.server, console.config.limits
         super().initialize(
@@ -179,7 +180,7 @@ class ConsoleServer(HTTPServer):
         if one.served and not one.known:
             server_conn.stream.close()
         inner = super().start_request(server_conn, request_conn)
-        return _Bounded(inner, request_conn, one, functools.partial(_has_session, self._console))
+        return _Bounded(inner, request_conn, one, self._has_session)
 
     def on_close(self, server_conn: object) -> None:
         """Forget a connection."""

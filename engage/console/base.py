@@ -160,7 +160,7 @@ class ConsoleHandler(RequestHandler):
     async def identify(self) -> None:
         """Find the session of the caller."""
         sessions = self.console.sessions
-        name = session_name(self.cookie_name, self.request.host)
+        name = self.session_name
         cookie = self.get_cookie(self.cookie_name)
         shows = self.request.method in SAFE_METHODS
         try:
@@ -184,6 +184,11 @@ class ConsoleHandler(RequestHandler):
     def cookie_name(self) -> str:
         """The name of the session cookie."""
         return self.console.addresses.cookie_name(self.request.host)
+
+    @property
+    def session_name(self) -> str:
+        """The name with which a session is signed."""
+        return session_name(self.cookie_name, self.request.host)
 
     def set_session_cookie(self, value: str) -> None:
         """Send the session cookie to the browser; an empty value makes the browser forget it."""

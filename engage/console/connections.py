@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The open connections of the console: which one gives way to another, and whose request is next.
 
-Anyone can open connections and send requests. People who are signed in, or open a one-time link
-that works, get in all the same:
+Anyone can open connections and send requests. They must not keep out people who are signed in or
+who open a one-time link that works:
 
 - Their requests are answered at once. Those of strangers are answered in turn, at most
   :data:`STRANGERS_AT_ONCE` at the same time, and their connections are then closed.

@@ -5,9 +5,9 @@ SQLite begins a new log only when all of the old one is copied, and writes conti
 time. So a thread with another connection copies most of it, and the writer copies the rest between
 two writes.
 
-A failed write or sync of the database file makes everything doubtful that was copied before it and
-not synced: the system may have dropped it, and never tells again. The log still has it, so all of
-the log is copied again then: see :meth:`WalIndex.forget_copied`.
+After a failed write or sync of the database file, the system may drop pages that were copied
+before and not synced, and the next sync succeeds. The log still has these pages, so all of it is
+copied again: see :meth:`WalIndex.forget_copied`.
 """
 
 from __future__ import annotations

@@ -12,7 +12,6 @@ from tornado.web import HTTPError
 
 from engage.api import StorageUnavailable
 from engage.console.base import ConsoleHandler
-from engage.console.sign_in.addresses import session_name
 from engage.console.sign_in.links import link_command
 
 __all__ = ["HealthHandler", "LinkHandler", "LoginHandler", "LogoutHandler"]
@@ -40,8 +39,7 @@ class _SignIn(ConsoleHandler):
 
     async def sign_in(self, how: str) -> None:
         """Begin a session, and go to the page that the form names."""
-        name = session_name(self.cookie_name, self.request.host)
-        self.session, cookie = await self.console.sessions.issue(name, how)
+        self.session, cookie = await self.console.sessions.issue(self.session_name, how)
         self.set_session_cookie(cookie)
         await self.record_audit("signed-in", how=how)
         path, query = self._next()

@@ -126,8 +126,8 @@ class Addresses:
 def session_name(cookie_name: str, host: str) -> str:
     """Return the name with which a session is signed: it is valid for one host only.
 
-    A server on another port of that host gets the cookie, too, but under another name of this
-    machine the cookie is worth nothing.
+    A server on another port of the same host also gets the cookie. The console refuses it under
+    every other name of this machine.
 
     :param host: the ``Host`` of a request.
     """
