@@ -151,8 +151,8 @@ def create_file(path: str) -> None:
 
     :raises OSError: if the file cannot be created.
     """
-    if not os.path.isdir(folder := os.path.dirname(path) or "."):
-        raise FileNotFoundError(errno.ENOENT, f"the folder {folder} does not exist; create it")
+    if problem := missing_folder(path):
+        raise FileNotFoundError(errno.ENOENT, problem)
     with contextlib.suppress(FileExistsError):
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
 
@@ -163,6 +163,12 @@ def may(path: str, mode: int) -> bool:
     :param mode: ``os.R_OK`` or ``os.W_OK``.
     """
     return sys.platform == "win32" or os.access(path, mode, effective_ids=True)
+
+
+def missing_folder(path: str) -> str:
+    """Return that the folder of a file does not exist; nothing if it does."""
+    folder = os.path.dirname(path) or "."
+    return "" if os.path.isdir(folder) else f"the folder {folder} does not exist; create it"
 
 
 def file_identity(path: str) -> tuple[int, int]:

@@ -7,14 +7,19 @@ It calls the functions that know the tables.
 from __future__ import annotations
 
 import contextlib
-import os
 import sqlite3
 from collections.abc import Callable, Iterator
 from typing import Concatenate, ParamSpec, TypeVar
 
 from engage.api import StorageMissing
 
-from .connection import FileConnection, Settings, is_lock_error, translating_errors
+from .connection import (
+    FileConnection,
+    Settings,
+    is_lock_error,
+    missing_folder,
+    translating_errors,
+)
 from .schema import require_current, require_readable
 
 Parameters = ParamSpec("Parameters")
@@ -54,10 +59,7 @@ class Reader(FileConnection):
                 self.connection()
             except StorageMissing as error:
                 # Not for a server: if its file was moved, it must be put back.
-                folder = os.path.dirname(self.settings.path) or "."
-                remedy = "`engage serve` creates one"
-                if not os.path.isdir(folder):
-                    remedy = f"the folder {folder} does not exist; create it"
+                remedy = missing_folder(self.settings.path) or "`engage serve` creates one"
                 raise StorageMissing(f"{error}; {remedy}") from None
 
     def call(

@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 
 from engage.api import StorageUnavailable
 
-from ..connection import denied, may, unavailable
+from ..connection import denied, may, missing_folder, unavailable
 
 #: Size of the content in bytes. It is always written as a whole: a shorter one replaces a longer.
 _CONTENT_BYTES: Final = 64
@@ -118,10 +118,8 @@ def require_writable(store: str) -> None:
     try:
         owner = os.stat(store).st_uid
     except FileNotFoundError:
-        if not os.path.isdir(folder):
-            raise StorageUnavailable(
-                f"{store}: the folder {folder} does not exist; create it"
-            ) from None
+        if problem := missing_folder(store):
+            raise StorageUnavailable(f"{store}: {problem}") from None
         owner = None
     except OSError as error:
         raise unavailable(store, error) from error
