@@ -245,8 +245,8 @@ class _Explainer:
             if meant is not None:
                 hint = f"; did you mean {self._key(error, meant)}?"
             else:
-                valid = ", ".join(known) or "none"
-                hint = self._hint(name) or f"; the valid keys here: {valid}"
+                valid = f"the valid keys here: {', '.join(known)}" if known else "no key is valid"
+                hint = self._hint(name) or f"; {valid}"
             yield self._key(error, name), f"unknown key{hint}"
 
     def _missing_keys(self, error: ValidationError) -> Iterator[Problem]:

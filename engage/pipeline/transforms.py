@@ -10,6 +10,7 @@ stored untransformed.
 from __future__ import annotations
 
 import logging
+import traceback
 from collections.abc import Sequence
 from typing import Any
 
@@ -57,18 +58,21 @@ class Transforms:
             try:
                 document = transform(document)
             except Exception as error:
-                self._log_failure(name, error)
+                # The place of the error but not its text, which may quote the event.
+                self._log_failure(name, f"failed with {type(error).__name__} at {_place(error)}")
                 raise _failed(name) from None
             if document is DROP:
                 return None
             if type(document) is not dict:
-                self._log_failure(name, TypeError("it returned neither an object nor DROP"))
-                raise _failed(name)
+                returned = "None" if document is None else f"a {type(document).__name__}"
+                problem = f"returned {returned}: return the event or DROP"
+                self._log_failure(name, problem)
+                raise _failed(name, [Problem("", f"it {problem}")])
         try:
             # Encode and decode, so that values that JSON cannot represent are noticed here.
             document = orjson.loads(orjson.dumps(document))
         except (TypeError, ValueError) as error:
-            self._log_failure(name, error)
+            self._log_failure(name, f"returned a value that is not JSON ({error})")
             raise _failed(name) from None
         kind = document.get("type")
         if type(kind) is not str or kind not in EVENT_TYPES:
@@ -85,24 +89,20 @@ class Transforms:
                 raise
             raise _failed(name, error.errors) from None
 
-    def _log_failure(self, name: str, error: Exception) -> None:
+    def _log_failure(self, name: str, problem: str) -> None:
         """Log the 1st, 2nd, 4th, 8th … failure, so that a broken transform does not fill the disk.
 
-        The line has the place of the error but not its text, which may quote the event.
+        :param problem: a predicate without a value of the event.
         """
         count = self._failures[name] = self._failures.get(name, 0) + 1
         if count & (count - 1) == 0:
-            frame = error.__traceback__
-            while frame is not None and frame.tb_next is not None:
-                frame = frame.tb_next
-            place = f"{frame.tb_frame.f_code.co_filename}:{frame.tb_lineno}" if frame else "?"
-            _log.error(
-                "transform %s failed with %s at %s (%d failures so far)",
-                name,
-                type(error).__name__,
-                place,
-                count,
-            )
+            _log.error("transform %s %s (%d failures so far)", name, problem, count)
+
+
+def _place(error: Exception) -> str:
+    """Return the file and line that raised an error."""
+    *_, (frame, line) = traceback.walk_tb(error.__traceback__)
+    return f"{frame.f_code.co_filename}:{line}"
 
 
 def _failed(name: str, problems: Sequence[Problem] = ()) -> ApiError:

@@ -20,7 +20,7 @@ import jsonschema
 import pluggy
 
 from engage import hookspecs
-from engage.api import API_ORIGIN, OPERATOR_ORIGIN, ConfigError
+from engage.api import API_ORIGIN, OPERATOR_ORIGIN, ConfigError, OptionsSchema, Register
 from engage.config.schema_check import nearest
 
 if TYPE_CHECKING:
@@ -43,6 +43,9 @@ _RESERVED: Final = {
 }
 #: The name of a provider is the origin of its events, and these origins are not of providers.
 _ORIGINS: Final = frozenset({API_ORIGIN, OPERATOR_ORIGIN})
+
+#: The schema of options that a plugin registers without a schema.
+_NO_OPTIONS: Final = {"type": "object", "additionalProperties": False}
 
 Factory = TypeVar("Factory")
 
@@ -204,9 +207,10 @@ def _table(
     hook = f"engage_register_{kind}"
     table: dict[str, Registered[Any]] = {}
 
-    def registering(plugin: Plugin) -> Callable[[str, Any, Mapping[str, Any]], None]:
-        def register(name: str, factory: Any, options_schema: Mapping[str, Any]) -> None:
-            _check(plugin, kind, name, factory, options_schema)
+    def registering(plugin: Plugin) -> Register[Any]:
+        def register(name: str, factory: Any, options_schema: OptionsSchema | None = None) -> None:
+            schema = _NO_OPTIONS if options_schema is None else options_schema
+            _check(plugin, kind, name, factory, schema)
             if (other := table.get(name)) is not None:
                 raise plugin.error(
                     f"the {kind} {name!r} is already registered by the plugin {other.plugin!r}"
@@ -216,7 +220,7 @@ def _table(
             table[name] = Registered(
                 name=name,
                 factory=factory,
-                schema=options_schema,
+                schema=schema,
                 plugin=plugin.name,
                 distribution=plugin.distribution,
             )

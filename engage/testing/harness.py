@@ -175,7 +175,7 @@ def find_factory(plugin: str, name: str | None, kind: str) -> tuple[str, Callabl
     """
     found: dict[str, Callable[..., Any]] = {}
 
-    def register(name: str, factory: Callable[..., Any], schema: Mapping[str, Any]) -> None:
+    def register(name: str, factory: Callable[..., Any], schema: object = None) -> None:
         found[name] = factory
 
     getattr(importlib.import_module(plugin), f"engage_register_{kind}")(register)

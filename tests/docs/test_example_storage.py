@@ -3,12 +3,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import runpy
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 
+from engage import api
+from engage.testing import event
 from support.examples import check_conformance, engage, install
 from support.server_process import KEY, Server
 
@@ -24,6 +29,27 @@ def installed() -> Path:
 @pytest.mark.slow
 def test_the_example_passes_the_conformance_suite(installed: Path, tmp_path: Path) -> None:
     check_conformance(tmp_path, "example_storage/test_ledger.py", installed)
+
+
+async def test_an_event_may_have_more_fields_in_a_later_version(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    context = api.StorageContext(base_dir=tmp_path, identifiers={}, write_timeout=60)
+    options = {"path": "ledger.db"}
+    source = str(SOURCE / "engage_ledger.py")
+    await runpy.run_path(source)["LedgerStore"](options, context).open(create=True)
+    added: list[Any] = [("added", str, "")]
+    later = dataclasses.make_dataclass("Event", added, bases=(api.Event,), kw_only=True)
+    now = event("m1")
+    fields = {field.name: getattr(now, field.name) for field in dataclasses.fields(now)}
+    monkeypatch.setattr(api, "Event", later)
+    store = runpy.run_path(source)["LedgerStore"](options, context)
+    await store.open(create=True)
+    (outcome,) = await store.write([later(**fields, added="x")])
+    assert outcome.status is api.Status.STORED
+    found = await store.find(*now.identity)
+    assert found.body == now.body
+    await store.close()
 
 
 def test_the_server_runs_on_the_example(installed: Path, tmp_path: Path) -> None:

@@ -3,17 +3,20 @@
 
 import asyncio
 import contextlib
-import dataclasses
+import operator
 import sqlite3
 
 from engage import api
 
-FIELDS = [field.name for field in dataclasses.fields(api.Event)]
+FIELDS = ("workspace_id", "origin", "message_id", "type", "user_id", "anonymous_id", "name")
+FIELDS += ("received_at", "timestamp", "body")  # a later version of engage may add others
+COLUMNS = ", ".join(FIELDS)
 TABLE = f"""CREATE TABLE IF NOT EXISTS events (number INTEGER PRIMARY KEY AUTOINCREMENT,
-            {", ".join(FIELDS)}, UNIQUE (workspace_id, origin, message_id))"""
-INSERT = f"INSERT OR IGNORE INTO events VALUES (NULL{', ?' * len(FIELDS)})"
-FIND = "SELECT * FROM events WHERE workspace_id = ? AND origin = ? AND message_id = ?"
-SCAN = """SELECT * FROM events WHERE number > ? AND workspace_id = ifnull(?, workspace_id)
+            {COLUMNS}, UNIQUE (workspace_id, origin, message_id))"""
+INSERT = f"INSERT OR IGNORE INTO events ({COLUMNS}) VALUES (?{', ?' * (len(FIELDS) - 1)})"
+SELECT = f"SELECT number, {COLUMNS} FROM events"
+FIND = f"{SELECT} WHERE workspace_id = ? AND origin = ? AND message_id = ?"
+SCAN = f"""{SELECT} WHERE number > ? AND workspace_id = ifnull(?, workspace_id)
           AND received_at >= ifnull(?, received_at) AND type = ifnull(?, type)
           AND user_id IS ifnull(?, user_id) ORDER BY number LIMIT ?"""
 EXPIRE = """DELETE FROM events WHERE number IN (SELECT number FROM events WHERE received_at < ?
@@ -80,7 +83,7 @@ def select(db, query, *values):
 
 def store(db, event):
     try:
-        if db.execute(INSERT, dataclasses.astuple(event)).rowcount:
+        if db.execute(INSERT, operator.attrgetter(*FIELDS)(event)).rowcount:
             return api.Outcome(api.Status.STORED)
     except UnicodeEncodeError:  # refused alone: the others are stored
         return api.Outcome(api.Status.REFUSED, "an id is not Unicode text")

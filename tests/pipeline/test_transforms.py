@@ -134,6 +134,28 @@ def test_the_log_has_the_transform_and_the_place_but_no_value(
     assert "secret" not in caplog.text
 
 
+@pytest.mark.parametrize(
+    ("returned", "said"),
+    [
+        (None, "returned None: return the event or DROP"),
+        (["secret"], "returned a list: return the event or DROP"),
+        (
+            {"x": object()},
+            "returned a value that is not JSON (Type is not JSON serializable: object)",
+        ),
+    ],
+)
+def test_a_wrong_result_is_named(
+    caplog: pytest.LogCaptureFixture, returned: Any, said: str
+) -> None:
+    with pytest.raises(ApiError) as caught:
+        apply(lambda document: returned)
+    assert f"transform step-0 {said} (1 failures so far)" in caplog.text
+    assert "secret" not in caplog.text
+    if not isinstance(returned, dict):
+        assert caught.value.message == f"the transform step-0 failed: it {said}"
+
+
 def test_transforms_are_true_if_there_are_any() -> None:
     assert not Transforms([], SCHEMAS, json_depth=64)
     assert Transforms([("a", adding())], SCHEMAS, json_depth=64)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from engage.config.schema_check import problems
 from engage.registry.discovery import GROUP, Discovered, PluginError, discover
 from support.distributions import distribution
 
@@ -216,6 +217,17 @@ def named(kind: str, name: str) -> str:
 def test_a_broken_plugin_is_an_error(install: Install, source: str, said: str) -> None:
     install("bad", {"p": source})
     assert said in broken("p", "bad 1.0")
+
+
+def test_a_plugin_without_a_schema_has_no_options(install: Install) -> None:
+    install("plain", {"p": storage("'x'", "object")})
+    assert list(problems(found().tables["storage"]["x"].schema, {}, written={}, at=())) == []
+    options = {"path": "x"}
+    assert list(
+        problems(
+            found().tables["storage"]["x"].schema, options, written=options, at=("storage", "x")
+        )
+    ) == ["storage.x.path: unknown key; no key is valid"]
 
 
 @pytest.mark.parametrize("name", ["serve", "hello"])

@@ -146,13 +146,14 @@ class ProviderConformance:
         return made[key]
 
     def _make(self, options: Mapping[str, Any]) -> Provider:
-        found: dict[str, tuple[ProviderFactory, Mapping[str, Any]]] = {}
+        found: dict[str, tuple[ProviderFactory, Mapping[str, Any] | None]] = {}
         module = importlib.import_module(self.plugin)
         module.engage_register_webhook(
-            lambda name, factory, schema: found.update({name: (factory, schema)})
+            lambda name, factory, schema=None: found.update({name: (factory, schema)})
         )
         name = self.provider if self.provider is not None else next(iter(found))
-        factory, schema = found[name]
+        factory, given = found[name]
+        schema = {"maxProperties": 0} if given is None else given
         jsonschema.Draft202012Validator.check_schema(schema)
         jsonschema.validate(options, schema)
         public_url = self.url.partition("/api")[0]
