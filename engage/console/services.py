@@ -13,10 +13,10 @@ from engage.api import RecordStore
 from engage.console.connections import Connections
 from engage.console.data.badge import Badge
 from engage.console.data.history import Overview, overview
-from engage.console.data.live import Live
 from engage.console.sign_in.addresses import is_loopback, is_within
 from engage.console.sign_in.guesses import Guesses
 from engage.console.sign_in.housekeeping import expire_periodically
+from engage.upkeep.live import Live
 
 if TYPE_CHECKING:
     from engage.api import EventStore

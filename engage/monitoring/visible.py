@@ -6,7 +6,10 @@ from __future__ import annotations
 import re
 from typing import Final
 
-__all__ = ["visible"]
+__all__ = ["LONGEST", "one_line", "visible"]
+
+#: Characters of a cell of a table.
+LONGEST: Final = 140
 
 #: C0 and C1 control characters, and characters that reorder or hide text: bidi marks, embeddings
 #: and isolates, zero-width and line-separating characters, the byte order mark, tags.
@@ -35,3 +38,12 @@ def visible(text: object, *, lines: bool = False) -> str:
         return f"\\u{code:04x}"
 
     return _UNSAFE.sub(escaped, str(text))
+
+
+def one_line(text: str, length: int) -> str:
+    """Return the beginning of a text on one line.
+
+    :param length: characters.
+    """
+    text = " ".join(text[: length * 2].split())
+    return text if len(text) <= length else text[: length - 1] + "…"

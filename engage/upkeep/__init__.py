@@ -13,6 +13,8 @@
 ``copy_report.py``      the report of a copy, and its comparison of records
 ``audit.py``            records who changed what, for the operator
 ``letter_groups.py``    groups dead letters by their cause
+``live.py``             the newest events and dead letters, read once a second
+``refused.py``          requests that were refused as a whole
 ======================  ============================================================
 
 The interface of a storage is in :mod:`engage.api.storage`.

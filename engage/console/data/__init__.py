@@ -3,9 +3,7 @@
 
 ==============  ==================================================================
 ``reader.py``   calls of the store, a few at a time and each within a time limit
-``live.py``     the newest events and dead letters, read once a second for all tabs
 ``history.py``  the numbers of the overview: the counters, summed
-``refused.py``  requests that were refused as a whole
 ``badge.py``    the number of rejected events in the navigation
 ``budgets.py``  how much room is left for dead letters
 ==============  ==================================================================

@@ -7,9 +7,10 @@ import datetime
 from typing import Final
 
 from engage.api import MAX_TIME
-from engage.monitoring.visible import visible
+from engage.monitoring.visible import LONGEST, one_line, visible
 
 __all__ = [
+    "LONGEST",
     "clock",
     "compact",
     "iso",
@@ -23,8 +24,6 @@ __all__ = [
 
 _EPOCH: Final = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 
-#: Characters of a cell of a table.
-LONGEST: Final = 140
 #: Rows of a page of a list: a few screens, and one read of the store.
 ROWS: Final = 50
 #: Calls of the store for one page: each looks at a bounded number of rows.
@@ -89,12 +88,3 @@ def size(count: int) -> str:
             # Not 1e+03 for 1000 to 1023.
             return f"{number:{'.0f' if number >= 100 else '.3g'}}\u202f{unit}"
     return f"{count} bytes"
-
-
-def one_line(text: str, length: int) -> str:
-    """Return the beginning of a text on one line.
-
-    :param length: characters.
-    """
-    text = " ".join(text[: length * 2].split())
-    return text if len(text) <= length else text[: length - 1] + "…"

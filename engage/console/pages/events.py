@@ -9,8 +9,8 @@ from typing import Final
 
 from engage.api import EVENT_TYPES, Event, EventFilter
 from engage.console.base import ConsoleHandler
-from engage.console.data.live import row_of_event
 from engage.console.display.formats import READS, ROWS
+from engage.upkeep.live import row_of_event
 
 __all__ = ["EventsFileHandler", "EventsHandler", "search_events"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from engage.api import EVENT_TYPES
 from engage.console.base import ConsoleHandler
-from engage.console.data.live import RING, Wanted
+from engage.upkeep.live import RING, Wanted
 
 __all__ = ["LiveHandler", "LiveJsonHandler"]
 

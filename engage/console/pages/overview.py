@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 from engage.api import DeadLetterStore, StorageUnavailable
 from engage.console.base import ConsoleHandler
 from engage.console.data.history import OUTCOMES, RANGES, Overview
-from engage.console.data.live import Wanted
 from engage.console.display.formats import number, percent, plural, size, span, visible
 from engage.console.display.snippets import server_url, snippets
 from engage.console.display.sparks import spark_area, spark_line
 from engage.upkeep.letter_groups import group_letters
+from engage.upkeep.live import Wanted
 
 if TYPE_CHECKING:
     from engage.log.lag import Lag

@@ -16,12 +16,12 @@ from engage.api import (
 )
 from engage.console.base import ConsoleHandler
 from engage.console.data.budgets import budgets_of
-from engage.console.data.refused import refused_of
 from engage.console.display.formats import READS, ROWS
 from engage.monitoring.recorder import REFUSED_RECORD
 from engage.pipeline.bulk_replay import BulkReplay
 from engage.upkeep.audit import Actor
 from engage.upkeep.letter_groups import LetterFilter, delete_letters, group_letters
+from engage.upkeep.refused import refused_of
 
 __all__ = ["RejectedHandler"]
 

@@ -14,11 +14,11 @@ from engage.api import (
     UserProfile,
 )
 from engage.console.base import ConsoleHandler
-from engage.console.data.live import row_of_event
 from engage.console.display.formats import LONGEST, ROWS, one_line
 from engage.console.pages.events import search_events
 from engage.errors import quote
 from engage.pipeline.replay import MAX_SHOWN
+from engage.upkeep.live import row_of_event
 
 __all__ = ["UserHandler", "UsersHandler"]
 

@@ -15,10 +15,10 @@ import orjson
 import pytest
 
 from engage.api import DeadLetter, DeadLetterStore, Event, EventStore, Record, RecordStore
-from engage.console.data import live as module
-from engage.console.data.live import PAGE, RING, Live, Wanted, row_of_event, row_of_letter, summary
 from engage.console.data.reader import Reader
 from engage.monitoring.refusals import Refusal, Refusals
+from engage.upkeep import live as module
+from engage.upkeep.live import PAGE, RING, Live, Wanted, row_of_event, row_of_letter, summary
 from support.sqlite import config_file, open_store
 
 ACME = Wanted(workspace_id="acme")

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The newest events and dead letters, read once a second for all tabs together.
+"""The newest events and dead letters, read once a second: for all tabs of the console, and for
+``engage tail``.
 
-It reads the store only while a page is open, and ten open tabs cost the store as much as one. While
-more events arrive than one read returns, it also reads the newest of each workspace that a tab
-shows: one that is flooded does not hide another. A row is durable, because it was read from the
+It reads the store only while someone looks, and ten open tabs cost the store as much as one. While
+more events arrive than one read returns, it also reads the newest of each workspace that someone
+looks at: one that is flooded does not hide another. A row is durable, because it was read from the
 store.
 """
 
@@ -15,7 +16,7 @@ import contextlib
 import dataclasses
 import time
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 import orjson
 
@@ -28,17 +29,15 @@ from engage.api import (
     RecordStore,
     StorageUnavailable,
 )
-from engage.console.data.refused import Refused, refused_of
-from engage.console.display.formats import LONGEST, one_line, visible
 from engage.errors import Problem
 from engage.monitoring.recorder import REFUSED_RECORD
+from engage.monitoring.visible import LONGEST, one_line, visible
+from engage.upkeep.refused import Refused, refused_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable
 
-    from engage.console.data.reader import Reader
-
-__all__ = ["RING", "Live", "Row", "Wanted", "row_of_event", "row_of_letter"]
+__all__ = ["RING", "Live", "Reader", "Row", "Wanted", "row_of_event", "row_of_letter"]
 
 #: Rows that are kept of a workspace.
 RING: Final = 500
@@ -52,6 +51,18 @@ PATIENCE: Final = 6.0
 
 Identity = tuple[str, ...]
 _Item = TypeVar("_Item", Event, DeadLetter)
+_Result = TypeVar("_Result")
+
+
+class Reader(Protocol):
+    """Makes the calls of the store."""
+
+    async def read(self, call: Awaitable[_Result], *, within: float | None = None) -> _Result:
+        """Await a call of the store.
+
+        :param within: seconds that it may take; ``None``: as many as any call.
+        :raises StorageUnavailable: if the store does not answer in time.
+        """
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from engage.console.display.formats import visible
+from engage.monitoring.visible import visible
 
 if TYPE_CHECKING:
     from engage.api import Record
