@@ -65,6 +65,7 @@ __all__ = [
     "CONFLICT",
     "DAY_MS",
     "DROP",
+    "ENGAGE_VERSION",
     "EVENT_TYPES",
     "MAX_CLAIMS",
     "MAX_RECORD_BYTES",

@@ -12,13 +12,15 @@ import enum
 import socket
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
+from engage import __version__
 from engage.api.dead_letters import DeadLetterBudget
 from engage.api.events import Event
 from engage.api.pages import Page
 
 __all__ = [
+    "ENGAGE_VERSION",
     "EventFilter",
     "EventStore",
     "Helper",
@@ -32,6 +34,10 @@ __all__ = [
     "SubscriptionState",
     "SubscriptionStore",
 ]
+
+#: The version of engage. A storage keeps the one that made its store or brought it up to date:
+#: an earlier version, which refuses the store, then names the version to use.
+ENGAGE_VERSION: Final = __version__
 
 
 class Status(enum.StrEnum):

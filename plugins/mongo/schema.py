@@ -16,7 +16,13 @@ from typing import Any, Final
 from bson.datetime_ms import DatetimeMS
 from pymongo.errors import DuplicateKeyError, OperationFailure, PyMongoError
 
-from engage.api import StorageError, StorageIncompatible, StorageMissing, StorageUnavailable
+from engage.api import (
+    ENGAGE_VERSION,
+    StorageError,
+    StorageIncompatible,
+    StorageMissing,
+    StorageUnavailable,
+)
 
 from .connection import Connection
 from .documents import escape_key
@@ -147,6 +153,7 @@ class Schema:
                     "_id": "schema",
                     "version": VERSION,
                     "minReader": MIN_READER,
+                    "engage": ENGAGE_VERSION,
                     "createdAt": DatetimeMS(time.time_ns() // 1_000_000),
                 }
                 # Another process may have inserted it a moment earlier.
@@ -163,8 +170,10 @@ class Schema:
         with self._connection.calling() as db:
             for number in range(version + 1, VERSION + 1):
                 await MIGRATIONS[number](db)
-            done = {"$max": {"version": VERSION, "minReader": MIN_READER}}
-            await db[META].update_one({"_id": "schema"}, done)
+            # Another process, of a still newer version, may have done more since.
+            earlier = {"_id": "schema", "version": {"$lt": VERSION}}
+            done = {"version": VERSION, "minReader": MIN_READER, "engage": ENGAGE_VERSION}
+            await db[META].update_one(earlier, {"$set": done})
         _log.info("%s: store version %d is now %d", self._connection.name, version, VERSION)
 
     async def close(self) -> None:
@@ -258,10 +267,12 @@ def _check_version(document: Mapping[str, Any], name: str) -> None:
     if not isinstance(version, int) or not isinstance(min_reader, int):
         raise StorageIncompatible(f"{name}: the collection meta is not engage's")
     if min_reader > VERSION:
+        made = document.get("engage")
+        newer = f"engage {made}" if made else "that version of engage"
         raise StorageIncompatible(
-            f"{name}: made by a newer version of engage (store version {version}, readable from "
-            f"version {min_reader} on; this is version {VERSION}): use that version of engage, or "
-            "another database"
+            f"{name}: made or brought up to date by a newer version of engage (store version "
+            f"{version}, readable from version {min_reader} on; this is version {VERSION}): use "
+            f"{newer} or newer, or another database"
         )
 
 

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from engage.api import StorageIncompatible, StorageMissing, StorageUnavailable
+from engage.api import ENGAGE_VERSION, StorageIncompatible, StorageMissing, StorageUnavailable
 
 #: Version of the tables. It increases with every addition to them.
 VERSION: Final = 1
@@ -29,7 +29,8 @@ GROUP: Final = 1
 
 _TABLES: Final = (
     # Numbers of the store itself: version, min_reader, opens (how often it was opened), merged (the
-    # keys of all events up to this one are in event_keys) and epoch (another one for each writer).
+    # keys of all events up to this one are in event_keys) and epoch (another one for each writer);
+    # and a text, engage: the version of engage that made the tables or brought them up to date.
     "CREATE TABLE store (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID",
     # seq is the order of commits: it is assigned inside the write transaction, and SQLite runs one
     # of these at a time. AUTOINCREMENT, so that the number of an expired event is never used again.
@@ -188,7 +189,7 @@ def create(db: sqlite3.Connection) -> None:
     for statement in _TABLES:
         db.execute(statement)
     names = {"version": VERSION, "min_reader": MIN_READER, "opens": 0, "merged": 0, "epoch": 0}
-    db.executemany("INSERT INTO store VALUES (?, ?)", names.items())
+    db.executemany("INSERT INTO store VALUES (?, ?)", [*names.items(), ("engage", ENGAGE_VERSION)])
 
 
 def migrate(db: sqlite3.Connection) -> None:
@@ -209,6 +210,7 @@ def migrate(db: sqlite3.Connection) -> None:
         if version < VERSION:
             numbers = [(VERSION, "version"), (MIN_READER, "min_reader")]
             db.executemany("UPDATE store SET value = max(value, ?) WHERE name = ?", numbers)
+            db.execute("INSERT OR REPLACE INTO store VALUES ('engage', ?)", (ENGAGE_VERSION,))
         db.execute("COMMIT")
     except BaseException:
         if db.in_transaction:
@@ -258,8 +260,10 @@ def require_readable(db: sqlite3.Connection) -> None:
     (least,) = db.execute("SELECT value FROM store WHERE name = 'min_reader'").fetchone()
     if least > VERSION:
         _, _, path = db.execute("PRAGMA database_list").fetchone()
+        made = db.execute("SELECT value FROM store WHERE name = 'engage'").fetchone()
+        newer = f"engage {made[0]}" if made else "that version of engage"
         raise StorageIncompatible(
             f"{path}: made or brought up to date by a newer version of engage (store version "
             f"{version_of(db)}, readable from version {least} on; this is version {VERSION}): use "
-            "that version of engage, or another file"
+            f"{newer} or newer, or another file"
         )

@@ -15,6 +15,7 @@ import pymongo
 import pytest
 
 from engage.api import (
+    ENGAGE_VERSION,
     ConfigError,
     DeadLetterBudget,
     EventFilter,
@@ -420,6 +421,7 @@ async def test_a_made_up_version_2_takes_over_a_store_and_keeps_version_1_out(
     url = mongo.shared(ATOMIC).url()
     async with opened(tmp_path, url) as made:
         await made.write([event("a")])
+    assert raw(url).meta.find_one({"_id": "schema"})["engage"] == ENGAGE_VERSION
 
     async def migrate(db: Any) -> None:
         await db["made_up"].insert_one({"_id": 2})
@@ -428,6 +430,7 @@ async def test_a_made_up_version_2_takes_over_a_store_and_keeps_version_1_out(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(schema, "VERSION", 2)
         patch.setattr(schema, "MIN_READER", 2)
+        patch.setattr(schema, "ENGAGE_VERSION", "9.0.0")
         patch.setitem(schema.MIGRATIONS, 2, migrate)
         reader = new(tmp_path, url)
         await reader.open(create=False)
@@ -439,8 +442,10 @@ async def test_a_made_up_version_2_takes_over_a_store_and_keeps_version_1_out(
                 assert await message_ids(made) == ["a"]
         assert raw(url).made_up.count_documents({}) == 1
         assert caplog.text.count("store version 1 is now 2") == 1
-    with pytest.raises(StorageIncompatible, match="newer version"):
-        await new(tmp_path, url).open(create=True)
+    for expected in ("use engage 9.0.0 or newer", "use that version of engage or newer"):
+        with pytest.raises(StorageIncompatible, match=f"store version 2, .*: {expected}"):
+            await new(tmp_path, url).open(create=True)
+        raw(url).meta.update_one({"_id": "schema"}, {"$unset": {"engage": ""}})
 
 
 async def test_an_identifier_may_be_declared_later(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from engage.api import StorageIncompatible
+from engage.api import ENGAGE_VERSION, StorageIncompatible
 from engage_plugins.sqlite import schema
 from engage_plugins.sqlite.engine import Engine
 from engage_plugins.sqlite.reader import Reader
@@ -32,6 +32,12 @@ def become_version_2(monkeypatch: pytest.MonkeyPatch, *statements: str) -> None:
     """Let this process be of a version that adds to the tables."""
     monkeypatch.setattr(schema, "VERSION", 2)
     monkeypatch.setattr(schema, "MIGRATIONS", {2: statements})
+    monkeypatch.setattr(schema, "ENGAGE_VERSION", "9.0.0")
+
+
+def made_by(db: sqlite3.Connection) -> object:
+    """Return the version of engage that a store names."""
+    return db.execute("SELECT value FROM store WHERE name = 'engage'").fetchone()[0]
 
 
 @pytest.fixture
@@ -54,11 +60,30 @@ def test_a_server_takes_an_earlier_store_over(
     with contextlib.closing(sqlite3.connect(version_1)) as db:
         assert schema.version_of(db) == 2
         assert db.execute("SELECT * FROM added").fetchall() == []
+        assert made_by(db) == "9.0.0"
     # Version 1 can read what version 2 writes.
     monkeypatch.undo()
     engine = opened(version_1)
     assert are_duplicates(engine, range(5))
     engine.close()
+
+
+def test_the_store_names_the_engage_that_a_newer_store_needs(
+    version_1: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with contextlib.closing(sqlite3.connect(version_1)) as db, db:
+        assert made_by(db) == ENGAGE_VERSION
+        # Checkouts that were before this name wrote none.
+        db.execute("DELETE FROM store WHERE name = 'engage'")
+    become_version_2(monkeypatch, ADD_A_TABLE)
+    monkeypatch.setattr(schema, "MIN_READER", 2)
+    opened(version_1).close()
+    monkeypatch.undo()
+    for expected in ("use engage 9.0.0 or newer", "use that version of engage or newer"):
+        with pytest.raises(StorageIncompatible, match=f"store version 2, .*: {expected}"):
+            opened(version_1)
+        with contextlib.closing(sqlite3.connect(version_1)) as db, db:
+            db.execute("DELETE FROM store WHERE name = 'engage'")
 
 
 def test_a_command_refuses_an_earlier_store(
