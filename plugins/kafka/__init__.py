@@ -16,13 +16,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from importlib import resources
-from typing import Any
+from typing import Any, Final
 
 import orjson
 
 from engage.api import ConfigError, EventLog, LogContext, LogFactory, Register, hookimpl
 
 __all__ = ["engage_register_log"]
+
+#: How to install the libraries for Kafka.
+INSTALL: Final = "run pip install 'engage-server[kafka]', or in a clone pip install '.[kafka]'"
 
 
 def _make(options: Mapping[str, Any], context: LogContext) -> EventLog:
@@ -31,7 +34,7 @@ def _make(options: Mapping[str, Any], context: LogContext) -> EventLog:
     except ModuleNotFoundError as error:
         if str(error.name).partition(".")[0] != "aiokafka":
             raise
-        raise ConfigError("aiokafka is not installed: pip install 'engage-server[kafka]'") from None
+        raise ConfigError(f"aiokafka is not installed: {INSTALL}") from None
     return KafkaLog.from_options(options, context)
 
 

@@ -24,6 +24,7 @@ from engage.api import (
     StorageUnavailable,
 )
 
+from . import INSTALL
 from .appending import NO_GAUGES, Appender
 from .client import Cluster, Member, Sender, TooFewBrokers, readable
 from .options import DEFAULT_TOPIC, Address, address
@@ -189,8 +190,8 @@ class KafkaLog(EventLog):
         codec = settings.get("compression.type", "producer")
         if not readable(codec):
             raise StorageIncompatible(
-                f"{topic} has compression.type={codec}, which cannot be read: "
-                "pip install 'engage-server[kafka]' (or set it to producer)"
+                f"{topic} has compression.type={codec}, which cannot be read: {INSTALL} (or set it"
+                " to producer)"
             )
         is_main = topic == self._topic
         if is_main:
