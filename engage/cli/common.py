@@ -11,13 +11,13 @@ import os
 import platform
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from pathlib import Path
 from typing import IO, Any, Final, TypeVar
 
 import click
 
-from engage.api import ConfigError, EventStore, StorageMissing
+from engage.api import MAX_TIME, ConfigError, EventStore, StorageMissing, render_time
 from engage.config import Config, load
 from engage.config.schema_check import SettingsError
 from engage.monitoring.visible import visible as safe
@@ -29,6 +29,7 @@ __all__ = [
     "DEFAULT_CONFIG",
     "CommandFailed",
     "config_option",
+    "load_chosen",
     "load_with",
     "now",
     "one_line",
@@ -39,7 +40,10 @@ __all__ = [
     "print_table",
     "registry_of",
     "safe",
+    "shown_time",
+    "the_only",
     "with_store",
+    "workspace_option",
 ]
 
 DEFAULT_CONFIG: Final = "engage.toml"
@@ -63,6 +67,11 @@ def parse_time(text: str) -> datetime.datetime:
 def now() -> int:
     """Return the time in milliseconds since 1970."""
     return time.time_ns() // 1_000_000
+
+
+def shown_time(milliseconds: int) -> str:
+    """Return a stored time in RFC 3339. One that another program wrote may be out of range."""
+    return render_time(max(0, min(milliseconds, MAX_TIME)))
 
 
 def one_line(text: str) -> str:
@@ -97,6 +106,28 @@ def load_with(config_path: Path, workspace_id: str | None) -> Config:
     if workspace_id is not None and all(one.id != workspace_id for one in config.workspaces):
         raise ConfigError(f"{config_path} does not contain a workspace {workspace_id!r}")
     return config
+
+
+def the_only(workspaces: Iterable[str]) -> str:
+    """Return the workspace that a command without ``--workspace`` means.
+
+    :raises ConfigError: if there are several.
+    """
+    names = list(dict.fromkeys(workspaces))
+    if len(names) > 1:
+        raise ConfigError(f"choose one with --workspace: {', '.join(names)}")
+    return names[0]
+
+
+def load_chosen(config_path: Path, workspace_id: str | None) -> tuple[Config, str]:
+    """Load a config, and return it with the workspace that a command is for.
+
+    :param workspace_id: as given with ``--workspace``.
+    :raises ConfigError: if the config does not contain it, or if none is given and there are
+        several.
+    """
+    config = load_with(config_path, workspace_id)
+    return config, workspace_id or the_only(one.id for one in config.workspaces)
 
 
 def operator() -> Actor:
@@ -144,6 +175,14 @@ def config_option(function: Function) -> Function:
         help="Path of the config file.",
     )
     return option(function)
+
+
+def workspace_option(text: str) -> Callable[[Function], Function]:
+    """Return the option ``--workspace ID``, which a command receives as ``workspace_id``.
+
+    :param text: what the workspace is for, for ``--help``.
+    """
+    return click.option("--workspace", "workspace_id", metavar="ID", help=text)
 
 
 def registry_of(ctx: click.Context) -> Registry:

@@ -10,24 +10,25 @@ from typing import Any, Final
 
 import click
 
-from engage.api import DeadLetter, EngageError, EventStore, render_time
+from engage.api import DeadLetter, EngageError, EventStore
 from engage.cli.common import (
     config_option,
-    load_with,
+    load_chosen,
     one_line,
     plural,
     print_table,
     safe,
+    shown_time,
     with_store,
 )
 from engage.cli.letters import (
     kept,
     key_option,
     letter_of,
+    letters_option,
     pointer_option,
     reason_option,
     record,
-    workspace_option,
 )
 from engage.cli.replays import check, replay
 from engage.errors import Problem
@@ -58,7 +59,7 @@ def dead_letters() -> None:
     "list", epilog="\b\nExample:\n  engage dead-letters list --workspace acme --groups"
 )
 @config_option
-@workspace_option
+@letters_option
 @reason_option
 @pointer_option
 @key_option
@@ -68,7 +69,7 @@ def dead_letters() -> None:
 def list_(
     ctx: click.Context,
     config_path: Path,
-    workspace_id: str,
+    workspace_id: str | None,
     reason: str | None,
     pointer: str | None,
     key: str | None,
@@ -81,14 +82,14 @@ def list_(
     webhook provider), user, message. With --groups: count, reason, pointer, key, first and last
     time, an id.
     """
-    config = load_with(config_path, workspace_id)
+    config, workspace = load_chosen(config_path, workspace_id)
     wanted = LetterFilter(reason=reason, pointer=pointer, key=key)
 
     async def read(store: EventStore) -> Sequence[tuple[str, ...]]:
         if not groups:
-            found = await newest_letters(kept(store), workspace_id, wanted, limit=limit)
+            found = await newest_letters(kept(store), workspace, wanted, limit=limit)
             return [_letter_row(letter) for letter in found]
-        grouped = await group_letters(kept(store), workspace_id)
+        grouped = await group_letters(kept(store), workspace)
         if not grouped.complete:
             click.echo(f"engage: only {grouped.letters} letters were read", err=True)
         return [
@@ -97,8 +98,8 @@ def list_(
                 group.reason,
                 group.pointer or "-",
                 group.key or group.origin,
-                render_time(group.first),
-                render_time(group.last),
+                shown_time(group.first),
+                shown_time(group.last),
                 group.example.id,
             )
             for group in grouped.groups
@@ -114,22 +115,22 @@ def list_(
     epilog="\b\nExample:\n  engage dead-letters show --workspace acme --item ID > e.json",
 )
 @config_option
-@workspace_option
+@letters_option
 @click.argument("letter_id", metavar="ID")
 @click.option("--item", is_flag=True, help="Print only the event, to be edited.")
 @click.pass_context
 def show(
-    ctx: click.Context, config_path: Path, workspace_id: str, letter_id: str, item: bool
+    ctx: click.Context, config_path: Path, workspace_id: str | None, letter_id: str, item: bool
 ) -> None:
     """Print a dead letter: why it was refused, and the event."""
     from engage.pipeline.replay import obstacle_of, text_of
 
-    config = load_with(config_path, workspace_id)
-    letter = with_store(ctx, config, lambda store: letter_of(kept(store), workspace_id, letter_id))
+    config, workspace = load_chosen(config_path, workspace_id)
+    letter = with_store(ctx, config, lambda store: letter_of(kept(store), workspace, letter_id))
     if not item:
         fields: list[tuple[str, str | None]] = [
             ("id", letter.id),
-            ("received", render_time(letter.received_at)),
+            ("received", shown_time(letter.received_at)),
             ("reason", letter.reason),
             ("message", letter.message),
             *(
@@ -152,7 +153,7 @@ def show(
 
 @dead_letters.command(epilog="\b\nExample:\n  engage dead-letters delete --workspace acme ID")
 @config_option
-@workspace_option
+@letters_option
 @reason_option
 @pointer_option
 @key_option
@@ -163,7 +164,7 @@ def show(
 def delete(
     ctx: click.Context,
     config_path: Path,
-    workspace_id: str,
+    workspace_id: str | None,
     reason: str | None,
     pointer: str | None,
     key: str | None,
@@ -175,20 +176,20 @@ def delete(
     wanted = LetterFilter(reason=reason, pointer=pointer, key=key)
     if every == bool(ids) or (ids and wanted != LetterFilter()):
         raise click.UsageError("name dead letters, or choose several with --reason and --all")
-    config = load_with(config_path, workspace_id)
+    config, workspace = load_chosen(config_path, workspace_id)
     if every and not yes:
         if not sys.stdin.isatty():
             raise click.UsageError("--all needs --yes when there is no terminal")
-        click.confirm(f"Delete all matching dead letters of {workspace_id}?", abort=True, err=True)
+        click.confirm(f"Delete all matching dead letters of {workspace}?", abort=True, err=True)
 
     async def run(store: EventStore) -> int:
         if every:
-            count = await delete_letters(kept(store), workspace_id, wanted)
+            count = await delete_letters(kept(store), workspace, wanted)
             details: dict[str, Any] = {"reason": reason, "pointer": pointer, "key": key}
         else:
-            count = await kept(store).remove(workspace_id, ids)
+            count = await kept(store).remove(workspace, ids)
             details = {"letters": list(ids)}
-        details = {"workspace": workspace_id, "count": count, **details}
+        details = {"workspace": workspace, "count": count, **details}
         await record(store, "letters-deleted", details)
         return count
 
@@ -200,7 +201,7 @@ def delete(
 
 def _letter_row(letter: DeadLetter) -> tuple[str, ...]:
     return (
-        render_time(letter.received_at),
+        shown_time(letter.received_at),
         letter.id,
         letter.reason,
         pointer_of(letter) or "-",

@@ -4,28 +4,27 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Final
 
 import click
 
-from engage.api import render_time
 from engage.cli.common import (
     config_option,
+    load_chosen,
     load_with,
     now,
     operator,
     print_table,
     safe,
+    shown_time,
     with_store,
+    workspace_option,
 )
-from engage.config import load
 from engage.keys.changes import KeyState, change_key, create_key
 from engage.keys.effective import Key, list_keys
 
-Function = TypeVar("Function", bound=Callable[..., Any])
-
+_workspace_option = workspace_option("The workspace of the key, if there are several.")
 _COLUMNS: Final = ("WORKSPACE", "ID", "KEY", "STATE", "SOURCE", "CREATED", "NAME")
 _IN_EFFECT: Final = "The server follows within 2 seconds; it need not be restarted."
 
@@ -39,16 +38,9 @@ def keys() -> None:
     """
 
 
-def _workspace_option(function: Function) -> Function:
-    option = click.option(
-        "--workspace", "workspace_id", metavar="ID", required=True, help="The workspace of the key."
-    )
-    return option(function)
-
-
 @keys.command("list", epilog="\b\nExample:\n  engage keys list --workspace acme")
 @config_option
-@click.option("--workspace", "workspace_id", metavar="ID", help="Only the keys of this workspace.")
+@workspace_option("Only the keys of this workspace.")
 @click.pass_context
 def list_(ctx: click.Context, config_path: Path, workspace_id: str | None) -> None:
     """List all write keys, also those that are disabled.
@@ -76,19 +68,21 @@ def list_(ctx: click.Context, config_path: Path, workspace_id: str | None) -> No
 )
 @click.option("--name", metavar="TEXT", default="", help="A name for people.")
 @click.pass_context
-def add(ctx: click.Context, config_path: Path, workspace_id: str, key_id: str, name: str) -> None:
+def add(
+    ctx: click.Context, config_path: Path, workspace_id: str | None, key_id: str, name: str
+) -> None:
     """Create a write key, and print it.
 
     Every process of the server accepts it from its first use on.
     """
-    config = load(config_path)
+    config, chosen = load_chosen(config_path, workspace_id)
     key = with_store(
         ctx,
         config,
         lambda store: create_key(
             store,
             config.workspaces,
-            workspace_id,
+            chosen,
             key_id,
             name=name,
             actor=operator(),
@@ -103,7 +97,7 @@ def add(ctx: click.Context, config_path: Path, workspace_id: str, key_id: str, n
 @_workspace_option
 @click.argument("key_id", metavar="ID")
 @click.pass_context
-def disable(ctx: click.Context, config_path: Path, workspace_id: str, key_id: str) -> None:
+def disable(ctx: click.Context, config_path: Path, workspace_id: str | None, key_id: str) -> None:
     """Refuse requests with a write key (403), also with one of the config file."""
     _change(ctx, config_path, workspace_id, key_id, "disabled")
 
@@ -113,7 +107,7 @@ def disable(ctx: click.Context, config_path: Path, workspace_id: str, key_id: st
 @_workspace_option
 @click.argument("key_id", metavar="ID")
 @click.pass_context
-def enable(ctx: click.Context, config_path: Path, workspace_id: str, key_id: str) -> None:
+def enable(ctx: click.Context, config_path: Path, workspace_id: str | None, key_id: str) -> None:
     """Accept requests with a write key again."""
     _change(ctx, config_path, workspace_id, key_id, "enabled")
 
@@ -123,7 +117,7 @@ def enable(ctx: click.Context, config_path: Path, workspace_id: str, key_id: str
 @_workspace_option
 @click.argument("key_id", metavar="ID")
 @click.pass_context
-def archive(ctx: click.Context, config_path: Path, workspace_id: str, key_id: str) -> None:
+def archive(ctx: click.Context, config_path: Path, workspace_id: str | None, key_id: str) -> None:
     """Disable a write key of the store for good.
 
     It cannot be enabled again. Its id stays taken, because stored events have it.
@@ -134,19 +128,19 @@ def archive(ctx: click.Context, config_path: Path, workspace_id: str, key_id: st
 def _change(
     ctx: click.Context,
     config_path: Path,
-    workspace_id: str,
+    workspace_id: str | None,
     key_id: str,
     state: KeyState,
 ) -> None:
-    config = load(config_path)
+    config, chosen = load_chosen(config_path, workspace_id)
     changed = with_store(
         ctx,
         config,
         lambda store: change_key(
-            store, config.workspaces, workspace_id, key_id, state, actor=operator(), now=now()
+            store, config.workspaces, chosen, key_id, state, actor=operator(), now=now()
         ),
     )
-    where = f"the key {safe(key_id)!r} of the workspace {safe(workspace_id)!r}"
+    where = f"the key {safe(key_id)!r} of the workspace {safe(chosen)!r}"
     if not changed:
         click.echo(f"engage: {where} is {state} already", err=True)
     elif sys.stdout.isatty():
@@ -157,5 +151,5 @@ def _change(
 
 def _row(key: Key) -> tuple[str, ...]:
     state = "archived" if key.archived else "disabled" if key.disabled else "active"
-    created = "-" if key.created_at is None else render_time(key.created_at)
+    created = "-" if key.created_at is None else shown_time(key.created_at)
     return (key.workspace_id, key.id, key.key, state, key.source, created, key.name or "-")

@@ -16,24 +16,22 @@ from engage.api import (
     EventStore,
     RecordStore,
 )
-from engage.cli.common import operator
+from engage.cli.common import operator, workspace_option
 from engage.upkeep.audit import record_audit
 
 __all__ = [
     "kept",
     "key_option",
     "letter_of",
+    "letters_option",
     "new_id_option",
     "pointer_option",
     "reason_option",
     "record",
     "type_option",
-    "workspace_option",
 ]
 
-workspace_option = click.option(
-    "--workspace", "workspace_id", metavar="ID", required=True, help="The workspace of the letters."
-)
+letters_option = workspace_option("The workspace of the letters, if there are several.")
 type_option = click.option(
     "--type",
     "operation",

@@ -20,23 +20,26 @@ import orjson
 from engage.api import ConfigError, EngageError, StorageMissing
 from engage.cli.common import (
     config_option,
+    load_chosen,
     load_with,
     one_line,
     operator,
     plural,
     registry_of,
     safe,
+    the_only,
+    workspace_option,
 )
 from engage.cli.letters import (
     kept,
     key_option,
     letter_of,
+    letters_option,
     new_id_option,
     pointer_option,
     reason_option,
     record,
     type_option,
-    workspace_option,
 )
 from engage.cli.progress import Progress
 from engage.config import Config
@@ -57,7 +60,7 @@ _ID: Final = re.compile(r"[0-9a-f]{32}\Z")
 
 @click.command(epilog="\b\nExample:\n  engage dead-letters check --type track event.json")
 @config_option
-@click.option("--workspace", "workspace_id", metavar="ID", help="The workspace.")
+@workspace_option("The workspace, if there are several.")
 @type_option
 @click.option("--key", metavar="ID", help="The id of the write key that sends the event.")
 @new_id_option
@@ -88,9 +91,8 @@ def check(
     async def run() -> Explained:
         async with _app(registry_of(ctx), config, optional=letter_id is None) as (app, there):
             if letter_id is not None:
-                if workspace_id is None:
-                    raise click.UsageError("a dead letter needs its --workspace")
-                letter = await letter_of(kept(app.store), workspace_id, letter_id)
+                workspace = workspace_id or the_only(one.id for one in config.workspaces)
+                letter = await letter_of(kept(app.store), workspace, letter_id)
                 return await app.replays.check(letter, text, new_id=new_id)
             found = await list_keys(app.store, config.workspaces) if there else None
             used = _used_key(config, found.keys if found else None, workspace_id, key)
@@ -106,7 +108,7 @@ def check(
     "  engage dead-letters replay --workspace acme --reason transform_failed --all"
 )
 @config_option
-@workspace_option
+@letters_option
 @new_id_option
 @reason_option
 @pointer_option
@@ -117,7 +119,7 @@ def check(
 def replay(
     ctx: click.Context,
     config_path: Path,
-    workspace_id: str,
+    workspace_id: str | None,
     new_id: bool,
     reason: str | None,
     pointer: str | None,
@@ -134,16 +136,16 @@ def replay(
     wanted = LetterFilter(reason=reason, pointer=pointer, key=key)
     if every == bool(what) or (what and wanted != LetterFilter()):
         raise click.UsageError("name one dead letter, or choose several with --reason and --all")
-    config = load_with(config_path, workspace_id)
+    config, workspace = load_chosen(config_path, workspace_id)
     registry = registry_of(ctx)
     if every:
-        asyncio.run(_replay_all(registry, config, workspace_id, wanted, new_id))
+        asyncio.run(_replay_all(registry, config, workspace, wanted, new_id))
         return
     letter_id, *files = what
     if not _ID.match(letter_id) or len(files) > 1:
         raise click.UsageError("a replay needs the ID of a dead letter and at most one FILE")
     text = _read(files[0]) if files else None
-    asyncio.run(_replay(registry, config, (workspace_id, letter_id), text, new_id))
+    asyncio.run(_replay(registry, config, (workspace, letter_id), text, new_id))
 
 
 async def _replay(
@@ -262,8 +264,7 @@ def _used_key(
     ]
     if not known:
         raise ConfigError(f"there is no write key {key!r}" if key else "there is no write key")
-    if len({one[0] for one in known}) > 1:
-        raise ConfigError(f"choose one with --workspace: {', '.join({one[0] for one in known})}")
+    the_only(one[0] for one in known)
     chosen = next((one for one in known if not one[2]), known[0])
     if chosen[2]:
         click.echo(f"engage: the key {safe(chosen[1])} is disabled: it gets a 403", err=True)

@@ -8,8 +8,10 @@ from pathlib import Path
 
 import click
 
-from engage.cli.common import config_option, load_with, now, safe, with_store
+from engage.cli.common import config_option, load_chosen, now, safe, with_store, workspace_option
 from engage.pipeline.removal import remove_traits
+
+_workspace_option = workspace_option("The workspace of the user, if there are several.")
 
 
 @click.group(epilog="\b\nExample:\n  engage users remove-trait --workspace acme u-1 email plan")
@@ -22,21 +24,26 @@ def users() -> None:
     epilog="\b\nExample:\n  engage users remove-trait --workspace acme u-1 email plan",
 )
 @config_option
-@click.option("--workspace", metavar="ID", required=True, help="The workspace of the user.")
+@_workspace_option
 @click.argument("user")
 @click.argument("traits", metavar="TRAIT...", nargs=-1, required=True)
 @click.pass_context
 def remove_trait(
-    ctx: click.Context, config_path: Path, workspace: str, user: str, traits: tuple[str, ...]
+    ctx: click.Context,
+    config_path: Path,
+    workspace_id: str | None,
+    user: str,
+    traits: tuple[str, ...],
 ) -> None:
     """Remove traits of a user.
 
     The user no longer has the traits, is not found by them, and has room for others, until a client
     sets them again. The removal is an event, which `engage export events` shows.
     """
+    config, workspace = load_chosen(config_path, workspace_id)
     removed = with_store(
         ctx,
-        load_with(config_path, workspace),
+        config,
         lambda store: remove_traits(store, workspace, user, traits, now=now()),
     )
     for trait in removed:

@@ -24,7 +24,7 @@ from engage.api import (
     Provider,
     ProviderFactory,
 )
-from engage.cli.common import config_option, opened, parse_time, plural, registry_of, safe
+from engage.cli.common import config_option, opened, parse_time, plural, registry_of, safe, the_only
 from engage.config import Config, load
 from engage.registry import Registered, Registry
 from engage.upkeep.export import all_pages
@@ -293,10 +293,8 @@ def _enabled(registry: Registry, config: Config, provider: str) -> Mapping[str, 
 
 
 def _chosen(enabled: Mapping[str, Provider], provider: str, workspace: str | None) -> str:
-    if workspace is None and len(enabled) == 1:
-        return next(iter(enabled))
     if workspace is None:
-        raise ConfigError(f"choose one with --workspace: {', '.join(enabled)}")
+        return the_only(enabled)
     if workspace not in enabled:
         raise ConfigError(f"the workspace {workspace!r} does not have {provider}")
     return workspace

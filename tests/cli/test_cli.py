@@ -125,7 +125,6 @@ def test_help_and_version_are_printed() -> None:
         ("serve", "--workers", "0"),
         ("check", "--nothing"),
         ("copy", "--from", "a.toml"),
-        ("users", "remove-trait", "ann", "plan"),
         ("users", "remove-trait", "--workspace", "acme", "ann"),
         ("copy", "--from", "a.toml", "--to", "./a.toml"),
     ],

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import os
 import subprocess
@@ -14,6 +15,8 @@ import pytest
 from click.testing import CliRunner
 
 from engage.cli import main
+from support.commands import run
+from support.sqlite import config_file, open_store
 
 
 def engage(folder: Path, arguments: str, redirected: str = "") -> tuple[int, str]:
@@ -23,6 +26,39 @@ def engage(folder: Path, arguments: str, redirected: str = "") -> tuple[int, str
         ["sh", "-c", command], cwd=folder, capture_output=True, text=True, timeout=240, check=False
     )
     return done.returncode, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "shown"),
+    [
+        (("keys", "add", "--id", "ios"), ""),
+        (("keys", "disable", "website"), "disabled"),
+        (("dead-letters", "list"), ""),
+        (("dead-letters", "show", "0" * 32), "the workspace 'acme' has no dead letter"),
+        (("dead-letters", "check", "0" * 32), "the workspace 'acme' has no dead letter"),
+        (("dead-letters", "replay", "0" * 32), "the workspace 'acme' has no dead letter"),
+        (("dead-letters", "delete", "0" * 32), "0 dead letters deleted"),
+        (("users", "remove-trait", "ann", "plan"), "the workspace 'acme' has no user"),
+    ],
+)
+def test_the_only_workspace_is_the_default(
+    tmp_path: Path, arguments: tuple[str, ...], shown: str
+) -> None:
+    config = config_file(tmp_path)
+
+    async def create() -> None:
+        async with open_store(config):
+            pass
+
+    asyncio.run(create())
+    result = run(*arguments, "--config", config)
+    assert result.stderr == "engage: choose one with --workspace: acme, other\n"
+    assert (result.exit_code, result.stdout) == (1, "")
+    text = config.read_text("utf-8")
+    config.write_text(text.replace('[[workspaces]]\nid = "other"\n', ""), encoding="utf-8")
+    result = run(*arguments, "--config", config)
+    assert shown in result.output
+    assert "--workspace" not in result.output
 
 
 @pytest.mark.parametrize("command", ["export events", "check", "plugins"])

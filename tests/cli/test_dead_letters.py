@@ -353,7 +353,6 @@ def test_letters_are_deleted(stored: Path) -> None:
 @pytest.mark.parametrize(
     "arguments",
     [
-        ("list",),
         ("show", "--workspace", "acme"),
         ("replay", "--workspace", "acme"),
         ("replay", "--workspace", "acme", "no-id"),
@@ -362,7 +361,6 @@ def test_letters_are_deleted(stored: Path) -> None:
         ("delete", "--workspace", "acme"),
         ("delete", "--workspace", "acme", "--reason", "x", "0" * 32),
         ("check", "--type", "nothing", "-"),
-        ("check", "0" * 32),
         ("check", "a", "b"),
     ],
 )
@@ -370,6 +368,15 @@ def test_wrong_usage_is_status_2(stored: Path, arguments: tuple[str, ...]) -> No
     result = run(arguments[0], "--config", stored, *arguments[1:])
     assert result.exit_code == 2, result.output
     assert "Error: " in result.stderr
+
+
+def test_a_letter_with_an_impossible_time_is_listed_and_shown(stored: Path) -> None:
+    odd = letter("0" * 32, received_at=10**18)
+    in_store(stored, lambda store: store.put([odd]))
+    for command in (("list",), ("list", "--groups"), ("show", "0" * 32)):
+        result = run(command[0], "--config", stored, "--workspace", "acme", *command[1:])
+        assert (result.exit_code, result.stderr) == (0, "")
+        assert "9999-12-31T23:59:59.999Z" in result.stdout
 
 
 @pytest.mark.parametrize("command", ["list", "show", "replay", "delete"])
