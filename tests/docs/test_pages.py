@@ -30,7 +30,7 @@ from support import config_page
 pytestmark = pytest.mark.checkout
 
 ROOT = Path(__file__).resolve().parents[2]
-DOCS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+DOCS = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
 EXAMPLE = ROOT / "config.example.toml"
 STORAGE = ROOT / "tests/example_storage"
 LOG = ROOT / "tests/example_log"
