@@ -16,7 +16,7 @@ import http.client
 import json
 import logging
 import secrets
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeVar
 from urllib.parse import urlencode
@@ -36,8 +36,10 @@ from engage.upkeep.audit import Actor, record_audit
 if TYPE_CHECKING:
     from types import TracebackType
 
+    from engage.api import BudgetUse
     from engage.config import Workspace
     from engage.console.connections import Connection, Connections
+    from engage.console.data.history import Overview
     from engage.console.services import Console
 
 __all__ = ["STATIC", "TEMPLATES", "ConsoleHandler", "Outage"]
@@ -81,8 +83,8 @@ class ConsoleHandler(RequestHandler):
         self.console = console
         #: A call of the store that failed in this request: shown as a bar on top of the page.
         self.outage: Outage | None = None
-        #: The number beside "Rejected".
-        self.rejected: int | None = None
+        #: The number beside "Rejected"; 0: none, or unknown.
+        self.rejected = 0
         #: ``None``: the caller is not signed in.
         self.session: Session | None = None
         #: Why the session may have ended: then nothing is shown but what a browser has already.
@@ -124,10 +126,31 @@ class ConsoleHandler(RequestHandler):
             self.go("login", next=self._here())
             raise Finish
         if method == "GET" and not self.public and not self.wants_json and not self.outage:
-            try:
-                self.rejected = await self.console.badge.count(self._workspace_or_first().id)
-            except StorageUnavailable as error:
-                self.show_outage(str(error))
+            await self.count_rejected()
+
+    async def count_rejected(self, *, fresh: bool = False) -> Sequence[BudgetUse]:
+        """Set the number beside "Rejected"; see :meth:`Badge.uses`."""
+        workspace = self._workspace_or_first().id
+        uses = await self._unless_down(self.console.badge.uses(workspace, fresh=fresh)) or ()
+        self.rejected = sum(use.count for use in uses)
+        return uses
+
+    async def numbers(self, span: str) -> Overview | None:
+        """Return the numbers of the workspace; ``None``: there are none, or the store is down.
+
+        :param span: a key of :data:`engage.console.data.history.RANGES`.
+        """
+        return await self._unless_down(self.console.overview(self.workspace.id, span))
+
+    async def _unless_down(self, call: Coroutine[Any, Any, Result]) -> Result | None:
+        if self.outage is not None:
+            call.close()
+            return None
+        try:
+            return await call
+        except StorageUnavailable as error:
+            self.show_outage(str(error))
+            return None
 
     def on_finish(self) -> None:
         """Note that the request is answered."""
@@ -206,7 +229,7 @@ class ConsoleHandler(RequestHandler):
     @property
     def person(self) -> str | None:
         """The person who is signed in, for the audit, or ``None``."""
-        return None if self.session is None else f"operator {self.session.id[:6]}"
+        return None if self.session is None else f"session {self.session.id[:6]}"
 
     async def head(self) -> None:
         """Answer as ``GET`` does; the body is left out."""
@@ -312,10 +335,7 @@ class ConsoleHandler(RequestHandler):
                 call.close()
             return None
         try:
-            return await self.console.reader.read(call)
-        except StorageUnavailable as error:
-            self.show_outage(str(error))
-            return None
+            return await self._unless_down(self.console.reader.read(call))
         except (ValueError, OverflowError) as error:
             if any(name in self.request.query_arguments for name in CURSORS):
                 raise HTTPError(400, reason="This link is not one of the console") from error

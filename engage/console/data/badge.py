@@ -1,27 +1,29 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The number beside "Rejected" in the navigation: the dead letters of the last 24 hours."""
+"""How many different rejected events the store keeps: the number beside "Rejected".
+
+A rejected event that comes again unchanged is one more rejection, and no second dead letter. So
+this number and that of the rejections differ, and the pages name both.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final
 
-from engage.api import DAY_MS, DeadLetterStore
+from engage.api import BudgetUse, DeadLetterStore
 
 if TYPE_CHECKING:
     from engage.api import EventStore
     from engage.console.data.reader import Reader
 
-__all__ = ["MOST", "Badge"]
+__all__ = ["Badge"]
 
-#: A greater number is not counted.
-MOST: Final = 200
-#: Seconds for which a number is used again.
+#: Seconds for which numbers are used again.
 FRESH: Final = 10.0
 
 
 class Badge:
-    """Counts the newest dead letters of a workspace.
+    """Reads how many dead letters are kept.
 
     :param clock: the time in seconds since 1970.
     """
@@ -30,23 +32,18 @@ class Badge:
         self._store = store
         self._reader = reader
         self._clock = clock
-        self._known: dict[str, tuple[float, int]] = {}
+        self._at = 0.0
+        self._uses: Sequence[BudgetUse] = ()
 
-    async def count(self, workspace_id: str) -> int | None:
-        """Return how many letters there are, at most :data:`MOST`; ``None``: unknown.
+    async def uses(self, workspace_id: str, *, fresh: bool = False) -> Sequence[BudgetUse]:
+        """Return how much of each budget a workspace uses; nothing if that is unknown.
 
+        :param fresh: read the store now.
         :raises StorageUnavailable: if the store does not answer.
         """
         store = self._store
-        if not isinstance(store, DeadLetterStore):
-            return None
         now = self._clock()
-        at, count = self._known.get(workspace_id, (0.0, 0))
-        if not 0 <= now - at < FRESH:
-            page = await self._reader.read(store.recent_dead_letters(workspace_id, limit=MOST))
-            if page is None:
-                return None
-            since = now * 1000 - DAY_MS
-            count = sum(letter.received_at >= since for letter in page.items)
-            self._known[workspace_id] = (now, count)
-        return count
+        if isinstance(store, DeadLetterStore) and (fresh or not 0 <= now - self._at < FRESH):
+            self._uses = await self._reader.read(store.budget_use())
+            self._at = now
+        return [one for one in self._uses if one.workspace_id == workspace_id]

@@ -62,8 +62,9 @@ class Overview:
     #: ``p50``, ``p95``, ``p99`` → milliseconds of a request of the whole server; ``None``: there
     #: was no request in the step.
     latency: Mapping[str, Sequence[float | None]]
-    #: The bucket that the p95 of the whole range lies in, in milliseconds: (more than, at most);
-    #: ``None``: no request.
+    #: The buckets that the p50 and the p95 of the whole range lie in, in milliseconds: (more than,
+    #: at most); ``None``: no request.
+    p50: tuple[float, float] | None
     p95: tuple[float, float] | None
     #: The greatest number of events that waited for the storage in one process; ``None``: unknown.
     queue: Sequence[int | None]
@@ -150,6 +151,7 @@ def _summed(sums: Sequence[CountSum], workspace: str, span: str, at: range) -> O
             f"p{percent}": [_percentile(bucket, percent) for bucket in buckets]
             for percent in (50, 95, 99)
         },
+        p50=_bucket_of(whole, 50),
         p95=_bucket_of(whole, 95),
         queue=queue,
         keys=dict(keys),

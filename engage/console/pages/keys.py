@@ -135,18 +135,9 @@ class KeysHandler(ConsoleHandler):
     def _is_here(self, key: Key) -> bool:
         return key.workspace_id == self.workspace.id
 
-    async def _history(self, span: str) -> Overview | None:
-        if self.unverified:
-            return None
-        try:
-            return await self.console.overview(self.workspace.id, span)
-        except StorageUnavailable as error:
-            self.show_outage(str(error))
-            return None
-
     async def _show(self, error: str = "") -> None:
         keys = await self._keys()
-        hour, fortnight = await self._history("1h"), await self._history("14d")
+        hour, fortnight = await self.numbers("1h"), await self.numbers("14d")
         active = {key.id for key in keys if not key.disabled}
         shown = [
             ShownKey(

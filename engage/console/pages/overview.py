@@ -13,6 +13,7 @@ from engage.console.data.history import OUTCOMES, RANGES, Overview
 from engage.console.display.formats import number, percent, plural, size, span, visible
 from engage.console.display.snippets import server_url, snippets
 from engage.console.display.sparks import spark_area, spark_line
+from engage.console.pages.rejected import cause_link
 from engage.upkeep.letter_groups import group_letters
 from engage.upkeep.live import Wanted
 
@@ -29,6 +30,9 @@ POINTS: Final = 60
 LATE: Final = 60
 #: Below this, the disk is in the strip.
 LOW_DISK: Final = 2 * 1024**3
+
+#: A key of :data:`RANGES` → words.
+PERIODS: Final = {"1h": "in the last hour", "24h": "in 24 hours", "14d": "in 14 days"}
 
 Value = TypeVar("Value")
 
@@ -90,31 +94,30 @@ def figures(
         points: list[float | None] = shrink(masked, POINTS, _sum)
         return drawn(points)
 
+    period = PERIODS[data.range]
     duplicates = f"and {plural(totals['duplicate'], 'duplicate')}" if totals["duplicate"] else ""
-    share = f"{percent(totals['rejected'], seen)} of all events" if seen else "no events yet"
-    p95 = data.p95
-    between = "of requests that carry events"
+    shares = [percent(totals["rejected"], seen)] if seen else []
+    if handler.rejected:
+        shares.append(f"{plural(handler.rejected, 'different event')} kept")
     p95_curve = drawn(shrink(list(data.latency["p95"]), POINTS, _greatest))
-    if p95 is None:
-        value = "–"
-    elif p95[1] == float("inf"):
-        value = f"> {milliseconds(p95[0])}"
-    else:
-        value = f"≤ {milliseconds(p95[1])}"
-        between = f"between {milliseconds(p95[0])} and {milliseconds(p95[1])}"
-    live = handler.link("live", workspace=workspace)
+    half = "of requests that carry events" if data.p50 is None else f"p50 {_at_most(data.p50)}"
     rejected = handler.link("rejected", workspace=workspace)
     found = [
         Figure(
             "Stored",
             number(totals["stored"]),
-            duplicates or "events",
+            duplicates or period,
             "stored",
             *curve("stored"),
             handler.link("events", workspace=workspace),
         ),
         Figure(
-            "Rejected", number(totals["rejected"]), share, "rejected", *curve("rejected"), rejected
+            "Rejected",
+            number(totals["rejected"]),
+            " · ".join(shares) or "no events yet",
+            "rejected",
+            *curve("rejected"),
+            rejected,
         ),
         Figure(
             "Refused",
@@ -122,9 +125,9 @@ def figures(
             "wrong key, bad JSON …",
             "refused",
             *curve("refused"),
-            live,
+            "#refused" if handler.console.live.refused(workspace) else None,
         ),
-        Figure("Latency p95", value, between, "", *p95_curve, None),
+        Figure("Latency p95", _at_most(data.p95), half, "", *p95_curve, None),
     ]
     keys = [
         {
@@ -136,6 +139,13 @@ def figures(
         for key, values in sorted(data.keys.items(), key=lambda item: -sum(item[1]))
     ]
     return found, keys
+
+
+def _at_most(bucket: tuple[float, float] | None) -> str:
+    if bucket is None:
+        return "–"
+    low, high = bucket
+    return f"> {milliseconds(low)}" if high == float("inf") else f"≤ {milliseconds(high)}"
 
 
 def _not_loaded(lag: Lag, href: str) -> Figure:
@@ -256,35 +266,32 @@ class OverviewHandler(_Reads):
             since = data.at[0] if data is not None else 0
             recent = [group for group in (grouped.groups if grouped else ()) if group.last >= since]
             for group in recent[:NEWEST]:
-                text = f"{number(group.count)} × {group.example.message}"
-                text += f" ({group.key or group.origin})"
-                href = self.link(
-                    "rejected",
-                    workspace=workspace,
-                    reason=group.reason,
-                    pointer=group.pointer,
-                    key=group.key,
-                )
+                count = plural(group.count, "different event")
+                text = f"{group.example.message} ({count}, {group.key or group.origin})"
+                href = cause_link(self, group.wanted)
                 found.append(Notice("rejected", visible(text), href, "Show"))
+            if (more := len(recent) - NEWEST) > 0:
+                href = self.link("rejected", workspace=workspace)
+                found.append(Notice("rejected", plural(more, "more cause"), href, "Show all"))
         if data is not None and "?" in data.keys:
             count = plural(sum(data.keys["?"]), "request")
-            href = self.link("live", workspace=workspace)
             text = f"{count} had an unknown or disabled write key"
-            found.append(Notice("refused", text, href, "Live"))
+            shown = "#refused" if self.console.live.refused(workspace) else None
+            found.append(Notice("refused", text, shown, "Show"))
         if lag is not None:
             from engage.log.gaps import past_gaps
 
             href = self.link("system", workspace=workspace)
             now = self.console.now()
             alarms = [*lag.alarms, *(await self.read(past_gaps(store, now=now)) or ())]
-            found += [Notice("bad", visible(one), href, "System") for one in alarms]
+            found += [Notice("bad", visible(one), href, "Show") for one in alarms]
             if lag.seconds >= LATE:
                 text = f"The loaders are {span(lag.seconds)} behind: is engage load running?"
-                found.append(Notice("warn", text, href, "System"))
+                found.append(Notice("warn", text, href, "Show"))
         free = store.gauges().get("free_bytes")
         if free is not None and free < LOW_DISK:
             href = self.link("system", workspace=workspace)
-            found.append(Notice("bad", f"The disk has only {size(int(free))} left", href, "System"))
+            found.append(Notice("bad", f"The disk has only {size(int(free))} left", href, "Show"))
         return found
 
 
@@ -300,6 +307,6 @@ class OverviewJsonHandler(_Reads):
             return
         shown = dataclasses.asdict(data)
         shown["limit"] = self.console.config.limits.queue_events
-        # JSON has no infinity; the page shows the bucket itself.
-        shown.pop("p95")
+        # JSON has no infinity; the page shows the buckets themselves.
+        del shown["p50"], shown["p95"]
         self.json(shown)

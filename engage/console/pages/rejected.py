@@ -23,7 +23,7 @@ from engage.upkeep.audit import Actor
 from engage.upkeep.letter_groups import LetterFilter, delete_letters, group_letters
 from engage.upkeep.refused import refused_of
 
-__all__ = ["RejectedHandler"]
+__all__ = ["RejectedHandler", "cause_link"]
 
 #: Seconds for which one request deletes letters.
 DELETE_SECONDS: Final = 5.0
@@ -33,6 +33,13 @@ BUDGETS: Final[dict[BudgetName, str]] = {
     "webhook": "rejected webhook deliveries",
     "conflict": "events with a conflicting message id",
 }
+
+
+def cause_link(handler: ConsoleHandler, wanted: LetterFilter, **query: str) -> str:
+    """Return the link to the letters of a cause."""
+    found = dataclasses.asdict(wanted)
+    del found["until"]
+    return handler.link("rejected", workspace=handler.workspace.id, **found, **query) + "#cause"
 
 
 class RejectedHandler(ConsoleHandler):
@@ -47,6 +54,8 @@ class RejectedHandler(ConsoleHandler):
         wanted = self._wanted()
         grouped = await self.read(group_letters(store, self.workspace.id))
         letters, older = await self._letters(store, wanted)
+        uses = await self.count_rejected(fresh=True)
+        day = await self.numbers("24h")
         refused = []
         if isinstance(store, RecordStore):
             page = await self.read(store.list_records(REFUSED_RECORD, limit=100))
@@ -68,12 +77,9 @@ class RejectedHandler(ConsoleHandler):
             older=older,
             first=self.cursor("before") is None,
             refused=refused[:ROWS],
-            budgets=[
-                one
-                for one in budgets_of(await self.read(store.budget_use()) or (), budget)
-                if one.use.workspace_id == self.workspace.id and one.use.count
-            ],
+            budgets=[one for one in budgets_of(uses, budget) if one.use.count],
             budget_names=BUDGETS,
+            rejections=None if day is None else sum(day.outcomes["rejected"]),
             done=self.get_query_argument("done", ""),
             count=self.get_query_argument("count", ""),
             query=self._query(wanted),

@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rejected events: one number on every page, and work on all events of a cause."""
+
+from __future__ import annotations
+
+import html
+import re
+import sys
+from collections.abc import Iterator
+
+import httpx
+import pytest
+
+from support.console import CONSOLE, signed_in
+from support.server_process import Server, start_server
+from support.waiting import wait_for
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="the console is a child process")
+
+
+@pytest.fixture
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with start_server(tmp_path_factory.mktemp("rejected"), config_extra=CONSOLE) as one:
+        yield one
+
+
+@pytest.fixture
+def client(server: Server) -> Iterator[httpx.Client]:
+    with signed_in(server) as one:
+        yield one
+
+
+def words(page: str) -> str:
+    """Return the text of a page, with single spaces."""
+    return " ".join(html.unescape(re.sub(r"<[^>]*>", " ", page)).split())
+
+
+def badge(page: str) -> str:
+    found = re.search(r'<span class="badge bad" title="([^"]*)">([^<]*)<', page)
+    return "" if found is None else f"{found[2]}: {found[1]}"
+
+
+def test_every_page_tells_rejections_from_different_events(
+    server: Server, client: httpx.Client
+) -> None:
+    server.track("m-stored")
+    for _ in range(3):
+        server.post("/v1/track", {"userId": "same"})
+    server.post("/v1/track", {"userId": "other"})
+    wait_for(lambda: "4 rejections in" in words(client.get("rejected").text), what="the counters")
+    rejected, overview = client.get("rejected").text, client.get("?range=1h").text
+    assert "2 different events kept · 4 rejections in 24 hours" in words(rejected)
+    assert badge(rejected) == "2: 2 different events kept"
+    assert 'data-total="rejected">4</span>' in " ".join(overview.split())
+    assert "2 different events kept" in words(overview)
+
+    # The number is that of now also after a deletion, in which nothing of it is used again.
+    assert client.post("rejected", data={"action": "delete"}).status_code == 303
+    rejected = client.get("rejected").text
+    assert badge(rejected) == ""
+    assert "No rejected events" in rejected
+
+
+def test_what_needs_attention_has_actions_and_says_how_much_more_there_is(
+    server: Server, client: httpx.Client
+) -> None:
+    server.track("m-stored")
+    for field in ("properties", "context", "integrations", "timestamp", "userId", "event"):
+        server.post("/v1/track", {"userId": "u", "event": "E", field: [1]})
+    server.post("/v1/track", {"userId": "u", "event": "E"}, key="a-key-of-another-server")
+    page = wait_for(
+        lambda: text if "1 more cause" in (text := client.get("?range=1h").text) else None,
+        what="six causes",
+    )
+    links = re.findall(r'<a\s+href="([^"]*)">([^<]*)</a>\s*</li>', page)
+    assert {text for _, text in links} == {"Show", "Show all"}
+    assert sum(href.endswith("#cause") for href, _ in links) == 5
+    assert "(1 different event, website)" in words(page)
+
+
+def test_the_audit_is_formatted(server: Server, client: httpx.Client) -> None:
+    server.post("/v1/track", {"userId": "u"})
+    client.post("rejected", data={"action": "replay"})
+    wait_for(lambda: "letters-replayed" in client.get("audit").text, what="the replay to end")
+    page = words(client.get("audit").text)
+    assert re.search(r"until 20\d\d-\d\d-\d\d \d\d:\d\d:\d\d UTC", page)
+    assert "newIds no" in page
+    assert re.search(r"session \w{6}\b", page)
