@@ -29,6 +29,9 @@ __all__ = ["KEYLESS_BODY", "Authenticator", "Principal", "UnknownKeyError"]
 #: Maximum size of a body that must be decoded to find its write key.
 KEYLESS_BODY: Final = Limit(1024 * 1024, "without a write key in the header or the query")
 
+_UNKNOWN: Final = (
+    "invalid write key: it is unknown; `engage keys list` shows the keys of this server"
+)
 _URL_SAFE: Final = str.maketrans("-_", "+/")
 _BASE64: Final = re.compile(r"[A-Za-z0-9+/]+\Z")
 
@@ -49,7 +52,7 @@ class UnknownKeyError(ApiError):
     """
 
     def __init__(self, key: str | None = None) -> None:
-        super().__init__("invalid_write_key", "the write key is unknown")
+        super().__init__("invalid_write_key", _UNKNOWN)
         self.key = key
 
 
@@ -137,7 +140,7 @@ class Authenticator:
             possible = possible or is_possible_key(candidate)
         if possible:
             raise UnknownKeyError
-        raise _invalid("the write key is unknown")
+        raise _invalid(_UNKNOWN)
 
     def _get(self, key: str) -> Principal | None:
         if self._by_key is None:
@@ -150,7 +153,7 @@ class Authenticator:
         if principal is None:
             if is_possible_key(key):
                 raise UnknownKeyError(key)
-            raise _invalid("the write key is unknown")
+            raise _invalid(_UNKNOWN)
         if principal.write_key.disabled:
             raise ApiError("write_key_disabled", "the write key is disabled")
         return principal

@@ -105,6 +105,17 @@ def test_a_wrong_key_in_the_header_is_final(authenticator: Authenticator, header
     assert "key-1" not in caught.value.message
 
 
+def test_the_answer_to_an_unknown_key_says_how_to_see_the_keys(
+    authenticator: Authenticator,
+) -> None:
+    for key in ("key-9", "not a key"):
+        with pytest.raises(ApiError) as caught:
+            authenticator.body(key)
+        assert caught.value.code == "invalid_write_key"
+        assert "invalid write key" in caught.value.message
+        assert "`engage keys list`" in caught.value.message
+
+
 @pytest.mark.parametrize("header", [encoded("key-0:"), "Basic key-0"])
 def test_a_disabled_key_is_refused(authenticator: Authenticator, header: str) -> None:
     attempts: tuple[Callable[[], object], ...] = (
