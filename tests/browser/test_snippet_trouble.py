@@ -4,13 +4,14 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 from browser.snippet import site, visit
 
 from support.browser import Browser, Pages, eventually
-from support.server_process import Server
+from support.server_process import KEY, Server, start_server
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
 
@@ -104,6 +105,33 @@ def test_events_of_a_page_left_while_the_server_is_away_arrive(
     stored = eventually(lambda: engage.export("events"), lambda e: len(e) >= 4)
     assert sorted(map(str, names(stored))) == ["At once", "Waited"]
     eventually(lambda: browser.run('return localStorage.getItem("engage_queue")'), lambda q: not q)
+
+
+@pytest.mark.parametrize(
+    ("key", "reason"),
+    [("of-nobody", "invalid write key: it is unknown"), ("old", "the write key is disabled")],
+)
+def test_a_refused_key_is_reported_once(
+    tmp_path: Path, browser: Browser, pages: Pages, key: str, reason: str
+) -> None:
+    old = '[[workspaces.write_keys]]\nid = "old"\nkey = "old"\ndisabled = true\n'
+    with start_server(tmp_path, config_extra=old) as server:
+        warnings: list[str] = []
+
+        def arrived() -> int:
+            log = browser.driver.get_log("browser")  # type: ignore[no-untyped-call]
+            warnings.extend(one["message"] for one in log if one["level"] == "WARNING")
+            return len([line for line in server.lines() if line.get("route") == "batch"])
+
+        visit(browser, pages, site(server).replace(KEY, key))
+        eventually(arrived, lambda found: found == 1)
+        browser.run('engage.track("Again");')
+        eventually(arrived, lambda found: found == 2)
+        browser.run('engage.track("And again");')
+        # When this one is sent, the answers to the others were handled.
+        eventually(arrived, lambda found: found == 3)
+        [warning] = warnings
+        assert f'"engage:" "{reason}' in warning
 
 
 def test_events_of_another_tab_stay_in_storage(

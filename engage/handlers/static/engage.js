@@ -22,6 +22,7 @@
   let busy = false;
   let most = 100; // events in a request
   let failures = 0;
+  let warned = false; // of the write key
   /** @type {Data} */ const memory = {};
 
   /** @param {string} name @param {?string} [value] */
@@ -121,6 +122,10 @@
         most = part.length >> 1; // one event spoils it: find it
       } else {
         if (answer.ok) most = 100;
+        else if (!warned && [401, 403].includes(answer.status)) {
+          warned = true;
+          console.warn("engage:", (await answer.json().catch(() => answer)).message || answer.status);
+        }
         queue = without(queue, part);
         const rest = without(stored(), part);
         keep("queue", rest.length ? `[${rest}]` : null);
