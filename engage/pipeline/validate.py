@@ -10,8 +10,9 @@ A schema can have its own error messages for clients: ``x-messages`` maps a keyw
 
 from __future__ import annotations
 
+import itertools
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from importlib import resources
 from typing import Any, Final
 
@@ -22,6 +23,7 @@ import referencing
 from jsonschema.exceptions import ValidationError
 from referencing.jsonschema import DRAFT202012
 
+from engage.config.schema_check import nearest
 from engage.errors import MAX_ERRORS, Problem, pointer, quote
 
 __all__ = ["Schemas"]
@@ -135,10 +137,28 @@ def _describe(error: ValidationError) -> Iterator[Problem]:
         # jsonschema reports each missing member separately, but names it only in its message.
         for name in rule:
             if name not in instance:
-                yield Problem(place + pointer(name), "is required")
+                yield Problem(place + pointer(name), "is required" + _meant(error, [name]))
         return
     schema: Any = error.schema
-    yield Problem(place, _message(keyword, instance, rule, schema.get("x-messages", {})))
+    words = _message(keyword, instance, rule, schema.get("x-messages", {}))
+    if keyword == "anyOf":
+        words += _meant(error, [name for one in rule for name in one.get("required", ())])
+    yield Problem(place, words)
+
+
+def _meant(error: ValidationError, absent: Iterable[str]) -> str:
+    """Return a hint if the name of an absent member was probably misspelt."""
+    instance: Any = error.instance
+    schema: Any = error.schema
+    # A bound, because a client can send an object with many members in each of many events.
+    sent = itertools.islice(
+        (name for name in instance if name not in schema.get("properties", ())), MAX_ERRORS
+    )
+    unknown = list(sent)
+    for name in absent:
+        if (found := nearest(name, unknown)) is not None:
+            return f"; did you mean `{name}` (you sent `{found}`)?"
+    return ""
 
 
 def _message(keyword: str, value: Any, rule: Any, messages: Mapping[str, str]) -> str:

@@ -79,6 +79,9 @@ BODIES: dict[str, Callable[[], bytes]] = {
     "not UTF-8": lambda: b'"' + b"x" * (SIZE - 10) + b'\xff"',
     "items that are no events": lambda: batch(b"5", VALUES),
     "invalid items": lambda: batch(b'{"type":"track","userId":1.5,"event":[],"context":5}', 2500),
+    "items of misspelt members": lambda: batch(
+        b'{"type":"track",' + b",".join(b'"evntdIus%02d":1' % n for n in range(95)) + b"}", 2500
+    ),
     "long invalid values": lambda: batch(
         b'{"type":"track","userId":"' + b" " * 7000 + b'","event":"e"}', 2500
     ),

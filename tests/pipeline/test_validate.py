@@ -82,6 +82,28 @@ def test_a_problem_has_a_place_and_words(
     assert message in (None, words)
 
 
+@pytest.mark.parametrize(
+    ("kind", "value", "pointer", "message"),
+    [
+        ("track", {"userId": "u", "evnt": "e"}, "/event", "`event` (you sent `evnt`)"),
+        ("track", {"user_id": "u", "event": "e"}, "", "`userId` (you sent `user_id`)"),
+        ("page", {"anonymousID": "a"}, "", "`anonymousId` (you sent `anonymousID`)"),
+        ("group", {"userId": "u", "group_id": 1}, "/groupId", "`groupId` (you sent `group_id`)"),
+        ("item", {"typ": "track"}, "/type", "`type` (you sent `typ`)"),
+    ],
+)
+def test_a_misspelt_member_is_named(kind: str, value: Any, pointer: str, message: str) -> None:
+    found, words = only(kind, value)
+    assert found == pointer
+    assert words.endswith(f"is required; did you mean {message}?")
+
+
+def test_a_member_of_another_name_is_no_misspelling() -> None:
+    """Even if the names are alike: this one is what it says."""
+    problems = SCHEMAS.problems("subscriptions", {"identifierKey": "k"})
+    assert Problem("/identifier", "is required") in problems
+
+
 def test_several_problems_come_in_order() -> None:
     value = {"userId": 1.5, "event": "", "properties": [], "timestamp": 5}
     assert [problem.pointer for problem in SCHEMAS.problems("track", value)] == [
