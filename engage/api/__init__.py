@@ -146,6 +146,7 @@ __all__ = [
     "WebhookError",
     "WebhookRequest",
     "WebhookResult",
+    "begins_with",
     "changes_of",
     "hookimpl",
     "identifier_value",

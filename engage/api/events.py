@@ -21,6 +21,7 @@ __all__ = [
     "RemovedTraits",
     "Seen",
     "UserTraits",
+    "begins_with",
     "changes_of",
     "identifier_value",
 ]
@@ -203,6 +204,14 @@ def _link(changes: list[Change], user_id: str, anonymous_id: str | None) -> None
     ):
         return
     changes.append(Link(user_id, anonymous_id))
+
+
+def begins_with(text: str | None, beginning: str) -> bool:
+    """Return whether a text begins with another one; capitals do not count.
+
+    :param text: ``None`` begins with nothing.
+    """
+    return text is not None and text[: len(beginning)].lower() == beginning.lower()
 
 
 def identifier_value(trait: str, value: object) -> str | None:

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from engage import __version__
 from engage.api.dead_letters import DeadLetterBudget
-from engage.api.events import Event
+from engage.api.events import Event, begins_with
 from engage.api.pages import Page
 
 __all__ = [
@@ -73,6 +73,10 @@ class EventFilter:
     origin: str | None = None
     #: The end of ``received_at``, exclusive.
     until: int | None = None
+    #: Conditions: one of these fields (of ``message_id``, ``user_id``, ``anonymous_id``, ``name``)
+    #: begins with this text, by :func:`begins_with`. A storage may return more events, such as
+    #: those in which only the letters A to Z are the same.
+    begins: Sequence[tuple[Sequence[str], str]] = ()
 
     def matches(self, event: Event) -> bool:
         """Return whether an event is wanted.
@@ -88,6 +92,10 @@ class EventFilter:
             and (self.name is None or event.name == self.name)
             and (self.origin is None or event.origin == self.origin)
             and (self.until is None or event.received_at < self.until)
+            and all(
+                any(begins_with(getattr(event, field), text) for field in fields)
+                for fields, text in self.begins
+            )
         )
 
 
@@ -177,7 +185,8 @@ class EventStore(abc.ABC):
         """Return one page of events, newest first (the reverse of the order of arrival).
 
         One call looks at a bounded number of events and takes a bounded time: a page with a
-        cursor may have fewer items than ``limit``, or none.
+        cursor may have fewer items than ``limit``, or none. The cursor is a place in the order of
+        arrival: another filter may continue there.
 
         :param before: the cursor of the previous page; ``None`` for the newest events.
         :param limit: the maximum number of items.

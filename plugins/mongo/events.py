@@ -4,6 +4,7 @@ that also changes profiles."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -36,6 +37,15 @@ _RECENT_SECONDS: Final = 2.0
 _WINDOWS: Final = (1_000, 4_000, 15_000, 30_000)
 #: A user with at most this many events has them all looked at, however old they are.
 _MAX_OF_USER: Final = 5_000
+#: The fields of events of which a filter can give the beginning.
+_TEXTS: Final = {
+    "message_id": "messageId",
+    "user_id": "userId",
+    "anonymous_id": "anonymousId",
+    "name": "_name",
+}
+#: Characters of the beginning of a text that the server compares. MongoDB's limit is 32 KiB.
+_MAX_PATTERN: Final = 1000
 #: The times that BSON can have.
 _TIMES: Final = (-(2**63), 2**63 - 1)
 
@@ -97,7 +107,7 @@ class Events:
                 found = await self._of_user(db, fields, between(bounds, None, end), limit)
                 if found is not None:
                     return found
-            return await self._in_windows(db, fields, bounds, end, limit)
+            return await self._in_windows(db, fields, bounds, end, limit, _beginnings(wanted))
 
     async def _newest(self, db: Any, query: Mapping[str, Any], limit: int) -> Page[Event]:
         cursor = db[EVENTS].find(query).sort(NEWEST_FIRST)
@@ -130,6 +140,7 @@ class Events:
         bounds: Mapping[str, Any],
         end: tuple[DatetimeMS, ObjectId] | None,
         limit: int,
+        conditions: Sequence[Mapping[str, Any]],
     ) -> Page[Event]:
         """Return a page of events, which looks at a bounded number of events."""
         items: list[Event] = []
@@ -138,7 +149,7 @@ class Events:
             try:
                 oldest = await self._nth(db, between(bounds, None, end), size)
                 first = None if oldest is None else place_of(oldest)
-                query = {**fields, **between(bounds, first, end)}
+                query = {**fields, **between(bounds, first, end, conditions)}
                 page = await self._newest(db, query, limit - len(items))
             except PyMongoError as error:
                 if place is None or not error.timeout:
@@ -189,6 +200,25 @@ def _fields(wanted: EventFilter) -> dict[str, Any] | None:
     if wanted.origin is not None:
         found["_id"] = of_origin(wanted.workspace_id, wanted.origin)
     return found
+
+
+def _beginnings(wanted: EventFilter) -> list[dict[str, Any]]:
+    """Return the conditions of a filter on the beginnings of texts."""
+    return [
+        {"$or": [{_TEXTS[field]: {"$regex": _pattern(text), "$options": "i"}} for field in fields]}
+        for fields, text in wanted.begins
+    ]
+
+
+def _pattern(beginning: str) -> str:
+    """Return an expression that every text with a beginning fits.
+
+    Servers differ in the capitals of other letters than ASCII, and take no NUL.
+    """
+    known = beginning[:_MAX_PATTERN]
+    return "^" + "".join(
+        re.escape(one) if one.isascii() and one.isprintable() else r"[\s\S]" for one in known
+    )
 
 
 def _bounds(wanted: EventFilter) -> dict[str, Any]:

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
 from bson.datetime_ms import DatetimeMS
@@ -80,15 +80,17 @@ def between(
     bounds: Mapping[str, Any],
     first: tuple[DatetimeMS, ObjectId] | None,
     end: tuple[DatetimeMS, ObjectId] | None,
+    conditions: Sequence[Mapping[str, Any]] = (),
 ) -> dict[str, Any]:
     """Return a query for a part of the order of arrival, which the index of arrival serves.
 
     :param bounds: conditions on ``receivedAt``.
     :param first: the place of the first document; ``None``: the oldest one.
     :param end: the place before which the part ends; ``None``: the newest one is in it.
+    :param conditions: others that must all hold.
     """
     bounds = dict(bounds)
-    places: list[dict[str, Any]] = []
+    places = [*conditions]
     if first is not None:
         received, seq = first
         bounds["$gte"] = max(bounds.get("$gte", received), received, key=int)

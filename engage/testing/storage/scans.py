@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -66,6 +67,12 @@ _NEWER_FILTERS: list[dict[str, Any]] = [
     {"since": TIME + 3, "until": TIME + 9, "workspace_id": "acme"},
     {"since": TIME + 9, "until": TIME + 3},
     {"since": TIME + 3, "until": TIME + 4, "type": "page", "origin": "sendgrid", "user_id": "u0"},
+]
+
+
+#: Names of events, with what the languages of databases take for more than a character.
+_TEXTS: list[str] = [
+    *("Order", "ordeR%", "ord_er", "Ordér", "ORDÉR+", "заказ", "a\0b", "A\0c", "(x", "x\ny", "a.b"),
 ]
 
 
@@ -203,6 +210,37 @@ class ScanTests:
             for limit in (3, 500):
                 found = await all_recent(store.recent, wanted, limit=limit)
                 assert [one.message_id for one in found] == expected
+
+    @on_store
+    async def test_the_beginning_of_a_text_finds_recent_events(self, bench: Bench) -> None:
+        """In whatever capitals. A storage may return more events, also all."""
+        store = await _with_recent(bench)
+        batch = [
+            event(f"m{number}", user_id=text[::-1], event=text)
+            for number, text in enumerate(_TEXTS)
+        ]
+        batch.append(event("ORDER-1", type="page", anonymous_id="Order-visitor"))
+        await store_all(store, *batch)
+        every = ("message_id", "user_id", "anonymous_id", "name")
+        texts = [*_TEXTS, *map(str.upper, _TEXTS), "o", "%", "_", ".", "заk", "x" * 20_000]
+        filters: list[list[tuple[Sequence[str], str]]] = [[(every, text)] for text in texts]
+        filters.append([(("name",), "o"), (("user_id", "anonymous_id"), "R")])
+        for begins in filters:
+            wanted = EventFilter(workspace_id=WORKSPACE, begins=begins)
+            expected = [one.message_id for one in reversed(batch) if wanted.matches(one)]
+            found = await all_recent(store.recent, wanted, limit=3)
+            assert [one.message_id for one in found if wanted.matches(one)] == expected
+
+    @on_store
+    async def test_another_filter_continues_at_a_cursor_of_recent_events(
+        self, bench: Bench
+    ) -> None:
+        store = await _with_recent(bench)
+        await store_all(store, *(event(str(number), at=number) for number in range(10)))
+        page = await store.recent(EventFilter(workspace_id=WORKSPACE, type="track"), limit=4)
+        assert page is not None
+        rest = await all_recent(store.recent, EventFilter(), limit=4, before=page.cursor)
+        assert [one.message_id for one in rest] == ["5", "4", "3", "2", "1", "0"]
 
     @on_store
     async def test_a_cursor_of_recent_events_survives(self, bench: Bench) -> None:

@@ -39,6 +39,10 @@ _MAX_BYTES: Final = 256 * 1024 * 1024
 _INTEGERS: Final = range(-(2**63), 2**63)
 
 
+#: Characters of the beginning of a text that SQLite compares. Its own limit is 50,000 bytes.
+_MAX_PATTERN: Final = 1000
+
+
 class UnstorableError(Exception):
     """This event can never be stored; the message is the reason, for the client."""
 
@@ -201,7 +205,19 @@ def _conditions(wanted: EventFilter) -> tuple[str, list[Any]]:
             # The + prevents SQLite from using another index than the one in the order of seq.
             conditions += f" AND +{condition}"
             values.append(value)
+    for fields, text in wanted.begins:
+        conditions += f" AND ({' OR '.join(f'+{field} LIKE ?' for field in fields)})"
+        values += [_pattern(text)] * len(fields)
     return conditions, values
+
+
+def _pattern(beginning: str) -> str:
+    """Return a pattern that every text with a beginning fits.
+
+    ``LIKE`` knows the capitals of ASCII only, and ends at a NUL.
+    """
+    known = beginning[:_MAX_PATTERN].partition("\0")[0]
+    return "".join(one if one.isascii() and one not in "%_" else "_" for one in known) + "%"
 
 
 def _sized(row: Row) -> tuple[Event, int]:
