@@ -9,6 +9,7 @@ are disabled, and archived (:mod:`engage.keys.changes`).
 from __future__ import annotations
 
 import dataclasses
+import functools
 import re
 from collections.abc import Iterable, Sequence
 from typing import Any, Final, Literal
@@ -17,7 +18,7 @@ import orjson
 
 from engage.api import EventStore, Record, RecordStore
 from engage.config import Workspace
-from engage.upkeep.export import PAGE
+from engage.upkeep.export import all_pages
 
 __all__ = [
     "KEY",
@@ -89,16 +90,11 @@ def is_possible_key(text: str) -> bool:
 
 async def read_key_records(store: RecordStore) -> list[Record]:
     """Return the records from which :func:`effective_keys` computes the keys."""
-    records: list[Record] = []
-    for kind in (KEY, OVERRIDE):
-        after: str | None = None
-        while True:
-            page = await store.list_records(kind, after=after, limit=PAGE)
-            records += page.items
-            after = page.cursor
-            if after is None:
-                break
-    return records
+    return [
+        record
+        for kind in (KEY, OVERRIDE)
+        async for record in all_pages(functools.partial(store.list_records, kind), attempts=1)
+    ]
 
 
 def effective_keys(workspaces: Iterable[Workspace], records: Iterable[Record]) -> EffectiveKeys:

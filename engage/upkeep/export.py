@@ -100,7 +100,10 @@ class Record:
 
 
 async def all_pages(
-    read: Callable[..., Awaitable[Page[Item]]], cursor: str | None = None
+    read: Callable[..., Awaitable[Page[Item]]],
+    cursor: str | None = None,
+    *,
+    attempts: int = ATTEMPTS,
 ) -> AsyncGenerator[Item, None]:
     """Yield the items of a scan, from its first page to its last.
 
@@ -108,6 +111,7 @@ async def all_pages(
 
     :param read: a method that scans: it reads the page after a cursor, with at most so many items.
     :param cursor: where the scan goes on; ``None``: it begins.
+    :param attempts: how often a page is tried.
     :raises StorageUnavailable: if a page cannot be read; it names the cursor of the page before.
     """
     limit, most, failures = PAGE, MAX_PAGE, 0
@@ -116,7 +120,7 @@ async def all_pages(
             page = await read(after=cursor, limit=limit)
         except StorageUnavailable as error:
             failures += 1
-            if failures == ATTEMPTS:
+            if failures == attempts:
                 read_up_to = "" if cursor is None else f"; read up to {shlex.quote(cursor)}"
                 raise StorageUnavailable(f"{error}{read_up_to}") from error
             limit = max(limit // 4, 1)

@@ -14,8 +14,8 @@ __all__ = ["log_within", "within"]
 
 
 @contextlib.asynccontextmanager
-async def within(seconds: float, what: str = "storage") -> AsyncIterator[None]:
-    """Limit the calls awaited inside to ``seconds``.
+async def within(seconds: float | None, what: str = "storage") -> AsyncIterator[None]:
+    """Limit the calls awaited inside to ``seconds``; ``None``: no limit.
 
     A storage limits its calls itself. This protects the caller from a storage that does not.
 

@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import time
 from collections.abc import Awaitable, Callable
 from typing import Final, NamedTuple, TypeVar
 
 from engage.api import StorageUnavailable
+from engage.upkeep.time_limit import within
 
-__all__ = ["AT_ONCE", "PATIENCE", "Outage", "Reader"]
+__all__ = ["AT_ONCE", "PATIENCE", "Outage", "Reader", "SharedRead"]
 
 #: Calls of the store that run at the same time: a slow one does not stop the others.
 AT_ONCE: Final = 2
@@ -81,3 +83,48 @@ class Reader:
         self.error = None
         self.last_good = round(self._clock() * 1000)
         return result
+
+
+class SharedRead:
+    """A read of the store that is shared by all who need it at the same time.
+
+    :param read: makes the calls of the store; they are small.
+    :param pause: seconds between the beginnings of two reads.
+    """
+
+    def __init__(
+        self, reader: Reader, read: Callable[[], Awaitable[None]], *, pause: float = 0.0
+    ) -> None:
+        self._reader = reader
+        self._read = read
+        self._pause = pause
+        #: When the last read that succeeded began, and the last one of all: the monotonic clock.
+        self.began = self._tried = -math.inf
+        self._task: asyncio.Task[StorageUnavailable | None] | None = None
+
+    async def since(self, oldest: float, *, seconds: float | None = None) -> None:
+        """Wait for a read that succeeds and did not begin before a time.
+
+        :param oldest: the time, of the monotonic clock.
+        :param seconds: for which the caller waits, if they are fewer than those of a call.
+        :raises StorageUnavailable: if the storage cannot answer, or does not answer in time.
+        """
+        async with within(seconds):
+            while self.began < oldest:
+                if self._task is None:
+                    self._task = asyncio.create_task(self._run())
+                error = await asyncio.shield(self._task)
+                if error is not None:
+                    raise error
+
+    async def _run(self) -> StorageUnavailable | None:
+        try:
+            await asyncio.sleep(max(0.0, self._tried + self._pause - time.monotonic()))
+            began = self._tried = time.monotonic()
+            await self._reader.read(self._read(), waits=False)
+            self.began = began
+        except StorageUnavailable as error:
+            return error
+        finally:
+            self._task = None
+        return None

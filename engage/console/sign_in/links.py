@@ -10,10 +10,10 @@ all requests with an unknown one share a look at the store, at most twenty times
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
+import dataclasses
+import functools
 import hashlib
-import math
 import os
 import re
 import secrets
@@ -29,8 +29,8 @@ from urllib.parse import urlsplit
 import orjson
 
 from engage.api import Record, RecordStore, StorageUnavailable
-from engage.console.data.reader import PATIENCE
-from engage.upkeep.export import PAGE
+from engage.console.data.reader import PATIENCE, SharedRead
+from engage.upkeep.export import all_pages
 
 if TYPE_CHECKING:
     from engage.config import Config, ConsoleConfig
@@ -129,11 +129,10 @@ class Links:
         self._clock = clock
         #: The hash of a token that is only here → until when it works, in milliseconds …
         self._in_memory: dict[str, int] = {}
-        #: … and of one in the store, at the last look, and when that began.
+        #: … and of one in the store, at the last look.
         self._stored: dict[str, int] = {}
-        self._began = -math.inf
         self._version: int | None = None
-        self._looking: asyncio.Task[None] | None = None
+        self._look = SharedRead(reader, self._read, pause=LOOK_SECONDS)
 
     async def add(self, token_hash: str) -> None:
         """Make a link work, even if the storage does not answer now."""
@@ -152,14 +151,10 @@ class Links:
         """Return whether a link is known to work; false if the storage does not answer soon."""
         if not _TOKEN.fullmatch(token):
             return False
-        token_hash, arrived = hash_of(token), time.monotonic()
-        while not self._works(token_hash) and self._records is not None and self._began < arrived:
-            if self._looking is None:
-                self._looking = asyncio.create_task(self._look(self._records))
-            try:
-                await asyncio.wait_for(asyncio.shield(self._looking), PATIENCE)
-            except TimeoutError:
-                break
+        token_hash = hash_of(token)
+        if not self._works(token_hash) and self._records is not None:
+            with contextlib.suppress(StorageUnavailable):
+                await self._look.since(time.monotonic(), seconds=PATIENCE)
         return self._works(token_hash)
 
     async def redeem(self, token: str) -> bool:
@@ -184,13 +179,7 @@ class Links:
         body = orjson.loads(record.body)
         if body["used"] is not None or now >= body["until"]:
             return False
-        used = Record(
-            kind=KIND,
-            workspace_id="",
-            id=token_hash,
-            body=orjson.dumps({**body, "used": now}),
-            at=now,
-        )
+        used = dataclasses.replace(record, body=orjson.dumps({**body, "used": now}), at=now)
         written = records.put_record(used, expected_version=record.version)
         # ``None``: another request was first.
         won = await self._reader.read(written, waits=False) is not None
@@ -201,26 +190,13 @@ class Links:
         until = self._in_memory.get(token_hash) or self._stored.get(token_hash, 0)
         return self._clock() * 1000 < until
 
-    async def _look(self, records: RecordStore) -> None:
-        try:
-            await asyncio.sleep(max(0.0, self._began + LOOK_SECONDS - time.monotonic()))
-            self._began = time.monotonic()
-            with contextlib.suppress(StorageUnavailable):
-                await self._reader.read(self._read(records), waits=False)
-        finally:
-            self._looking = None
-
-    async def _read(self, records: RecordStore) -> None:
+    async def _read(self) -> None:
+        records = self._records
+        assert records is not None
         version = await records.records_version(KIND)
         if version == self._version:
             return
-        found: dict[str, int] = {}
-        after: str | None = None
-        while True:
-            page = await records.list_records(KIND, "", after=after, limit=PAGE)
-            bodies = ((record.id, orjson.loads(record.body)) for record in page.items)
-            found.update((name, body["until"]) for name, body in bodies if body["used"] is None)
-            after = page.cursor
-            if after is None:
-                break
-        self._stored, self._version = found, version
+        pages = functools.partial(records.list_records, KIND, "")
+        found = {one.id: orjson.loads(one.body) async for one in all_pages(pages, attempts=1)}
+        self._stored = {name: body["until"] for name, body in found.items() if not body["used"]}
+        self._version = version

@@ -11,9 +11,9 @@ In a storage that keeps no records, the secret lives as long as the process.
 from __future__ import annotations
 
 import asyncio
+import functools
 import hashlib
 import hmac
-import math
 import secrets
 import time
 from collections.abc import Callable
@@ -23,7 +23,8 @@ import orjson
 from tornado.web import create_signed_value, decode_signed_value
 
 from engage.api import Record, StorageUnavailable
-from engage.upkeep.export import PAGE
+from engage.console.data.reader import SharedRead
+from engage.upkeep.export import all_pages
 
 if TYPE_CHECKING:
     from engage.api import RecordStore
@@ -92,9 +93,7 @@ class Sessions:
         self._secret = secrets.token_hex(32) if records is None else None
         self._ended: set[str] = set()
         self._versions: tuple[int, int] | None = None
-        #: When the reading that last succeeded began. All requests share one reading.
-        self._began = -math.inf
-        self._reading: asyncio.Task[StorageUnavailable | None] | None = None
+        self._reading = SharedRead(reader, self._read)
 
     async def issue(self, name: str, how: str) -> tuple[Session, str]:
         """Begin a session.
@@ -119,11 +118,7 @@ class Sessions:
         """
         if not cookie:
             return None
-        try:
-            async with asyncio.timeout(within):
-                await self.read_secret()
-        except TimeoutError as error:
-            raise StorageUnavailable("the storage did not answer in time") from error
+        await self.read_secret(within)
         return self.known(name, cookie)
 
     def recall(self, name: str, cookie: str | None) -> Session | None:
@@ -131,7 +126,7 @@ class Sessions:
 
         :raises StorageUnavailable: if they were not read lately.
         """
-        if time.monotonic() - self._began > OUTAGE_SECONDS:
+        if time.monotonic() - self._reading.began > OUTAGE_SECONDS:
             raise StorageUnavailable(self._reader.error or "the sessions could not be read")
         return self.known(name, cookie)
 
@@ -155,18 +150,13 @@ class Sessions:
             return None
         return session
 
-    async def read_secret(self) -> None:
+    async def read_secret(self, within: float | None = None) -> None:
         """Read the records, unless a reading that began less than two seconds ago succeeded.
 
         :raises StorageUnavailable: if the storage does not answer.
         """
-        oldest = time.monotonic() - REFRESH_SECONDS
-        while self._records is not None and self._began < oldest:
-            if self._reading is None:
-                self._reading = asyncio.create_task(self._refresh(self._records))
-            error = await asyncio.shield(self._reading)
-            if error is not None:
-                raise error
+        if self._records is not None:
+            await self._reading.since(time.monotonic() - REFRESH_SECONDS, seconds=within)
 
     def renewed(self, name: str, session: Session) -> str | None:
         """Return a new value for the cookie of a session, or ``None`` if that is not necessary."""
@@ -201,20 +191,9 @@ class Sessions:
             raise StorageUnavailable(self._reader.error or "the sessions could not be read")
         return self._secret
 
-    async def _refresh(self, records: RecordStore) -> StorageUnavailable | None:
-        """Read the records; return why they could not be read."""
-        began = time.monotonic()
-        try:
-            await self._reader.read(self._read(records), waits=False)
-        except StorageUnavailable as error:
-            return error
-        else:
-            self._began = began
-            return None
-        finally:
-            self._reading = None
-
-    async def _read(self, records: RecordStore) -> None:
+    async def _read(self) -> None:
+        records = self._records
+        assert records is not None
         secret, ended = await asyncio.gather(
             records.records_version(SECRET_KIND), records.records_version(ENDED_KIND)
         )
@@ -227,13 +206,8 @@ class Sessions:
             created = new_secret(round(self._clock() * 1000))
             await records.put_record(created, expected_version=0)
             found = await records.get_record(SECRET_KIND, "", SECRET_ID)
-        after: str | None = None
-        while True:
-            page = await records.list_records(ENDED_KIND, "", after=after, limit=PAGE)
-            self._ended.update(record.id for record in page.items)
-            after = page.cursor
-            if after is None:
-                break
+        pages = functools.partial(records.list_records, ENDED_KIND, "")
+        self._ended |= {record.id async for record in all_pages(pages, attempts=1)}
         if found is not None:
             self._secret = orjson.loads(found.body)["secret"]
         self._versions = versions
