@@ -168,7 +168,7 @@ def _event(body: bytes, meta: Any) -> Event:
         and all(type(meta.get(name)) in (str, type(None)) for name in _OPTIONAL)
         and all(type(meta[name]) is int and 0 <= meta[name] <= MAX_TIME for name in _TIMES)
     ):
-        raise TypeError("a member of meta has the wrong type, or is no possible time")
+        raise TypeError("a member of meta has the wrong type or is not a valid time")
     if type(orjson.loads(body)) is not dict:
         raise TypeError("the body is not a JSON object")
     return Event(
@@ -208,5 +208,5 @@ def _letter(values: Any) -> DeadLetter:
             for error in letter.errors
         )
     ):
-        raise TypeError("a member of the letter has the wrong type, or is no possible time")
+        raise TypeError("a member of the letter has the wrong type or is not a valid time")
     return letter

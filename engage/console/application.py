@@ -4,19 +4,18 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 import itertools
 import re
-from collections.abc import Awaitable, Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Final
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Final
 
 from tornado.http1connection import HTTP1Connection, HTTP1ServerConnection
 from tornado.httpserver import HTTPServer
-from tornado.httputil import HTTPMessageDelegate, parse_cookie
 from tornado.iostream import IOStream
 from tornado.web import Application
 
 from engage.console.base import STATIC, TEMPLATES, ConsoleHandler
+from engage.console.connections import RETRY_SECONDS
 from engage.console.files import MissingHandler, StaticHandler
 from engage.console.pages.audit import AuditHandler
 from engage.console.pages.event import EventHandler, EventJsonHandler
@@ -38,15 +37,9 @@ from engage.console.sign_in.addresses import session_name
 if TYPE_CHECKING:
     import socket
 
-    from tornado.httputil import (
-        HTTPConnection,
-        HTTPHeaders,
-        RequestStartLine,
-        ResponseStartLine,
-    )
+    from tornado.httputil import HTTPConnection, HTTPMessageDelegate, HTTPServerRequest
     from tornado.web import RequestHandler
 
-    from engage.console.connections import Connection
     from engage.console.services import Console
 
 __all__ = ["ROUTES", "ConsoleServer", "make_application"]
@@ -85,11 +78,9 @@ MAX_BODY_BYTES: Final = 4 * 1024 * 1024
 #: … and of a form of someone who is not signed in. A form is decoded before a page sees it, and
 #: decoding a million fields takes seconds.
 MAX_STRANGERS_BODY_BYTES: Final = 16 * 1024
-#: Connections that are accepted before the next request of a stranger is answered: the newcomer who
-#: has a session or a link is behind them.
+#: Connections that are accepted in a turn of the event loop, which answers strangers only now and
+#: then: the newcomer who has a session or a link is behind them.
 ACCEPTED_FIRST: Final = 16
-#: Seconds until the next attempt if there is no room for a connection.
-RETRY_SECONDS: Final = 0.01
 
 
 def make_application(console: Console) -> Application:
@@ -102,7 +93,7 @@ def make_application(console: Console) -> Application:
         (f"{prefix}{re.escape(path)}", handler, {**services}) for path, handler in ROUTES.items()
     ]
     rules.append((f"{prefix}/static/(.+)", StaticHandler, {**services, "path": str(STATIC)}))
-    return Application(
+    return _Pages(
         rules,
         template_path=str(TEMPLATES),
         compress_response=True,
@@ -114,6 +105,22 @@ def make_application(console: Console) -> Application:
     )
 
 
+class _Pages(Application):
+    def find_handler(self, request: HTTPServerRequest, **kwargs: Any) -> Any:
+        """Find out who sends a request when its head is known, and bound the size of its body."""
+        console: Console = self.settings["console"]
+        server, connection, host = request.server_connection, request.connection, request.host
+        name = console.addresses.cookie_name(host)
+        cookie = request.cookies.get(name)
+        session = cookie and console.sessions.known(session_name(name, host), cookie.value)
+        if isinstance(server, HTTP1ServerConnection):
+            one = console.connections.of(server.stream)
+            one.known = bool(session) or one.has_link
+        if isinstance(connection, HTTP1Connection):
+            connection.set_max_body_size(MAX_BODY_BYTES if session else MAX_STRANGERS_BODY_BYTES)
+        return super().find_handler(request, **kwargs)
+
+
 class ConsoleServer(HTTPServer):
     """Tornado's server with bounds: connections, sizes and times."""
 
@@ -121,7 +128,6 @@ class ConsoleServer(HTTPServer):
         """Set the bounds."""
         console: Console = application.settings["console"]
         self._console = console
-        self._has_session = functools.partial(_has_session, console)
         self._accepting: list[asyncio.Task[None]] = []
         server, limits = console.config.server, console.config.limits
         super().initialize(
@@ -141,28 +147,23 @@ class ConsoleServer(HTTPServer):
         """Accept no more connections."""
         for task in self._accepting:
             task.cancel()
-        self._console.connections.hold(False)
 
     async def _accept(self, sock: socket.socket) -> None:
         """Accept connections, as long as there is room; the others wait in the kernel."""
         connections, loop = self._console.connections, asyncio.get_running_loop()
         with sock:
-            for count in itertools.count():
-                # One in each turn of the event loop, so that a flood does not hold it.
-                await asyncio.sleep(0)
+            for count in itertools.count(1):
+                if count % ACCEPTED_FIRST == 0:
+                    await asyncio.sleep(0)
                 try:
                     try:
                         connection, (address, *_) = sock.accept()
-                        connections.hold(count % ACCEPTED_FIRST != 0)
                     except BlockingIOError:
-                        connections.hold(False)
                         connection, (address, *_) = await loop.sock_accept(sock)
                 except OSError:  # The client is gone, or the system has no room.
-                    connections.hold(False)
                     await asyncio.sleep(RETRY_SECONDS)
                     continue
-                while (room := connections.make_room(address)) is None:
-                    connections.hold(False)
+                while (room := connections.make_room(address)) is None:  # noqa: ASYNC110
                     await asyncio.sleep(RETRY_SECONDS)
                 if not room:
                     connection.close()
@@ -174,61 +175,15 @@ class ConsoleServer(HTTPServer):
     def start_request(
         self, server_conn: object, request_conn: HTTPConnection
     ) -> HTTPMessageDelegate:
-        """Bound the size of a form by who sends it."""
+        """Wait for another request, but not for one of a stranger."""
         assert isinstance(server_conn, HTTP1ServerConnection)
         one = self._console.connections.of(server_conn.stream)
         if one.served and not one.known:
             server_conn.stream.close()
-        inner = super().start_request(server_conn, request_conn)
-        return _Bounded(inner, request_conn, one, self._has_session)
+        return super().start_request(server_conn, request_conn)
 
     def on_close(self, server_conn: object) -> None:
         """Forget a connection."""
         assert isinstance(server_conn, HTTP1ServerConnection)
         self._console.connections.remove(server_conn.stream)
         super().on_close(server_conn)
-
-
-def _has_session(console: Console, headers: HTTPHeaders) -> bool:
-    host = headers.get("Host", "")
-    name = console.addresses.cookie_name(host)
-    try:
-        cookies = parse_cookie(headers.get("Cookie", ""))
-    except ValueError:
-        return False
-    return console.sessions.known(session_name(name, host), cookies.get(name)) is not None
-
-
-class _Bounded(HTTPMessageDelegate):
-    """Finds out who sends a request when its head is known, and bounds the size of its body."""
-
-    def __init__(
-        self,
-        inner: HTTPMessageDelegate,
-        request: HTTPConnection,
-        connection: Connection,
-        has_session: Callable[[HTTPHeaders], bool],
-    ) -> None:
-        self._inner = inner
-        self._request = request
-        self._connection = connection
-        self._has_session = has_session
-
-    def headers_received(
-        self, start_line: RequestStartLine | ResponseStartLine, headers: HTTPHeaders
-    ) -> Awaitable[None] | None:
-        has_session = self._has_session(headers)
-        self._connection.known = has_session or self._connection.has_link
-        if isinstance(self._request, HTTP1Connection):
-            limit = MAX_BODY_BYTES if has_session else MAX_STRANGERS_BODY_BYTES
-            self._request.set_max_body_size(limit)
-        return self._inner.headers_received(start_line, headers)
-
-    def data_received(self, chunk: bytes) -> Awaitable[None] | None:
-        return self._inner.data_received(chunk)
-
-    def finish(self) -> None:
-        self._inner.finish()
-
-    def on_connection_close(self) -> None:
-        self._inner.on_connection_close()

@@ -369,7 +369,7 @@ class ConsoleHandler(RequestHandler):
         now = self.console.now()
         try:
             written = record_audit(records, actor, action, details, now=now, entry_id=entry_id)
-            # To sign in, nobody waits for the pages of those who are signed in.
+            # Signing in does not wait for the pages that others have open.
             await self.console.reader.read(written, waits=not self.public)
         except StorageUnavailable:  # The action itself was carried out.
             _log.exception("an entry of the audit could not be stored")

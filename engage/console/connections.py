@@ -36,6 +36,8 @@ __all__ = ["Connection", "Connections"]
 MAX_CONNECTIONS: Final = 256
 #: Seconds for which a connection does not give way. So 1024 newcomers a second find a place.
 GRACE_SECONDS: Final = 0.25
+#: Seconds until the next look whether there is room, or whether all requests are answered.
+RETRY_SECONDS: Final = 0.01
 #: Requests of strangers that are answered at the same time: one may wait for a password's hash.
 STRANGERS_AT_ONCE: Final = 2
 
@@ -52,14 +54,12 @@ class Connection:
     #: who is signed in or has such a link.
     has_link: bool = False
     known: bool = False
-    #: Whether its request has arrived and is not answered …
-    busy: bool = False
-    #: … and waits for its turn, which it gets (true) or does not get (false).
-    turn: asyncio.Future[bool] | None = None
     #: Whether a request was answered.
     served: bool = False
-    #: Whether it gave its place to another.
-    left: bool = False
+    #: Set while its request waits for its turn.
+    waiting: asyncio.Timeout | None = None
+    #: Whether its request has the turn of a stranger.
+    has_turn: bool = False
 
 
 class Connections:
@@ -74,23 +74,21 @@ class Connections:
     ) -> None:
         self._is_shared = is_shared
         self._clock = clock
+        #: Those that have a place.
         self._open: dict[IOStream, Connection] = {}
-        self._waiting: collections.deque[Connection] = collections.deque()
-        self._strangers: set[Connection] = set()
-        self._held = False
+        #: Those whose request has arrived and is not answered.
         self._busy: set[Connection] = set()
-        self._quiet = asyncio.Event()
-        self._quiet.set()
+        self._turns = asyncio.Semaphore(STRANGERS_AT_ONCE)
 
     def add(self, stream: IOStream, address: str) -> None:
         """Count a new connection."""
         self._open[stream] = Connection(stream, network_of(address), self._clock())
 
     def remove(self, stream: IOStream) -> None:
-        """Forget a connection that is closed. Its request is not answered if it waits."""
+        """Forget a connection, which is closed or gives way. Its request does not wait longer."""
         one = self._open.pop(stream, None)
-        if one is not None and one.turn is not None and not one.turn.done():
-            one.turn.set_result(False)
+        if one is not None and one.waiting is not None:
+            one.waiting.reschedule(0)
 
     def of(self, stream: IOStream) -> Connection:
         """Return a connection; one that is closed as if it were new."""
@@ -98,65 +96,49 @@ class Connections:
 
     def make_room(self, address: str) -> bool | None:
         """Return whether a newcomer has a place; ``None``: not yet."""
-        places = [one for one in self._open.values() if not one.left]
+        places = self._open.values()
         if len(places) < MAX_CONNECTIONS:
             return True
-        strangers = [one for one in places if not one.known]
-        counts = collections.Counter(one.network for one in strangers)
+        counts = collections.Counter(one.network for one in places if not one.known)
         most = max(counts.values(), default=1)
         if counts[network_of(address)] >= most and not self._is_shared(address):
             return False
-        movable = [one for one in strangers if not one.busy or one.turn is not None]
-        movable = movable or [one for one in places if not one.busy]
-        oldest = min(movable, key=lambda one: (-counts[one.network], one.since), default=None)
+        movable = [one for one in places if one not in self._busy or one.waiting is not None]
+        oldest = min(
+            movable, key=lambda one: (one.known, -counts[one.network], one.since), default=None
+        )
         if oldest is None or self._clock() - oldest.since < GRACE_SECONDS:
             return None
-        oldest.left = True
-        if oldest.turn is None:
+        if oldest.waiting is None:
             oldest.stream.close()
-        elif not oldest.turn.done():
-            oldest.turn.set_result(False)
+        self.remove(oldest.stream)
         return True
 
     def arrived(self, one: Connection) -> None:
         """Note that a request has arrived completely."""
-        one.busy = True
         self._busy.add(one)
-        self._quiet.clear()
 
     async def wait_for_turn(self, one: Connection) -> bool:
         """Wait until the request of a connection is to be answered; false: it is refused."""
-        if one.known:
-            return True
-        one.turn = asyncio.get_running_loop().create_future()
-        self._waiting.append(one)
-        self._next()
-        try:
-            return await one.turn
-        finally:
-            one.turn = None
+        if not one.known:
+            try:
+                async with asyncio.timeout(None) as one.waiting:
+                    one.has_turn = await self._turns.acquire()
+            except TimeoutError:
+                return False
+            finally:
+                one.waiting = None
+        return True
 
     def answered(self, one: Connection) -> None:
         """Note that the request of a connection is answered or refused. Idempotent."""
-        one.busy, one.served, one.since = False, True, self._clock()
+        one.served, one.since = True, self._clock()
         self._busy.discard(one)
-        if not self._busy:
-            self._quiet.set()
-        self._strangers.discard(one)
-        self._next()
-
-    def hold(self, held: bool) -> None:
-        """Answer no other request of a stranger, or go on."""
-        self._held = held
-        self._next()
-
-    def _next(self) -> None:
-        while self._waiting and not self._held and len(self._strangers) < STRANGERS_AT_ONCE:
-            one = self._waiting.popleft()
-            if one.turn is not None and not one.turn.done():
-                self._strangers.add(one)
-                one.turn.set_result(True)
+        if one.has_turn:
+            one.has_turn = False
+            self._turns.release()
 
     async def finished(self) -> None:
         """Wait until no request is being answered."""
-        await self._quiet.wait()
+        while self._busy:  # noqa: ASYNC110
+            await asyncio.sleep(RETRY_SECONDS)

@@ -329,7 +329,7 @@ def _check_limits(event: Event, limits: Limits) -> None:
     most = limits.event_bytes if event.origin == API_ORIGIN else limits.webhook_event_bytes
     if len(body) > most + STAMP:
         raise DamagedRecord(f"the event has {len(body)} bytes; the limit is {most}")
-    # Few events have so many brackets.
+    # Counting brackets takes little time, and most events have fewer.
     if body.count(b"{") + body.count(b"[") > depth and text_too_deep(body, depth):
         raise DamagedRecord(f"the event is nested too deeply; the limit is {depth} levels")
 

@@ -4,13 +4,17 @@
 from __future__ import annotations
 
 import asyncio
+import collections
 import contextlib
 import re
+import socket
 from pathlib import Path
 
 import pytest
+from tornado.iostream import IOStream
 
 from engage.api import StorageUnavailable
+from engage.console.application import ACCEPTED_FIRST
 from engage.console.sign_in import sessions as sessions_module
 from engage.console.sign_in.links import hash_of, link_record, new_token
 from engage.upkeep.audit import AUDIT, read_entry
@@ -119,6 +123,30 @@ async def test_connections_are_bounded(tmp_path: Path, monkeypatch: pytest.Monke
             assert await reader.read(1) == b""
         for _, writer in opened:
             writer.close()
+
+
+async def test_newcomers_are_accepted_before_more_strangers_are_answered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Many in one turn of the event loop, but not so many that they hold it."""
+    async with console_here(tmp_path, MemoryStore()) as (console, _):
+        turn, turns = 0, []
+        add = console.connections.add
+
+        def noting(stream: IOStream, address: str) -> None:
+            turns.append(turn)
+            add(stream, address)
+
+        monkeypatch.setattr(console.connections, "add", noting)
+        port = console.addresses.port
+        # The kernel completes these while the event loop does nothing.
+        clients = [socket.create_connection(("127.0.0.1", port)) for _ in range(40)]
+        while len(turns) < len(clients):
+            turn += 1
+            await asyncio.sleep(0)
+        assert max(collections.Counter(turns).values()) == ACCEPTED_FIRST
+        for one in clients:
+            one.close()
 
 
 async def read_answer(reader: asyncio.StreamReader) -> bytes:
