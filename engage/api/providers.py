@@ -157,6 +157,12 @@ class Signing:
 
     #: The header with the signature; ``None``: the signature is in the body, or there is none.
     signature: str | None = None
+    #: For a signature in a JSON body: the dotted paths of the members that are signed, and of those
+    #: with the signature and the time of signing. Their values are texts; see
+    #: :func:`~engage.webhooks.body_members`.
+    members: Sequence[str] = ()
+    signature_member: str | None = None
+    timestamp_member: str | None = None
     #: A regular expression whose group ``signature`` finds each signature in that header.
     signature_pattern: str = r"^(?P<signature>.*)$"
     encoding: Literal["hex", "base64"] = "hex"

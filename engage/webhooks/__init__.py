@@ -9,7 +9,7 @@ delivery.
 reading a request                      :func:`one_header` :func:`optional_header`
                                        :func:`form_fields` :func:`form_bytes`
                                        :func:`parse_json` :func:`parse_object`
-                                       :func:`parse_envelope`
+                                       :func:`parse_envelope` :func:`body_members`
 decoding a signature                   :func:`decode_hex` :func:`decode_base64`
 checking a signature                   :func:`check_hmac` :func:`check_secret`
                                        :func:`check_timestamp` :func:`check_standard_webhook`
@@ -40,6 +40,7 @@ __all__ = [
     "SecretProvider",
     "StaticCredentialProvider",
     "at",
+    "body_members",
     "check_hmac",
     "check_secret",
     "check_standard_webhook",

@@ -51,8 +51,7 @@ class AmazonSes(Provider):
     hosts = (sns.HOST,)
     # SNS limits a message to 256 KiB. As a string in JSON it can be three times as long.
     max_body = 1024 * 1024
-    # Nothing to declare: the signature, and everything that it covers, is in the body.
-    signing = Signing()
+    signing = Signing(members=sns.NOTIFICATION, signature_member="Signature", encoding="base64")
 
     def __init__(self, options: Mapping[str, Any], context: ProviderContext) -> None:
         """:raises ConfigError: if a pinned certificate cannot be read."""

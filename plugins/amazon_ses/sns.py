@@ -32,6 +32,7 @@ from engage.webhooks import decode_base64, one_header, parse_envelope
 
 __all__ = [
     "HOST",
+    "NOTIFICATION",
     "Envelope",
     "certificate",
     "confirmation",
@@ -43,7 +44,7 @@ __all__ = [
 HOST: Final = r"sns\.[a-z]{2,}(?:-[a-z]+)+-[0-9]{1,2}\.amazonaws\.com(?:\.cn)?"
 
 #: The signed fields, in the order in which they are signed.
-_NOTIFICATION: Final = ("Message", "MessageId", "Subject", "Timestamp", "TopicArn", "Type")
+NOTIFICATION: Final = ("Message", "MessageId", "Subject", "Timestamp", "TopicArn", "Type")
 _CONFIRMATION: Final = (
     "Message",
     "MessageId",
@@ -54,7 +55,7 @@ _CONFIRMATION: Final = (
     "Type",
 )
 _SIGNED: Final[Mapping[str, Sequence[str]]] = {
-    "Notification": _NOTIFICATION,
+    "Notification": NOTIFICATION,
     "SubscriptionConfirmation": _CONFIRMATION,
     "UnsubscribeConfirmation": _CONFIRMATION,
 }

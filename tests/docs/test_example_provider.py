@@ -16,7 +16,6 @@ from support.examples import check_conformance, engage, install
 from support.server_process import Server, config_text
 
 ROOT = Path(__file__).resolve().parents[2]
-SOURCE = ROOT / "tests/example_provider"
 SECRET = "secret-of-acme"
 
 
@@ -55,14 +54,23 @@ def test_the_server_accepts_deliveries_of_the_example(installed: Path, tmp_path:
     assert "Acme Mail > Settings" in said
 
 
+@pytest.mark.slow
+def test_the_example_with_a_signature_in_the_body_passes_the_conformance_suite(
+    tmp_path: Path,
+) -> None:
+    check_conformance(tmp_path, "example_mailgun/test_mailgun.py", install("example_mailgun"))
+
+
 def test_the_page_shows_these_files_and_they_are_short() -> None:
     page = (ROOT / "docs/write-a-provider.md").read_text("utf-8")
     shown = re.findall(r"^```[a-z]*\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
-    for name, lines in (
-        ("pyproject.toml", 20),
-        ("engage_acme_mail.py", 99),
-        ("test_acme_mail.py", 19),
+    for path, lines in (
+        ("example_provider/pyproject.toml", 20),
+        ("example_provider/engage_acme_mail.py", 99),
+        ("example_provider/test_acme_mail.py", 19),
+        ("example_mailgun/engage_mailgun.py", 79),
+        ("example_mailgun/test_mailgun.py", 20),
     ):
-        text = (SOURCE / name).read_text("utf-8")
-        assert text in shown, name
-        assert len(text.splitlines()) <= lines, name
+        text = (ROOT / "tests" / path).read_text("utf-8")
+        assert text in shown, path
+        assert len(text.splitlines()) <= lines, path

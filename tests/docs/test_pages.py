@@ -16,7 +16,7 @@ import orjson
 import pytest
 from click.testing import CliRunner
 
-from engage import hookspecs
+from engage import hookspecs, webhooks
 from engage.api import Event, LogRecord, record_of, render_time, unpack
 from engage.cli import main
 from engage.config import config_schema, load
@@ -25,7 +25,7 @@ from engage.errors import STATUS, error_body, from_problems
 from engage.pipeline.subscriptions import subscription_hash
 from engage.pipeline.validate import Schemas
 from engage.registry import load_plugins
-from support import config_page
+from support import config_page, provider_page
 
 pytestmark = pytest.mark.checkout
 
@@ -41,6 +41,13 @@ PLUGIN_PAGE = (ROOT / "docs/write-a-plugin.md").read_text("utf-8")
 def blocks(text: str, language: str) -> list[str]:
     """Return the fenced blocks of a language."""
     return re.findall(rf"^```{language}\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+
+
+# ------------------------------------------------------------------------------- generated tables
+def test_the_tables_of_helpers_are_those_of_the_package() -> None:
+    text = provider_page.PAGE.read_text("utf-8")
+    assert provider_page.page(text) == text, "run: python tests/support/provider_page.py"
+    assert sorted(re.findall(r"^\| `(\w+)\(", text, re.M)) == sorted(webhooks.__all__)
 
 
 # --------------------------------------------------------------------------------- configuration

@@ -68,5 +68,6 @@ Programs and files:
 - ``png``: small picture files
 - ``cache``: keeps what was installed or built once; ``prepare`` fills it before the tests run
 - ``venv``, ``node``, ``go``, ``browser``: virtual environments, Node, Go, Chromium
-- ``config_page``, ``clients_page``: docs/configuration.md and the examples of docs/clients.md
+- ``config_page``, ``provider_page``, ``clients_page``: the tables of docs/configuration.md and
+  docs/write-a-provider.md, and the examples of docs/clients.md
 """

@@ -25,7 +25,7 @@ from engage.api import WebhookRequest
 from engage.testing import ProviderConformance
 from engage.testing.providers import Part
 from engage_plugins.sendgrid import SIGNATURE, TIMESTAMP
-from support.provider_sns import SIGNED, TOPIC, certificate, notification, signed
+from support.provider_sns import TOPIC, certificate, notification, signed
 from support.provider_static import basic
 from support.providers import NOW, request
 
@@ -460,28 +460,6 @@ class AmazonSes(ProviderConformance):
         message = body.decode("utf-8", "replace")
         envelope = notification(message, TopicArn=options["allowed_topic_arns"][0], Subject="Hi")
         return request(json.dumps(signed(envelope)))
-
-    def signed_parts(self, request: WebhookRequest) -> Iterator[Part]:
-        envelope = json.loads(request.body)
-        for name in SIGNED["Notification"]:
-            yield envelope[name].encode(), functools.partial(self._with, request, name)
-
-    def _signature(self, request: WebhookRequest) -> Part:
-        signature = json.loads(request.body)["Signature"].encode()
-        return signature, functools.partial(self._with, request, "Signature")
-
-    def _decoded(self, request: WebhookRequest) -> bytes:
-        return base64.b64decode(self.signature(request))
-
-    def _encoded(self, signature: bytes) -> str:
-        return base64.b64encode(signature).decode()
-
-    @staticmethod
-    def _with(delivery: WebhookRequest, name: str, raw: bytes) -> WebhookRequest:
-        # Bytes that are not UTF-8 are sent unchanged.
-        envelope = json.loads(delivery.body) | {name: raw.decode("utf-8", "surrogateescape")}
-        text = json.dumps(envelope, ensure_ascii=False)
-        return request(text.encode("utf-8", "surrogateescape"))
 
 
 _SENDGRID_KEYS = {

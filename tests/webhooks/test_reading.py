@@ -9,8 +9,15 @@ from urllib.parse import parse_qsl, urlencode
 
 import pytest
 
-from engage.api import PayloadInvalid
-from engage.webhooks import form_bytes, form_fields, parse_envelope, parse_json, parse_object
+from engage.api import PayloadInvalid, SignatureMismatch
+from engage.webhooks import (
+    body_members,
+    form_bytes,
+    form_fields,
+    parse_envelope,
+    parse_json,
+    parse_object,
+)
 from support.providers import make, request, signature_vectors
 
 #: Values that are JSON and cannot be stored.
@@ -144,3 +151,34 @@ def test_an_envelope_is_an_object_of_at_most_50_000_values() -> None:
     for body in (*bad, b'{"a":' * 2000 + b"1" + b"}" * 2000):
         with pytest.raises(PayloadInvalid):
             parse_envelope(body)
+
+
+SIGNED = b'{"signature": {"at": "1", "token": "x"}, "id": "m"}'
+
+
+def test_members_of_a_body_are_texts() -> None:
+    found = body_members(request(SIGNED), "signature.token", "id", "signature.at")
+    assert found == ["x", "m", "1"]
+    assert body_members(request(SIGNED)) == []
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"{not json",
+        b"[]",
+        b'"x"',
+        b"{}",
+        b'{"signature": "x"}',
+        b'{"signature": null}',
+        b'{"signature": {"token": 1}}',
+        b'{"signature": {"token": ""}}',
+        b'{"signature": {"token": ["x"]}}',
+        b'{"signature": {"token": "\\ud800"}}',
+        b'{"signature": {"token": "x"}, "deep": ' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+    ],
+)
+def test_a_body_without_the_members_is_not_signed(body: bytes) -> None:
+    with pytest.raises(SignatureMismatch):
+        body_members(request(body), "signature.token")

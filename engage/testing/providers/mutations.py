@@ -4,12 +4,16 @@
 from __future__ import annotations
 
 import base64
+import functools
+import json
+import operator
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 from urllib.parse import parse_qsl, urlencode
 
+import orjson
 from hypothesis import strategies as st
 
 from engage.api import WebhookRequest
@@ -64,6 +68,30 @@ def header_part(request: WebhookRequest, header: str, pattern: str, group: str) 
         return replace(request, headers=[*others, (header, changed)])
 
     return value[start:end].encode("latin-1"), change
+
+
+def member_part(request: WebhookRequest, path: str) -> Part:
+    """Return the text at a dotted path of a JSON body as a signed part."""
+    body = orjson.loads(request.body)
+    keys = tuple(path.split("."))
+    value = functools.reduce(operator.getitem, keys, body)
+    assert isinstance(value, str), f"{path}: not a text in the body"
+
+    def change(content: bytes) -> WebhookRequest:
+        # Bytes that are not UTF-8 are sent unchanged.
+        changed = with_value(body, keys, content.decode("utf-8", "surrogateescape"))
+        text = json.dumps(changed, ensure_ascii=False)
+        return replace(request, body=text.encode("utf-8", "surrogateescape"))
+
+    return value.encode(), change
+
+
+def with_members(body: bytes, members: Mapping[str, Any]) -> bytes:
+    """Return a JSON object with more members, however deeply it is nested; else the same bytes."""
+    if not (body.startswith(b"{") and body.endswith(b"}")):
+        return body
+    added = orjson.dumps(members)[1:]
+    return body[:-1] + (b"," if body[1:-1].strip() else b"") + added
 
 
 def form_parts(request: WebhookRequest) -> Iterator[Part]:

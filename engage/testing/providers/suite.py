@@ -22,7 +22,9 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import functools
 import importlib
+import operator
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any, ClassVar
@@ -51,8 +53,10 @@ from .mutations import (
     flip_bit,
     form_parts,
     header_part,
+    member_part,
     other_spellings,
     paths,
+    with_members,
     with_value,
 )
 
@@ -91,22 +95,27 @@ class ProviderConformance:
     #: The document that ``needs`` requests, as the core would have fetched it.
     fetched: ClassVar[bytes | None] = None
 
-    def sign(self, body: bytes, options: Mapping[str, Any], timestamp: str) -> Mapping[str, str]:
+    def sign(self, body: bytes, options: Mapping[str, Any], timestamp: str) -> Mapping[str, Any]:
         """Return the headers that authenticate a delivery of ``body``.
+
+        If the signature is in the body, return the members to add to the body instead.
 
         :param timestamp: seconds since 1970 UTC, for a scheme that signs the time.
         """
         raise NotImplementedError
 
     def delivery(self, body: bytes, options: Mapping[str, Any], timestamp: str) -> WebhookRequest:
-        """Return a genuine delivery. Override it if the signature is in the body."""
-        signed = {**self.headers, **self.sign(body, options, timestamp)}
+        """Return a genuine delivery."""
+        signed = self.sign(body, options, timestamp)
+        if self.make().signing.signature_member is not None:
+            body, signed = with_members(body, signed), {}
         # The headers of a request are bytes, which the server decodes as Latin-1.
-        headers = [(name, value.encode().decode("latin-1")) for name, value in signed.items()]
+        named = {**self.headers, **signed}
+        headers = [(name, value.encode().decode("latin-1")) for name, value in named.items()]
         return WebhookRequest(method="POST", headers=headers, body=body, url=self.url, now=self.now)
 
     def signed_parts(self, request: WebhookRequest) -> Iterator[Part]:
-        """Yield the parts that the scheme signs. Override it if that is a part of the body."""
+        """Yield the parts that the scheme signs."""
         signing = self.make().signing
         if signing.form:
             yield from form_parts(request)
@@ -119,6 +128,8 @@ class ProviderConformance:
                 (slash + target).encode(),
                 lambda changed: replace(request, url=head + changed.decode("latin-1")),
             )
+        for path in signing.members:
+            yield member_part(request, path)
         for name in signing.headers:
             yield header_part(request, name, r"^(?P<value>.*)$", "value")
         if signing.timestamp is not None:
@@ -127,13 +138,11 @@ class ProviderConformance:
     def with_signature(self, request: WebhookRequest, signature: str) -> WebhookRequest:
         """Return the delivery with another text as its signature; see :meth:`signature`."""
         _, change = self._signature(request)
-        return change(signature.encode("latin-1"))
+        return change(signature.encode(self._encoding()))
 
     def signature(self, request: WebhookRequest) -> str:
-        """Return the signature of a delivery, as the text in the header. Override it, and
-        :meth:`with_signature`, if the signature is in the body.
-        """
-        return self._signature(request)[0].decode("latin-1")
+        """Return the signature of a delivery, as the text in the header or body."""
+        return self._signature(request)[0].decode(self._encoding())
 
     def make(self, options: Mapping[str, Any] | None = None) -> Provider:
         """Return a provider, after checking the options with its schema."""
@@ -185,13 +194,15 @@ class ProviderConformance:
 
     def _signature(self, request: WebhookRequest) -> Part:
         signing = self.make().signing
-        header = signing.signature
-        if header is None:
-            pytest.skip(
-                "the scheme has no signature in a header (if it is in the body, override signature"
-                " and with_signature)"
-            )
-        return header_part(request, header, signing.signature_pattern, "signature")
+        if signing.signature_member is not None:
+            return member_part(request, signing.signature_member)
+        if signing.signature is None:
+            pytest.skip("the scheme has no signature")
+        return header_part(request, signing.signature, signing.signature_pattern, "signature")
+
+    def _encoding(self) -> str:
+        """Return the encoding of the place of the signature."""
+        return "latin-1" if self.make().signing.signature_member is None else "utf-8"
 
     def _decoded(self, request: WebhookRequest) -> bytes:
         text = self.signature(request)
@@ -266,6 +277,19 @@ class ProviderConformance:
                 self.refused(replace(request, headers=[*others, *((name, v) for v in twice)]))
             self.refused(replace(request, headers=[*others, (name, f"{value}, {value}x")]))
 
+    def test_a_missing_or_mistyped_member_is_refused(self) -> None:
+        signing = self.make().signing
+        request = self.genuine()
+        members = {*signing.members, signing.signature_member, signing.timestamp_member}
+        for path in filter(None, members):
+            body = orjson.loads(request.body)
+            keys = tuple(path.split("."))
+            text = functools.reduce(operator.getitem, keys, body)
+            for end in range(1, len(keys) + 1):
+                for value in (None, "", 0, True, [], {}, [text], {"a": text}):
+                    changed = orjson.dumps(with_value(body, keys[:end], value))
+                    self.refused(replace(request, body=changed))
+
     def test_a_credential_must_be_complete(self) -> None:
         name = self.make().signing.credential
         if name is None:
@@ -329,7 +353,7 @@ class ProviderConformance:
     @pytest.mark.parametrize("odd", ODD_TIMESTAMPS)
     def test_a_timestamp_has_one_spelling(self, odd: str) -> None:
         signing = self.make().signing
-        if signing.timestamp is None:
+        if signing.timestamp is None and signing.timestamp_member is None:
             pytest.skip("the scheme has no timestamp")
         spelled = odd.replace("1", str(self.now), 1) if len(odd) < 3 else odd
         try:
