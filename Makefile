@@ -8,6 +8,7 @@
 # make bench          measure the speed
 # make bench-large    measure the speed with millions of events in the store (takes an hour)
 # make bench-log      measure the speed with Kafka as a log in front of the storage
+# make dist           build the wheel, the sdist and SHA256SUMS of the last commit, in dist/
 # make clean          delete the virtual environment and what the tests built
 # Needs make and Python 3.11 or newer with venv; downloads everything else.
 
@@ -26,7 +27,7 @@ ALLOW_NO_TESTS = || [ $$? -eq 5 ]
 # `make bench` is `make bench-log`.
 BENCH_ARGS ?=
 
-.PHONY: help run install test test-timing test-fast test-browser lint bench bench-large bench-log clean
+.PHONY: help run install test test-timing test-fast test-browser lint bench bench-large bench-log dist clean
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
@@ -91,6 +92,9 @@ bench-large: $(VENV)/.test
 bench-log: $(VENV)/.test
 	@sh .ci/packages
 	$(BIN)/python benchmarks/log.py $(BENCH_ARGS)
+
+dist:
+	@bash .ci/dist dist
 
 clean:
 	rm -rf "$(VENV)" .cache build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
