@@ -33,8 +33,8 @@ help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
 
 run: install
-	@[ -e "$(CONFIG)" ] || { $(BIN)/engage init --config "$(CONFIG)" && \
-		printf '\nmake run starts the server for you:\n\n'; }
+	@[ -e "$(CONFIG)" ] || $(BIN)/engage init --then-serve --config "$(CONFIG)"
+	@printf '\nStarting the server. The link to its console follows:\n\n'
 	@exec $(BIN)/engage serve --config "$(CONFIG)"
 
 install: $(VENV)/.run

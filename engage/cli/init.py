@@ -55,8 +55,9 @@ _CONSOLE_PORT: Final = ConsoleConfig().port
     "folder", metavar="[DIR]", required=False, type=click.Path(file_okay=False, path_type=Path)
 )
 @config_option
+@click.option("--then-serve", is_flag=True, help="Do not tell how to start the server.")
 @click.pass_context
-def init(ctx: click.Context, folder: Path | None, config_path: Path) -> None:
+def init(ctx: click.Context, folder: Path | None, config_path: Path, then_serve: bool) -> None:
     """Create a config with SQLite and a new write key.
 
     The config has one workspace. Existing files are never overwritten.
@@ -78,7 +79,8 @@ def init(ctx: click.Context, folder: Path | None, config_path: Path) -> None:
     asyncio.run(_create_store(registry, path))
     engage = _program()
     where = "" if path == Path(DEFAULT_CONFIG) else f" --config {shlex.quote(str(path))}"
-    click.echo(f"Created {path}. Start the server:\n\n  {engage} serve{where}\n")
+    start = "\n" if then_serve else f" Start the server:\n\n  {engage} serve{where}\n"
+    click.echo(f"Created {path}.{start}")
     click.echo("Send an event from a second terminal:\n")
     click.echo(
         f"  curl -u {key}: -H 'Content-Type: application/json'"

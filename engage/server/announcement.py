@@ -37,8 +37,8 @@ def announce(config: Config, url: str, token: str | None) -> None:
         return
     assert config.console is not None
     print(
-        f"engage: console  {link_url(config.console, url, token)}\n"
-        "                 (this link signs you in; it works once, for 10 minutes)",
+        "\nengage: open this link; it signs you in to the console, once, within 10 minutes:\n\n"
+        f"  {link_url(config.console, url, token)}\n",
         file=sys.stderr,
         flush=True,
     )

@@ -228,6 +228,30 @@ def test_init_prints_how_to_call_engage_when_it_is_not_on_the_path(
     assert "\n  .venv/bin/engage serve\n" in run("init").stdout
 
 
+@pytest.mark.checkout
+def test_make_run_starts_the_server_without_telling_how(tmp_path: Path) -> None:
+    """The second time, there is a config."""
+    makefile = Path(__file__).parents[2] / "Makefile"
+    venv, config = tmp_path / "venv", tmp_path / "engage.toml"
+    (venv / "bin").mkdir(parents=True)
+    program = venv / "bin/engage"
+    program.write_text(
+        f'#!/bin/sh\n[ $1 = serve ] && echo serves && exit\nexec {sys.executable} -m engage "$@"\n'
+    )
+    program.chmod(0o755)
+    (venv / ".run").touch()
+    command = ["make", "-s", "-f", str(makefile), "run", f"VENV={venv}", f"CONFIG={config}"]
+    starts = "\nStarting the server. The link to its console follows:\n\nserves\n"
+    for created in (True, False):
+        done = subprocess.run(command, cwd=makefile.parent, capture_output=True, text=True)
+        assert (done.returncode, done.stderr) == (0, "")
+        before, _, after = done.stdout.partition(starts)
+        assert after == ""
+        assert ("curl" in before) == created
+        assert "engage serve" not in before
+        assert config.exists()
+
+
 def test_init_overwrites_nothing(tmp_path: Path) -> None:
     path = tmp_path / "engage.toml"
     path.write_text("mine")
