@@ -9,10 +9,10 @@
 ``subscriptions.py``  a user's subscriptions
 ``webhook.py``        deliveries of webhook providers
 ``settings.py``       settings for the browser SDKs of Segment and RudderStack
-``files.py``          the snippet's script, the API's description and its page
-``static/``           the script and the page that ``files.py`` serves
+``files.py``          the snippet's script, the API's description and its page, the page at ``/``
+``static/``           the script and the pages that ``files.py`` serves
 ``health.py``         ``/healthz`` and ``/readyz``
-``missing.py``        404
+``missing.py``        404, and the page at ``/``
 ``cors.py``           the CORS headers
 ``openapi.py``        makes the description of the API
 ====================  ==============================================================

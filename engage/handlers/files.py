@@ -12,14 +12,31 @@ import gzip
 import hashlib
 from collections.abc import Callable, Mapping
 from importlib import resources
+from typing import Final
 
 import orjson
 from tornado import template
 
+import engage
 from engage.handlers.base import Handler
 from engage.handlers.openapi import describe
 
-__all__ = ["DescriptionHandler", "PageHandler", "SnippetHandler", "StaticFile"]
+__all__ = [
+    "DescriptionHandler",
+    "FileHandler",
+    "PageHandler",
+    "SnippetHandler",
+    "StaticFile",
+    "welcome",
+]
+
+#: Of a page without scripts and without content from elsewhere.
+_POLICY: Final[Mapping[str, str]] = {
+    "Content-Security-Policy": (
+        "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none';"
+        " frame-ancestors 'none'"
+    )
+}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -51,7 +68,7 @@ class FileHandler(Handler):
             **file.headers,
             "Cache-Control": f"public, max-age={file.max_age}",
             "ETag": etag,
-            "Vary": "Accept-Encoding",
+            "Vary": file.headers.get("Vary", "Accept-Encoding"),
         }
         if self.client_has(etag):
             self.answer(b"", status=304, content_type=file.content_type, headers=headers)
@@ -102,8 +119,19 @@ def page(public_url: str | None) -> StaticFile:
     text = template.Template(_packaged("docs.html"), autoescape="xhtml_escape").generate(
         document=describe(public_url=public_url), pretty=_pretty
     )
-    policy = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
-    headers = {"Content-Security-Policy": f"{policy}; frame-ancestors 'none'"}
+    return StaticFile(text, "text/html; charset=utf-8", 300, _POLICY)
+
+
+@functools.cache
+def welcome(console: str | None) -> StaticFile:
+    """Return the page for someone who opens the server in a browser.
+
+    :param console: the URL of the console on this machine; ``None``: it is not shown.
+    """
+    text = template.Template(_packaged("welcome.html"), autoescape="xhtml_escape").generate(
+        version=engage.__version__, console=console
+    )
+    headers = {**_POLICY, "Vary": "Accept, Accept-Encoding"}
     return StaticFile(text, "text/html; charset=utf-8", 300, headers)
 
 

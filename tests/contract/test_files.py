@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import gzip
+import json
 from pathlib import Path
 from urllib.parse import quote
 
@@ -53,6 +54,41 @@ async def test_a_file_is_not_sent_again(tmp_path: Path, path: str, origins: str)
                 path, method="GET", key=key, client=client, headers={"If-None-Match": etag}
             )
             assert (etag, again.status, again.body) == (etag, 200, plain.body)
+
+
+BROWSER = {"Accept": "text/html,application/xhtml+xml,*/*;q=0.8"}
+
+
+@pytest.mark.parametrize("console", ["", "[console]\nport = 8081", "[console]\nport = 0"])
+@pytest.mark.parametrize("public", ["", 'public_url = "https://events.example.com"'])
+async def test_a_browser_that_opens_the_server_gets_a_page(
+    tmp_path: Path, console: str, public: str
+) -> None:
+    """It names the console only if the server is not public."""
+    async with serving(tmp_path, server=public, config_extra=console) as server:
+        page = await server.send("/", method="GET", key=None, headers=BROWSER)
+        assert page.status == 200
+        assert page.headers["content-type"] == "text/html; charset=utf-8"
+        assert page.headers["content-security-policy"].startswith("default-src 'none'; style-src")
+        assert page.headers["vary"].startswith("Accept, Accept-Encoding")
+        assert b'href="docs"' in page.body
+        assert (b'href="http://127.0.0.1:8081"' in page.body) == ("8081" in console and not public)
+        assert KEY.encode() not in page.body
+        for path, method, headers in (
+            ("/", "GET", {}),
+            ("/", "GET", {"Accept": "*/*"}),
+            ("/", "GET", {"Accept": "application/json"}),
+            ("/", "POST", BROWSER),
+            ("/other", "GET", BROWSER),
+        ):
+            other = await server.send(path, method=method, key=None, headers=headers)
+            assert (other.status, other.headers["content-type"]) == (404, page_type(other.body))
+
+
+def page_type(body: bytes) -> str:
+    """Return the content type of an error, after a look at it."""
+    assert json.loads(body)["code"] == "not_found"
+    return "application/json; charset=utf-8"
 
 
 @pytest.mark.parametrize("accept", ["", "gzip;q=0", "*;q=0.0", "br", "identity"])
