@@ -42,7 +42,11 @@ LETTERS: Final[Mapping[BudgetName, str]] = {
 @config_option
 @click.pass_context
 def check(ctx: click.Context, config_path: Path) -> None:
-    """Check the config, the plugins, the storage and the log."""
+    """Check the config, the plugins, the storage and the log.
+
+    It changes nothing, and works before the first start as well as while the server runs. The exit
+    status is 1 if the server would not start.
+    """
     config = load(config_path)
     _print("config", f"{config_path}, {plural(len(config.workspaces), 'workspace')}")
     for workspace in config.workspaces:
@@ -67,7 +71,25 @@ def check(ctx: click.Context, config_path: Path) -> None:
     lag = asyncio.run(_lag(registry, config))
     if lag is not None:
         _show_lag(config, lag)
-    uses, write_keys, gaps, versions = asyncio.run(_storage(registry, config))
+    try:
+        _show_storage(config, *asyncio.run(_storage(registry, config)))
+    except StorageMissing as error:
+        # Not a failure: a config can be checked before the first start.
+        _print("storage", f"{config.storage.backend}: {error}")
+    if lag is not None and (lag.error is not None or lag.gaps):
+        raise EngageError(lag.alarms[0])
+    if sys.stdout.isatty():
+        click.secho("Everything is fine.", fg="green")
+
+
+def _show_storage(
+    config: Config,
+    uses: Sequence[BudgetUse],
+    write_keys: EffectiveKeys,
+    gaps: Sequence[str],
+    versions: Mapping[str, str],
+) -> None:
+    """Print what an open store has."""
     software = "".join(f"; {name} {version}" for name, version in versions.items())
     _print("storage", f"{config.storage.backend}: open, accepts events{software}")
     for gap in gaps:
@@ -84,10 +106,6 @@ def check(ctx: click.Context, config_path: Path) -> None:
                 f" {use.size >> 20} of {size >> 20} MiB"
                 + ("; no more are kept" if use.count >= count else ""),
             )
-    if lag is not None and (lag.error is not None or lag.gaps):
-        raise EngageError(lag.alarms[0])
-    if sys.stdout.isatty():
-        click.secho("Everything is fine.", fg="green")
 
 
 def _show_lag(config: Config, lag: Lag) -> None:

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import secrets
 import shlex
@@ -15,9 +14,8 @@ from typing import Final
 import click
 
 from engage.api import ConfigError
-from engage.cli.common import DEFAULT_CONFIG, config_option, opened, registry_of
-from engage.config import ConsoleConfig, ServerConfig, load
-from engage.registry import Registry
+from engage.cli.common import DEFAULT_CONFIG, config_option
+from engage.config import ConsoleConfig, ServerConfig
 
 _TEMPLATE: Final = """\
 # docs/configuration.md explains every key.
@@ -56,16 +54,15 @@ _CONSOLE_PORT: Final = ConsoleConfig().port
 )
 @config_option
 @click.option("--then-serve", is_flag=True, help="Do not tell how to start the server.")
-@click.pass_context
-def init(ctx: click.Context, folder: Path | None, config_path: Path, then_serve: bool) -> None:
+def init(folder: Path | None, config_path: Path, then_serve: bool) -> None:
     """Create a config with SQLite and a new write key.
 
-    The config has one workspace. Existing files are never overwritten.
+    The config has one workspace. Existing files are never overwritten. `engage serve` creates the
+    store.
 
     DIR is the folder to create it in, by default the current one. It is created if it does not
     exist.
     """
-    registry = registry_of(ctx)
     path = config_path if folder is None else folder / config_path.name
     key = secrets.token_hex(16)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -76,7 +73,6 @@ def init(ctx: click.Context, folder: Path | None, config_path: Path, then_serve:
         raise ConfigError(f"{path} already exists; nothing was changed") from None
     with os.fdopen(descriptor, "w", encoding="utf-8", newline="\n") as file:
         file.write(_TEMPLATE.format(port=_PORT, console_port=_CONSOLE_PORT, key=key))
-    asyncio.run(_create_store(registry, path))
     engage = _program()
     where = "" if path == Path(DEFAULT_CONFIG) else f" --config {shlex.quote(str(path))}"
     start = "\n" if then_serve else f" Start the server:\n\n  {engage} serve{where}\n"
@@ -96,8 +92,3 @@ def _program() -> str:
     if called.name != "engage" or shutil.which("engage"):
         return "engage"
     return shlex.quote(os.path.relpath(called))
-
-
-async def _create_store(registry: Registry, path: Path) -> None:
-    async with opened(registry, load(path), create=True):
-        pass

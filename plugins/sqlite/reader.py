@@ -13,14 +13,9 @@ from typing import Concatenate, ParamSpec, TypeVar
 
 from engage.api import StorageMissing
 
-from .connection import (
-    FileConnection,
-    Settings,
-    is_lock_error,
-    missing_folder,
-    translating_errors,
-)
-from .schema import require_current, require_readable
+from .connection import FileConnection, Settings, is_lock_error, translating_errors
+from .schema import has_log, refuse_orphaned, require_current, require_readable
+from .writer.lock import require_writable
 
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
@@ -58,9 +53,10 @@ class Reader(FileConnection):
             try:
                 self.connection()
             except StorageMissing as error:
+                require_writable(self.settings.path)
+                refuse_orphaned(self.settings.path, has_log(self.settings.path))
                 # Not for a server: if its file was moved, it must be put back.
-                remedy = missing_folder(self.settings.path) or "`engage serve` creates one"
-                raise StorageMissing(f"{error}; {remedy}") from None
+                raise StorageMissing(f"{error}; `engage serve` creates one") from None
 
     def call(
         self,

@@ -172,6 +172,19 @@ def has_log(path: str) -> bool:
         return False
 
 
+def refuse_orphaned(path: str, has_log: bool) -> None:
+    """Refuse to begin with an empty store where only the log of one is left.
+
+    :param has_log: as :func:`has_log` returned, before the file was examined.
+    :raises StorageIncompatible: if there is a log.
+    """
+    if has_log:
+        raise StorageIncompatible(
+            f"{path}: missing or empty, but its log {path}-wal contains acknowledged events: "
+            "put the file back, or move the log elsewhere to start with an empty store"
+        )
+
+
 def _check_application(db: sqlite3.Connection, path: str) -> None:
     (application,) = db.execute("PRAGMA application_id").fetchone()
     if application != APPLICATION_ID:

@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator
 from typing import Final
 
-from engage.api import StorageIncompatible, StorageMissing, StorageUnavailable
+from engage.api import StorageMissing, StorageUnavailable
 
 from . import checkpoint, schema
 from .connection import (
@@ -89,7 +89,7 @@ class Transactions(FileConnection):
             try:
                 file_identity(path)
             except StorageMissing:
-                self._refuse_orphaned(has_log)
+                schema.refuse_orphaned(path, has_log)
                 create_file(path)
             self._create(has_log)
         self._connected()
@@ -99,20 +99,12 @@ class Transactions(FileConnection):
             with self._transaction(needs_space=False) as db:
                 self.keys.take_over(db)
 
-    def _refuse_orphaned(self, has_log: bool) -> None:
-        if has_log:
-            path = self.settings.path
-            raise StorageIncompatible(
-                f"{path}: missing or empty, but its log {path}-wal contains acknowledged events: "
-                "put the file back, or move the log elsewhere to start with an empty store"
-            )
-
     def _create(self, has_log: bool) -> None:
         try:
             schema.inspect_file(self.settings.path)
         except StorageMissing:
             # SQLite would delete the log.
-            self._refuse_orphaned(has_log)
+            schema.refuse_orphaned(self.settings.path, has_log)
         else:
             if not os.path.exists(self.settings.path + "-journal"):
                 return

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from pathlib import Path
 from unittest import mock
@@ -20,6 +21,7 @@ from support.commands import run
 from support.console import free_port, on_store
 from support.memory_store import MemoryEvents
 from support.server_process import start_server
+from support.sqlite import open_store
 from support.waiting import wait_for
 
 
@@ -27,7 +29,14 @@ from support.waiting import wait_for
 def config(tmp_path: Path) -> Path:
     """A config as ``engage init`` writes it, with its store."""
     assert run("init", tmp_path).exit_code == 0
-    return tmp_path / "engage.toml"
+    path = tmp_path / "engage.toml"
+
+    async def create() -> None:
+        async with open_store(path):
+            pass
+
+    asyncio.run(create())
+    return path
 
 
 def test_init_writes_a_console_for_this_machine_only(config: Path) -> None:
