@@ -14,6 +14,7 @@ import click
 from engage.api import (
     BudgetName,
     BudgetUse,
+    ConfigError,
     DeadLetterStore,
     EngageError,
     StorageMissing,
@@ -21,6 +22,7 @@ from engage.api import (
 )
 from engage.cli.common import config_option, now, opened, plural, registry_of, safe
 from engage.config import Config, load
+from engage.http1.sockets import own_address
 from engage.keys.effective import EffectiveKeys, list_keys
 from engage.registry import Registry
 from engage.upkeep.budgets import use_ratio
@@ -59,6 +61,7 @@ def check(ctx: click.Context, config_path: Path) -> None:
         if workspace.webhooks:
             parts.append("webhooks " + ", ".join(sorted(workspace.webhooks)))
         _print("workspace", f"{workspace.id}: {', '.join(parts)}")
+    _check_addresses(config)
     registry = registry_of(ctx)
     registry.check(config)
     for warning in registry.warnings(config):
@@ -106,6 +109,38 @@ def _show_storage(
                 f" {use.size >> 20} of {size >> 20} MiB"
                 + ("; no more are kept" if use.count >= count else ""),
             )
+
+
+def _check_addresses(config: Config) -> None:
+    """Warn of hosts that this machine does not have; it may not be the one of the server.
+
+    :raises EngageError: if two parts of a server would listen on one port.
+    """
+    server, console = config.server, config.console
+    listeners = [("server.", server.host, server.port)]
+    if server.metrics_port is not None:
+        listeners.append(("server.metrics_", server.metrics_host, server.metrics_port))
+    if console is not None:
+        listeners.append(("console.", console.host, console.port))
+    found: list[tuple[str, str, int]] = []
+    for key, host, port in listeners:
+        try:
+            address = own_address(host, keys=f"{key}host")
+        except EngageError as error:
+            _print("warning", str(error))
+            continue
+        for other, taken, its_port in found:
+            if port == its_port != 0 and _overlap(address, taken):
+                same = f"{key}port: is the same port as {other}port"
+                raise ConfigError(f"{config.path}: {same}; use a different one")
+        found.append((key, address, port))
+
+
+def _overlap(one: str, other: str) -> bool:
+    """Return whether two sockets of these addresses cannot have one port."""
+    # :: also takes the connections over IPv4.
+    ipv4 = ":" not in one + other
+    return one == other or "::" in (one, other) or (ipv4 and "0.0.0.0" in (one, other))  # noqa: S104
 
 
 def _show_lag(config: Config, lag: Lag) -> None:

@@ -15,6 +15,7 @@ import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import msgspec
 
@@ -159,6 +160,17 @@ def _contradictions(config: Config) -> list[str]:
                 f"server.trusted_proxies[{number}]: must be an IP address or a network, such as"
                 " 10.0.0.0/8"
             )
+    urls = [("server.public_url", server.public_url)]
+    if config.console is not None:
+        urls.append(("console.public_url", config.console.public_url))
+    urls += [(f"cors.origins[{n}]", origin) for n, origin in enumerate(config.cors.origins)]
+    for key, url in urls:
+        try:
+            no_port = url is not None and urlsplit(url).port == 0
+        except ValueError:
+            no_port = True
+        if no_port:
+            found.append(f"{key}: must name a host, and a port from 1 to 65535 if any")
     limits = config.limits
     for small, large in (
         ("event_bytes", "decompressed_bytes"),

@@ -7,11 +7,13 @@ import errno
 import os
 import socket
 import sys
-from typing import Final
+from typing import Any, Final
 
 from engage.api import EngageError
 
-__all__ = ["BACKLOG", "can_open_files", "listen", "open_file_limit", "url_of"]
+__all__ = ["BACKLOG", "can_open_files", "listen", "open_file_limit", "own_address", "url_of"]
+
+_NOT_OURS: Final = "{}: {!r} is not an address of this machine"
 
 #: How many connections the kernel completes before one of them is accepted.
 BACKLOG: Final = 4096
@@ -27,14 +29,7 @@ def listen(host: str, port: int, *, keys: str = "server.host, server.port") -> s
     :return: a socket that does not block.
     :raises EngageError: if it cannot be opened; the message has the reason and what to change.
     """
-    try:
-        found = socket.getaddrinfo(
-            host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )
-    except (OSError, UnicodeError) as error:
-        raise EngageError(f"{keys}: {host!r} is not an address of this machine") from error
-    family, kind, protocol, _, address = min(found, key=lambda info: info[0] != socket.AF_INET)
-    sock = socket.socket(family, kind, protocol)
+    sock, address = _socket_for(host, port, keys)
     try:
         if os.name == "posix":
             # Allows a restart while old connections of the port still linger.
@@ -49,6 +44,33 @@ def listen(host: str, port: int, *, keys: str = "server.host, server.port") -> s
             f"cannot listen on {host or '*'}:{port}: {reason} (choose another in {keys})"
         ) from error
     return sock
+
+
+def own_address(host: str, *, keys: str) -> str:
+    """Return the address that :func:`listen` would listen on, without taking a port that is known.
+
+    :param host: as for :func:`listen`; so is ``keys``.
+    :raises EngageError: if it is no address of this machine.
+    """
+    sock, address = _socket_for(host, 0, keys)
+    with sock:
+        try:
+            sock.bind(address)
+        except OSError as error:
+            raise EngageError(_NOT_OURS.format(keys, host)) from error
+    return str(address[0])
+
+
+def _socket_for(host: str, port: int, keys: str) -> tuple[socket.socket, tuple[Any, ...]]:
+    """Return a new socket and the address to bind it to."""
+    try:
+        found = socket.getaddrinfo(
+            host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )
+    except (OSError, UnicodeError) as error:
+        raise EngageError(_NOT_OURS.format(keys, host)) from error
+    family, kind, protocol, _, address = min(found, key=lambda info: info[0] != socket.AF_INET)
+    return socket.socket(family, kind, protocol), address
 
 
 def url_of(sock: socket.socket) -> str:

@@ -410,6 +410,58 @@ def test_check_works_before_the_first_start(tmp_path: Path) -> None:
     assert "contains acknowledged events" in result.stderr
 
 
+@pytest.mark.parametrize(
+    ("hosts", "ports", "key"),
+    [
+        (("127.0.0.1", "127.0.0.1", "127.0.0.1"), (8080, 8080, 9000), "server.metrics_port"),
+        (("127.0.0.1", "127.0.0.1", "0.0.0.0"), (8080, 8081, 8080), "console.port"),
+        (("0.0.0.0", "127.0.0.1", "localhost"), (8080, 9000, 8080), "console.port"),
+        (("127.0.0.1", "127.0.0.1", "::"), (8080, 9000, 9000), "console.port"),
+        (("127.0.0.1", "127.0.0.2", "127.0.0.3"), (8080, 8080, 8080), None),
+        (("127.0.0.1", "0.0.0.0", "::"), (0, 0, 0), None),
+    ],
+)
+def test_check_finds_two_listeners_on_one_port(
+    tmp_path: Path, hosts: tuple[str, ...], ports: tuple[int, ...], key: str | None
+) -> None:
+    path = config_file(tmp_path)
+    tables = (
+        f'[server]\nhost = "{hosts[0]}"\nport = {ports[0]}\n'
+        f'metrics_host = "{hosts[1]}"\nmetrics_port = {ports[1]}\n'
+        f'[console]\nhost = "{hosts[2]}"\nport = {ports[2]}\n'
+    )
+    path.write_text(tables + path.read_text("utf-8"), encoding="utf-8")
+    result = run("check", "--config", path)
+    if key is None:
+        assert (result.exit_code, result.stderr) == (0, "")
+        assert "warning" not in result.stdout
+    else:
+        assert result.exit_code == 1
+        assert f"engage.toml: {key}: is the same port as server." in result.stderr
+
+
+def test_check_warns_of_a_host_of_another_machine(tmp_path: Path) -> None:
+    path = config_file(tmp_path)
+    text = path.read_text("utf-8")
+    for host in ("192.0.2.1", "nowhere.invalid"):
+        path.write_text(f'[server]\nhost = "{host}"\n{text}', encoding="utf-8")
+        result = run("check", "--config", path)
+        assert result.exit_code == 0
+        line = f"warning\tserver.host: '{host}' is not an address of this machine\n"
+        assert line in result.stdout
+
+
+def test_check_succeeds_while_the_ports_are_in_use(tmp_path: Path) -> None:
+    path = config_file(tmp_path)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        tables = f'[server]\nhost = "127.0.0.1"\nport = {port}\n'
+        path.write_text(tables + path.read_text("utf-8"), encoding="utf-8")
+        result = run("check", "--config", path)
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert "warning" not in result.stdout
+
+
 def test_check_reports_a_missing_folder(tmp_path: Path) -> None:
     path = config_file(tmp_path)
     path.write_text(path.read_text().replace('path = "', 'path = "away/'))

@@ -285,6 +285,18 @@ def test_a_byte_order_mark_and_crlf_are_accepted(write: Any) -> None:
             " password itself",
         ),
         (
+            '[console]\npublic_url = "http://ops.example.com:99999/x"\n' + MINIMAL,
+            "console.public_url: must name a host, and a port from 1 to 65535 if any",
+        ),
+        (
+            '[server]\npublic_url = "http://[::1"\n' + MINIMAL,
+            "server.public_url: must name a host, and a port from 1 to 65535 if any",
+        ),
+        (
+            '[cors]\norigins = ["http://a:80", "http://a:0"]\n' + MINIMAL,
+            "cors.origins[1]: must name a host, and a port from 1 to 65535 if any",
+        ),
+        (
             '[server]\ntrusted_proxies = ["proxy.example.com"]\n' + MINIMAL,
             "server.trusted_proxies[0]: must be an IP address or a network, such as 10.0.0.0/8"
             ' (it is "proxy.example.com")',
