@@ -80,7 +80,7 @@ def export(
     """
     given = {"workspace": workspace, "since": since, "type": type_, "user": user}
     for name, value in given.items():
-        if value is not None and name not in KINDS[kind]:
+        if value is not None and name not in KINDS[kind].filters.split():
             raise click.UsageError(f"--{name} does not apply to {kind}.", ctx)
     config = load(config_path)
     if workspace is not None and all(known.id != workspace for known in config.workspaces):

@@ -11,26 +11,23 @@ import asyncio
 import base64
 import dataclasses
 import functools
+import re
 import shlex
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
-from typing import Any, Final, Literal, TypeVar
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from typing import Any, Final, Literal, NamedTuple, TypeVar
 
 import orjson
 
 from engage.api import (
-    DeadLetter,
     DeadLetterStore,
     EngageError,
     Event,
     EventFilter,
     EventStore,
-    GroupProfile,
     Page,
     ProfileStore,
     StorageUnavailable,
-    SubscriptionState,
     SubscriptionStore,
-    UserProfile,
     render_time,
 )
 from engage.errors import quote
@@ -38,13 +35,36 @@ from engage.errors import quote
 __all__ = ["KINDS", "PAGE", "Kind", "Record", "Selection", "all_pages", "export"]
 
 Kind = Literal["events", "users", "groups", "subscriptions", "dead-letters"]
-#: Kind of record → the filters of :class:`Selection` that apply to it.
-KINDS: Final[Mapping[Kind, frozenset[str]]] = {
-    "events": frozenset({"workspace", "since", "type", "user"}),
-    "users": frozenset({"workspace", "since", "user"}),
-    "groups": frozenset({"workspace"}),
-    "subscriptions": frozenset({"workspace", "since", "user"}),
-    "dead-letters": frozenset({"workspace", "since", "user"}),
+
+
+class _Kind(NamedTuple):
+    #: The interface of a storage that has such records, their name, and its method that scans them.
+    store: type
+    noun: str
+    scan: str
+    #: The filters of :class:`Selection` that apply, and the members of their JSON documents, which
+    #: are attributes of the record. Events have a document of their own.
+    filters: str
+    members: str
+
+
+_MOST: Final = "workspace since user"
+_USER: Final = "workspaceId userId traits createdAt updatedAt anonymousIds groups"
+_GROUP: Final = "workspaceId groupId traits"
+_CHOICE: Final = "workspaceId userId groupId subscribed updatedAt"
+_LETTER: Final = (
+    "workspaceId id receivedAt origin writeKeyId userId anonymousId messageId reason message errors"
+    " item truncated headers"
+)
+#: How the records of a kind are read and rendered.
+KINDS: Final[Mapping[Kind, _Kind]] = {
+    "events": _Kind(EventStore, "events", "scan", "workspace since type user", ""),
+    "users": _Kind(ProfileStore, "profiles", "scan_users", _MOST, _USER),
+    "groups": _Kind(ProfileStore, "profiles", "scan_groups", "workspace", _GROUP),
+    "subscriptions": _Kind(
+        SubscriptionStore, "subscriptions", "scan_subscriptions", _MOST, _CHOICE
+    ),
+    "dead-letters": _Kind(DeadLetterStore, "dead letters", "scan_dead_letters", _MOST, _LETTER),
 }
 
 #: Records that one call of a storage returns or deletes: it answers soon, and the cost of a call is
@@ -61,6 +81,8 @@ PAUSE: Final = 1.0
 _LINE_ENDS: Final = tuple(
     (character.encode(), f"\\u{ord(character):04x}".encode()) for character in "\x85\u2028\u2029"
 )
+
+_CAPITAL: Final = re.compile("[A-Z]")
 
 Item = TypeVar("Item")
 
@@ -79,14 +101,10 @@ class Selection:
     #: The cursor up to which an earlier export of the same selection has read.
     after: str | None = None
 
-    def includes(
-        self, item: Event | UserProfile | GroupProfile | SubscriptionState | DeadLetter
-    ) -> bool:
-        """Return whether a record matches ``since`` and ``user``; groups have neither."""
-        if isinstance(item, GroupProfile):
-            return True
-        at = item.received_at if isinstance(item, Event | DeadLetter) else item.updated_at
-        return at >= (self.since or 0) and self.user in (None, item.user_id)
+    def includes(self, item: Any) -> bool:
+        """Return whether a record matches ``since`` and ``user``, if they apply to its kind."""
+        users = (None, getattr(item, "user_id", None))
+        return _at(item) >= (self.since or 0) and self.user in users
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -150,23 +168,24 @@ async def export(
     :raises EngageError: if the storage does not store such records.
     :raises StorageUnavailable: as :func:`all_pages`.
     """
+    names = KINDS[kind].members.split()
+    members = {name: _CAPITAL.sub(r"_\g<0>", name).lower() for name in names}
     async for item in _items(store, kind, selection):
         try:
-            record = _KINDS[kind][-1](item)
+            record = _record(item, members)
         except Exception as error:
             if left_out is None:
                 raise
-            names = ("workspace_id", "origin", "message_id", "id", "user_id", "group_id")
-            parts = [f"{n} {quote(str(v))}" for n in names if (v := getattr(item, n, None))]
+            ids = ("workspace_id", "origin", "message_id", "id", "user_id", "group_id")
+            parts = [f"{n} {quote(str(v))}" for n in ids if (v := getattr(item, n, None))]
             left_out(f"{', '.join(parts)}: {type(error).__name__}: {error}")
         else:
             yield record
 
 
 async def _items(store: EventStore, kind: Kind, wanted: Selection) -> AsyncGenerator[Any, None]:
-    protocol, noun, method, _ = _KINDS[kind]
-    if not isinstance(store, protocol):
-        raise EngageError(f"the configured storage does not store {noun}")
+    if not isinstance(store, KINDS[kind].store):
+        raise EngageError(f"the configured storage does not store {KINDS[kind].noun}")
     if isinstance(store, ProfileStore) and kind == "users" and wanted.workspace and wanted.user:
         profile = await store.profile(wanted.workspace, wanted.user)
         if profile is not None and wanted.includes(profile):
@@ -177,93 +196,31 @@ async def _items(store: EventStore, kind: Kind, wanted: Selection) -> AsyncGener
         first = EventFilter(
             workspace_id=first, since=wanted.since, type=wanted.type, user_id=wanted.user
         )
-    async for item in all_pages(functools.partial(getattr(store, method), first), wanted.after):
+    scan = functools.partial(getattr(store, KINDS[kind].scan), first)
+    async for item in all_pages(scan, wanted.after):
         if wanted.includes(item):
             yield item
 
 
-# ------------------------------------------------------------------------------ records as JSON
-def _record(document: Mapping[str, Any], at: int) -> Record:
+def _at(item: Any) -> int:
+    return getattr(item, "received_at", 0) or getattr(item, "updated_at", 0)
+
+
+def _record(item: Any, members: Mapping[str, str]) -> Record:
+    # The normaliser has added all fields of an event and formatted its times.
+    document = item.document() if isinstance(item, Event) else {}
+    for name, attribute in members.items():
+        value = getattr(item, attribute)
+        if name.endswith("At"):
+            value = render_time(value)
+        elif isinstance(value, bytes):
+            try:
+                value = value.decode()
+            except UnicodeDecodeError:  # JSON cannot contain it.
+                name, value = f"{name}Base64", base64.b64encode(value).decode()
+        document[name] = value
     # Keys are sorted, because a storage need not keep their order.
-    line = orjson.dumps(document, option=orjson.OPT_SORT_KEYS)
+    line = orjson.dumps(document, default=dict, option=orjson.OPT_SORT_KEYS)
     for character, escaped in _LINE_ENDS:
         line = line.replace(character, escaped)
-    return Record(line, at)
-
-
-def _event(event: Event) -> Record:
-    # The normaliser has added all its fields and formatted its times.
-    return _record(event.document(), event.received_at)
-
-
-def _user(profile: UserProfile) -> Record:
-    document = {
-        "workspaceId": profile.workspace_id,
-        "userId": profile.user_id,
-        "traits": dict(profile.traits),
-        "createdAt": render_time(profile.created_at),
-        "updatedAt": render_time(profile.updated_at),
-        "anonymousIds": sorted(profile.anonymous_ids),
-        "groups": sorted(profile.groups),
-    }
-    return _record(document, profile.updated_at)
-
-
-def _group(profile: GroupProfile) -> Record:
-    document = {
-        "workspaceId": profile.workspace_id,
-        "groupId": profile.group_id,
-        "traits": dict(profile.traits),
-    }
-    return _record(document, 0)
-
-
-def _subscription(state: SubscriptionState) -> Record:
-    document = {
-        "workspaceId": state.workspace_id,
-        "userId": state.user_id,
-        "groupId": state.group_id,
-        "subscribed": state.subscribed,
-        "updatedAt": render_time(state.updated_at),
-    }
-    return _record(document, state.updated_at)
-
-
-def _text_or_base64(name: str, data: bytes) -> dict[str, str]:
-    try:
-        return {name: data.decode()}
-    except UnicodeDecodeError:
-        return {f"{name}Base64": base64.b64encode(data).decode()}
-
-
-def _dead_letter(letter: DeadLetter) -> Record:
-    headers: Sequence[Sequence[str]] = [list(pair) for pair in letter.headers]
-    document = {
-        "workspaceId": letter.workspace_id,
-        "id": letter.id,
-        "receivedAt": render_time(letter.received_at),
-        "origin": letter.origin,
-        "writeKeyId": letter.write_key_id,
-        "userId": letter.user_id,
-        "anonymousId": letter.anonymous_id,
-        "messageId": letter.message_id,
-        "reason": letter.reason,
-        "message": letter.message,
-        "errors": [dict(error) for error in letter.errors],
-        # JSON cannot contain an item that is not text.
-        **_text_or_base64("item", letter.item),
-        "truncated": letter.truncated,
-        "headers": headers,
-    }
-    return _record(document, letter.received_at)
-
-
-#: Kind of record → the interface of a storage that has them, their name, its method that scans
-#: them, and the function that renders one.
-_KINDS: Final[Mapping[Kind, tuple[type, str, str, Callable[[Any], Record]]]] = {
-    "events": (EventStore, "events", "scan", _event),
-    "users": (ProfileStore, "profiles", "scan_users", _user),
-    "groups": (ProfileStore, "profiles", "scan_groups", _group),
-    "subscriptions": (SubscriptionStore, "subscriptions", "scan_subscriptions", _subscription),
-    "dead-letters": (DeadLetterStore, "dead letters", "scan_dead_letters", _dead_letter),
-}
+    return Record(line, _at(item))
