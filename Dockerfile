@@ -14,6 +14,6 @@ EXPOSE 8080 8081
 # Mount your config at /data/engage.toml. SQLite keeps its file in the same folder. If the config has
 # a [console], publish its port with -p 127.0.0.1:8081:8081; `docker exec NAME engage console-link`
 # prints the link to sign in.
-# `engage load` in this image needs another health check, see compose.yaml.
+# `engage load` in this image needs another health check, see deploy/kafka.yaml.
 HEALTHCHECK CMD ["python", "-c", "import urllib.request; urllib.request.urlopen('http://127.0.0.1:8080/healthz', timeout=3)"]
 CMD ["engage", "serve", "--host", "0.0.0.0", "--port", "8080", "--console-host", "0.0.0.0"]

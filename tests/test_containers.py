@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Dockerfile and compose.yaml are only read here, because there may be no container engine."""
+"""Dockerfile and the Compose files are only read here, because there may be no container engine."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import base64
 import json
 import re
 import shlex
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import pytest
@@ -15,7 +15,7 @@ import yaml
 from click.testing import CliRunner
 
 from engage.cli import main
-from engage.config import load
+from engage.config import Config, load
 from engage.registry import load_plugins
 
 pytestmark = pytest.mark.checkout
@@ -30,15 +30,32 @@ def instructions() -> list[tuple[str, str]]:
     return [(line.split(maxsplit=1)[0], line.split(maxsplit=1)[1]) for line in lines]
 
 
-#: The services of compose.yaml that are engage, and those that are Kafka.
-SERVERS = ("engage", "serve-1", "serve-2")
+#: The services of deploy/kafka.yaml that are engage's loaders, and those that are Kafka.
 LOADERS = ("load-1", "load-2")
 BROKERS = ("kafka-1", "kafka-2", "kafka-3")
+#: Compose file → its services that are servers, and all others.
+FILES = {
+    "compose.yaml": (("engage",), ()),
+    "deploy/mongo.yaml": (("engage",), ("mongo",)),
+    "deploy/kafka.yaml": (("serve-1", "serve-2"), (*LOADERS, *BROKERS, "mongo")),
+}
 
 
-def compose() -> Any:
-    """Return the contents of compose.yaml."""
-    return yaml.safe_load((ROOT / "compose.yaml").read_text("utf-8"))
+def compose(name: str) -> Any:
+    """Return the contents of a Compose file, with the services that it takes from others."""
+    path = ROOT / name
+    document = yaml.safe_load(path.read_text("utf-8"))
+    for service, content in document["services"].items():
+        if extends := content.get("extends"):
+            other = compose(str((path.parent / extends["file"]).relative_to(ROOT)))
+            document["services"][service] = other["services"][extends["service"]]
+    return document
+
+
+def instruction(name: str) -> str:
+    """Return the arguments of the only instruction of this name."""
+    (arguments,) = (text for one, text in instructions() if one == name)
+    return arguments
 
 
 def test_the_dockerfile_has_known_instructions() -> None:
@@ -77,15 +94,16 @@ def test_the_image_can_use_kafka() -> None:
     assert install.endswith("'/source[kafka]'")
 
 
-def test_the_commands_are_commands_of_engage() -> None:
-    services = compose()["services"]
-    serving = [json.loads(dict(instructions())["CMD"])]
-    serving += [services[name]["command"] for name in SERVERS]
+@pytest.mark.parametrize("name", FILES)
+def test_the_commands_are_commands_of_engage(name: str) -> None:
+    services, servers = compose(name)["services"], FILES[name][0]
+    image = json.loads(instruction("CMD"))
+    serving = [services[server].get("command", image) for server in servers]
     for command in serving:
         assert command[:2] == ["engage", "serve"]
         # Only published ports reach a container, so its console listens on all its addresses.
         assert command[command.index("--console-host") + 1] == "0.0.0.0"
-    loading = [services[name]["command"] for name in LOADERS]
+    loading = [services[loader]["command"] for loader in LOADERS if loader in services]
     for command in loading:
         assert command[:2] == ["engage", "load"]
     for command in serving + loading:
@@ -95,31 +113,59 @@ def test_the_commands_are_commands_of_engage() -> None:
         assert "does not exist" in result.stderr
 
 
-def test_the_parts_of_compose_fit_together() -> None:
-    document = compose()
+@pytest.mark.parametrize("name", FILES)
+def test_the_parts_of_compose_fit_together(name: str) -> None:
+    document, (servers, others) = compose(name), FILES[name]
     services = document["services"]
-    assert services.keys() == {*SERVERS, *LOADERS, *BROKERS, "mongo"}
+    assert services.keys() == {*servers, *others}
+    volumes = set()
     for service in services.values():
         assert set(service.get("depends_on", ())) <= services.keys()
         for needed in service.get("depends_on", ()):
             assert "healthcheck" in services[needed]
         for volume in service.get("volumes", ()):
-            assert volume.split(":")[0] in document["volumes"]
+            volumes.add(volume.split(":")[0])
         for config in service.get("configs", ()):
             assert config["source"] in document["configs"]
-    environment = next(text for name, text in instructions() if name == "ENV")
-    for name in (*SERVERS, *LOADERS):
-        target = services[name]["configs"][0]["target"]
-        assert f"ENGAGE_CONFIG={target}" in environment.split()
-    # Without a profile, Compose starts what it always started.
-    assert {name for name, one in services.items() if "profiles" not in one} == {"engage", "mongo"}
-    ports = [port for name in SERVERS[1:] for port in services[name]["ports"]]
-    assert len(set(ports)) == len(ports) == 3
+        if "build" in service:
+            assert (ROOT / name).parent.joinpath(service["build"], "Dockerfile").exists()
+    assert volumes == document["volumes"].keys()
+    for server in (*servers, *(loader for loader in LOADERS if loader in services)):
+        target = services[server]["configs"][0]["target"]
+        assert f"ENGAGE_CONFIG={target}" in instruction("ENV").split()
+    ports = [port for server in servers for port in services[server]["ports"]]
+    assert len(set(ports)) == len(ports) == len(servers) + 1
+
+
+def test_the_store_of_compose_outlives_the_container_and_the_user_may_write_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = (ROOT / "compose.yaml").read_text("utf-8")
+    assert text.count("\n") <= 20
+    (mount,) = compose("compose.yaml")["services"]["engage"]["volumes"]
+    folder = mount.split(":")[1]
+    config = config_of("compose.yaml", tmp_path, monkeypatch)
+    path = config.storage.options.get("path", "engage.db")
+    target = compose("compose.yaml")["services"]["engage"]["configs"][0]["target"]
+    assert (PurePosixPath(target).parent / path).parent == PurePosixPath(folder)
+    # A new volume gets the content and the owner of the image's folder: it is the home of the user
+    # of the server, and exists before it becomes a volume.
+    assert instruction("VOLUME") == folder
+    names = [name for name, _ in instructions()]
+    made = next(n for n, one in enumerate(instructions()) if "useradd" in one[1])
+    assert made < names.index("USER") < names.index("VOLUME")
+    words = instructions()[made][1].split()
+    assert words[-1] == instruction("USER")
+    assert "--create-home" in words
+    assert words[words.index("--home-dir") + 1] == folder
+    # Compose waits for the answers and the store, before it kills the server.
+    grace = compose("compose.yaml")["services"]["engage"]["stop_grace_period"]
+    assert int(grace.removesuffix("s")) > config.server.shutdown_grace + 10
 
 
 def test_the_brokers_of_compose_are_a_cluster() -> None:
     """Each has an identity and a volume, and the settings that docs/log-kafka.md wants."""
-    services = compose()["services"]
+    services = compose("deploy/kafka.yaml")["services"]
     seen = [services[name]["environment"] for name in BROKERS]
     voters = ",".join(f"{number}@kafka-{number}:9093" for number in (1, 2, 3))
     for number, environment in enumerate(seen, 1):
@@ -138,28 +184,45 @@ def test_the_brokers_of_compose_are_a_cluster() -> None:
     assert {services[name]["image"] for name in BROKERS} == {f"apache/kafka:{version[1]}"}
 
 
-@pytest.mark.parametrize("name", ["engage", "log"])
-def test_the_configs_in_compose_are_valid(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
-    path = tmp_path / "engage.toml"
-    document = compose()
-    path.write_text(document["configs"][name]["content"].replace("$$", "$"))
-    service = "engage" if name == "engage" else "serve-1"
-    for variable in document["services"][service]["environment"]:
+def config_of(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Config:
+    """Load the config in a Compose file, with the write key ``k``."""
+    document = compose(name)
+    path = folder / "engage.toml"
+    path.write_text(document["configs"]["engage"]["content"].replace("$$", "$"))
+    for variable in document["services"][FILES[name][0][0]]["environment"]:
         monkeypatch.setenv(variable, "k")
     config = load(path)
     load_plugins().check(config)
-    assert config.storage.backend == "mongo"
+    return config
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_the_configs_in_compose_are_valid(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    services = compose(name)["services"]
+    config = config_of(name, tmp_path, monkeypatch)
+    assert config.storage.backend == ("sqlite" if name == "compose.yaml" else "mongo")
     assert config.console is not None
     port = config.console.port
-    assert f"127.0.0.1:{port}:{port}" in document["services"][service]["ports"]
+    assert f"127.0.0.1:{port}:{port}" in services[FILES[name][0][0]]["ports"]
     assert config.workspaces[0].write_keys[0].key == "k"
-    if name == "engage":
+    if name != "deploy/kafka.yaml":
         assert config.log is None
         return
     assert config.log is not None
     assert config.log.options["servers"] == ",".join(f"{broker}:9092" for broker in BROKERS)
     for loader in LOADERS:
-        check = " ".join(document["services"][loader]["healthcheck"]["test"])
+        check = " ".join(services[loader]["healthcheck"]["test"])
         assert f"http://{config.log.load_host}:{config.log.load_port}/readyz" in check
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_the_lines_at_the_top_name_the_file_and_a_server(name: str) -> None:
+    """Compose reads the file ``.env`` in the folder of its file."""
+    comment = (ROOT / name).read_text("utf-8").partition("services:")[0]
+    file = "" if name == "compose.yaml" else f"-f {Path(name).name} "
+    assert f"docker compose {file}up" in comment
+    assert f"docker compose {file}exec {FILES[name][0][0]} engage console-link" in comment
+    assert "> .env" in comment
+    assert ".env" in (ROOT / ".gitignore").read_text("utf-8").split()
