@@ -27,11 +27,13 @@ from tornado.web import Finish, HTTPError, RequestHandler
 import engage
 from engage.api import StorageUnavailable
 from engage.console.data.reader import PATIENCE, Outage
+from engage.console.data.seen import Seen, seen
 from engage.console.display import formats
 from engage.console.headers import HEADERS
 from engage.console.sign_in.addresses import client_address, session_name
 from engage.console.sign_in.sessions import IDLE_SECONDS, Session
 from engage.upkeep.audit import Actor, record_audit
+from engage.upkeep.live import Wanted
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -393,7 +395,14 @@ class ConsoleHandler(RequestHandler):
             "version": engage.__version__,
             "request_id": self.request_id,
             "search": self._searched(),
+            "seen": self._seen(),
         }
+
+    def _seen(self) -> Seen:
+        """Return the suggestions for the search fields: what the console has read lately."""
+        if self.person is None or self.unverified:
+            return Seen()
+        return seen(self.console.live.rows(Wanted(workspace_id=self._workspace_or_first().id)))
 
     def _searched(self) -> str:
         """Return the text in the search box."""

@@ -16,7 +16,7 @@ import contextlib
 import dataclasses
 import time
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeVar
 
 import orjson
 
@@ -28,6 +28,7 @@ from engage.api import (
     EventStore,
     RecordStore,
     StorageUnavailable,
+    begins_with,
 )
 from engage.errors import Problem
 from engage.monitoring.recorder import REFUSED_RECORD
@@ -37,7 +38,7 @@ from engage.upkeep.refused import Refused, refused_of
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-__all__ = ["RING", "Live", "Reader", "Row", "Wanted", "row_of_event", "row_of_letter"]
+__all__ = ["RING", "Live", "Reader", "Row", "Wanted", "quoted", "row_of_event", "row_of_letter"]
 
 #: Rows that are kept of a workspace.
 RING: Final = 500
@@ -65,6 +66,15 @@ class Reader(Protocol):
         """
 
 
+class Texts(NamedTuple):
+    """The texts of an event by which people look for it, as they were sent."""
+
+    name: str | None = None
+    user_id: str | None = None
+    anonymous_id: str | None = None
+    message_id: str | None = None
+
+
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
     """One line of the pages Live and Events."""
@@ -86,6 +96,8 @@ class Row:
     key: str
     #: Part of the event on one line; for a dead letter, why it was refused.
     preview: str
+    #: The others are for a page: hidden characters are escaped, and long texts are cut.
+    texts: Texts
 
     def as_dict(self) -> dict[str, Any]:
         """Return the row for ``live.json``."""
@@ -95,7 +107,11 @@ class Row:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """Which rows a page shows; ``""`` means any."""
+    """Which rows a page shows; ``""`` means any.
+
+    A name and a user are given by their beginnings (:func:`begins_with`), or whole and in quotation
+    marks.
+    """
 
     workspace_id: str
     status: str = ""
@@ -110,10 +126,21 @@ class Wanted:
             row.workspace_id == self.workspace_id
             and self.status in ("", row.status)
             and self.type in ("", row.type)
-            and self.name in ("", row.name)
+            and _fits(self.name, row.name)
             and self.key in ("", row.key)
-            and self.user in ("", row.user)
+            and _fits(self.user, row.user)
         )
+
+
+def quoted(typed: str) -> str | None:
+    """Return the text in quotation marks; ``None`` if there are none around it."""
+    whole = len(typed) > 1 and typed[0] == typed[-1] == '"'
+    return typed[1:-1] if whole else None
+
+
+def _fits(typed: str, text: str) -> bool:
+    whole = quoted(typed)
+    return begins_with(text, typed) if whole is None else text == whole
 
 
 def summary(values: Any) -> str:
@@ -150,6 +177,7 @@ def row_of_event(event: Event) -> Row:
         user=one_line(visible(event.user_id or event.anonymous_id or ""), LONGEST),
         key=visible(document.get("writeKeyId") or event.origin),
         preview=summary(shown),
+        texts=Texts(event.name, event.user_id, event.anonymous_id, event.message_id),
     )
 
 
@@ -163,6 +191,7 @@ def row_of_letter(letter: DeadLetter) -> Row:
     kind = letter.operation if letter.operation != "batch" else None
     kind = kind or given.get("type")
     name = given.get("event") or given.get("name")
+    name = name if isinstance(name, str) else None
     reason = letter.message
     if letter.errors:
         first = letter.errors[0]
@@ -174,10 +203,11 @@ def row_of_letter(letter: DeadLetter) -> Row:
         origin=letter.origin,
         id=letter.id,
         type=one_line(visible(kind), LONGEST) if isinstance(kind, str) else "",
-        name=one_line(visible(name), LONGEST) if isinstance(name, str) else "",
+        name=one_line(visible(name or ""), LONGEST),
         user=one_line(visible(letter.user_id or letter.anonymous_id or ""), LONGEST),
         key=visible(letter.write_key_id or letter.origin),
         preview=one_line(visible(reason), LONGEST),
+        texts=Texts(name, letter.user_id, letter.anonymous_id, letter.message_id),
     )
 
 

@@ -6,5 +6,6 @@
 ``history.py``  the numbers of the overview: the counters, summed
 ``badge.py``    the number of rejected events in the navigation
 ``budgets.py``  how much room is left for dead letters
+``seen.py``     names and ids that were seen lately, as suggestions
 ==============  ==================================================================
 """

@@ -5,17 +5,21 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
+import time
 from typing import Final
 
 from engage.api import EVENT_TYPES, Event, EventFilter
 from engage.console.base import ConsoleHandler
-from engage.console.display.formats import READS, ROWS
-from engage.upkeep.live import row_of_event
+from engage.console.display.formats import ROWS
+from engage.upkeep.live import quoted, row_of_event
 
 __all__ = ["EventsFileHandler", "EventsHandler", "search_events"]
 
 #: The maximum number of events in a file: as many as a browser gets within a few seconds.
 FILE_LIMIT: Final = 2000
+#: Seconds after which a search begins no other read of the store, so that a page takes less than
+#: one.
+SEARCH_SECONDS: Final = 0.5
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -27,6 +31,8 @@ class Found:
     cursor: str | None
     #: Whether the search ended before it found enough.
     gave_up: bool = False
+    #: Then, when the next older event was received: all newer ones were looked at.
+    reached: int | None = None
     #: Whether the storage can search at all.
     possible: bool = True
 
@@ -49,13 +55,15 @@ def key_of(event: Event) -> str:
 
 async def find_events(handler: ConsoleHandler, limit: int) -> Found:
     """Read the events that the query of a request selects."""
-    given = {name: handler.exact(name) for name in ("type", "name", "user", "origin")}
+    name, user = handler.exact("name"), handler.exact("user")
+    typed = ((("name",), name), (("user_id", "anonymous_id"), user))
     wanted = EventFilter(
         workspace_id=handler.workspace.id,
-        type=given["type"] or None,
-        name=given["name"] or None,
-        user_id=given["user"] or None,
-        origin=given["origin"] or None,
+        type=handler.exact("type") or None,
+        name=quoted(name),
+        user_id=quoted(user),
+        begins=[(fields, text) for fields, text in typed if text and quoted(text) is None],
+        origin=handler.exact("origin") or None,
         since=parse_time(handler.get_query_argument("since", "")),
         until=parse_time(handler.get_query_argument("until", "")),
     )
@@ -77,7 +85,8 @@ async def search_events(
     :param cursor: of the page before.
     """
     found: list[Event] = []
-    for _ in range(READS):
+    end = time.monotonic() + SEARCH_SECONDS
+    while True:
         page = await handler.read(
             handler.console.store.recent(wanted, before=cursor, limit=limit - len(found))
         )
@@ -91,7 +100,11 @@ async def search_events(
         cursor = page.cursor
         if cursor is None or len(found) >= limit:
             return Found(found, cursor)
-    return Found(found, cursor, gave_up=True)
+        if time.monotonic() > end:
+            break
+    older = await handler.read(handler.console.store.recent(EventFilter(), before=cursor, limit=1))
+    reached = older.items[0].received_at if older is not None and older.items else None
+    return Found(found, cursor, gave_up=True, reached=reached)
 
 
 class EventsHandler(ConsoleHandler):
@@ -99,6 +112,7 @@ class EventsHandler(ConsoleHandler):
 
     async def get(self) -> None:
         """Show one page."""
+        await self.console.live.look(self.workspace.id)
         found = await find_events(self, ROWS)
         query = {
             name: self.exact(name)

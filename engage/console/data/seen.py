@@ -1,0 +1,36 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Names of events and ids of users that were seen lately: suggestions for the search fields."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+
+from engage.console.display.formats import ROWS
+from engage.monitoring.visible import LONGEST, one_line, visible
+from engage.upkeep.live import Row
+
+__all__ = ["Seen", "seen"]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Seen:
+    """Suggestions, the last one that was seen first."""
+
+    names: Sequence[str] = ()
+    users: Sequence[str] = ()
+
+
+def seen(rows: Iterable[Row]) -> Seen:
+    """Return the suggestions that rows of the ring give."""
+    texts = [row.texts for row in rows]
+    return Seen(
+        _typable(one.name for one in texts),
+        _typable(one.user_id or one.anonymous_id for one in texts),
+    )
+
+
+def _typable(texts: Iterable[str | None]) -> list[str]:
+    """Return each text once, without those that cannot be read in one line as they are."""
+    found = dict.fromkeys(one for one in texts if one and one == one_line(visible(one), LONGEST))
+    return list(found)[:ROWS]
