@@ -285,6 +285,11 @@ class ConsoleHandler(RequestHandler):
         values = self.request.arguments.get(name)
         return self.decode_argument(values[-1], name) if values else ""
 
+    def whole(self, name: str) -> int | None:
+        """Return a number of the form; ``None`` if it has none."""
+        text = self.get_body_argument(name, "")
+        return int(text) if text.isdecimal() and len(text) < 16 else None
+
     def cursor(self, name: str) -> str | None:
         """Return a parameter that holds a cursor; ``None`` if the query does not have it."""
         return self.exact(name) if name in self.request.query_arguments else None

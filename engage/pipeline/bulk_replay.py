@@ -39,7 +39,7 @@ class BulkReplay:
     """One replay; it runs in the background once :meth:`start` is called.
 
     :param store: an open store.
-    :param wanted: which letters; those that arrive later are left out.
+    :param wanted: which letters; those that arrive later, or from its ``until`` on, are left out.
     :param actor: who started it, for the audit.
     :param clock: returns milliseconds since 1970 UTC.
     :param new_ids: whether the events get new message ids, which conflicts need.
@@ -67,7 +67,7 @@ class BulkReplay:
         self.actor = actor
         #: Milliseconds since 1970 UTC.
         self.started_at = clock()
-        self.wanted = dataclasses.replace(wanted, until=self.started_at + 1)
+        self.wanted = dataclasses.replace(wanted, until=wanted.until or self.started_at + 1)
         self.state: Literal["running", "done", "cancelled", "stopped"] = "running"
         #: Why it stopped.
         self.message: str | None = None

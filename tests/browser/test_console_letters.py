@@ -56,9 +56,8 @@ def test_an_event_is_corrected_by_keyboard(operator: Operator, console: Server) 
     letter = reject(console, "m-keyboard", properties={"big": BIG})
     operator.open("rejected?reason=invalid_payload&pointer=/event")
     assert "is required" in operator.text()
-    operator.open("rejected")
-    operator.tab_to("Open newest")
-    operator.keys(Keys.ENTER)
+    operator.tab_to("Show all causes")
+    operator.keys(Keys.TAB, Keys.ENTER)
     assert letter in operator.path
     assert "event: is required" in operator.text(".reasons")
     assert str(BIG) in str(operator.one("#text").get_property("value"))
@@ -93,6 +92,31 @@ def test_an_event_is_corrected_by_keyboard(operator: Operator, console: Server) 
     operator.allowed.add(404)
     operator.open(f"letter?id={letter}")
     operator.see("It is no longer here")
+
+
+def test_all_events_of_a_cause_are_replayed_after_a_question(
+    operator: Operator, console: Server
+) -> None:
+    for number in range(3):
+        reject(console, f"m-bulk-{number}", event="E", context=5)
+    operator.size(1280, 500)
+    operator.open("rejected")
+    row = "tr[aria-current]"
+    assert operator.texts(row) == []
+    link = operator.one('td a[href*="pointer=%2Fcontext"][href*="ask=replay"]')
+    operator.browser.run("arguments[0].scrollIntoView({block: 'center'})", link)
+    link.click()
+    operator.see("3 events will be processed again", "#cause")
+    assert "context: must be an object" in operator.texts(row)[0]
+    top = operator.browser.run(
+        "return document.querySelector('#cause').getBoundingClientRect().top"
+    )
+    assert 0 < top < 450
+    operator.click("Cancel", "#cause")
+    operator.see("Delete all", "#cause")
+    operator.click("Replay all", "#cause")
+    operator.click("Replay 3 events", "#cause")
+    operator.see("3 failed", ".status.bad")
 
 
 def test_a_double_click_on_replay_stores_it_once(operator: Operator, console: Server) -> None:
@@ -138,7 +162,8 @@ def test_without_scripts_a_key_is_created_and_an_event_replayed(
     operator.until(lambda: "name=Order" in operator.path)
     assert {row[3] for row in operator.rows("[data-expand]")} == {"Order"}
     operator.open("rejected")
-    operator.click("Open newest")
+    operator.click("Replay all")
+    operator.see("will be processed again")
     operator.open(f"letter?id={letter}")
     edit(operator, "{", '{"event": "Plain", ')
     operator.click("Check")
@@ -164,8 +189,9 @@ def test_two_thousand_letters_while_the_console_is_killed(
 
     wait_for(lambda: conflicts() == count, what="the dead letters")
     operator.open("rejected?reason=message_id_conflict")
-    assert operator.one("[name=new_ids]").is_selected()
-    operator.click("Replay all")
+    operator.click("Replay all", "#cause")
+    operator.see(f"{count:,} events will be stored under new".replace(",", "\u202f"))
+    operator.click("Replay 2\u202f000 events")
     operator.until(lambda: operator.path.startswith("replays"))
 
     # The page follows without being loaded again, which would move the focus.
@@ -185,7 +211,9 @@ def test_two_thousand_letters_while_the_console_is_killed(
     operator.open("rejected?reason=message_id_conflict")
     operator.problems()  # The page of the killed console could not reach it.
     assert conflicts() > 0
-    operator.click("Replay all")
+    operator.click("Replay all", "#cause")
+    operator.see("will be stored under new message ids")
+    operator.one("#cause button.primary").click()
 
     def finished() -> bool:
         operator.open("replays")

@@ -165,10 +165,11 @@ def test_a_group_is_deleted_and_no_other(server: Server, client: httpx.Client) -
         send(server, "track", {"userId": f"u{number}"})
         send(server, "track", {"userId": f"u{number}", "event": "E", "timestamp": "soon"})
     page = client.get("rejected", params={"workspace": "pages"}).text
-    group = re.search(r'href="(rejected\?[^"]*pointer=%2Ftimestamp[^"]*)"', page)
+    group = re.search(r'href="(rejected\?[^"]*pointer=%2Ftimestamp[^"]*ask=delete)#cause"', page)
     assert group is not None
     shown = client.get(html.unescape(group[1]))
-    form = form_of(shown.text, "Delete all")
+    assert "<strong>3 events will be deleted.</strong>" in shown.text
+    form = form_of(shown.text, "Delete 3 events")
     action = re.search(r'<form method="post" action="(rejected[^"]*)"', shown.text)
     assert action is not None
     answer = client.post(html.unescape(action[1]), data={**form, "action": "delete"})
@@ -227,7 +228,13 @@ def test_all_of_a_group_are_replayed(server: Server, client: httpx.Client) -> No
         page = client.get("replays", params={"workspace": "pages"}).text
         return page if "5 failed, of 5" in page and ">running<" not in page else None
 
-    assert "must be an object" in wait_for(ended, what="the replay to end")
+    page = wait_for(ended, what="the replay to end")
+    assert "must be an object" in page
+    assert '<span class="status bad">5 failed</span>' in page
+    assert "<progress" not in page
+    client.post("rejected", params={**query, "pointer": "/gone"}, data={"action": "replay"})
+    wait_for(lambda: "nothing matched" in client.get("replays").text, what="the replay to end")
+    assert '<span class="status ok">' not in client.get("replays").text
 
 
 def test_a_letter_that_is_gone_and_a_letter_of_another_workspace(

@@ -67,8 +67,7 @@ class KeysHandler(ConsoleHandler):
         actor = Actor(who=self.person or "", origin=self.address)
         now = self.console.now()
         key_id = self.get_body_argument("id", "")
-        version = self.get_body_argument("version", "")
-        expected = int(version) if version.isdecimal() and len(version) < 10 else None
+        expected = self.whole("version")
         action = self.get_body_argument("action", "")
         try:
             if action in ("create", "rotate"):

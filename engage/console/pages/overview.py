@@ -270,9 +270,10 @@ class OverviewHandler(_Reads):
                 text = f"{group.example.message} ({count}, {group.key or group.origin})"
                 href = cause_link(self, group.wanted)
                 found.append(Notice("rejected", visible(text), href, "Show"))
-            if (more := len(recent) - NEWEST) > 0:
+            if more := recent[NEWEST:]:
                 href = self.link("rejected", workspace=workspace)
-                found.append(Notice("rejected", plural(more, "more cause"), href, "Show all"))
+                text = plural(len(more), "more cause")
+                found.append(Notice("rejected", text, href, "Show all"))
         if data is not None and "?" in data.keys:
             count = plural(sum(data.keys["?"]), "request")
             text = f"{count} had an unknown or disabled write key"

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import Final
 
 from tornado.web import HTTPError
@@ -28,6 +29,8 @@ __all__ = ["RejectedHandler", "cause_link"]
 #: Seconds for which one request deletes letters.
 DELETE_SECONDS: Final = 5.0
 
+#: What can be asked of all letters of a cause.
+ACTIONS: Final = ("replay", "delete")
 BUDGETS: Final[dict[BudgetName, str]] = {
     "api": "rejected events",
     "webhook": "rejected webhook deliveries",
@@ -83,6 +86,14 @@ class RejectedHandler(ConsoleHandler):
             done=self.get_query_argument("done", ""),
             count=self.get_query_argument("count", ""),
             query=self._query(wanted),
+            chosen=[
+                group
+                for group in (grouped.groups if grouped else ())
+                if wanted.matches(group.example)
+            ],
+            ask=ask if (ask := self.get_query_argument("ask", "")) in ACTIONS else "",
+            cause_link=cause_link,
+            partial=functools.partial,
         )
 
     async def post(self) -> None:
@@ -99,7 +110,7 @@ class RejectedHandler(ConsoleHandler):
             count = await delete_letters(
                 store,
                 self.workspace.id,
-                dataclasses.replace(wanted, until=self.console.now() + 1),
+                dataclasses.replace(wanted, until=wanted.until or self.console.now() + 1),
                 call=self.console.reader.read,
                 seconds=DELETE_SECONDS,
             )
@@ -135,12 +146,12 @@ class RejectedHandler(ConsoleHandler):
 
     def _wanted(self) -> LetterFilter:
         """Return the filter in the query or the form. An empty pointer is the whole item."""
-
         return LetterFilter(
             reason=self.exact("reason") or None,
             pointer=self.exact("pointer") if "pointer" in self.request.arguments else None,
             key=self.exact("key") or None,
             origin=self.exact("origin") or None,
+            until=self.whole("until"),
         )
 
     def _query(self, wanted: LetterFilter) -> dict[str, str | None]:

@@ -14,11 +14,23 @@ __all__ = ["ReplaysHandler"]
 
 def counts_of(replay: BulkReplay) -> str:
     """Return the progress of a replay, in a sentence."""
+    if replay.state == "done" and not replay.total:
+        return "No rejected event matched."
     of = "" if replay.total is None else f", of {number(replay.total)}"
     return (
         f"{number(replay.stored)} stored, {number(replay.duplicates)} were stored already,"
         f" {number(replay.failed)} failed{of}."
     )
+
+
+def status_of(replay: BulkReplay) -> tuple[str, str]:
+    """Return the class of a replay's status, and its words."""
+    if replay.state == "done" and replay.failed:
+        return "bad", f"{number(replay.failed)} failed"
+    if replay.state == "done" and not replay.total:
+        return "off", "nothing matched"
+    kinds = {"running": "ok", "done": "ok", "cancelled": "off", "stopped": "bad"}
+    return kinds[replay.state], replay.state
 
 
 class ReplaysHandler(ConsoleHandler):
@@ -45,6 +57,7 @@ class ReplaysHandler(ConsoleHandler):
             replay=replay,
             running=running,
             counts_of=counts_of,
+            status_of=status_of,
         )
 
     async def post(self) -> None:

@@ -86,3 +86,36 @@ def test_the_audit_is_formatted(server: Server, client: httpx.Client) -> None:
     assert re.search(r"until 20\d\d-\d\d-\d\d \d\d:\d\d:\d\d UTC", page)
     assert "newIds no" in page
     assert re.search(r"session \w{6}\b", page)
+
+
+def test_events_get_new_ids_only_after_a_question_with_their_number(
+    server: Server, client: httpx.Client
+) -> None:
+    def conflict(number: int) -> None:
+        for name in ("A", "B"):
+            server.post("/v1/track", {"userId": "u", "messageId": f"m-{number}", "event": name})
+
+    conflict(1)
+    conflict(2)
+    page = wait_for(
+        lambda: text if "Show 2" in (text := client.get("rejected").text) else None,
+        what="two conflicts",
+    )
+    ask = re.search(r'href="(rejected[^"]*ask=replay)#cause"', page)
+    assert ask is not None
+    asked = client.get(html.unescape(ask[1])).text
+    assert "2 events will be stored under new message ids." in words(asked)
+    assert '<tr aria-current="true">' in asked
+    assert len(server.export("events")) == 2
+
+    # Those that arrive after the question were not asked about.
+    conflict(3)
+    form = re.search(r'<form method="post" action="(rejected[^"]*)".*?</form>', asked, re.DOTALL)
+    assert form is not None
+    fields = dict(re.findall(r'<input type="hidden"\s+name="(\w+)"\s+value="([^"]*)"', form[0]))
+    answer = client.post(html.unescape(form[1]), data={**fields, "action": "replay"})
+    assert answer.status_code == 303
+    wait_for(lambda: "2 stored, 0" in client.get("replays").text, what="the replay to end")
+    wait_for(lambda: ">done<" in client.get("replays").text, what="the replay to end")
+    assert len(server.export("events")) == 5
+    assert badge(client.get("rejected").text) == "1: 1 different event kept"
