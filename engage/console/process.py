@@ -20,6 +20,7 @@ from engage.api import ConfigError, RecordStore, StorageUnavailable
 from engage.app import build
 from engage.console.application import ConsoleServer, make_application
 from engage.console.data.reader import Reader
+from engage.console.display.snippets import listener_url
 from engage.console.services import Console
 from engage.console.sign_in.addresses import Addresses, is_loopback
 from engage.console.sign_in.links import Links
@@ -146,6 +147,8 @@ class ConsoleProcess:
                 stack.push_async_callback(self._close, app)
                 console = make_console(app, self._registry, sock.getsockname()[1])
                 stack.push_async_callback(console.close)
+                if self._server_running:
+                    console.events_url = listener_url(self._config)
                 opening = asyncio.create_task(self._open(console), name="open the store")
                 stack.push_async_callback(_end, opening)
                 # The pages must open without an answer of the storage, because they report it.

@@ -13,6 +13,7 @@ from engage.api import RecordStore
 from engage.console.connections import Connections
 from engage.console.data.badge import Badge
 from engage.console.data.history import Overview, overview
+from engage.console.display.snippets import server_url
 from engage.console.sign_in.addresses import is_loopback, is_within
 from engage.console.sign_in.guesses import Guesses
 from engage.console.sign_in.housekeeping import expire_periodically
@@ -75,6 +76,8 @@ class Console:
     throttle: Throttle
     #: Counts them for the audit.
     guesses: Guesses = dataclasses.field(init=False)
+    #: Where test events are sent; see :func:`engage.console.display.snippets.server_url`.
+    events_url: str = dataclasses.field(init=False)
     #: The open connections, and the requests that are being answered.
     connections: Connections = dataclasses.field(init=False)
     #: How far the loaders are; ``None``: there is no log.
@@ -89,6 +92,7 @@ class Console:
         self.connections = Connections(
             lambda address: is_loopback(address) or is_within(address, self.trusted_proxies)
         )
+        self.events_url = server_url(self.config)
         self.guesses = Guesses(self.clock)
         self.live = Live(self.app.store, self.reader)
         self.badge = Badge(self.app.store, self.reader, self.clock)

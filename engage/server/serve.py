@@ -13,6 +13,7 @@ and the console is started by hand.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import logging
 import os
 import shutil
@@ -56,6 +57,9 @@ def serve(config: Config, registry: Registry) -> int:
     try:
         _raise_open_file_limit(config.server.max_connections)
         sock = listen(config.server.host, config.server.port)
+        # The console shows the port, and sends test events to it.
+        server = dataclasses.replace(config.server, port=sock.getsockname()[1])
+        config = dataclasses.replace(config, server=server)
         try:
             if sys.platform == "win32":
                 return _run_here(config, registry, sock)

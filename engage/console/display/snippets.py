@@ -11,10 +11,10 @@ from urllib.parse import urlsplit
 if TYPE_CHECKING:
     from engage.config import Config
 
-__all__ = ["Snippet", "event_as_curl", "server_url", "snippets"]
+__all__ = ["CALLS", "Snippet", "event_as_curl", "listener_url", "server_url", "snippets"]
 
-#: The server's calls; aliases of other products' paths exist too.
-_PATH: Final = "/api/public/apps/"
+#: The path of the server's calls; aliases of other products' paths exist too.
+CALLS: Final = "/api/public/apps/"
 
 
 class Snippet(NamedTuple):
@@ -29,9 +29,12 @@ class Snippet(NamedTuple):
 
 def server_url(config: Config) -> str:
     """Return the address that clients send to, without a slash at the end."""
+    return config.server.public_url or listener_url(config)
+
+
+def listener_url(config: Config) -> str:
+    """Return the address that the server listens on, for this machine."""
     server = config.server
-    if server.public_url is not None:
-        return server.public_url
     host = "127.0.0.1" if server.host in ("0.0.0.0", "::", "") else server.host  # noqa: S104
     return f"http://{f'[{host}]' if ':' in host else host}:{server.port}"
 
@@ -52,7 +55,7 @@ def snippets(url: str, key: str) -> list[Snippet]:
             "curl",
             f"curl -u {shlex.quote(key + ':')} -H 'Content-Type: application/json' \\\n"
             """  -d '{"userId": "ann", "event": "Signed Up"}' \\\n"""
-            f"  {shlex.quote(url + _PATH + 'track')}",
+            f"  {shlex.quote(url + CALLS + 'track')}",
             "Paste it into a terminal.",
         ),
         Snippet(
@@ -70,7 +73,7 @@ def snippets(url: str, key: str) -> list[Snippet]:
         ),
         Snippet(
             "Node",
-            f"""const response = await fetch({json.dumps(url + _PATH + "track")}, {{
+            f"""const response = await fetch({json.dumps(url + CALLS + "track")}, {{
   method: "POST",
   headers: {{
     "Content-Type": "application/json",
@@ -125,5 +128,5 @@ def event_as_curl(url: str, key: str, text: str) -> str:
     return (
         f"curl -u {shlex.quote(key + ':')} -H 'Content-Type: application/json' \\\n"
         f"  -d {shlex.quote(body)} \\\n"
-        f"  {shlex.quote(url + _PATH + 'batch')}"
+        f"  {shlex.quote(url + CALLS + 'batch')}"
     )

@@ -15,6 +15,7 @@ from engage.console.base import ConsoleHandler
 from engage.console.data.history import Overview
 from engage.console.display.snippets import server_url, snippets
 from engage.console.display.sparks import spark_area, spark_line
+from engage.console.pages.sending import send_test_event
 from engage.keys.changes import MAX_NAME_LENGTH, KeyState, change_key, create_key
 from engage.keys.effective import KEY_ID, Key, effective_keys, read_key_records
 from engage.upkeep.audit import Actor
@@ -61,7 +62,7 @@ class KeysHandler(ConsoleHandler):
         await self._show()
 
     async def post(self) -> None:
-        """Create, disable, enable, archive or rotate a key, then show the keys."""
+        """Change a key or send a test event, then show the keys."""
         store = self.console.store
         workspaces = self.console.config.workspaces
         actor = Actor(who=self.person or "", origin=self.address)
@@ -69,6 +70,7 @@ class KeysHandler(ConsoleHandler):
         key_id = self.get_body_argument("id", "")
         expected = self.whole("version")
         action = self.get_body_argument("action", "")
+        chosen = None
         try:
             if action in ("create", "rotate"):
                 name = self.get_body_argument("name", "")[:MAX_NAME_LENGTH]
@@ -86,6 +88,12 @@ class KeysHandler(ConsoleHandler):
                         now=now,
                     )
                 )
+            elif action == "test":
+                sent, problem = await send_test_event(self)
+                if problem:
+                    await self._show(problem)
+                    return
+                key_id, chosen = sent, self.get_query_argument("key", "")
             elif action in _STATES:
                 await self.console.reader.read(
                     change_key(
@@ -107,7 +115,7 @@ class KeysHandler(ConsoleHandler):
             self.set_status(400)
             await self._show(str(error))
             return
-        self.go("keys", workspace=self.workspace.id, done=action, id=key_id)
+        self.go("keys", workspace=self.workspace.id, key=chosen, done=action, id=key_id)
 
     async def _free_id(self, key_id: str) -> str:
         """Return the id of the key that replaces another: ``ios``, ``ios-2``, ``ios-3`` …"""
@@ -164,6 +172,7 @@ class KeysHandler(ConsoleHandler):
             changed=self.get_query_argument("id", ""),
             url=url,
             public=self.console.config.server.public_url is not None,
+            write_key=key,
             snippets=snippets(url, key),
             chosen=chosen,
             active=[one.key.id for one in shown if one.key.id in active],

@@ -14,6 +14,7 @@ from engage.console.display.formats import number, percent, plural, size, span, 
 from engage.console.display.snippets import server_url, snippets
 from engage.console.display.sparks import spark_area, spark_line
 from engage.console.pages.rejected import cause_link
+from engage.console.pages.sending import send_test_event
 from engage.upkeep.letter_groups import group_letters
 from engage.upkeep.live import Wanted
 
@@ -210,6 +211,17 @@ class _Reads(ConsoleHandler):
 class OverviewHandler(_Reads):
     """The first page."""
 
+    #: Why a test event was not accepted.
+    problem = ""
+
+    async def post(self) -> None:
+        """Send a test event, then show the overview."""
+        sent, self.problem = await send_test_event(self)
+        if sent:
+            self.go("", workspace=self.workspace.id, sent=sent)
+        else:
+            await self.get()
+
     async def get(self) -> None:
         """Show the overview, or how to send a first event."""
         workspace = self.workspace.id
@@ -242,7 +254,9 @@ class OverviewHandler(_Reads):
             span="24h" if data is None else data.range,
             ranges=list(RANGES),
             waiting=not has_any and self.outage is None,
-            key=enabled[0].key if enabled else None,
+            write_key=enabled[0].key if enabled else None,
+            sent=self.get_query_argument("sent", ""),
+            problem=self.problem,
             snippets=snippets(url, enabled[0].key) if enabled else [],
             public_url=self.console.config.server.public_url,
             url=url,

@@ -68,7 +68,7 @@ function flush() {
   if (waiting.length && byId("waiting")) {
     byId("first").hidden = false;
     const stored = waiting.some((data) => data.status === "stored");
-    if (stored && !byId("waiting").hidden) setTimeout(() => location.reload(), 4000);
+    if (stored && !byId("waiting").hidden) setTimeout(() => location.replace(location.href), 4000);
     if (stored) byId("waiting").hidden = true;
   }
   for (const data of waiting) insert(data);

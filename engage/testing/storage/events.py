@@ -11,18 +11,10 @@ from typing import Any
 import orjson
 import pytest
 
-from engage.api import (
-    MAX_TIME,
-    Event,
-    EventStore,
-    ProfileStore,
-    Status,
-    StorageMissing,
-    StorageUnavailable,
-)
+from engage.api import MAX_TIME, Event, ProfileStore, Status, StorageMissing, StorageUnavailable
 
 from ..factories import AWKWARD, TIME, WORKSPACE, canonical, event, identify, ids, store_all
-from .harness import Bench, on_open, on_store
+from .harness import Bench, on_store
 
 #: Values that a careless storage changes or loses.
 VALUES = {
@@ -69,8 +61,9 @@ class EventTests:
         await second.open(create=False)
         assert await ids(second) == []
 
-    @on_open(EventStore)
-    async def test_open_and_close_are_idempotent(self, store: EventStore) -> None:
+    @on_store
+    async def test_open_and_close_are_idempotent(self, bench: Bench) -> None:
+        store = await bench.open()
         await store.open(create=True)
         await store_all(store, event("m"))
         await store.close()
@@ -88,8 +81,9 @@ class EventTests:
         for store in stores:
             assert await ids(store) == ["0", "1", "2", "3"]
 
-    @on_open(EventStore)
-    async def test_gauges_are_numbers(self, store: EventStore) -> None:
+    @on_store
+    async def test_gauges_are_numbers(self, bench: Bench) -> None:
+        store = await bench.open()
         for name, value in store.gauges().items():
             assert name.replace("_", "").isalpha()
             assert value >= 0
@@ -113,7 +107,9 @@ class EventTests:
                 context={"traits": values},
             )
             await store_all(store, written)
-            await _check_stored(store, written)
+            found = await store.find(*written.identity)
+            assert found is not None
+            assert canonical(found) == canonical(written)
 
     @on_store
     async def test_events_are_returned_unchanged_after_reopening(self, bench: Bench) -> None:
@@ -123,19 +119,26 @@ class EventTests:
         await store_all(store, *written)
         await store.close()
         store = await bench.open()
-        await _check_stored(store, *written)
+        for one in written:
+            found = await store.find(*one.identity)
+            assert found is not None
+            assert canonical(found) == canonical(one)
 
-    @on_open(EventStore)
-    async def test_the_first_and_the_last_time_are_stored(self, store: EventStore) -> None:
+    @on_store
+    async def test_the_first_and_the_last_time_are_stored(self, bench: Bench) -> None:
+        store = await bench.open()
         for number, time in enumerate((0, 1, MAX_TIME)):
             written = dataclasses.replace(
                 event(str(number)), timestamp=time, received_at=min(time + 1, MAX_TIME)
             )
             await store_all(store, written)
-            await _check_stored(store, written)
+            found = await store.find(*written.identity)
+            assert found is not None
+            assert canonical(found) == canonical(written)
 
-    @on_open(EventStore)
-    async def test_an_event_that_is_not_stored_is_not_found(self, store: EventStore) -> None:
+    @on_store
+    async def test_an_event_that_is_not_stored_is_not_found(self, bench: Bench) -> None:
+        store = await bench.open()
         await store_all(store, event("m"))
         for workspace, origin, message_id in (
             ("other", "api", "m"),
@@ -147,19 +150,24 @@ class EventTests:
         ):
             assert await store.find(workspace, origin, message_id) is None
 
-    @on_open(EventStore)
-    async def test_a_large_event_is_stored(self, store: EventStore) -> None:
+    @on_store
+    async def test_a_large_event_is_stored(self, bench: Bench) -> None:
+        store = await bench.open()
         written = event("large", properties={"text": "ä" * 500_000})
         await store_all(store, written)
-        await _check_stored(store, written)
+        found = await store.find(*written.identity)
+        assert found is not None
+        assert canonical(found) == canonical(written)
 
-    @on_open(EventStore)
-    async def test_a_write_without_events_returns_no_outcome(self, store: EventStore) -> None:
+    @on_store
+    async def test_a_write_without_events_returns_no_outcome(self, bench: Bench) -> None:
+        store = await bench.open()
         assert list(await store.write([])) == []
 
     # -------------------------------------------------------------------------- identity
-    @on_open(EventStore)
-    async def test_similar_ids_of_events_are_different(self, store: EventStore) -> None:
+    @on_store
+    async def test_similar_ids_of_events_are_different(self, bench: Bench) -> None:
+        store = await bench.open()
         written = [
             event(text, user_id=text, workspace=workspace, origin=origin)
             for workspace in (WORKSPACE, "other")
@@ -169,12 +177,16 @@ class EventTests:
         await store_all(store, *written)
         outcomes = await store.write(written)
         assert {outcome.status for outcome in outcomes} == {Status.DUPLICATE}
-        await _check_stored(store, *written)
+        for one in written:
+            found = await store.find(*one.identity)
+            assert found is not None
+            assert canonical(found) == canonical(one)
         for text in AWKWARD:
             assert await ids(store, workspace_id=WORKSPACE, user_id=text) == [text, text]
 
-    @on_open(EventStore)
-    async def test_the_first_event_of_an_identity_is_kept(self, store: EventStore) -> None:
+    @on_store
+    async def test_the_first_event_of_an_identity_is_kept(self, bench: Bench) -> None:
+        store = await bench.open()
         first = event("m", at=5, properties={"which": "first"})
         await store_all(store, first)
         other = event("m", at=1, received=1000, properties={"which": "second"})
@@ -183,10 +195,13 @@ class EventTests:
             assert outcome.status is Status.DUPLICATE
             assert outcome.stored is not None
             assert orjson.loads(outcome.stored) == first.document()
-        await _check_stored(store, first)
+        found = await store.find(*first.identity)
+        assert found is not None
+        assert canonical(found) == canonical(first)
 
-    @on_open(EventStore)
-    async def test_repeats_within_one_write_are_duplicates(self, store: EventStore) -> None:
+    @on_store
+    async def test_repeats_within_one_write_are_duplicates(self, bench: Bench) -> None:
+        store = await bench.open()
         await store_all(store, event("old", properties={"which": "stored"}))
         outcomes = await store.write(
             [
@@ -208,8 +223,9 @@ class EventTests:
         assert which == ["stored", 1, "stored"]
         assert await ids(store) == ["old", "new", "last"]
 
-    @on_open(EventStore)
-    async def test_overlapping_writes_store_each_event_once(self, store: EventStore) -> None:
+    @on_store
+    async def test_overlapping_writes_store_each_event_once(self, bench: Bench) -> None:
+        store = await bench.open()
         order = random.Random(5)
         seen: set[str] = set()
         for _ in range(30):
@@ -234,8 +250,9 @@ class EventTests:
             assert statuses.count(Status.DUPLICATE) == 19
         assert sorted(await ids(store)) == sorted(str(number) for number in range(20))
 
-    @on_open(EventStore)
-    async def test_a_large_batch_is_stored_in_order(self, store: EventStore) -> None:
+    @on_store
+    async def test_a_large_batch_is_stored_in_order(self, bench: Bench) -> None:
+        store = await bench.open()
         batch = [event(f"m{number}", at=number) for number in range(2500)]
         await store_all(store, *batch)
         assert await ids(store, limit=1000) == [one.message_id for one in batch]
@@ -270,8 +287,9 @@ class EventTests:
         assert {outcome.status for outcome in outcomes} == {Status.REFUSED}
         assert await ids(store) == []
 
-    @on_open(EventStore)
-    async def test_a_lone_surrogate_is_refused_in_every_field(self, store: EventStore) -> None:
+    @on_store
+    async def test_a_lone_surrogate_is_refused_in_every_field(self, bench: Bench) -> None:
+        store = await bench.open()
         good = event("m", user_id="u")
         bad: list[Event] = [
             dataclasses.replace(good, message_id="x\udfff"),
@@ -282,11 +300,3 @@ class EventTests:
         outcomes = await store.write([good, *bad])
         assert [outcome.status for outcome in outcomes] == [Status.STORED] + [Status.REFUSED] * 4
         assert await ids(store) == ["m"]
-
-
-async def _check_stored(store: EventStore, *written: Event) -> None:
-    """Check that events are found as they were written."""
-    for one in written:
-        found = await store.find(*one.identity)
-        assert found is not None
-        assert canonical(found) == canonical(one)
