@@ -20,7 +20,6 @@ from engage.config import (
     Limits,
     LogConfig,
     Logging,
-    Plugins,
     Retention,
     Selected,
     ServerConfig,
@@ -479,7 +478,6 @@ SECTIONS = {
     "retention": Retention,
     "cors": Cors,
     "logging": Logging,
-    "plugins": Plugins,
 }
 NOT_KEYS = {"storage": {"options", "tables"}, "log": {"options", "tables"}}
 

@@ -86,12 +86,12 @@ def letters(server: Server) -> list[str]:
     return [str(letter["id"]) for letter in found]
 
 
-def pages(letter: str, event: str = EVENT, user: str = USER) -> dict[str, str]:
+def pages(letter: str) -> dict[str, str]:
     """Return the pages: name → path and query, all with something to see.
 
     :param letter: the id of a dead letter.
     """
-    query = urlencode({"workspace": "acme", "origin": "api", "id": event})
+    event = urlencode({"workspace": "acme", "origin": "api", "id": EVENT})
     return {
         "overview": "",
         "overview-14d": "?range=14d",
@@ -101,12 +101,12 @@ def pages(letter: str, event: str = EVENT, user: str = USER) -> dict[str, str]:
         "letter": "letter?" + urlencode({"id": letter}),
         "replays": "replays",
         "events": "events",
-        "event": f"event?{query}",
+        "event": f"event?{event}",
         "users": "users",
-        "user": "user?" + urlencode({"id": user}),
+        "user": "user?" + urlencode({"id": USER}),
         "keys": "keys",
         "webhooks": "webhooks",
-        "subscriptions": "subscriptions?" + urlencode({"user": user}),
+        "subscriptions": "subscriptions?user=ann",
         "system": "system",
         "audit": "audit",
         "search": "search?q=nothing-has-this-id",
