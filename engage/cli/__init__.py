@@ -55,14 +55,14 @@ class Root(click.Group):
         """Return a command. Plugins are only loaded for a command that is not built in."""
         command = super().get_command(ctx, cmd_name)
         if command is None:
-            command = registry_of(ctx).commands.get(cmd_name)
+            command = registry_of(ctx, None).commands.get(cmd_name)
         return command
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return all names. ``--help`` works even if a plugin is broken, and reports it."""
         names = super().list_commands(ctx)
         try:
-            names += registry_of(ctx).commands
+            names += registry_of(ctx, None).commands
         except EngageError as error:
             CommandFailed(error).show()
         return sorted(names)

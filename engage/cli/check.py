@@ -62,7 +62,7 @@ def check(ctx: click.Context, config_path: Path) -> None:
             parts.append("webhooks " + ", ".join(sorted(workspace.webhooks)))
         _print("workspace", f"{workspace.id}: {', '.join(parts)}")
     _check_addresses(config)
-    registry = registry_of(ctx)
+    registry = registry_of(ctx, config)
     registry.check(config)
     for warning in registry.warnings(config):
         _print("warning", warning)
@@ -70,7 +70,9 @@ def check(ctx: click.Context, config_path: Path) -> None:
     registry.make_webhooks(config)
     registry.make_transforms(config)
     registry.make_observers(config)
-    _print("plugins", f"{plural(len(registry.plugins), 'plugin')} installed")
+    files = [plugin.name for plugin in registry.plugins if plugin.project is None]
+    installed = plural(len(registry.plugins) - len(files), "plugin")
+    _print("plugins", ", ".join([f"{installed} installed", *files]))
     lag = asyncio.run(_lag(registry, config))
     if lag is not None:
         _show_lag(config, lag)

@@ -185,15 +185,16 @@ def workspace_option(text: str) -> Callable[[Function], Function]:
     return click.option("--workspace", "workspace_id", metavar="ID", help=text)
 
 
-def registry_of(ctx: click.Context) -> Registry:
+def registry_of(ctx: click.Context, config: Config | None) -> Registry:
     """Return the installed plugins, which are loaded once per run of the command line.
 
+    :param config: adds the plugins of its ``[plugins] files``; ``None``: there is no config.
     :raises PluginError: if a plugin is broken, or if two plugins conflict.
     """
     root = ctx.find_root()
-    if root.obj is None:
+    if root.obj is None or (config is not None and config.plugins.files):
         built_in = root.command.commands if isinstance(root.command, click.Group) else {}
-        root.obj = load_plugins(reserved_commands=built_in)
+        root.obj = load_plugins(config, reserved_commands=built_in)
     registry: Registry = root.obj
     return registry
 
@@ -230,7 +231,7 @@ def with_store(
     """Return what a function returns for the store of a config, which it gets opened."""
 
     async def run() -> Result:
-        async with opened(registry_of(ctx), config) as store:
+        async with opened(registry_of(ctx, config), config) as store:
             return await work(store)
 
     return asyncio.run(run())

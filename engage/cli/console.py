@@ -35,7 +35,7 @@ def console(ctx: click.Context, config_path: Path) -> None:
     from engage.server.console import serve_console
 
     config = load(config_path)
-    registry = registry_of(ctx)
+    registry = registry_of(ctx, config)
     registry.check(config)
     ctx.exit(serve_console(config, registry))
 
@@ -59,7 +59,7 @@ def console_link(ctx: click.Context, config_path: Path) -> None:
         )
 
     async def make() -> str:
-        async with _records(registry_of(ctx), config) as records:
+        async with _records(registry_of(ctx, config), config) as records:
             url = await make_link(settings, records, now())
             await record_audit(records, operator(), "link-made", {}, now=now())
         return url
@@ -81,7 +81,7 @@ def console_logout(ctx: click.Context, config_path: Path) -> None:
     _settings(config)
 
     async def end() -> None:
-        async with _records(registry_of(ctx), config) as records:
+        async with _records(registry_of(ctx, config), config) as records:
             await end_sessions(records, now())
             await record_audit(records, operator(), "all-signed-out", {}, now=now())
 

@@ -39,20 +39,16 @@ def copy(ctx: click.Context, source: Path, target: Path) -> None:
     """
     if source.resolve() == target.resolve():
         raise click.UsageError("--from and --to must be different files.", ctx)
-    registry = registry_of(ctx)
-    configs = (load(source), load(target))
-    for config in configs:
+    sides = [(registry_of(ctx, config), config) for config in (load(source), load(target))]
+    for registry, config in sides:
         registry.check(config)
-    if not asyncio.run(_copy(registry, *configs)):
+    if not asyncio.run(_copy(*sides)):
         click.echo("engage: some records were not copied", err=True)
         ctx.exit(1)
 
 
-async def _copy(registry: Registry, source: Config, target: Config) -> bool:
-    async with (
-        opened(registry, source) as reading,
-        opened(registry, target, create=True) as writing,
-    ):
+async def _copy(source: tuple[Registry, Config], target: tuple[Registry, Config]) -> bool:
+    async with opened(*source) as reading, opened(*target, create=True) as writing:
         # A store on another machine can be opened while that machine cannot be reached.
         await writing.check()
         complete = True

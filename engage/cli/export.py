@@ -97,7 +97,7 @@ def export(
         click.echo(f"engage: left out: {safe(problem)}", err=True)
 
     try:
-        asyncio.run(_export(registry_of(ctx), config, kind, selection, limit, left_out))
+        asyncio.run(_export(registry_of(ctx, config), config, kind, selection, limit, left_out))
     except ValueError as error:
         if after is None:
             raise

@@ -53,7 +53,7 @@ def load_command(
     settings = log_section(config)
     if workers is not None:
         config = dataclasses.replace(config, log=dataclasses.replace(settings, loaders=workers))
-    registry = registry_of(ctx)
+    registry = registry_of(ctx, config)
     registry.check(config)
     if at is None:
         ctx.exit(run(config, registry))

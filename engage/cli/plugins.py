@@ -21,13 +21,13 @@ def plugins(ctx: click.Context, config_path: Path) -> None:
 
     Shows the distribution of each plugin, and which ones the config uses.
     """
-    registry = registry_of(ctx)
     config = None
     try:
         config = load(config_path)
     except ConfigError as error:
         # The list helps most while the config is wrong.
         CommandFailed(error).show()
+    registry = registry_of(ctx, config)
     print_table(("KIND", "NAME", "PLUGIN", "DISTRIBUTION", "USED"), _rows(registry, config))
 
 

@@ -89,7 +89,10 @@ def check(
     config = load_with(config_path, workspace_id)
 
     async def run() -> Explained:
-        async with _app(registry_of(ctx), config, optional=letter_id is None) as (app, there):
+        async with _app(registry_of(ctx, config), config, optional=letter_id is None) as (
+            app,
+            there,
+        ):
             if letter_id is not None:
                 workspace = workspace_id or the_only(one.id for one in config.workspaces)
                 letter = await letter_of(kept(app.store), workspace, letter_id)
@@ -137,7 +140,7 @@ def replay(
     if every == bool(what) or (what and wanted != LetterFilter()):
         raise click.UsageError("name one dead letter, or choose several with --reason and --all")
     config, workspace = load_chosen(config_path, workspace_id)
-    registry = registry_of(ctx)
+    registry = registry_of(ctx, config)
     if every:
         asyncio.run(_replay_all(registry, config, workspace, wanted, new_id))
         return

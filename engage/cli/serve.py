@@ -41,6 +41,6 @@ def serve(
     if console_host and config.console is not None:
         console = dataclasses.replace(config.console, host=console_host)
         config = dataclasses.replace(config, console=console)
-    registry = registry_of(ctx)
+    registry = registry_of(ctx, config)
     registry.check(config)
     ctx.exit(run(config, registry))

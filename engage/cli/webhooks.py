@@ -76,7 +76,7 @@ def webhook_url(
     is entered there. The steps below the URLs are to be followed in their order.
     """
     config = load(config_path)
-    registered = _installed(registry_of(ctx), provider)
+    registered = _installed(registry_of(ctx, config), provider)
     tables = {known.id: known.webhooks.get(provider) for known in config.workspaces}
     enabled = [name for name, table in tables.items() if table is not None]
     chosen = enabled or list(tables)
@@ -146,7 +146,7 @@ def webhook_test(
     from engage.deliveries.dry_run import named_workspace, read_recording
 
     config = load(config_path)
-    registry = registry_of(ctx)
+    registry = registry_of(ctx, config)
     enabled = _enabled(registry, config, provider)
     delivery = read_recording(file.read_bytes(), provider, now=now)
     chosen = _chosen(enabled, provider, workspace or named_workspace(delivery))
@@ -217,7 +217,7 @@ def webhook_retry(
     not stored a second time.
     """
     config = load(config_path)
-    asyncio.run(_retry(registry_of(ctx), config, workspace, provider, letter_id))
+    asyncio.run(_retry(registry_of(ctx, config), config, workspace, provider, letter_id))
 
 
 async def _retry(

@@ -25,6 +25,7 @@ __all__ = [
     "Limits",
     "LogConfig",
     "Logging",
+    "Plugins",
     "Retention",
     "Selected",
     "ServerConfig",
@@ -216,6 +217,14 @@ class Logging:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Plugins:
+    """``[plugins]``."""
+
+    #: Python files, each of which is a plugin; relative to the folder of the config.
+    files: tuple[str, ...] = default("plugins.files")
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Selected:
     """A transform or an observer that the config enables."""
 
@@ -275,6 +284,7 @@ class Config:
     retention: Retention = Retention()
     cors: Cors = Cors()
     logging: Logging = Logging()
+    plugins: Plugins = Plugins()
     #: ``None``: there is no log; events are written to the storage at once.
     log: LogConfig | None = None
     #: ``None``: there is no console.

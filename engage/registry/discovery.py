@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Find the installed plugins and collect their registrations.
+"""Find the plugins, which are installed or single files, and collect their registrations.
 
 pluggy alone would silently drop a second entry point of the same name, raise an import error
 without naming the plugin, and ignore a misspelt hook. Here each of these is a :class:`PluginError`:
@@ -11,6 +11,9 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import re
+import sys
+import traceback
+import types
 from collections.abc import Callable, Iterable, Mapping
 from importlib import metadata
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
@@ -24,6 +27,7 @@ from engage.api import API_ORIGIN, OPERATOR_ORIGIN, ConfigError, OptionsSchema, 
 from engage.config.schema_check import nearest
 
 if TYPE_CHECKING:
+    from pathlib import Path
     from types import ModuleType
 
 __all__ = ["GROUP", "KINDS", "Discovered", "Plugin", "PluginError", "Registered", "discover"]
@@ -56,19 +60,28 @@ class PluginError(ConfigError):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Plugin:
-    """One entry point of the group ``engage``."""
+    """One entry point of the group ``engage``, or one file of ``[plugins] files``."""
 
     name: str
-    #: The module that the entry point names.
+    #: The module that the entry point names, or the path of the file.
     target: str
-    #: Name and version of the distribution, such as ``engage-server 0.1.0``.
+    #: Name and version of the distribution, such as ``engage-server 0.1.0``; or the path.
     distribution: str
-    #: Name of the distribution, as pip uses it.
-    project: str
+    #: Name of the distribution, as pip uses it; ``None``: the plugin is a file.
+    project: str | None
+
+    @property
+    def removal(self) -> str:
+        """What to do to remove it."""
+        if self.project is None:
+            return "remove it from plugins.files"
+        return f"remove it with pip uninstall {self.project}"
 
     def error(self, problem: str, cure: str) -> PluginError:
         """Return the error to raise: one line with this plugin, the problem and what to do."""
         who = f'plugin "{self.name}" ({self.target}, distribution {self.distribution})'
+        if self.project is None:
+            who = f"plugin file {self.target}"
         return PluginError(f"{who}: {' '.join(problem.split())}; {cure}")
 
 
@@ -99,12 +112,16 @@ class Discovered:
 
 
 def discover(
-    *, reserved_commands: Iterable[str] = (), entry_points: Iterable[Any] | None = None
+    *,
+    reserved_commands: Iterable[str] = (),
+    entry_points: Iterable[Any] | None = None,
+    files: Iterable[Path] = (),
 ) -> Discovered:
     """Import every installed plugin and call its hooks.
 
     :param reserved_commands: names of the built-in commands, which plugins cannot use.
     :param entry_points: the entry points to use instead of the installed ones.
+    :param files: Python files, each of which is a plugin too.
     :raises PluginError: if a plugin is broken, or if two plugins conflict.
     """
     if entry_points is None:
@@ -121,6 +138,12 @@ def discover(
             )
         plugins[plugin.name] = plugin
         _register(manager, plugin, _import(entry_point, plugin))
+    for path in files:
+        plugin = Plugin(name=path.name, target=str(path), distribution=str(path), project=None)
+        if (other := plugins.get(plugin.name)) is not None:
+            raise plugin.error(f"{other.target} has the same name", "rename one of them")
+        plugins[plugin.name] = plugin
+        _register(manager, plugin, _run_file(path, plugin))
     tables = {kind: _table(manager, kind, plugins) for kind in KINDS}
     commands, plugin_of = _commands(manager, plugins, frozenset(reserved_commands))
     return Discovered(
@@ -145,16 +168,40 @@ def _plugin(entry_point: Any) -> Plugin:
 
 
 def _import(entry_point: Any, plugin: Plugin) -> ModuleType:
-    cure = f"install what it needs, or remove it with pip uninstall {plugin.project}"
+    cure = f"install what it needs, or {plugin.removal}"
     try:
         module: ModuleType = entry_point.load()
     except Exception as error:
-        raise plugin.error(f"cannot be imported: {_describe(error)}", cure) from error
+        raise plugin.error(f"cannot be imported: {_describe(error, plugin)}", cure) from error
     return module
 
 
-def _describe(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+def _run_file(path: Path, plugin: Plugin) -> ModuleType:
+    """Run a file as a module. Nothing is written beside it, as an import would do."""
+    module = types.ModuleType(f"engage_file_{path.stem}")
+    module.__file__ = str(path)
+    try:
+        code = path.read_bytes()
+    except OSError as error:
+        raise plugin.error(
+            f"cannot be read: {error.strerror}", "correct its path in plugins.files"
+        ) from error
+    sys.modules[module.__name__] = module
+    try:
+        exec(compile(code, path, "exec"), module.__dict__)  # noqa: S102 - the operator's own code
+    except Exception as error:
+        raise plugin.error(
+            f"cannot be imported: {_describe(error, plugin)}", "correct the file"
+        ) from error
+    return module
+
+
+def _describe(error: BaseException, plugin: Plugin) -> str:
+    """Return type and message of an error, and the line if a file raised it."""
+    said = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    frames = traceback.extract_tb(error.__traceback__)
+    lines = [frame.lineno for frame in frames if frame.filename == plugin.target]
+    return f"{said} (line {lines[-1]})" if lines else said
 
 
 def _register(manager: pluggy.PluginManager, plugin: Plugin, module: ModuleType) -> None:
@@ -184,9 +231,7 @@ def _register(manager: pluggy.PluginManager, plugin: Plugin, module: ModuleType)
         manager.register(module, name=plugin.name)
         manager.check_pending()
     except (pluggy.PluginValidationError, ValueError) as error:
-        raise plugin.error(
-            _describe(error), f"remove it with pip uninstall {plugin.project}"
-        ) from error
+        raise plugin.error(_describe(error, plugin), plugin.removal) from error
 
 
 def _call(plugin: Plugin, hook: str, function: Callable[..., Any], **arguments: Any) -> None:
@@ -196,9 +241,7 @@ def _call(plugin: Plugin, hook: str, function: Callable[..., Any], **arguments: 
     except PluginError:
         raise
     except Exception as error:
-        raise plugin.error(
-            f"{hook} failed: {_describe(error)}", f"remove it with pip uninstall {plugin.project}"
-        ) from error
+        raise plugin.error(f"{hook} failed: {_describe(error, plugin)}", plugin.removal) from error
 
 
 def _table(
@@ -286,5 +329,7 @@ def _commands(
     hook = "engage_register_commands"
     for implementation in getattr(manager.hook, hook).get_hookimpls():
         group.adding = plugins[implementation.plugin_name]
+        if group.adding.project is None:
+            raise group.adding.error("a file cannot add commands", "make a distribution of it")
         _call(group.adding, hook, implementation.function, cli=group)
     return dict(sorted(group.commands.items())), group.plugin_of

@@ -58,15 +58,22 @@ _LETTER_EXTRA: Final = 128 * 1024
 
 
 def load_plugins(
-    *, reserved_commands: Iterable[str] = (), entry_points: Iterable[Any] | None = None
+    config: Config | None = None,
+    *,
+    reserved_commands: Iterable[str] = (),
+    entry_points: Iterable[Any] | None = None,
 ) -> Registry:
     """Import every installed plugin.
 
+    :param config: adds the plugins of its ``[plugins] files``.
     :param reserved_commands: names of the built-in commands, which plugins cannot use.
     :param entry_points: the entry points to use instead of the installed ones.
     :raises PluginError: if a plugin is broken, or if two plugins conflict.
     """
-    return Registry(discover(reserved_commands=reserved_commands, entry_points=entry_points))
+    files = [] if config is None else [config.base_dir / name for name in config.plugins.files]
+    return Registry(
+        discover(reserved_commands=reserved_commands, entry_points=entry_points, files=files)
+    )
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

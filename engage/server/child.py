@@ -187,7 +187,7 @@ async def _run_worker(setup: Setup, sock: socket.socket, channel: socket.socket)
     shares = None if setup.shares is None else Shares(setup.shares, setup.number)
     worker = Worker(
         setup.config,
-        load_plugins(),
+        load_plugins(setup.config),
         sock,
         number=setup.number,
         server_running=setup.server_running,
@@ -210,7 +210,7 @@ async def _run_loader(setup: Setup, channel: socket.socket) -> int:
 
     loader = LoaderProcess(
         setup.config,
-        load_plugins(),
+        load_plugins(setup.config),
         number=setup.number,
         server_running=setup.server_running,
         supervised=True,
@@ -228,7 +228,7 @@ async def _run_console(setup: Setup, channel: socket.socket) -> int:
     reader, writer = await asyncio.open_connection(sock=channel.dup())
     console = ConsoleProcess(
         setup.config,
-        load_plugins(),
+        load_plugins(setup.config),
         server_running=setup.server_running,
         link_hash=setup.console.link_hash,
         ready=lambda url: writer.write(b"ready " + json.dumps(url).encode() + b"\n"),

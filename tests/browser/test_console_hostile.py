@@ -11,7 +11,6 @@ import pytest
 
 from support import console_data
 from support.browser import Browser
-from support.console import signed_in
 from support.operator import Operator, operator
 from support.server_process import Server
 from support.waiting import wait_for
@@ -178,34 +177,3 @@ def test_a_text_of_an_edited_letter_is_text(victim: Operator, attacked: Server) 
         victim.browser.run("document.getElementById('text').value = arguments[0]", body + text)
         victim.click("Check")
         harmless(victim)
-
-
-def test_long_words_make_no_page_wider_than_the_window(victim: Operator, attacked: Server) -> None:
-    long = "W" * 400
-    attacked.post("/v1/identify", {"userId": long, "traits": {long: long, "b": {long: [long]}}})
-    attacked.post("/v1/track", {"userId": long, "event": long, "messageId": "W" * 200})
-    attacked.post("/v1/track", {"userId": long, "event": 1, "messageId": "W" * 199})
-    with signed_in(attacked) as client:
-        client.post("keys", data={"action": "create", "id": "w" * 64, "name": "W" * 100})
-        group = {"reason": long, "pointer": f"/{long * 5}", "key": long}
-        client.post("rejected", data={"action": "delete", **group})
-        client.post("rejected", data={"action": "replay", **group})
-    paths = ("", "live", "rejected", "events", "users", "keys", "audit", "replays")
-    queries = (
-        {"path": "user", "id": long},
-        {"path": "event", "id": "W" * 200},
-        {"path": "search", "q": long * 5},
-        {"path": "rejected", **group},
-        {"path": "keys", "done": "create", "id": long},
-    )
-    for width in (1280, 768, 390, 320):
-        victim.size(width)
-        for query in ({"path": path} for path in paths), queries:
-            for one in query:
-                victim.open(**one)
-                over = victim.browser.run(
-                    "return [document.documentElement.scrollWidth - innerWidth,"
-                    " ...[...document.querySelectorAll('.table')].map("
-                    "(one) => one.scrollWidth - one.clientWidth)]"
-                )
-                assert max(over) <= 0, (one["path"], width)

@@ -20,6 +20,7 @@ from engage.config import (
     Limits,
     LogConfig,
     Logging,
+    Plugins,
     Retention,
     Selected,
     ServerConfig,
@@ -478,6 +479,7 @@ SECTIONS = {
     "retention": Retention,
     "cors": Cors,
     "logging": Logging,
+    "plugins": Plugins,
 }
 NOT_KEYS = {"storage": {"options", "tables"}, "log": {"options", "tables"}}
 

@@ -33,7 +33,7 @@ def test_there_are_files() -> None:
 
 
 def test_the_common_style_sheet_is_small() -> None:
-    assert len(rules(CONSOLE / "static/console.css")) <= 12 * 1024
+    assert len(rules(CONSOLE / "static/console.css")) <= 14 * 1024
 
 
 @pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.name)

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import itertools
 import re
+import sys
+import textwrap
 from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
@@ -228,6 +230,80 @@ def test_a_plugin_without_a_schema_has_no_options(install: Install) -> None:
             found().tables["storage"]["x"].schema, options, written=options, at=("storage", "x")
         )
     ) == ["storage.x.path: unknown key; no key is valid"]
+
+
+# ------------------------------------------------------------------------------------------- files
+TRANSFORM = hook("transform", "register('same', object)")
+
+
+def of_file(path: Path, *others: Path) -> str:
+    """Return the error about a plugin file."""
+    with pytest.raises(PluginError) as caught:
+        discover(files=[path, *others])
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_a_file_is_a_plugin(tmp_path: Path) -> None:
+    path = tmp_path / "mine.py"
+    path.write_text(textwrap.dedent(TRANSFORM), "utf-8")
+    everything = discover(files=[path])
+    registered = everything.tables["transform"]["same"]
+    assert (registered.plugin, registered.distribution) == ("mine.py", str(path))
+    assert everything.plugins[-1].name == "mine.py"
+    assert sys.modules["engage_file_mine"].__file__ == str(path)
+    assert list(tmp_path.iterdir()) == [path], "no cache is written beside it"
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        (
+            "def f():\n    x = = 1",
+            "cannot be imported: SyntaxError: invalid syntax (bad.py, line 2); correct the file",
+        ),
+        (
+            "import json\n\njson.loads('{')\n",
+            "cannot be imported: JSONDecodeError: Expecting property name enclosed in double"
+            " quotes: line 1 column 2 (char 1) (line 3); correct the file",
+        ),
+        ("x = 1", "it does not implement a hook; the hooks are engage_register_"),
+        (
+            hook("transform", "1 / 0"),
+            "engage_register_transform failed: ZeroDivisionError: division by zero (line 6); remove"
+            " it from plugins.files",
+        ),
+        (
+            hook("commands", "pass", "cli"),
+            "a file cannot add commands; make a distribution of it",
+        ),
+    ],
+)
+def test_a_broken_file_is_an_error(tmp_path: Path, source: str, said: str) -> None:
+    path = tmp_path / "bad.py"
+    path.write_text(textwrap.dedent(source), "utf-8")
+    assert of_file(path).startswith(f"plugin file {path}: {said}")
+
+
+def test_a_missing_file_is_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "none.py"
+    said = "cannot be read: No such file or directory; correct its path in plugins.files"
+    assert of_file(path) == f"plugin file {path}: {said}"
+    path.mkdir()
+    assert "cannot be read: Is a directory; " in of_file(path)
+
+
+def test_two_files_of_one_name_are_an_error(tmp_path: Path) -> None:
+    first, second, third = tmp_path / "a/x.py", tmp_path / "b/x.py", tmp_path / "b/y.py"
+    for path in (first, second, third):
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(textwrap.dedent(TRANSFORM), "utf-8")
+    said = f"plugin file {second}: {first} has the same name; rename one of them"
+    assert of_file(first, second) == said
+    assert of_file(first, third) == (
+        f"plugin file {third}: the transform 'same' is already registered by the plugin 'x.py' of"
+        f" {first}; uninstall one of them, or use another name"
+    )
 
 
 @pytest.mark.parametrize("name", ["serve", "hello"])

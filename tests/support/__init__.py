@@ -31,7 +31,8 @@ A storage or a pipeline, without HTTP:
 
 A server and clients:
 
-- ``server_process``: ``engage serve`` as a process; start here to test a whole server
+- ``server_process``: ``engage serve`` as a process; start here to test a whole server;
+  ``made_up_version`` makes it one of the next version
 - ``senders``: threads that send events to it while a test breaks what is behind it
 - ``loader_process``: ``engage load`` as a process beside it, and how its store is judged;
   ``loader_nursery``: loaders that are killed by the dozen

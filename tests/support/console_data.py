@@ -86,12 +86,12 @@ def letters(server: Server) -> list[str]:
     return [str(letter["id"]) for letter in found]
 
 
-def pages(letter: str) -> dict[str, str]:
+def pages(letter: str, event: str = EVENT, user: str = USER) -> dict[str, str]:
     """Return the pages: name → path and query, all with something to see.
 
     :param letter: the id of a dead letter.
     """
-    event = urlencode({"workspace": "acme", "origin": "api", "id": EVENT})
+    query = urlencode({"workspace": "acme", "origin": "api", "id": event})
     return {
         "overview": "",
         "overview-14d": "?range=14d",
@@ -101,12 +101,12 @@ def pages(letter: str) -> dict[str, str]:
         "letter": "letter?" + urlencode({"id": letter}),
         "replays": "replays",
         "events": "events",
-        "event": f"event?{event}",
+        "event": f"event?{query}",
         "users": "users",
-        "user": "user?" + urlencode({"id": USER}),
+        "user": "user?" + urlencode({"id": user}),
         "keys": "keys",
         "webhooks": "webhooks",
-        "subscriptions": "subscriptions?user=ann",
+        "subscriptions": "subscriptions?" + urlencode({"user": user}),
         "system": "system",
         "audit": "audit",
         "search": "search?q=nothing-has-this-id",

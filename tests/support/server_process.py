@@ -40,6 +40,8 @@ class Server:
 
     #: The command of ``engage``.
     command = "serve"
+    #: The Python of the environment in which it is installed.
+    python = sys.executable
     #: Write key of the workspace ``acme``.
     key = KEY
     secret = SECRET
@@ -74,7 +76,7 @@ class Server:
             self._log_start = log.tell()
             self.process = subprocess.Popen(
                 [
-                    *(sys.executable, "-m", "engage", self.command),
+                    *(self.python, "-m", "engage", self.command),
                     *("--config", str(self.config)),
                     *self.arguments,
                     *arguments,

@@ -115,6 +115,19 @@ document.addEventListener("click", async (event) => {
   if (asked && !confirm(asked.dataset.confirm)) event.preventDefault();
 });
 
+/** Return the cell, line or heading where an event is, if it does not show all of its text. */
+function cutCell(event) {
+  const cell = event.target.closest?.("td, .clip, h1");
+  return cell && (cell.scrollWidth > cell.clientWidth || cell.scrollHeight > cell.clientHeight) ? cell : null;
+}
+document.addEventListener("pointerover", (event) => {
+  const cell = cutCell(event);
+  if (cell) cell.title = cell.innerText;
+});
+document.addEventListener("click", (event) => {
+  if (!event.target.closest?.("a, button, tr.row")) cutCell(event)?.classList.add("whole");
+});
+
 document.addEventListener("change", (event) => {
   if (event.target.matches?.("[data-submit]")) event.target.form.requestSubmit();
 });

@@ -12,7 +12,7 @@ from typing import Any
 from engage.api import Count, CountStore, CountSum
 
 from ..factories import AWKWARD, TIME, all_pages, count
-from .harness import Bench, on_store
+from .harness import Bench, on_open, on_store
 
 
 async def sums(store: CountStore, *, limit: int = 1000, **arguments: Any) -> list[CountSum]:
@@ -79,10 +79,9 @@ class CountTests:
         )
         assert (second.at, second.total, second.processes) == (TIME + 60_000, 0, 1)
 
-    @on_store
-    async def test_the_greatest_value_of_a_register_stays(self, bench: Bench) -> None:
+    @on_open(CountStore)
+    async def test_the_greatest_value_of_a_register_stays(self, store: Any) -> None:
         """So a write can be repeated, and an earlier one can arrive late."""
-        store = await bench.open_as(CountStore)
         values = [*range(20)] * 2
         random.Random(7).shuffle(values)
         for value in values:
@@ -96,9 +95,8 @@ class CountTests:
         await store.put_counts([count(2**53 + 1)])
         assert [one.greatest for one in await sums(store)] == [2**53 + 1]
 
-    @on_store
-    async def test_sums_are_filtered_and_read_in_pages(self, bench: Bench) -> None:
-        store = await bench.open_as(CountStore)
+    @on_open(CountStore)
+    async def test_sums_are_filtered_and_read_in_pages(self, store: Any) -> None:
         written = [
             count(
                 number,
@@ -141,9 +139,8 @@ class CountTests:
                 assert _in_order(found) == _sorted(_expected(chosen))
         assert await sums(store, step=3600) == _expected(hours)
 
-    @on_store
-    async def test_similar_counters_are_different(self, bench: Bench) -> None:
-        store = await bench.open_as(CountStore)
+    @on_open(CountStore)
+    async def test_similar_counters_are_different(self, store: Any) -> None:
         labels = [(), ("",), ("", ""), ("a", "b"), ("a,b",), ("a\x00b",), ('a","b',), ("b", "a")]
         written = [count(1, labels=one) for one in labels]
         written += [count(1, labels=("x", one)) for one in AWKWARD]
@@ -178,9 +175,8 @@ class CountTests:
         seen = [repr(one) for one in (*page.items, *rest) if one.process != "new"]
         assert sorted(seen) == expected
 
-    @on_store
-    async def test_old_counters_expire(self, bench: Bench) -> None:
-        store = await bench.open_as(CountStore)
+    @on_open(CountStore)
+    async def test_old_counters_expire(self, store: Any) -> None:
         await store.put_counts([count(1, minute=n, process=p) for n in range(5) for p in "pq"])
         await store.put_counts([count(7, step=3600)])
         assert await store.expire_counts(60, TIME, limit=100) == 0

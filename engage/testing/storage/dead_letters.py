@@ -5,13 +5,14 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+from typing import Any
 
 import pytest
 
 from engage.api import CONFLICT, DeadLetter, DeadLetterBudget, DeadLetterStore
 
 from ..factories import AWKWARD, TIME, WORKSPACE, all_pages, all_recent, letter
-from .harness import Bench, on_store
+from .harness import Bench, on_open, on_store
 
 
 def _plain(one: DeadLetter) -> tuple[object, ...]:
@@ -52,9 +53,8 @@ class DeadLetterTests:
         found = await all_pages(store.scan_dead_letters, None, limit=2)
         assert [_plain(one) for one in found] == [_plain(one) for one in written]
 
-    @on_store
-    async def test_what_is_needed_to_replay_a_letter_is_kept(self, bench: Bench) -> None:
-        store = await bench.open_as(DeadLetterStore)
+    @on_open(DeadLetterStore)
+    async def test_what_is_needed_to_replay_a_letter_is_kept(self, store: Any) -> None:
         written = [
             letter("single", operation="track", envelope=b"{}"),
             letter("batch", operation="batch", envelope='{"context":{"\u0000":"\u202e"}}'.encode()),
@@ -76,9 +76,8 @@ class DeadLetterTests:
         assert await store.remove(WORKSPACE, ["a"]) == 1
         assert await store.put([letter("b", envelope=large), letter("c")]) == 0
 
-    @on_store
-    async def test_a_dead_letter_is_found_by_its_id(self, bench: Bench) -> None:
-        store = await bench.open_as(DeadLetterStore)
+    @on_open(DeadLetterStore)
+    async def test_a_dead_letter_is_found_by_its_id(self, store: Any) -> None:
         written = [letter(name, message=f"{number}") for number, name in enumerate(AWKWARD)]
         other = letter("a", workspace_id="other", item=b"other", operation="track", envelope=b"{}")
         assert await store.put([*written, other]) == 0
@@ -122,9 +121,8 @@ class DeadLetterTests:
         assert first == expected[:5]
         assert [one.id for one in rest] == [one for one in expected[5:] if one != "0"]
 
-    @on_store
-    async def test_a_dead_letter_is_stored_once(self, bench: Bench) -> None:
-        store = await bench.open_as(DeadLetterStore)
+    @on_open(DeadLetterStore)
+    async def test_a_dead_letter_is_stored_once(self, store: Any) -> None:
         assert await store.put([letter("a"), letter("a"), letter("b")]) == 0
         assert await store.put([letter("b", received_at=TIME + 9), letter("c")]) == 0
         assert await store.put([letter("a", workspace_id="other")]) == 0
@@ -135,9 +133,8 @@ class DeadLetterTests:
         await asyncio.gather(*(store.put([letter("d")]) for _ in range(10)))
         assert await _ids(store, WORKSPACE) == ["a", "b", "c", "d"]
 
-    @on_store
-    async def test_similar_ids_of_dead_letters_are_different(self, bench: Bench) -> None:
-        store = await bench.open_as(DeadLetterStore)
+    @on_open(DeadLetterStore)
+    async def test_similar_ids_of_dead_letters_are_different(self, store: Any) -> None:
         assert await store.put([letter(name) for name in AWKWARD]) == 0
         assert await _ids(store) == list(AWKWARD)
         assert await store.remove(WORKSPACE, ["a\x00", "a:", "nobody"]) == 2
@@ -172,9 +169,8 @@ class DeadLetterTests:
         assert await store.expire_dead_letters(TIME + 1, limit=1) == 1
         assert len(await _ids(store)) == 2
 
-    @on_store
-    async def test_dead_letters_are_removed_and_expire(self, bench: Bench) -> None:
-        store = await bench.open_as(DeadLetterStore)
+    @on_open(DeadLetterStore)
+    async def test_dead_letters_are_removed_and_expire(self, store: Any) -> None:
         letters = [letter(str(number), received_at=TIME + number) for number in range(10)]
         assert await store.put(letters) == 0
         assert await store.remove("other", ["1"]) == 0
@@ -236,7 +232,6 @@ class DeadLetterTests:
             assert await store.put([letter("e", item=item + b"x"), letter("f", item=item)]) == 1
             assert await _ids(store, WORKSPACE) == ["a", "b", "d", "f"]
 
-    @on_store
-    async def test_storing_no_dead_letter_is_allowed(self, bench: Bench) -> None:
-        store = await bench.open_as(DeadLetterStore)
+    @on_open(DeadLetterStore)
+    async def test_storing_no_dead_letter_is_allowed(self, store: Any) -> None:
         assert await store.put([]) == 0

@@ -11,10 +11,18 @@ from typing import Any
 import orjson
 import pytest
 
-from engage.api import MAX_TIME, Event, ProfileStore, Status, StorageMissing, StorageUnavailable
+from engage.api import (
+    MAX_TIME,
+    Event,
+    EventStore,
+    ProfileStore,
+    Status,
+    StorageMissing,
+    StorageUnavailable,
+)
 
 from ..factories import AWKWARD, TIME, WORKSPACE, canonical, event, identify, ids, store_all
-from .harness import Bench, on_store
+from .harness import Bench, on_open, on_store
 
 #: Values that a careless storage changes or loses.
 VALUES = {
@@ -61,9 +69,8 @@ class EventTests:
         await second.open(create=False)
         assert await ids(second) == []
 
-    @on_store
-    async def test_open_and_close_are_idempotent(self, bench: Bench) -> None:
-        store = await bench.open()
+    @on_open(EventStore)
+    async def test_open_and_close_are_idempotent(self, store: EventStore) -> None:
         await store.open(create=True)
         await store_all(store, event("m"))
         await store.close()
@@ -81,9 +88,8 @@ class EventTests:
         for store in stores:
             assert await ids(store) == ["0", "1", "2", "3"]
 
-    @on_store
-    async def test_gauges_are_numbers(self, bench: Bench) -> None:
-        store = await bench.open()
+    @on_open(EventStore)
+    async def test_gauges_are_numbers(self, store: EventStore) -> None:
         for name, value in store.gauges().items():
             assert name.replace("_", "").isalpha()
             assert value >= 0
@@ -107,9 +113,7 @@ class EventTests:
                 context={"traits": values},
             )
             await store_all(store, written)
-            found = await store.find(*written.identity)
-            assert found is not None
-            assert canonical(found) == canonical(written)
+            await _check_stored(store, written)
 
     @on_store
     async def test_events_are_returned_unchanged_after_reopening(self, bench: Bench) -> None:
@@ -119,26 +123,19 @@ class EventTests:
         await store_all(store, *written)
         await store.close()
         store = await bench.open()
-        for one in written:
-            found = await store.find(*one.identity)
-            assert found is not None
-            assert canonical(found) == canonical(one)
+        await _check_stored(store, *written)
 
-    @on_store
-    async def test_the_first_and_the_last_time_are_stored(self, bench: Bench) -> None:
-        store = await bench.open()
+    @on_open(EventStore)
+    async def test_the_first_and_the_last_time_are_stored(self, store: EventStore) -> None:
         for number, time in enumerate((0, 1, MAX_TIME)):
             written = dataclasses.replace(
                 event(str(number)), timestamp=time, received_at=min(time + 1, MAX_TIME)
             )
             await store_all(store, written)
-            found = await store.find(*written.identity)
-            assert found is not None
-            assert canonical(found) == canonical(written)
+            await _check_stored(store, written)
 
-    @on_store
-    async def test_an_event_that_is_not_stored_is_not_found(self, bench: Bench) -> None:
-        store = await bench.open()
+    @on_open(EventStore)
+    async def test_an_event_that_is_not_stored_is_not_found(self, store: EventStore) -> None:
         await store_all(store, event("m"))
         for workspace, origin, message_id in (
             ("other", "api", "m"),
@@ -150,24 +147,19 @@ class EventTests:
         ):
             assert await store.find(workspace, origin, message_id) is None
 
-    @on_store
-    async def test_a_large_event_is_stored(self, bench: Bench) -> None:
-        store = await bench.open()
+    @on_open(EventStore)
+    async def test_a_large_event_is_stored(self, store: EventStore) -> None:
         written = event("large", properties={"text": "ä" * 500_000})
         await store_all(store, written)
-        found = await store.find(*written.identity)
-        assert found is not None
-        assert canonical(found) == canonical(written)
+        await _check_stored(store, written)
 
-    @on_store
-    async def test_a_write_without_events_returns_no_outcome(self, bench: Bench) -> None:
-        store = await bench.open()
+    @on_open(EventStore)
+    async def test_a_write_without_events_returns_no_outcome(self, store: EventStore) -> None:
         assert list(await store.write([])) == []
 
     # -------------------------------------------------------------------------- identity
-    @on_store
-    async def test_similar_ids_of_events_are_different(self, bench: Bench) -> None:
-        store = await bench.open()
+    @on_open(EventStore)
+    async def test_similar_ids_of_events_are_different(self, store: EventStore) -> None:
         written = [
             event(text, user_id=text, workspace=workspace, origin=origin)
             for workspace in (WORKSPACE, "other")
@@ -177,16 +169,12 @@ class EventTests:
         await store_all(store, *written)
         outcomes = await store.write(written)
         assert {outcome.status for outcome in outcomes} == {Status.DUPLICATE}
-        for one in written:
-            found = await store.find(*one.identity)
-            assert found is not None
-            assert canonical(found) == canonical(one)
+        await _check_stored(store, *written)
         for text in AWKWARD:
             assert await ids(store, workspace_id=WORKSPACE, user_id=text) == [text, text]
 
-    @on_store
-    async def test_the_first_event_of_an_identity_is_kept(self, bench: Bench) -> None:
-        store = await bench.open()
+    @on_open(EventStore)
+    async def test_the_first_event_of_an_identity_is_kept(self, store: EventStore) -> None:
         first = event("m", at=5, properties={"which": "first"})
         await store_all(store, first)
         other = event("m", at=1, received=1000, properties={"which": "second"})
@@ -195,13 +183,10 @@ class EventTests:
             assert outcome.status is Status.DUPLICATE
             assert outcome.stored is not None
             assert orjson.loads(outcome.stored) == first.document()
-        found = await store.find(*first.identity)
-        assert found is not None
-        assert canonical(found) == canonical(first)
+        await _check_stored(store, first)
 
-    @on_store
-    async def test_repeats_within_one_write_are_duplicates(self, bench: Bench) -> None:
-        store = await bench.open()
+    @on_open(EventStore)
+    async def test_repeats_within_one_write_are_duplicates(self, store: EventStore) -> None:
         await store_all(store, event("old", properties={"which": "stored"}))
         outcomes = await store.write(
             [
@@ -223,9 +208,8 @@ class EventTests:
         assert which == ["stored", 1, "stored"]
         assert await ids(store) == ["old", "new", "last"]
 
-    @on_store
-    async def test_overlapping_writes_store_each_event_once(self, bench: Bench) -> None:
-        store = await bench.open()
+    @on_open(EventStore)
+    async def test_overlapping_writes_store_each_event_once(self, store: EventStore) -> None:
         order = random.Random(5)
         seen: set[str] = set()
         for _ in range(30):
@@ -250,9 +234,8 @@ class EventTests:
             assert statuses.count(Status.DUPLICATE) == 19
         assert sorted(await ids(store)) == sorted(str(number) for number in range(20))
 
-    @on_store
-    async def test_a_large_batch_is_stored_in_order(self, bench: Bench) -> None:
-        store = await bench.open()
+    @on_open(EventStore)
+    async def test_a_large_batch_is_stored_in_order(self, store: EventStore) -> None:
         batch = [event(f"m{number}", at=number) for number in range(2500)]
         await store_all(store, *batch)
         assert await ids(store, limit=1000) == [one.message_id for one in batch]
@@ -287,9 +270,8 @@ class EventTests:
         assert {outcome.status for outcome in outcomes} == {Status.REFUSED}
         assert await ids(store) == []
 
-    @on_store
-    async def test_a_lone_surrogate_is_refused_in_every_field(self, bench: Bench) -> None:
-        store = await bench.open()
+    @on_open(EventStore)
+    async def test_a_lone_surrogate_is_refused_in_every_field(self, store: EventStore) -> None:
         good = event("m", user_id="u")
         bad: list[Event] = [
             dataclasses.replace(good, message_id="x\udfff"),
@@ -300,3 +282,11 @@ class EventTests:
         outcomes = await store.write([good, *bad])
         assert [outcome.status for outcome in outcomes] == [Status.STORED] + [Status.REFUSED] * 4
         assert await ids(store) == ["m"]
+
+
+async def _check_stored(store: EventStore, *written: Event) -> None:
+    """Check that events are found as they were written."""
+    for one in written:
+        found = await store.find(*one.identity)
+        assert found is not None
+        assert canonical(found) == canonical(one)

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import Mapping
+import functools
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -113,3 +114,21 @@ class Bench(Harness[Subject]):
 
 
 on_store = on_bench(Bench)
+
+
+def on_open(
+    interface: type,
+) -> Callable[[Callable[[Any, Any], Awaitable[None]]], Callable[[Any, Path], None]]:
+    """Return a decorator that makes ``async def test_x(self, store)`` a test of an open store.
+
+    :param interface: such as :class:`~engage.api.ProfileStore`; see :meth:`Bench.open_as`.
+    """
+
+    def decorate(test: Callable[[Any, Any], Awaitable[None]]) -> Callable[[Any, Path], None]:
+        @functools.wraps(test)
+        async def run(self: Any, bench: Bench) -> None:
+            await test(self, await bench.open_as(interface))
+
+        return on_store(run)
+
+    return decorate

@@ -4,19 +4,19 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from engage.api import Event, ProfileStore
 
 from ..factories import WORKSPACE, all_pages, identify, store_all
-from .harness import Bench, on_store
+from .harness import Bench, on_open, on_store
 
 
 class IdentifierTests:
     """``find_users`` with its claims, and ``holders``."""
 
-    @on_store
-    async def test_users_are_found_by_an_identifier(self, bench: Bench) -> None:
-        store = await bench.open_as(ProfileStore)
+    @on_open(ProfileStore)
+    async def test_users_are_found_by_an_identifier(self, store: Any) -> None:
         await store_all(
             store,
             identify("1", "young", 9, traits={"email": " Ann@Example.COM", "phone": "+1 (2) 3"}),
@@ -49,19 +49,17 @@ class IdentifierTests:
         }
         assert dict(await store.find_users(WORKSPACE, "email", [])) == {}
 
-    @on_store
+    @on_open(ProfileStore)
     async def test_users_are_not_found_by_an_earlier_value_that_arrives_late(
-        self, bench: Bench
+        self, store: Any
     ) -> None:
-        store = await bench.open_as(ProfileStore)
         await store_all(store, identify("2", "u", 20, traits={"email": "new@example.com"}))
         await store_all(store, identify("1", "u", 10, traits={"email": "old@example.com"}))
         found = await store.find_users(WORKSPACE, "email", ["old@example.com", "new@example.com"])
         assert dict(found) == {"new@example.com": ["u"]}
 
-    @on_store
-    async def test_at_most_a_hundred_users_are_found(self, bench: Bench) -> None:
-        store = await bench.open_as(ProfileStore)
+    @on_open(ProfileStore)
+    async def test_at_most_a_hundred_users_are_found(self, store: Any) -> None:
         await store_all(
             store,
             *(
@@ -72,10 +70,9 @@ class IdentifierTests:
         found = await store.find_users(WORKSPACE, "email", ["a@b.c"])
         assert list(found["a@b.c"]) == [f"u{number:03}" for number in range(149, 49, -1)]
 
-    @on_store
-    async def test_the_user_with_the_oldest_claim_is_found_first(self, bench: Bench) -> None:
+    @on_open(ProfileStore)
+    async def test_the_user_with_the_oldest_claim_is_found_first(self, store: Any) -> None:
         """A claim is when the server received the value, whatever the timestamps are."""
-        store = await bench.open_as(ProfileStore)
         email = {"email": "ann@example.com"}
         await store_all(store, identify("1", "ann", 100, received=100, traits=email))
         for number in range(120):
@@ -89,10 +86,9 @@ class IdentifierTests:
         found = await store.find_users(WORKSPACE, "email", ["ann@example.com"])
         assert list(found["ann@example.com"][:2]) == ["earlier", "ann"]
 
-    @on_store
-    async def test_a_claim_is_kept_while_the_user_has_another_value(self, bench: Bench) -> None:
+    @on_open(ProfileStore)
+    async def test_a_claim_is_kept_while_the_user_has_another_value(self, store: Any) -> None:
         """Otherwise anyone could change a person's address, claim it, and keep it."""
-        store = await bench.open_as(ProfileStore)
 
         def address(name: str, user: str, at: int, email: str) -> Event:
             return identify(name, user, at, traits={"email": email})
@@ -113,9 +109,8 @@ class IdentifierTests:
         found = await store.find_users(WORKSPACE, "email", wanted)
         assert dict(found) == {"ann@example.com": ["late", "ann", "forged"]}
 
-    @on_store
-    async def test_claims_are_the_same_in_every_order(self, bench: Bench) -> None:
-        store = await bench.open_as(ProfileStore)
+    @on_open(ProfileStore)
+    async def test_claims_are_the_same_in_every_order(self, store: Any) -> None:
         events = [
             identify("a1", "a", 9, received=10, traits={"email": "x@y.z"}),
             identify("b1", "b", 8, received=11, traits={"email": "x@y.z"}),
@@ -145,12 +140,11 @@ class IdentifierTests:
         found = await again.find_users(WORKSPACE, "email", ["a@b.c"])
         assert dict(found) == {"a@b.c": ["first", "second"]}
 
-    @on_store
-    async def test_the_first_hundred_claims_of_a_user_are_kept(self, bench: Bench) -> None:
+    @on_open(ProfileStore)
+    async def test_the_first_hundred_claims_of_a_user_are_kept(self, store: Any) -> None:
         """Anyone with a write key can give a user any number of values. The claims of the first
         hundred are kept, and a later value has a claim while the user has it: from when it was
         received, whatever the timestamps are."""
-        store = await bench.open_as(ProfileStore)
         users = {"bob": 40, "eve": 1000}  # How many values are set in one write.
 
         def address(user: str, number: int, at: int, received: int) -> Event:
@@ -184,11 +178,10 @@ class IdentifierTests:
         )
         assert (await found(1100))[:2] == ["forged-eve", "eve"]
 
-    @on_store
-    async def test_all_holders_of_a_value_are_read(self, bench: Bench) -> None:
+    @on_open(ProfileStore)
+    async def test_all_holders_of_a_value_are_read(self, store: Any) -> None:
         """A signed link must work however many users have the recipient's address. A storage that
         inherits the default of ``holders`` returns at least those that ``find_users`` finds."""
-        store = await bench.open_as(ProfileStore)
         default = type(store).holders is ProfileStore.holders
         count = 90 if default else 250
         email = {"email": "a@b.c"}

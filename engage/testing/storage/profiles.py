@@ -32,7 +32,7 @@ from engage.api import Membership as Member
 from engage.api import UserTraits as Traits
 
 from ..factories import AWKWARD, TIME, WORKSPACE, all_pages, event, identify, store_all
-from .harness import Bench, on_store
+from .harness import Bench, on_open, on_store
 
 
 def removal(message_id: str, user_id: str, at: int, *traits: str) -> Event:
@@ -43,9 +43,8 @@ def removal(message_id: str, user_id: str, at: int, *traits: str) -> Event:
 class ProfileTests:
     """The last write wins, for each trait and each membership."""
 
-    @on_store
-    async def test_only_identifying_events_create_users(self, bench: Bench) -> None:
-        store = await bench.open_as(ProfileStore)
+    @on_open(ProfileStore)
+    async def test_only_identifying_events_create_users(self, store: Any) -> None:
         await store_all(
             store,
             event("1", user_id="tracked"),
@@ -80,10 +79,9 @@ class ProfileTests:
         assert grouped is not None
         assert grouped.groups == ["g"]
 
-    @on_store
-    async def test_writes_at_the_same_time_change_one_user(self, bench: Bench) -> None:
+    @on_open(ProfileStore)
+    async def test_writes_at_the_same_time_change_one_user(self, store: Any) -> None:
         """As many writes as the storage declares; see ``EventStore.concurrent_writes``."""
-        store = await bench.open_as(ProfileStore)
         calls = store.concurrent_writes
         assert calls >= 1
         expected: dict[str, object] = {}
@@ -109,9 +107,8 @@ class ProfileTests:
         assert profile.traits == expected
         assert len(profile.anonymous_ids) == 10 * calls
 
-    @on_store
-    async def test_the_latest_value_of_each_trait_wins(self, bench: Bench) -> None:
-        store = await bench.open_as(ProfileStore)
+    @on_open(ProfileStore)
+    async def test_the_latest_value_of_each_trait_wins(self, store: Any) -> None:
         await store_all(store, identify("1", "u", 10, traits={"a": 1, "b": 1, "c": 1}))
         await store_all(store, identify("2", "u", 20, traits={"b": 2, "c": None}))
         await store_all(store, identify("3", "u", 5, traits={"a": 3, "c": 3, "d": {"x": [1, {}]}}))
@@ -123,10 +120,9 @@ class ProfileTests:
         assert profile.trait_times in ({}, times)
         assert (profile.created_at, profile.updated_at) == (TIME + 5, TIME + 20)
 
-    @on_store
-    async def test_a_retry_changes_nothing(self, bench: Bench) -> None:
+    @on_open(ProfileStore)
+    async def test_a_retry_changes_nothing(self, store: Any) -> None:
         """The client sends an event again: the server receives it later, and corrects the time."""
-        store = await bench.open_as(ProfileStore)
         first = identify("m", "u", 10, traits={"a": "first"})
         await store_all(store, first, identify("n", "u", 20, traits={"a": "second"}))
         before = await store.profile(WORKSPACE, "u")
@@ -140,9 +136,8 @@ class ProfileTests:
         assert await store.profile(WORKSPACE, "u") == before
         assert await all_pages(store.scan_groups, None) == []
 
-    @on_store
-    async def test_similar_names_are_different(self, bench: Bench) -> None:
-        store = await bench.open_as(ProfileStore)
+    @on_open(ProfileStore)
+    async def test_similar_names_are_different(self, store: Any) -> None:
         traits = {name: number for number, name in enumerate([*AWKWARD, ""])}
         batch: list[Event] = []
         names = sorted(set(AWKWARD) - {"null"})
@@ -165,9 +160,8 @@ class ProfileTests:
         assert profile.groups == names
         assert profile.anonymous_ids == sorted(f"v{name}" for name in names)
 
-    @on_store
-    async def test_the_latest_membership_of_each_group_wins(self, bench: Bench) -> None:
-        store = await bench.open_as(ProfileStore)
+    @on_open(ProfileStore)
+    async def test_the_latest_membership_of_each_group_wins(self, store: Any) -> None:
 
         def group(name: str, at: int, assigned: bool | None = None) -> Event:
             return event(
@@ -182,11 +176,10 @@ class ProfileTests:
         assert profile is not None
         assert profile.groups == ["b", "d"]
 
-    @on_store
-    async def test_an_operator_removes_traits(self, bench: Bench) -> None:
+    @on_open(ProfileStore)
+    async def test_an_operator_removes_traits(self, store: Any) -> None:
         """A removal is a value of the register: the user does not have the trait, until a later
         event sets it again."""
-        store = await bench.open_as(ProfileStore)
         traits = {"email": "a@b.c", "plan": "pro", "n": None, "": 1}
         await store_all(store, identify("1", "u", 10, traits=traits))
         await store_all(store, removal("2", "u", 20, "email", "n", "", "unknown"))
@@ -212,9 +205,8 @@ class ProfileTests:
         await store_all(store, removal("5", "v", 30, "email"))
         assert await traits_of("v") == {}
 
-    @on_store
-    async def test_only_an_operator_removes_traits(self, bench: Bench) -> None:
-        store = await bench.open_as(ProfileStore)
+    @on_open(ProfileStore)
+    async def test_only_an_operator_removes_traits(self, store: Any) -> None:
         await store_all(store, identify("1", "u", 10, traits={"a": 1}))
         for origin in (API_ORIGIN, "sendgrid"):
             attempt = identify("2", "u", 20, origin=origin, removedTraits=["a"])

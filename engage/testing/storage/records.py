@@ -6,13 +6,14 @@ from __future__ import annotations
 import asyncio
 import functools
 import itertools
+from typing import Any
 
 import pytest
 
 from engage.api import MAX_RECORD_BYTES, Record, RecordStore
 
 from ..factories import AWKWARD, TIME, all_pages, record
-from .harness import Bench, on_store
+from .harness import Bench, on_open, on_store
 
 
 def _key(one: Record) -> tuple[str, str, str]:
@@ -43,9 +44,8 @@ class RecordTests:
         assert await store.get_record("audit", "acme", "plain") is None
         assert await store.get_record("key", "other", "plain") is None
 
-    @on_store
-    async def test_the_version_of_a_record_ascends(self, bench: Bench) -> None:
-        store = await bench.open_as(RecordStore)
+    @on_open(RecordStore)
+    async def test_the_version_of_a_record_ascends(self, store: Any) -> None:
         # The version of the written record is ignored.
         for version in (1, 2, 3):
             assert await store.put_record(record("a", version=7)) == version
@@ -53,9 +53,8 @@ class RecordTests:
         found = await store.get_record("key", "acme", "a")
         assert found == record("a", body=b'{"n":4}', at=TIME + 4, version=4)
 
-    @on_store
-    async def test_a_record_is_written_if_it_has_the_expected_version(self, bench: Bench) -> None:
-        store = await bench.open_as(RecordStore)
+    @on_open(RecordStore)
+    async def test_a_record_is_written_if_it_has_the_expected_version(self, store: Any) -> None:
         assert await store.put_record(record("a", body=b'{"n":1}'), expected_version=1) is None
         assert await store.get_record("key", "acme", "a") is None
         assert await store.put_record(record("a", body=b'{"n":1}'), expected_version=0) == 1
@@ -89,9 +88,8 @@ class RecordTests:
             found = await stores[0].get_record("key", "acme", "a")
             assert found == record("a", body=b'{"n":%d}' % winner, version=version + 1)
 
-    @on_store
-    async def test_a_record_has_limits(self, bench: Bench) -> None:
-        store = await bench.open_as(RecordStore)
+    @on_open(RecordStore)
+    async def test_a_record_has_limits(self, store: Any) -> None:
         largest = b'{"x":"%s"}' % (b"x" * (MAX_RECORD_BYTES - 8))
         assert len(largest) == MAX_RECORD_BYTES
         for fine in (
@@ -116,9 +114,8 @@ class RecordTests:
             assert await store.get_record(*_key(wrong)) is None
         assert len(await all_pages(store.list_records, None)) == 4
 
-    @on_store
-    async def test_similar_ids_of_records_are_different(self, bench: Bench) -> None:
-        store = await bench.open_as(RecordStore)
+    @on_open(RecordStore)
+    async def test_similar_ids_of_records_are_different(self, store: Any) -> None:
         names = [(workspace, one) for workspace in ("", "a", "a:") for one in AWKWARD]
         for number, (workspace, one) in enumerate(names):
             body = b'{"n":%d}' % number
@@ -205,9 +202,8 @@ class RecordTests:
         await other.put_record(record("c"))
         assert await grew()
 
-    @on_store
-    async def test_old_records_expire(self, bench: Bench) -> None:
-        store = await bench.open_as(RecordStore)
+    @on_open(RecordStore)
+    async def test_old_records_expire(self, store: Any) -> None:
         for number in range(6):
             await store.put_record(record(f"{number}", at=TIME + number))
         await store.put_record(record("0", kind="audit"))

@@ -22,7 +22,7 @@ from ..factories import (
     ids,
     store_all,
 )
-from .harness import Bench, on_store
+from .harness import Bench, on_open, on_store
 
 
 def _mixed(count: int) -> list[Event]:
@@ -87,9 +87,8 @@ async def _with_recent(bench: Bench) -> EventStore:
 class ScanTests:
     """``scan``, ``recent`` and ``expire``."""
 
-    @on_store
-    async def test_a_scan_returns_events_in_order_of_arrival(self, bench: Bench) -> None:
-        store = await bench.open()
+    @on_open(EventStore)
+    async def test_a_scan_returns_events_in_order_of_arrival(self, store: EventStore) -> None:
         names = [f"{number * 7919 % 1000:03}" for number in range(200)]
         for start in range(0, 200, 25):
             # Only the arrival is in order, neither ids nor times.
@@ -111,9 +110,8 @@ class ScanTests:
         rest = await all_pages(store.scan, EventFilter(), limit=4, after=page.cursor)
         assert [one.message_id for one in rest] == [str(number) for number in range(4, 11)]
 
-    @on_store
-    async def test_filters_select_events(self, bench: Bench) -> None:
-        store = await bench.open()
+    @on_open(EventStore)
+    async def test_filters_select_events(self, store: EventStore) -> None:
         batch = _mixed(120)
         await store_all(store, *batch)
         for fields in _FILTERS:
@@ -121,11 +119,10 @@ class ScanTests:
             for limit in (3, 500):
                 assert await ids(store, limit=limit, **fields) == wanted
 
-    @on_store
-    async def test_newer_filters_lose_no_event(self, bench: Bench) -> None:
+    @on_open(EventStore)
+    async def test_newer_filters_lose_no_event(self, store: EventStore) -> None:
         """A storage may ignore a newer field: then the core leaves out events that are not
         wanted."""
-        store = await bench.open()
         batch = _mixed(120)
         await store_all(store, *batch)
         for fields in _NEWER_FILTERS:
@@ -136,9 +133,8 @@ class ScanTests:
                     one.message_id for one in batch if wanted.matches(one)
                 ]
 
-    @on_store
-    async def test_a_scan_of_an_empty_store_returns_nothing(self, bench: Bench) -> None:
-        store = await bench.open()
+    @on_open(EventStore)
+    async def test_a_scan_of_an_empty_store_returns_nothing(self, store: EventStore) -> None:
         page = await store.scan(EventFilter(), after=None, limit=10)
         assert list(page.items) == []
         assert page.cursor is None

@@ -9,7 +9,7 @@ from typing import Any
 from engage.api import ProfileStore, SubscriptionChange, SubscriptionStore
 
 from ..factories import AWKWARD, TIME, WORKSPACE, all_pages
-from .harness import Bench, on_store
+from .harness import Bench, on_open, on_store
 
 
 def change(
@@ -45,9 +45,8 @@ def _summary(record: Any) -> tuple[Any, ...]:
 class SubscriptionTests:
     """``apply``, ``state``, ``scan_subscriptions``, ``history``."""
 
-    @on_store
-    async def test_choices_are_stored_with_their_history(self, bench: Bench) -> None:
-        store = await bench.open_as(SubscriptionStore)
+    @on_open(SubscriptionStore)
+    async def test_choices_are_stored_with_their_history(self, store: Any) -> None:
         assert dict(await store.state(WORKSPACE, "u")) == {}
         assert dict(await store.apply(change("1", at=1, a=True, b=False))) == {
             "a": True,
@@ -67,18 +66,16 @@ class SubscriptionTests:
         ]
         assert {one.how for one in records} == {"api"}
 
-    @on_store
-    async def test_a_choice_that_already_holds_writes_nothing(self, bench: Bench) -> None:
-        store = await bench.open_as(SubscriptionStore)
+    @on_open(SubscriptionStore)
+    async def test_a_choice_that_already_holds_writes_nothing(self, store: Any) -> None:
         await store.apply(change("1", at=1, a=True))
         await store.apply(change("2", at=2, a=True))
         (state,) = await all_pages(store.scan_subscriptions, None)
         assert state.updated_at == TIME + 1
         assert len(await all_pages(store.history, None, None)) == 1
 
-    @on_store
-    async def test_a_change_is_applied_once_for_each_id(self, bench: Bench) -> None:
-        store = await bench.open_as(SubscriptionStore)
+    @on_open(SubscriptionStore)
+    async def test_a_change_is_applied_once_for_each_id(self, store: Any) -> None:
         await store.apply(change("1", a=True))
         # This change has no effect. Repeated after the next one, it must not undo that one.
         await store.apply(change("2", a=True))
@@ -91,9 +88,8 @@ class SubscriptionTests:
         other = change("1", workspace="other", a=True)
         assert dict(await store.apply(other)) == {"a": True}
 
-    @on_store
-    async def test_recent_changes_without_effect_are_remembered(self, bench: Bench) -> None:
-        store = await bench.open_as(SubscriptionStore)
+    @on_open(SubscriptionStore)
+    async def test_recent_changes_without_effect_are_remembered(self, store: Any) -> None:
         await store.apply(change("on", a=True))
         for number in range(40):
             await store.apply(change(f"idle {number}", a=True))
@@ -129,18 +125,16 @@ class SubscriptionTests:
             value = one.after
         assert dict(await store.state(WORKSPACE, "u")) == {"a": value}
 
-    @on_store
-    async def test_a_change_makes_the_user_exist(self, bench: Bench) -> None:
-        store = await bench.open_as(SubscriptionStore)
+    @on_open(SubscriptionStore)
+    async def test_a_change_makes_the_user_exist(self, store: Any) -> None:
         await store.apply(change("1", user_id="fresh", at=5, a=True))
         if isinstance(store, ProfileStore):
             profile = await store.profile(WORKSPACE, "fresh")
             assert profile is not None
             assert (profile.created_at, profile.updated_at) == (TIME + 5, TIME + 5)
 
-    @on_store
-    async def test_choices_of_similar_user_ids_are_separate(self, bench: Bench) -> None:
-        store = await bench.open_as(SubscriptionStore)
+    @on_open(SubscriptionStore)
+    async def test_choices_of_similar_user_ids_are_separate(self, store: Any) -> None:
         for number, name in enumerate(AWKWARD):
             await store.apply(change(name, user_id=name, at=number, a=bool(number % 2)))
         states = await all_pages(store.scan_subscriptions, WORKSPACE, limit=5)
@@ -150,9 +144,8 @@ class SubscriptionTests:
         for number, name in enumerate(AWKWARD):
             assert dict(await store.state(WORKSPACE, name)) == {"a": bool(number % 2)}
 
-    @on_store
-    async def test_scans_of_choices_and_of_their_history_are_complete(self, bench: Bench) -> None:
-        store = await bench.open_as(SubscriptionStore)
+    @on_open(SubscriptionStore)
+    async def test_scans_of_choices_and_of_their_history_are_complete(self, store: Any) -> None:
         for number in range(40):
             await store.apply(
                 change(

@@ -4,20 +4,20 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 from engage.api import ProfileLimits, ProfileStore, Status
 
 from ..factories import TIME, WORKSPACE, all_pages, event, identify, ids, store_all
-from .harness import Bench, on_store
+from .harness import Bench, on_open, on_store
 
 
 class UserTests:
     """Links, limits, ``scan_users``, ``scan_groups``."""
 
     # ----------------------------------------------------------------------------- links
-    @on_store
-    async def test_anonymous_ids_are_linked_to_users(self, bench: Bench) -> None:
-        store = await bench.open_as(ProfileStore)
+    @on_open(ProfileStore)
+    async def test_anonymous_ids_are_linked_to_users(self, store: Any) -> None:
         await store_all(
             store,
             # Links do not create a user.
@@ -40,9 +40,8 @@ class UserTests:
         assert profile.anonymous_ids == ["v0", "v1", "v3"]
         assert await store.profile(WORKSPACE, "stranger") is None
 
-    @on_store
-    async def test_the_id_of_a_user_is_not_linked_as_an_anonymous_id(self, bench: Bench) -> None:
-        store = await bench.open_as(ProfileStore)
+    @on_open(ProfileStore)
+    async def test_the_id_of_a_user_is_not_linked_as_an_anonymous_id(self, store: Any) -> None:
         await store_all(store, identify("1", "known"), identify("0", "u", workspace="other"))
         await store_all(
             store,
@@ -60,9 +59,8 @@ class UserTests:
         assert profile is not None
         assert profile.anonymous_ids == ["known"]
 
-    @on_store
-    async def test_one_anonymous_id_can_be_linked_to_several_users(self, bench: Bench) -> None:
-        store = await bench.open_as(ProfileStore)
+    @on_open(ProfileStore)
+    async def test_one_anonymous_id_can_be_linked_to_several_users(self, store: Any) -> None:
         for number in range(3):
             await store_all(store, identify(str(number), f"u{number}", anonymous_id="shared"))
         for one in await all_pages(store.scan_users, WORKSPACE):
@@ -151,9 +149,8 @@ class UserTests:
         assert store.dropped_changes == 5
 
     # ----------------------------------------------------------------------------- scans
-    @on_store
-    async def test_scans_of_users_and_groups_are_complete(self, bench: Bench) -> None:
-        store = await bench.open_as(ProfileStore)
+    @on_open(ProfileStore)
+    async def test_scans_of_users_and_groups_are_complete(self, store: Any) -> None:
         names = [f"u{number * 31 % 100}" for number in range(100)]
         for start in range(0, 100, 20):
             batch = []
