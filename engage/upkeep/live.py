@@ -220,10 +220,9 @@ class _Ring:
         self.events: dict[Identity, None] = {}
         self.letters: dict[Identity, None] = {}
         #: When someone looked last.
-        self.looked = 0.0
+        self.looked = -PATIENCE
         #: Whether it has been read, and whether it was in the last read of the store.
-        self.primed = False
-        self.complete = False
+        self.primed = self.complete = False
         #: n of the newest row when more came than one read returns.
         self.gap = 0
 
@@ -240,11 +239,12 @@ class Live:
         self._store = store
         self._reader = reader
         self._clock = clock
-        #: By workspace, for those that someone has looked at.
-        self._rings: dict[str, _Ring] = {}
+        #: By workspace.
+        self._rings: collections.defaultdict[str, _Ring] = collections.defaultdict(_Ring)
         #: What the last reads of all workspaces returned.
         self._newest: set[Identity] = set()
-        self._n = 0
+        #: The number of the newest row; rows with a greater one come later.
+        self.last = 0
         self._polled = asyncio.Lock()
         self._task: asyncio.Task[None] | None = None
         self._refused: list[Refused] = []
@@ -257,23 +257,14 @@ class Live:
         #: Whether the storage can return its newest events.
         self.possible = True
 
-    @property
-    def last(self) -> int:
-        """The number of the newest row; rows with a greater one come later."""
-        return self._n
-
     async def look(self, workspace_id: str) -> None:
         """Note that someone looks: the ring is filled, and kept up to date for some seconds."""
-        ring = self._rings.setdefault(workspace_id, _Ring())
+        ring = self._rings[workspace_id]
         ring.looked = self._clock()
-        if not self._runs or not (ring.complete or self.error):
+        if self._task is None or self._task.done() or not (ring.complete or self.error):
             await self._poll()
-            if not self._runs:
-                self._task = asyncio.create_task(self._run())
-
-    @property
-    def _runs(self) -> bool:
-        return self._task is not None and not self._task.done()
+        if self._task is None or self._task.done():
+            self._task = asyncio.create_task(self._run())
 
     async def close(self) -> None:
         """Stop reading. Idempotent."""
@@ -288,7 +279,7 @@ class Live:
 
         :param after: only rows with a greater ``n``.
         """
-        rows = self._ring(wanted.workspace_id).rows
+        rows = self._rings[wanted.workspace_id].rows
         found = [row for row in rows if row.n > after and wanted.matches(row)]
         return sorted(found, key=lambda row: (row.at, row.n), reverse=True)
 
@@ -297,7 +288,7 @@ class Live:
 
         :param after: the number of a row.
         """
-        return self._ring(workspace_id).gap > after
+        return self._rings[workspace_id].gap > after
 
     def refused(self, workspace_id: str) -> list[Refused]:
         """Return the last refused requests of a workspace, and those of no known one."""
@@ -305,10 +296,7 @@ class Live:
 
     def oldest(self, workspace_id: str) -> int | None:
         """Return ``at`` of the oldest row; ``None`` if there is none."""
-        return min((row.at for row in self._ring(workspace_id).rows), default=None)
-
-    def _ring(self, workspace_id: str) -> _Ring:
-        return self._rings.get(workspace_id) or _Ring()
+        return min((row.at for row in self._rings[workspace_id].rows), default=None)
 
     def _is_watched(self, ring: _Ring) -> bool:
         return self._clock() - ring.looked < PATIENCE
@@ -324,44 +312,37 @@ class Live:
         async with self._polled:
             self.polls += 1
             try:
-                events, letters = await self._read(None), await self._read_letters(None)
+                newest = await self._read(None)
                 # A full page that has nothing of the page before lacks some: those of a quiet
                 # workspace may be among them.
-                more_events, more_letters = (
-                    len(page) >= PAGE and self._newest.isdisjoint(page)
-                    for page in (events, letters)
-                )
+                more = any(len(page) >= PAGE and self._newest.isdisjoint(page) for page in newest)
                 for workspace_id, ring in list(self._rings.items()):
                     if not self._is_watched(ring):
                         ring.complete = False
-                        continue
-                    own, own_letters = events, letters
-                    if more_events or not ring.complete:
-                        own = await self._read(workspace_id)
-                    if more_letters or not ring.complete:
-                        own_letters = await self._read_letters(workspace_id)
-                    self._add(workspace_id, ring, own, own_letters)
-                self._newest = events.keys() | letters.keys()
+                    elif more or not ring.complete:
+                        self._add(workspace_id, ring, *await self._read(workspace_id))
+                    else:
+                        self._add(workspace_id, ring, *newest)
+                self._newest = {identity for page in newest for identity in page}
                 await self._read_refused()
             except StorageUnavailable as error:
                 self.error = str(error)
                 return
             self.error = None
 
-    async def _read(self, workspace_id: str | None) -> dict[Identity, Event]:
-        wanted = EventFilter(workspace_id=workspace_id)
-        page = await self._reader.read(self._store.recent(wanted, limit=PAGE), within=READ_SECONDS)
+    async def _read(
+        self, workspace_id: str | None
+    ) -> tuple[dict[Identity, Event], dict[Identity, DeadLetter]]:
+        store, wanted = self._store, EventFilter(workspace_id=workspace_id)
+        page = await self._reader.read(store.recent(wanted, limit=PAGE), within=READ_SECONDS)
         self.possible = page is not None
-        return {one.identity: one for one in (page.items if page else ())}
-
-    async def _read_letters(self, workspace_id: str | None) -> dict[Identity, DeadLetter]:
-        store = self._store
+        events: dict[Identity, Event] = {one.identity: one for one in (page.items if page else ())}
         if not isinstance(store, DeadLetterStore):
-            return {}
-        page = await self._reader.read(
-            store.recent_dead_letters(workspace_id, limit=PAGE), within=READ_SECONDS
-        )
-        return {("letter", one.workspace_id, one.id): one for one in (page.items if page else ())}
+            return events, {}
+        call = store.recent_dead_letters(workspace_id, limit=PAGE)
+        kept = await self._reader.read(call, within=READ_SECONDS)
+        letters = kept.items if kept else ()
+        return events, {("letter", one.workspace_id, one.id): one for one in letters}
 
     async def _read_refused(self) -> None:
         store = self._store
@@ -387,10 +368,10 @@ class Live:
         # Of rows with one time, the last one stored is the newest.
         rows = sorted(rejected + stored, key=lambda row: row.at)
         for row in rows:
-            self._n += 1
-            ring.rows.append(dataclasses.replace(row, n=self._n))
+            self.last += 1
+            ring.rows.append(dataclasses.replace(row, n=self.last))
         if ring.primed and PAGE in (len(stored), len(rejected)):
-            ring.gap = self._n
+            ring.gap = self.last
         ring.primed = ring.complete = True
 
 

@@ -7,7 +7,7 @@ import dataclasses
 import hashlib
 from typing import TYPE_CHECKING, Any
 
-from tornado.web import HTTPError
+from tornado.web import Finish, HTTPError
 
 from engage.api import CONFLICT, DeadLetter, DeadLetterStore
 from engage.console.base import ConsoleHandler
@@ -55,19 +55,22 @@ def shown_text(letter: DeadLetter) -> str:
 class _LetterPages(ConsoleHandler):
     """The code that the pages of a letter share."""
 
-    async def letter(self) -> DeadLetter | None:
-        """Return the letter that ``id`` names."""
+    async def letter(self) -> DeadLetter:
+        """Return the letter that ``id`` names.
+
+        :raises Finish: if it is gone; the answer says so.
+        """
         store = self.console.store
         if not isinstance(store, DeadLetterStore):
             raise HTTPError(404, reason="The storage keeps no dead letters")
         letter_id = self.get_argument("id", "")
-        return await self.read(store.dead_letter(self.workspace.id, letter_id))
-
-    def gone(self) -> None:
-        """Say that the letter is gone."""
-        if self.outage is None:
-            self.set_status(404)
-        self.page("letter.html", title="Rejected event", nav="rejected", letter=None)
+        letter = await self.read(store.dead_letter(self.workspace.id, letter_id))
+        if letter is None:
+            if self.outage is None:
+                self.set_status(404)
+            self.page("letter.html", title="Rejected event", nav="rejected", letter=None)
+            raise Finish
+        return letter
 
     def form(self, letter: DeadLetter) -> Form:
         """Return the values that the operator entered, or those of the letter."""
@@ -132,9 +135,6 @@ class LetterHandler(_LetterPages):
     async def get(self) -> None:
         """Show the letter."""
         letter = await self.letter()
-        if letter is None:
-            self.gone()
-            return
         self.show(letter, self.form(letter))
 
     async def post(self) -> None:
@@ -157,9 +157,6 @@ class CheckHandler(_LetterPages):
     async def post(self) -> None:
         """Show what would become of the text. Nothing is stored."""
         letter = await self.letter()
-        if letter is None:
-            self.gone()
-            return
         form = self.form(letter)
         explained = await self.console.app.replays.check(
             letter, form.encoded(letter), new_id=form.new_id
@@ -173,9 +170,6 @@ class ReplayHandler(_LetterPages):
     async def post(self) -> None:
         """Replay the letter, if this text was checked before."""
         letter = await self.letter()
-        if letter is None:
-            self.gone()
-            return
         form = self.form(letter)
         text = form.encoded(letter)
         replays = self.console.app.replays
