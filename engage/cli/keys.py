@@ -26,7 +26,7 @@ from engage.keys.effective import Key, list_keys
 
 _workspace_option = workspace_option("The workspace of the key, if there are several.")
 _COLUMNS: Final = ("WORKSPACE", "ID", "KEY", "STATE", "SOURCE", "CREATED", "NAME")
-_IN_EFFECT: Final = "The server follows within 2 seconds; it need not be restarted."
+_IN_EFFECT: Final = "The server follows within 2.5 seconds; it need not be restarted."
 
 
 @click.group(epilog="\b\nExample:\n  engage keys add --workspace acme --id ios --name 'iOS app'")
@@ -34,7 +34,7 @@ def keys() -> None:
     """Create, disable and list write keys.
 
     Keys of the config file can be listed and disabled; keys that are created here are in the store.
-    A running server follows within 2 seconds.
+    A running server follows within 2.5 seconds.
     """
 
 

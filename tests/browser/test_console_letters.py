@@ -94,6 +94,33 @@ def test_an_event_is_corrected_by_keyboard(operator: Operator, console: Server) 
     operator.see("It is no longer here")
 
 
+def test_the_line_that_is_wrong_is_selected(operator: Operator, console: Server) -> None:
+    many = {f"p{n:02}": "\U0001f600" for n in range(60)}
+    letter = reject(console, "m-line", event="E", properties=many, timestamp="soon")
+    operator.open(f"letter?id={letter}")
+    selected = (
+        "const area = document.getElementById('text');"
+        " return area.value.slice(area.selectionStart, area.selectionEnd).trim()"
+    )
+    assert operator.browser.run(selected) == '"timestamp": "soon"'
+    assert operator.browser.run("return document.activeElement.id") != "text"
+    edit(operator, '"p55":', '"p55"')
+    operator.click("Check")
+    operator.see("Not valid: 1 problem", "main [role=alert]")
+    assert operator.texts(".notice") == []
+    assert operator.browser.run(selected).startswith('"p55"')
+    # It is in view, and a key replaces it.
+    assert operator.browser.run("return document.activeElement.id") == "text"
+    assert operator.browser.run("return document.activeElement.scrollTop") > 0
+    operator.keys('"p55": 1,')
+    operator.click("Check")
+    operator.see("timestamp: must be", ".reasons")
+    assert operator.browser.run(selected) == '"timestamp": "soon"'
+    operator.browser.run("document.getElementById('text').setSelectionRange(0, 0)")
+    operator.click(operator.texts(".reasons a")[0])
+    assert operator.browser.run(selected) == '"timestamp": "soon"'
+
+
 def test_all_events_of_a_cause_are_replayed_after_a_question(
     operator: Operator, console: Server
 ) -> None:

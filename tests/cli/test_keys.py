@@ -150,4 +150,4 @@ def test_a_table_on_a_terminal(config: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert line.split()[:3] == ["acme", "website", "k-acme"]
     assert head.index("KEY") == line.index("k-acme")
     result = keys(config, "disable", "--workspace", "acme", "website")
-    assert "within 2 seconds" in result.stdout
+    assert "within 2.5 seconds" in result.stdout

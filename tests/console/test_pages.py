@@ -89,6 +89,8 @@ def test_a_key_is_created_used_disabled_and_enabled(server: Server, client: http
     page = change(client, "create", "app", name="The app").text
     assert "The key <code>app</code> was created" in " ".join(page.split())
     assert "The app" in page
+    # Its lines are ready to be copied.
+    assert "<option selected>app</option>" in page
     key = re.search(r"<code>([0-9a-f]{32})</code>", page)
     assert key is not None
     assert send(server, "track", {"userId": "u", "event": "E"}, key[1]).status_code == 200
@@ -195,7 +197,8 @@ def test_a_letter_is_checked_edited_and_replayed_once(server: Server, client: ht
     )
     fields = {"id": letter.id, "text": text}
     wrong = client.post("letter/check", params=where, data={**fields, "text": "{"})
-    assert "Not valid" in wrong.text
+    assert wrong.text.count("not valid JSON") == 1
+    assert "Not valid: 1 problem" in wrong.text
     assert "checked" not in form_of(wrong.text, "letter/check")
     checked = client.post("letter/check", params=where, data=fields)
     assert "This text is valid" in checked.text

@@ -16,7 +16,7 @@ from typing import Final
 
 from engage.pipeline.replay import MAX_SHOWN
 
-__all__ = ["Line", "json_lines", "lines_of"]
+__all__ = ["Line", "json_lines", "places_of"]
 
 _STRING: Final = r'"[^"\\]*+(?:\\.[^"\\]*+)*+"'
 #: A piece of a valid JSON text: a key, a string, another value, or punctuation.
@@ -86,16 +86,19 @@ def json_lines(text: str, marked: Collection[str] = ()) -> list[Line]:
     return lines
 
 
-def lines_of(text: str, pointers: Collection[str]) -> Mapping[str, int]:
-    """Return pointer → the number of the line in which its value begins, from 1.
+def places_of(text: str, pointers: Collection[str]) -> Mapping[str, tuple[int, int]]:
+    """Return pointer → the line and the column in which its value begins, from 1.
 
-    :param text: any text, as a person wrote it. If it is not JSON, all pointers have the line in
+    :param text: any text, as a person wrote it. If it is not JSON, all pointers have the place in
         which that shows.
     :param pointers: see RFC 6901. If the text has no such value, its nearest parent is meant.
     """
     wrong = _wrong_at(text)
     found = _offsets(text, pointers) if wrong is None else dict.fromkeys(pointers, wrong)
-    return {pointer: text.count("\n", 0, offset) + 1 for pointer, offset in found.items()}
+    return {
+        pointer: (text.count("\n", 0, offset) + 1, offset - text.rfind("\n", 0, offset))
+        for pointer, offset in found.items()
+    }
 
 
 def _wrong_at(text: str) -> int | None:

@@ -155,8 +155,12 @@ class KeysHandler(ConsoleHandler):
             )
             for key in keys
         ]
-        first = next((key.id for key in keys if not key.disabled), "")
-        chosen = self.get_query_argument("key", "") or first
+        chosen = self.get_query_argument("key", "")
+        if not chosen:
+            # The key of the last change, such as a new one.
+            changed = self.get_query_argument("id", "")
+            first = next((key.id for key in keys if not key.disabled), "")
+            chosen = changed if changed in active else first
         key = next((key.key for key in keys if key.id == chosen), "YOUR_WRITE_KEY")
         url = server_url(self.console.config)
         self.page(

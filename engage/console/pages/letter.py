@@ -12,7 +12,7 @@ from tornado.web import Finish, HTTPError
 from engage.api import CONFLICT, DeadLetter, DeadLetterStore
 from engage.console.base import ConsoleHandler
 from engage.console.display.formats import ROWS, visible
-from engage.console.display.json_text import json_lines, lines_of
+from engage.console.display.json_text import json_lines, places_of
 from engage.errors import Problem
 from engage.pipeline.explain import Explained, describe_change
 from engage.pipeline.replay import audit_details, is_delivery, obstacle_of, text_of
@@ -100,9 +100,11 @@ class _LetterPages(ConsoleHandler):
         """Show the letter with the result of a check or a replay."""
         if explained is not None:
             problems = explained.errors
+            if explained.outcome == "refused" and not problems:
+                problems = [Problem("", explained.message or "")]
         elif not problems and not failure:
             problems = [Problem(e.get("pointer", ""), e.get("message", "")) for e in letter.errors]
-        places = lines_of(form.text, [problem.pointer for problem in problems])
+        places = places_of(form.text, [problem.pointer for problem in problems])
         event = None if explained is None else explained.event
         lines: Any = []
         if event is not None:
@@ -118,7 +120,9 @@ class _LetterPages(ConsoleHandler):
             obstacle=obstacle_of(letter),
             delivery=is_delivery(letter),
             conflict=letter.reason == CONFLICT,
-            errors=[(places[problem.pointer], problem) for problem in problems],
+            errors=[(*places[problem.pointer], problem) for problem in problems],
+            # The list of problems says it already.
+            reason="" if letter.message in map(str, problems) else letter.message,
             explained=explained,
             changes=[]
             if explained is None

@@ -8,7 +8,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Final
 
-from engage.api import DAY_MS, CountStore
+from engage.api import DAY_MS, CountStore, Provider
 from engage.console.base import ConsoleHandler
 from engage.monitoring.history import MINUTE, WEBHOOKS
 
@@ -26,6 +26,8 @@ class Enabled:
     name: str
     url: str
     setup: str
+    #: How a delivery is verified, in a sentence.
+    verified: str
     #: Outcome → deliveries in 24 hours, of all workspaces.
     outcomes: Mapping[str, int]
     #: When a delivery was last counted, and when one was last accepted: the minute, in
@@ -70,17 +72,16 @@ class WebhooksHandler(ConsoleHandler):
                 after = page.cursor
                 if after is None:
                     break
-        base = server.public_url or f"http://{server.host}:{server.port}"
+        made = console.registry.make_webhooks(console.config)
         enabled = []
         for name, options in sorted(self.workspace.webhooks.items()):
             own = options.get("public_url")
-            url = f"{base}/api/public/webhooks/{name}?workspaceId={self.workspace.id}"
-            registered = console.registry.webhooks.get(name)
             enabled.append(
                 Enabled(
                     name=name,
-                    url=own if isinstance(own, str) else url,
-                    setup=getattr(getattr(registered, "factory", None), "setup", ""),
+                    url=own if isinstance(own, str) else self._url(name),
+                    setup=self._setup(name),
+                    verified=_verified(made[name][self.workspace.id]),
                     outcomes=outcomes[name],
                     last=last.get(name),
                     last_fine=last_fine.get(name),
@@ -91,8 +92,27 @@ class WebhooksHandler(ConsoleHandler):
             title="Webhooks",
             nav="webhooks",
             enabled=enabled,
-            others=sorted(set(console.registry.webhooks) - set(self.workspace.webhooks)),
+            others=[
+                (name, self._url(name), self._setup(name))
+                for name in sorted(set(console.registry.webhooks) - set(self.workspace.webhooks))
+            ],
             reachable=server.public_url is not None,
             counted=isinstance(store, CountStore),
             fine=FINE,
         )
+
+    def _url(self, name: str) -> str:
+        server = self.console.config.server
+        base = server.public_url or f"http://{server.host}:{server.port}"
+        return f"{base}/api/public/webhooks/{name}?workspaceId={self.workspace.id}"
+
+    def _setup(self, name: str) -> str:
+        registered = self.console.registry.webhooks.get(name)
+        return getattr(getattr(registered, "factory", None), "setup", "")
+
+
+def _verified(provider: Provider) -> str:
+    header = provider.signing.credential
+    if header is None:
+        return "Each delivery is verified by its signature."
+    return f"Each delivery is verified by a secret in its header {header}; it is not signed."

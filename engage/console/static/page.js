@@ -2,6 +2,7 @@
 // Shared by all pages: times, copy buttons, the theme, UTC or local time. Without it the pages work, in UTC.
 // Attributes: <time datetime> (data-ago: as "12 s"; data-clock: the time of day; data-full: all of it), data-copy="#id" or "text:…",
 // An element with new times below it dispatches "times" (bubbles); document gets "zone" and "theme" after a switch.
+// data-line="3" (a link to a text area, of which it selects a line; the first one does so at once),
 // data-submit (a select that sends its form), data-confirm="question" (a button that asks first).
 
 const root = document.documentElement;
@@ -96,7 +97,30 @@ async function copy(text) {
   area.remove();
 }
 
+/** Select the line of a text area that a link with data-line names, and return the area. */
+function selectLine(link) {
+  const area = document.querySelector(link.getAttribute("href"));
+  const before = area.value.split("\n", Number(link.dataset.line));
+  const length = before.pop().length;
+  const start = before.reduce((sum, line) => sum + line.length + 1, 0);
+  area.setSelectionRange(start, start + length);
+  area.scrollTop = (area.scrollHeight * before.length) / area.value.split("\n").length - area.clientHeight / 2;
+  return area;
+}
+
+const wrong = document.querySelector("[data-line]");
+if (wrong) {
+  const area = selectLine(wrong);
+  // A check has just failed. Otherwise the line is selected when the operator comes to the text.
+  if (wrong.closest("[role=alert]")) area.focus();
+}
+
 document.addEventListener("click", async (event) => {
+  const place = event.target.closest?.("[data-line]");
+  if (place) {
+    event.preventDefault();
+    return selectLine(place).focus();
+  }
   const button = event.target.closest?.("[data-copy]");
   if (button) {
     const what = button.dataset.copy;

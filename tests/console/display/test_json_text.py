@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engage.console.display.json_text import json_lines, lines_of
+from engage.console.display.json_text import json_lines, places_of
 
 
 def text_of(source: str) -> str:
@@ -74,7 +74,7 @@ def test_the_number_of_lines_is_bounded() -> None:
 
 def line_of(text: str, pointer: str) -> int:
     """Return the line of one pointer."""
-    return lines_of(text, [pointer])[pointer]
+    return places_of(text, [pointer])[pointer][0]
 
 
 TEXT = """{
@@ -146,8 +146,8 @@ def test_a_long_name_with_many_values_costs_what_it_costs_to_read_it() -> None:
     """The pointers of all values would be 25 GB."""
     text = json.dumps({"k" * 500_000: [0] * 50_000, "a": 1}, indent=1)
     deep = f"/{'k' * 500_000}/49999"
-    found = lines_of(text, [deep, "/a"] * 50)
-    assert found == {deep: 50_002, "/a": 50_004}
+    found = places_of(text, [deep, "/a"] * 50)
+    assert found == {deep: (50_002, 3), "/a": (50_004, 2)}
     assert line_of("[" * 500_000, "/0/0/1") == 1
     assert line_of('{"a": "' + '\\"' * 500_000, "/a") == 1
     assert line_of('{"a": "' + "\\" * 500_001, "/a") == 1
