@@ -104,6 +104,19 @@ class ProfileStore(abc.ABC):
         found = await self.find_users(workspace_id, trait, [value])
         return Page(list(found.get(value, ()))[:limit], None)
 
+    async def users_beginning(
+        self, workspace_id: str, text: str, *, limit: int
+    ) -> Sequence[str] | None:
+        """Find users by the beginning of their ids, with capitals as they are.
+
+        An index serves this. Ids of users that do not exist yet, but have links, may be among them.
+
+        :param text: the beginning.
+        :param limit: the maximum number of ids.
+        :return: ids, in any order; ``None`` if the storage cannot do this, which is the default.
+        """
+        return None
+
     @abc.abstractmethod
     async def scan_users(
         self, workspace_id: str | None, *, after: str | None, limit: int

@@ -314,6 +314,10 @@ class MemoryProfiles(Memory, api.ProfileStore):
             for form, users in claims.items()
         }
 
+    async def users_beginning(self, workspace_id: str, text: str, *, limit: int) -> Sequence[str]:
+        known, wanted = self.contents().profiles.values(), _of(workspace_id)
+        return [one.id for one in known if wanted(one) and one.id.startswith(text)][:limit]
+
     async def scan_users(
         self, workspace_id: str | None, *, after: str | None, limit: int
     ) -> api.Page[api.UserProfile]:

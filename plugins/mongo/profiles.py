@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sys
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
@@ -21,7 +22,7 @@ from engage.api import (
 
 from .changes import FoldedChanges, StoredState, stored_traits, user_statement
 from .connection import Connection
-from .documents import any_of, decode_value, pair_id, scoped_id, unescape_key
+from .documents import any_of, decode_value, is_text, pair_id, scoped_id, unescape_key
 from .identifiers import STEP, Identifiers, StoredClaims
 from .paging import id_after, read_page
 from .schema import CLAIMS, GROUPS, LINKS, MEMBERSHIPS, USERS
@@ -181,6 +182,16 @@ class Profiles:
             if document["assigned"]["v"]:
                 found.setdefault(document["user"], []).append(document["groupId"])
         return found
+
+    async def users_beginning(self, workspace_id: str, text: str, *, limit: int) -> Sequence[str]:
+        """Return ids with a beginning."""
+        if not is_text(text):
+            return ()
+        first = scoped_id(workspace_id, text)
+        query = {"_id": {"$gte": first, "$lt": first + chr(sys.maxunicode)}}
+        with self._connection.calling() as db:
+            cursor = db[USERS].find(query, {"userId": 1}).sort([("_id", 1)]).limit(limit)
+            return [document["userId"] for document in await cursor.to_list(None)]
 
     async def scan_users(
         self, workspace_id: str | None, *, after: str | None, limit: int

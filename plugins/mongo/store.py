@@ -221,6 +221,7 @@ class MongoStorage(
     expire = _once_ready("_events", Events.expire)
 
     profile = _once_ready("_profiles", Profiles.find)
+    users_beginning = _once_ready("_profiles", Profiles.users_beginning)
     scan_users = _once_ready("_profiles", Profiles.scan_users)
     scan_groups = _once_ready("_profiles", Profiles.scan_groups)
     find_users = _once_ready("_identifiers", Identifiers.find_users)

@@ -314,7 +314,7 @@ def test_the_search_box(operator: Operator, console: Server) -> None:
     operator.open("system")
     operator.keys("/")
     operator.keys("nothing", Keys.ENTER)
-    operator.see("Nothing has the id or address “nothing”")
+    operator.see("Nothing was found for “nothing”")
 
 
 # --------------------------------------------------------------------------------------- budgets

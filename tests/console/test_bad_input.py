@@ -104,7 +104,9 @@ def test_an_id_of_a_client_can_be_opened(server: Server, client: httpx.Client, n
     assert server.post("/v1/identify", {"userId": name}).status_code == 200
     for path, parameter in (("event", "id"), ("event.json", "id"), ("user", "id")):
         assert client.get(path, params={parameter: name}).status_code == 200, path
-    assert client.get("search", params={"q": name}).status_code == 303
+    found = client.get("search", params={"q": name}).text
+    for path in ("event", "user", "events"):
+        assert f'href="{path}?workspace=acme&amp;' in found
     for parameter in ("user", "name"):
         assert "event?" in client.get("events", params={parameter: name}).text
 

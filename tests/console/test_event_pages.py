@@ -161,7 +161,7 @@ def test_search_goes_to_what_it_finds(server: Server, console: httpx.Client) -> 
         answer = console.get("search", params={"q": text})
         assert answer.status_code == 303, text
         assert answer.headers["Location"].startswith(target), text
-    assert "Nothing has the id" in console.get("search", params={"q": "nobody"}).text
+    assert "Nothing was found for “nobody”" in console.get("search", params={"q": "nobody"}).text
     assert console.get("search").status_code == 200
 
 

@@ -31,7 +31,7 @@ class Found:
     cursor: str | None
     #: Whether the search ended before it found enough.
     gave_up: bool = False
-    #: Then, when the next older event was received: all newer ones were looked at.
+    #: Back to when it looked: milliseconds; ``None``: it looked at all, or it is not known.
     reached: int | None = None
     #: Whether the storage can search at all.
     possible: bool = True
@@ -99,7 +99,7 @@ async def search_events(
         ]
         cursor = page.cursor
         if cursor is None or len(found) >= limit:
-            return Found(found, cursor)
+            return Found(found, cursor, reached=found[-1].received_at if cursor else None)
         if time.monotonic() > end:
             break
     older = await handler.read(handler.console.store.recent(EventFilter(), before=cursor, limit=1))

@@ -1,48 +1,121 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``/search``: from a message id, a user id or an e-mail address to its page."""
+"""``/search``: from an id, an e-mail address or the name of an event to its page."""
 
 from __future__ import annotations
 
-from engage.api import API_ORIGIN, DeadLetterStore, ProfileStore, identifier_value
+import dataclasses
+from collections import Counter
+from typing import Final
+
+from engage.api import (
+    API_ORIGIN,
+    DeadLetterStore,
+    Event,
+    EventFilter,
+    ProfileStore,
+    begins_with,
+    identifier_value,
+)
 from engage.console.base import ConsoleHandler
+from engage.console.display.formats import ROWS, plural
+from engage.console.pages.events import FILE_LIMIT, Found, search_events
+from engage.console.pages.users import summary_of
+from engage.upkeep.live import Row, Wanted
 
 __all__ = ["SearchHandler"]
 
+#: Field of an event → what a page calls a text in it.
+FIELDS: Final = {
+    "name": "Event name",
+    "user_id": "User",
+    "anonymous_id": "Anonymous id",
+    "message_id": "Event",
+}
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Hit:
+    """Something that was found: one of the kinds of things, and its text or id."""
+
+    kind: str
+    text: str
+    #: Of an event.
+    origin: str = ""
+
+    def target(self) -> tuple[str, dict[str, str]]:
+        """Return the page that shows it, and its query."""
+        if self.kind == "Event":
+            return "event", {"origin": self.origin, "id": self.text}
+        if self.kind == "Event name":
+            return "events", {"name": f'"{self.text}"'}
+        if self.kind == "Anonymous id":
+            return "events", {"user": self.text}
+        return ("user" if self.kind == "User" else "letter"), {"id": self.text}
+
 
 class SearchHandler(ConsoleHandler):
-    """Looks a text up in all indexes, and redirects to the result."""
+    """Looks a text up in all indexes and in the newest events, and redirects to a single result."""
 
     async def get(self) -> None:
-        """Redirect to the page of the result, or list several users."""
-        text = self.exact("q")
-        workspace = self.workspace.id
-        store = self.console.store
-        users: list[str] = []
+        """Redirect to the page of the result, or list the results."""
+        text, cursor = self.exact("q"), self.cursor("before")
+        hits: dict[Hit, str] = {}
+        found = Found([], None)
+        if text.strip():
+            await self.console.live.look(self.workspace.id)
+            wanted = Wanted(workspace_id=self.workspace.id)
+            rows = [] if self.unverified else self.console.live.rows(wanted)
+            hits = dict.fromkeys(await self._known(text), "") if cursor is None else {}
+            named = any((row.texts.name or "").lower() == text.strip().lower() for row in rows)
+            if len(hits) != 1 or named:
+                if cursor is None:
+                    hits |= dict.fromkeys(await self._users_beginning(text.strip()), "")
+                    hits |= _rejected(rows, text.strip())
+                found = await self._in_events(text, cursor)
+                hits |= _hits(found, text)
+            if len(hits) == 1 and found.cursor is None and cursor is None and not self.outage:
+                (hit,) = hits
+                route, query = hit.target()
+                self.go(route, workspace=self.workspace.id, **query)
+                return
+            if not hits and found.cursor is None and text != text.lstrip() and not self.outage:
+                self.go("search", workspace=self.workspace.id, q=text.strip())
+                return
+        shown = dict(list(hits.items())[:ROWS])
+        self.page(
+            "search.html",
+            title="Search",
+            nav=None,
+            text=text,
+            hits=[(hit, hit.target(), await self._note(hit, shown[hit])) for hit in shown],
+            more=len(hits) - len(shown),
+            found=found,
+            paged=cursor is not None,
+        )
+
+    async def _known(self, text: str) -> list[Hit]:
+        """Return what has exactly this id or address, by the indexes of the storage."""
+        workspace, store = self.workspace.id, self.console.store
+        hits: list[Hit] = []
         for wanted in dict.fromkeys((text, text.strip())):
-            if not wanted:
-                continue
-            for origin in (API_ORIGIN, *self.workspace.webhooks):
-                event = await self.read(store.find(workspace, origin, wanted))
-                if event is not None:
-                    self.go("event", workspace=workspace, origin=origin, id=wanted)
-                    return
+            hits += [
+                Hit("Event", wanted, origin)
+                for origin in (API_ORIGIN, *self.workspace.webhooks)
+                if await self.read(store.find(workspace, origin, wanted)) is not None
+            ]
             if isinstance(store, ProfileStore):
                 if await self.read(store.profile(workspace, wanted)) is not None:
-                    self.go("user", workspace=workspace, id=wanted)
-                    return
-                users += await self._by_trait(store, wanted)
-            if isinstance(store, DeadLetterStore) and len(wanted) == 32:
-                letter = await self.read(store.dead_letter(workspace, wanted))
-                if letter is not None:
-                    self.go("letter", workspace=workspace, id=wanted)
-                    return
-        users = list(dict.fromkeys(users))
-        if len(users) == 1:
-            self.go("user", workspace=workspace, id=users[0])
-            return
-        self.page("search.html", title="Search", nav=None, text=text.strip(), users=users)
+                    hits.append(Hit("User", wanted))
+                hits += await self._by_trait(store, wanted)
+            if (
+                isinstance(store, DeadLetterStore)
+                and len(wanted) == 32
+                and await self.read(store.dead_letter(workspace, wanted)) is not None
+            ):
+                hits.append(Hit("Rejected event", wanted))
+        return list(dict.fromkeys(hits))
 
-    async def _by_trait(self, store: ProfileStore, text: str) -> list[str]:
+    async def _by_trait(self, store: ProfileStore, text: str) -> list[Hit]:
         """Return the users of whom a declared identifier trait has this value."""
         found: list[str] = []
         for trait in self.workspace.subscription_identifiers:
@@ -50,4 +123,60 @@ class SearchHandler(ConsoleHandler):
             if value is not None:
                 users = await self.read(store.find_users(self.workspace.id, trait, [value]))
                 found += (users or {}).get(value, ())
-        return found
+        return [Hit("User", user) for user in found]
+
+    async def _users_beginning(self, text: str) -> list[Hit]:
+        """Return the users whose ids begin with a text, in the usual capitals."""
+        store, hits = self.console.store, list[Hit]()
+        if isinstance(store, ProfileStore):
+            for wanted in dict.fromkeys((text, text.lower(), text.upper(), text.capitalize())):
+                users = store.users_beginning(self.workspace.id, wanted, limit=ROWS)
+                hits += [Hit("User", user) for user in await self.read(users) or ()]
+        return hits
+
+    async def _in_events(self, text: str, cursor: str | None) -> Found:
+        """Return events of which one of the texts begins with this one."""
+        wanted = EventFilter(workspace_id=self.workspace.id, begins=[(list(FIELDS), text.rstrip())])
+        return await search_events(self, wanted, FILE_LIMIT, cursor=cursor)
+
+    async def _note(self, hit: Hit, counted: str) -> str:
+        """Return what a page says about a result."""
+        store = self.console.store
+        if hit.kind != "User" or not isinstance(store, ProfileStore):
+            return counted
+        user = await self.read(store.profile(self.workspace.id, hit.text))
+        if user is None:
+            return "" if self.outage else f"No profile yet; {counted}".removesuffix("; ")
+        traits = summary_of(user, self.workspace.subscription_identifiers)
+        return " · ".join(f"{name} {value}" for name, value in traits) or counted
+
+
+def _hits(found: Found, text: str) -> dict[Hit, str]:
+    """Return the texts of events that begin with a text, with the number of the events."""
+    counts = Counter(
+        _hit_of(event, field)
+        for field in FIELDS
+        for event in found.events
+        if begins_with(getattr(event, field), text.rstrip())
+    )
+    least = "at least " if found.cursor is not None else ""
+    words = {"Event name": "name", "User": "user id", "Anonymous id": "anonymous id"}
+    return {
+        hit: f"{least}{plural(count, 'event has', 'events have')} this {words[hit.kind]}"
+        if hit.kind in words
+        else ""
+        for hit, count in counts.items()
+    }
+
+
+def _hit_of(event: Event, field: str) -> Hit:
+    return Hit(FIELDS[field], getattr(event, field), event.origin if field == "message_id" else "")
+
+
+def _rejected(rows: list[Row], text: str) -> dict[Hit, str]:
+    """Return the newest rejected events of which one of the texts begins with a text."""
+    return {
+        Hit("Rejected event", row.id): row.preview
+        for row in rows
+        if row.status == "rejected" and any(begins_with(one, text) for one in row.texts)
+    }

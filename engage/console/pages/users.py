@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any, Final
 
 from engage.api import (
@@ -20,7 +21,7 @@ from engage.errors import quote
 from engage.pipeline.replay import MAX_SHOWN
 from engage.upkeep.live import row_of_event
 
-__all__ = ["UserHandler", "UsersHandler"]
+__all__ = ["UserHandler", "UsersHandler", "summary_of"]
 
 #: Entries of a user's history of choices.
 CHOICES: Final = 200
@@ -30,6 +31,14 @@ SHOWN_TRAITS: Final = 4
 
 def _as_text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def summary_of(user: UserProfile, identifiers: Sequence[str]) -> list[tuple[str, str]]:
+    """Return the first traits: those by which users are looked up, then the others."""
+    known = [name for name in identifiers if name in user.traits]
+    others = [name for name in user.traits if name not in known]
+    names = (known + others)[:SHOWN_TRAITS]
+    return [(name, one_line(_as_text(user.traits[name]), LONGEST)) for name in names]
 
 
 class UsersHandler(ConsoleHandler):
@@ -44,7 +53,8 @@ class UsersHandler(ConsoleHandler):
             page = await self.read(store.scan_users(self.workspace.id, after=after, limit=ROWS))
         users = None
         if page is not None:
-            users = [(user, self._summary(user)) for user in page.items]
+            identifiers = self.workspace.subscription_identifiers
+            users = [(user, summary_of(user, identifiers)) for user in page.items]
         self.page(
             "users.html",
             title="Users",
@@ -55,13 +65,6 @@ class UsersHandler(ConsoleHandler):
             more=None if page is None else page.cursor,
             identifiers=self.workspace.subscription_identifiers,
         )
-
-    def _summary(self, user: UserProfile) -> list[tuple[str, str]]:
-        """Return the first traits: those by which users are looked up, then the others."""
-        known = [name for name in self.workspace.subscription_identifiers if name in user.traits]
-        others = [name for name in user.traits if name not in known]
-        names = (known + others)[:SHOWN_TRAITS]
-        return [(name, one_line(_as_text(user.traits[name]), LONGEST)) for name in names]
 
 
 class UserHandler(ConsoleHandler):

@@ -6,6 +6,8 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import pytest
+
 from engage.api import ProfileLimits, ProfileStore, Status
 
 from ..factories import TIME, WORKSPACE, all_pages, event, identify, ids, store_all
@@ -39,6 +41,28 @@ class UserTests:
         assert profile is not None
         assert profile.anonymous_ids == ["v0", "v1", "v3"]
         assert await store.profile(WORKSPACE, "stranger") is None
+
+    @on_open(ProfileStore)
+    async def test_users_are_found_by_the_beginning_of_their_ids(self, store: Any) -> None:
+        """Of a user without an event that makes it exist, a storage may know the id or not."""
+        names = ["Ann", "ann", "anna", "ann\uffff", "ann:1", "an", "a\0", "%", "зака", "\U0001f600"]
+        await store_all(
+            store,
+            *(identify(str(number), name) for number, name in enumerate(names)),
+            identify("other", "ann-other", workspace="other"),
+            event("group", type="group", user_id="an", groupId="anngroup"),
+            event("link", user_id="ann-linked", anonymous_id="visitor"),
+        )
+        if await store.users_beginning(WORKSPACE, "", limit=1) is None:
+            pytest.skip("this storage does not find users by the beginning of an id")
+        for text in ("ann", "a", "A", "a\0", "зак", "\U0001f600", "%", "nobody", "", "\ud800"):
+            found = await store.users_beginning(WORKSPACE, text, limit=100)
+            assert found is not None
+            expected = sorted(name for name in names if name.startswith(text))
+            assert sorted(name for name in found if name != "ann-linked") == expected
+        few = await store.users_beginning(WORKSPACE, "a", limit=2)
+        assert few is not None
+        assert len(few) == 2
 
     @on_open(ProfileStore)
     async def test_the_id_of_a_user_is_not_linked_as_an_anonymous_id(self, store: Any) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import sqlite3
+import sys
 from collections import OrderedDict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, Final
@@ -322,6 +323,16 @@ def find(db: sqlite3.Connection, workspace_id: str, user_id: str) -> UserProfile
         (workspace_id, USER, user_id),
     ).fetchone()
     return None if row is None else _user(db, row)
+
+
+def users_beginning(db: sqlite3.Connection, workspace_id: str, text: str, limit: int) -> list[str]:
+    """Return ids with a beginning."""
+    rows = db.execute(
+        "SELECT name FROM profiles WHERE workspace = ? AND kind = ? AND name >= ? AND name < ? "
+        "ORDER BY name LIMIT ?",
+        (workspace_id, USER, text, text + chr(sys.maxunicode), limit),
+    )
+    return [name for (name,) in rows]
 
 
 def scan_users(

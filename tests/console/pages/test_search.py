@@ -13,15 +13,16 @@ from urllib.parse import unquote_plus
 import httpx
 import pytest
 
-from engage.api import EventStore
+from engage.api import DeadLetterStore, EventStore, StorageUnavailable
 from engage.console.display.formats import iso
 from engage.console.pages import events as events_page
-from engage.testing.factories import TIME, event, store_all
+from engage.testing.factories import TIME, event, identify, letter, store_all
 from engage_plugins.mongo import events as mongo_events
 from engage_plugins.sqlite.tables import paging
 from support import mongo
-from support.console import console_here, sign_in_here
+from support.console import BrokenStore, console_here, sign_in_here
 from support.console_data import STORAGES
+from support.memory_store import MemoryEvents
 from support.sqlite import config_file, open_store
 
 
@@ -172,3 +173,146 @@ async def test_a_search_says_how_far_it_looked_and_goes_on(kind: str, tmp_path: 
             assert f'datetime="{iso(TIME + 34 - 10 * len(pages))}"' in answer.text
             path = further
         assert pages == [["m34", "m33", "m32", "m31", "m30"], [], [], ["m3"]]
+
+
+def results(answer: httpx.Response) -> list[tuple[str, str, str]]:
+    """Return what a search found: the kind, the text and the details."""
+    rows = re.findall(r"<tr>\s*((?:<td(?:(?!</tr>).)*?</td>\s*){3})</tr>", answer.text, re.DOTALL)
+    found = [re.findall(r"<td[^>]*>(.*?)</td>", row, re.DOTALL) for row in rows]
+    return [(_plain(kind), _plain(text), _plain(note)) for kind, text, note in found]
+
+
+def _plain(cell: str) -> str:
+    return html.unescape(" ".join(re.sub(r"<[^>]*>", "", cell).split()))
+
+
+@pytest.mark.parametrize("kind", STORAGES)
+async def test_the_search_goes_to_the_only_thing_that_it_finds(kind: str, tmp_path: Path) -> None:
+    async with console_on(kind, tmp_path) as (store, client):
+        await send(store)
+        await store_all(
+            store,
+            identify("m-known", "Known", traits={"email": "Known@Example.com"}),
+            event("m-space", user_id=" indented", event="E"),
+        )
+        for text, target in (
+            ("m-order", "event?workspace=acme&origin=api&id=m-order"),
+            (" m-order ", "event?workspace=acme&origin=api&id=m-order"),
+            ("M-ORD", "event?workspace=acme&origin=api&id=m-order"),
+            ("Known", "user?workspace=acme&id=Known"),
+            ("known", "user?workspace=acme&id=Known"),
+            ("known@example.COM", "user?workspace=acme&id=Known"),
+            ("anna", "user?workspace=acme&id=anna"),
+            ("order c", "events?workspace=acme&name=%22Order+Completed%22"),
+            ("visit-1", "events?workspace=acme&user=visit-1"),
+            ("a\0", "user?workspace=acme&id=a%00b"),
+            ("שלום", "user?workspace=acme&id=%D7%A9%D7%9C%D7%95%D7%9D+%D7%A2%D7%95%D7%9C%D7%9D"),
+            (" ind", "user?workspace=acme&id=+indented"),
+            (" anna", "search?workspace=acme&q=anna"),
+        ):
+            answer = await client.get("search", params={"q": text})
+            assert (answer.status_code, answer.headers["Location"]) == (303, target), text
+            assert (await client.get(target)).status_code in (200, 303)
+        page = text_of(await client.get("user?id=anna"))
+        assert "No profile yet; 1 event has this user id" in page
+
+
+@pytest.mark.parametrize("kind", STORAGES)
+async def test_the_search_lists_everything_that_it_finds(kind: str, tmp_path: Path) -> None:
+    async with console_on(kind, tmp_path) as (store, client):
+        await send(store)
+        await store_all(
+            store,
+            identify("m-known", "order-user", traits={"email": "o@example.com", "plan": "pro"}),
+            *(
+                event(f"m{n}", user_id="Order-guest", event="Order Completed", at=10)
+                for n in range(3)
+            ),
+            event("order-9", anonymous_id="order-visit", event="E", at=10),
+        )
+        assert isinstance(store, DeadLetterStore)
+        await store.keep([letter("l-1", user_id="orderly")])
+        assert results(await client.get("search?q=ORDER")) == [
+            ("User", "order-user", "email o@example.com · plan pro"),
+            ("Rejected event", "l-1", "userId: too long"),
+            ("Event name", "Order Completed", "4 events have this name"),
+            ("Event name", "order\\u202eelif", "1 event has this name"),
+            ("User", "Order-guest", "No profile yet; 3 events have this user id"),
+            ("Anonymous id", "order-visit", "1 event has this anonymous id"),
+            ("Event", "order-9", ""),
+        ]
+        # A user whose id is also the name of an event.
+        await store_all(store, identify("m-name", "E"))
+        kinds = [kind for kind, _, _ in results(await client.get("search?q=E"))]
+        assert kinds == ["User", "Event name"]
+
+
+@pytest.mark.parametrize("kind", STORAGES)
+async def test_the_search_explains_what_it_cannot_find(kind: str, tmp_path: Path) -> None:
+    async with console_on(kind, tmp_path) as (store, client):
+        await send(store)
+        for text, words in (
+            ("", "What are you looking for?"),
+            (" \t ", "What are you looking for?"),
+            ("nothing", "Nothing was found for “nothing”"),
+            ("z", "Nothing was found for “z”"),
+            ("%", "Nothing was found for “%”"),
+            (".*", "Nothing was found for “.*”"),
+            ("<b>x", "Nothing was found for “<b>x”"),
+            ("\0", "Nothing was found for “\\u0000”"),
+            ("\u202ez", "Nothing was found for “\\u202ez”"),
+            ("ж" * 6_000, "Nothing was found for"),
+        ):
+            answer = await client.get("search", params={"q": text})
+            assert answer.status_code == 200, text
+            assert words in text_of(answer)
+            assert "<b>" not in answer.text
+
+
+@pytest.mark.usefixtures("_short_reads")
+@pytest.mark.parametrize("kind", STORAGES)
+async def test_the_search_goes_on_where_it_stopped(kind: str, tmp_path: Path) -> None:
+    async with console_on(kind, tmp_path) as (store, client):
+        await store_all(store, event("needle", user_id="needle", event="Needle"))
+        await store_all(store, *(event(f"m{n}", user_id="u", at=n) for n in range(1, 25)))
+        path, seen = "search?q=needl", list[int]()
+        while True:
+            answer = await client.get(path)
+            seen.append(len(results(answer)))
+            further = link_named(answer, "Look further")
+            if further is None:
+                break
+            assert "so far" in text_of(answer)
+            assert "back to" in text_of(answer)
+            path = further
+        assert seen == [0, 0, 3]
+        # A single thing so far may not be the only one.
+        answer = await client.get("search?q=M24")
+        assert results(answer) == [("Event", "m24", "")]
+        assert link_named(answer, "Look further") is not None
+
+
+async def test_a_storage_of_events_only_finds_whole_message_ids(tmp_path: Path) -> None:
+    class Plain(MemoryEvents):
+        """A storage that has what it must have."""
+
+        recent = EventStore.recent  # type: ignore[assignment]
+
+    async with console_here(tmp_path, Plain()) as (console, client):
+        await sign_in_here(console, client)
+        await store_all(console.store, event("m-1", user_id="ann"))
+        assert (await client.get("search?q=m-1")).status_code == 303
+        page = text_of(await client.get("search?q=ann"))
+        assert "Nothing was found" in page
+        assert "This storage cannot search its events" in page
+
+
+async def test_a_store_that_does_not_answer_is_not_an_empty_one(tmp_path: Path) -> None:
+    store = BrokenStore()
+    async with console_here(tmp_path, store) as (console, client):
+        await sign_in_here(console, client)
+        await store_all(store, event("m-1", user_id="ann"))
+        store.error = StorageUnavailable("the disk is gone")
+        answer = await client.get("search?q=ann")
+        assert "The store does not answer" in text_of(answer)
+        assert "Nothing" not in text_of(answer)
