@@ -42,13 +42,13 @@ install: $(VENV)/.run
 # setuptools warns about every editable installation.
 $(VENV)/.run $(VENV)/.test: export PYTHONWARNINGS = ignore:Editable installation
 
-# Changes of the dependencies and plugins in pyproject.toml take effect when it is installed again.
-$(VENV)/.run: pyproject.toml
+# Changes of pyproject.toml, and of the version in the code, take effect when it is installed again.
+$(VENV)/.run: pyproject.toml engage/__init__.py
 	@sh .ci/venv "$(VENV)"
 	$(PIP) install -e .
 	@touch $@
 
-$(VENV)/.test: pyproject.toml
+$(VENV)/.test: pyproject.toml engage/__init__.py
 	@sh .ci/venv "$(VENV)"
 	$(PIP) install -U "pip>=25.1"
 	$(PIP) install -e . --group test --group lint
