@@ -21,11 +21,11 @@ mislead older readers increases the version.
 from __future__ import annotations
 
 import base64
-import binascii
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Annotated, Final
 
+import msgspec
 import orjson
 
 from engage.api.dead_letters import DeadLetter
@@ -130,10 +130,10 @@ def unpack(record: LogRecord) -> Event | DeadLetter:
     kind = record.headers.get(KIND)
     try:
         if kind == EVENT:
-            return _event(record.value, orjson.loads(record.headers[META]))
+            return _event(record.value, record.headers[META])
         if kind == LETTER:
-            return _letter(orjson.loads(record.value))
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+            return _letter(record.value)
+    except (KeyError, TypeError, ValueError, RecursionError) as error:
         raise DamagedRecord(f"{type(error).__name__}: {error}") from error
     raise UnknownRecord(f"a record of the kind {kind!r}")
 
@@ -149,64 +149,32 @@ def is_restated(record: LogRecord) -> bool:
 
 
 _LETTER_FIELDS: Final = tuple(field.name for field in dataclasses.fields(DeadLetter))
-_LETTER_TEXTS: Final = ("id", "workspace_id", "origin", "reason", "message")
-_LETTER_OPTIONAL: Final = (
-    "write_key_id",
-    "user_id",
-    "anonymous_id",
-    "message_id",
-    "operation",
-)
-_TEXTS: Final = ("origin", "type", "messageId", "workspaceId")
-_OPTIONAL: Final = ("userId", "anonymousId", "name")
-_TIMES: Final = ("receivedAt", "timestamp")
+_Time = Annotated[int, msgspec.Meta(ge=0, le=MAX_TIME)]
 
 
-def _event(body: bytes, meta: Any) -> Event:
-    if not (
-        all(type(meta[name]) is str for name in _TEXTS)
-        and all(type(meta.get(name)) in (str, type(None)) for name in _OPTIONAL)
-        and all(type(meta[name]) is int and 0 <= meta[name] <= MAX_TIME for name in _TIMES)
-    ):
-        raise TypeError("a member of meta has the wrong type or is not a valid time")
+class _Meta(msgspec.Struct, rename="camel"):
+    """The members of the header ``meta`` that an event has as fields."""
+
+    origin: str
+    type: str
+    message_id: str
+    workspace_id: str
+    received_at: _Time
+    timestamp: _Time
+    user_id: str | None = None
+    anonymous_id: str | None = None
+    name: str | None = None
+
+
+def _event(body: bytes, meta: bytes) -> Event:
+    fields = msgspec.structs.asdict(msgspec.json.decode(meta, type=_Meta))
     if type(orjson.loads(body)) is not dict:
         raise TypeError("the body is not a JSON object")
-    return Event(
-        workspace_id=meta["workspaceId"],
-        origin=meta["origin"],
-        message_id=meta["messageId"],
-        type=meta["type"],
-        user_id=meta.get("userId"),
-        anonymous_id=meta.get("anonymousId"),
-        name=meta.get("name"),
-        received_at=meta["receivedAt"],
-        timestamp=meta["timestamp"],
-        body=body,
-    )
+    return Event(body=body, **fields)
 
 
-def _letter(values: Any) -> DeadLetter:
-    known = {name: values[name] for name in _LETTER_FIELDS if name in values}
-    try:
-        known["item"] = base64.b64decode(known["item"], validate=True)
-        if known.get("envelope") is not None:
-            known["envelope"] = base64.b64decode(known["envelope"], validate=True)
-    except binascii.Error as error:
-        raise DamagedRecord(str(error)) from error
-    known["headers"] = [(name, value) for name, value in known["headers"]]
-    letter = DeadLetter(**known)
-    if not (
-        all(type(getattr(letter, name)) is str for name in _LETTER_TEXTS)
-        and all(type(getattr(letter, name)) in (str, type(None)) for name in _LETTER_OPTIONAL)
-        and type(letter.truncated) is bool
-        and type(letter.received_at) is int
-        and 0 <= letter.received_at <= MAX_TIME
-        and all(type(name) is type(value) is str for name, value in letter.headers)
-        and type(letter.errors) is list
-        and all(
-            type(error) is dict and all(type(text) is str for text in error.values())
-            for error in letter.errors
-        )
-    ):
-        raise TypeError("a member of the letter has the wrong type or is not a valid time")
+def _letter(value: bytes) -> DeadLetter:
+    letter = msgspec.json.decode(value, type=DeadLetter)
+    if not 0 <= letter.received_at <= MAX_TIME:
+        raise ValueError("received_at is not a valid time")
     return letter
