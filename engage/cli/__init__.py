@@ -9,6 +9,7 @@
 ``plugins.py``       ``engage plugins``
 ``export.py``        ``engage export``
 ``copy.py``          ``engage copy``
+``tail.py``          ``engage tail``
 ``console.py``       ``engage console``, ``console-link``, ``console-logout``, ``console-password``
 ``dead_letters.py``  ``engage dead-letters``
 ``replays.py``       ``engage dead-letters check`` and ``replay``
@@ -32,7 +33,7 @@ import click
 import engage
 from engage.api import EngageError
 from engage.cli.check import check
-from engage.cli.common import CommandFailed, registry_of
+from engage.cli.common import CommandFailed, discard_output, registry_of
 from engage.cli.console import console, console_link, console_logout, console_password
 from engage.cli.copy import copy
 from engage.cli.dead_letters import dead_letters
@@ -42,6 +43,7 @@ from engage.cli.keys import keys
 from engage.cli.load import load_command
 from engage.cli.plugins import plugins
 from engage.cli.serve import serve
+from engage.cli.tail import tail
 from engage.cli.users import users
 from engage.cli.webhooks import webhook_retry, webhook_test, webhook_url
 
@@ -74,21 +76,8 @@ class Root(click.Group):
         except BrokenPipeError:
             raise  # The reader of our output has closed it: click exits silently.
         except (EngageError, OSError) as error:
-            _discard_output()
+            discard_output()
             raise CommandFailed(error) from error
-
-
-def _discard_output() -> None:
-    """Redirect output that cannot be written to the null device.
-
-    Otherwise Python would try to write it again at exit, and fail with status 120.
-    """
-    if sys.stdout is None:
-        return
-    try:
-        sys.stdout.flush()
-    except OSError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _open_closed_files() -> None:
@@ -130,6 +119,7 @@ _COMMANDS = (
     load_command,
     plugins,
     serve,
+    tail,
     users,
     webhook_retry,
     webhook_test,

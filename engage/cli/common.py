@@ -29,6 +29,7 @@ __all__ = [
     "DEFAULT_CONFIG",
     "CommandFailed",
     "config_option",
+    "discard_output",
     "load_chosen",
     "load_with",
     "now",
@@ -137,6 +138,19 @@ def operator() -> Actor:
     except (ImportError, KeyError, OSError):  # The user has no name, as in some containers.
         who = "unknown"
     return Actor(who=who, origin=f"command line on {platform.node() or 'unknown'}")
+
+
+def discard_output() -> None:
+    """Redirect output that cannot be written to the null device.
+
+    Otherwise Python would try to write it again at exit, and fail with status 120.
+    """
+    if sys.stdout is None:
+        return
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 class CommandFailed(click.ClickException):

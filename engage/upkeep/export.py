@@ -32,7 +32,7 @@ from engage.api import (
 )
 from engage.errors import quote
 
-__all__ = ["KINDS", "PAGE", "Kind", "Record", "Selection", "all_pages", "export"]
+__all__ = ["KINDS", "PAGE", "Kind", "Record", "Selection", "all_pages", "export", "render"]
 
 Kind = Literal["events", "users", "groups", "subscriptions", "dead-letters"]
 
@@ -168,11 +168,9 @@ async def export(
     :raises EngageError: if the storage does not store such records.
     :raises StorageUnavailable: as :func:`all_pages`.
     """
-    names = KINDS[kind].members.split()
-    members = {name: _CAPITAL.sub(r"_\g<0>", name).lower() for name in names}
     async for item in _items(store, kind, selection):
         try:
-            record = _record(item, members)
+            record = render(kind, item)
         except Exception as error:
             if left_out is None:
                 raise
@@ -181,6 +179,17 @@ async def export(
             left_out(f"{', '.join(parts)}: {type(error).__name__}: {error}")
         else:
             yield record
+
+
+def render(kind: Kind, item: Any) -> Record:
+    """Return the line of a record; any exception means that it cannot be written as JSON."""
+    return _record(item, _members(kind))
+
+
+@functools.cache
+def _members(kind: Kind) -> dict[str, str]:
+    names = KINDS[kind].members.split()
+    return {name: _CAPITAL.sub(r"_\g<0>", name).lower() for name in names}
 
 
 async def _items(store: EventStore, kind: Kind, wanted: Selection) -> AsyncGenerator[Any, None]:

@@ -98,6 +98,8 @@ class Row:
     preview: str
     #: The others are for a page: hidden characters are escaped, and long texts are cut.
     texts: Texts
+    #: What the row shows; ``None`` in a ring that does not keep it.
+    item: Event | DeadLetter | None = dataclasses.field(default=None, compare=False, repr=False)
 
     def as_dict(self) -> dict[str, Any]:
         """Return the row for ``live.json``."""
@@ -178,6 +180,7 @@ def row_of_event(event: Event) -> Row:
         key=visible(document.get("writeKeyId") or event.origin),
         preview=summary(shown),
         texts=Texts(event.name, event.user_id, event.anonymous_id, event.message_id),
+        item=event,
     )
 
 
@@ -208,6 +211,7 @@ def row_of_letter(letter: DeadLetter) -> Row:
         key=visible(letter.write_key_id or letter.origin),
         preview=one_line(visible(reason), LONGEST),
         texts=Texts(name, letter.user_id, letter.anonymous_id, letter.message_id),
+        item=letter,
     )
 
 
@@ -231,11 +235,18 @@ class Live:
     """The rings of the newest rows, one for each workspace, and the task that fills them.
 
     :param clock: the time in seconds, for the pauses.
+    :param keep_items: whether rows keep whole events; the console needs the memory otherwise.
     """
 
     def __init__(
-        self, store: EventStore, reader: Reader, *, clock: Callable[[], float] = time.monotonic
+        self,
+        store: EventStore,
+        reader: Reader,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        keep_items: bool = False,
     ) -> None:
+        self._keep_items = keep_items
         self._store = store
         self._reader = reader
         self._clock = clock
@@ -369,7 +380,8 @@ class Live:
         rows = sorted(rejected + stored, key=lambda row: row.at)
         for row in rows:
             self.last += 1
-            ring.rows.append(dataclasses.replace(row, n=self.last))
+            item = row.item if self._keep_items else None
+            ring.rows.append(dataclasses.replace(row, n=self.last, item=item))
         if ring.primed and PAGE in (len(stored), len(rejected)):
             ring.gap = self.last
         ring.primed = ring.complete = True
