@@ -24,6 +24,7 @@ class Conformance(StorageConformance):
     To break the store, a durable server is killed; another one is behind a proxy that hangs up."""
 
     plugin = "engage_plugins.mongo"
+    syncs_with_os = False
     kind: ClassVar[str]
     driver: ClassVar[str] = "motor"
     proxy: Proxy | None = None

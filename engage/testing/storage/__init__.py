@@ -13,6 +13,6 @@
 ``records.py``        the tests of records
 ``counts.py``         the tests of counters
 ``failures.py``       the tests of a store that is broken
-``processes.py``      the tests of several processes, and of a killed one
+``processes.py``      the tests of several processes, of a killed one, and of syncs
 ====================  ==================================================================
 """

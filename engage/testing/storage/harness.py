@@ -4,8 +4,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import functools
+import os
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
@@ -15,7 +17,7 @@ import pytest
 from engage.api import Event, EventStore, StorageContext
 
 from ..factories import IDENTIFIERS
-from ..harness import PATIENCE, Harness, find_factory, on_bench
+from ..harness import PATIENCE, Call, Harness, find_factory, on_bench
 
 
 class Subject:
@@ -25,6 +27,10 @@ class Subject:
     plugin: ClassVar[str]
     #: The name that the plugin registers; needed if it registers several storages.
     storage: ClassVar[str | None] = None
+    #: Whether this process makes writes durable with ``os.fsync`` or ``os.fdatasync``, called by
+    #: these names. The suite then checks that it does; for a server, another process, or a library
+    #: in C such as SQLite it cannot, and a subclass sets this to false.
+    syncs_with_os: ClassVar[bool] = True
     #: The number of examples of each property-based test.
     examples: ClassVar[int] = 30
 
@@ -114,6 +120,30 @@ class Bench(Harness[Subject]):
 
 
 on_store = on_bench(Bench)
+
+
+async def must_sync(call: Call) -> None:
+    """Check that a call syncs a file, and that no file that it syncs grows after that."""
+    sizes: list[tuple[int, int]] = []  # (descriptor, size when it was synced)
+    with contextlib.ExitStack() as stack, pytest.MonkeyPatch.context() as patch:
+
+        def watching(sync: Callable[[Any], None]) -> Callable[[Any], None]:
+            def watched(file: Any) -> None:
+                number = os.dup(file if isinstance(file, int) else file.fileno())
+                stack.callback(os.close, number)
+                sizes.append((number, os.fstat(number).st_size))
+                sync(file)
+
+            return watched
+
+        for name in {"fsync", "fdatasync"} & set(dir(os)):
+            patch.setattr(os, name, watching(getattr(os, name)))
+        await call()
+        assert sizes, "it returned without os.fsync or os.fdatasync: see Subject.syncs_with_os"
+        # A file may be synced several times: the last time counts.
+        ends = {os.fstat(number).st_ino: (number, size) for number, size in sizes}
+        for number, size in ends.values():
+            assert os.fstat(number).st_size == size, "a file was written after it was synced"
 
 
 def on_open(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The promises of every storage about several processes, and about one that is killed."""
+"""The promises of every storage about several processes, one that is killed, and power cuts."""
 
 from __future__ import annotations
 
@@ -10,14 +10,24 @@ import sys
 from typing import Any
 
 import orjson
+import pytest
 
-from engage.api import CountStore, Event, ProfileStore, RecordStore, Status
+from engage.api import (
+    CountStore,
+    DeadLetterStore,
+    Event,
+    ProfileStore,
+    RecordStore,
+    Status,
+    SubscriptionStore,
+)
 
-from ..factories import TIME, WORKSPACE, count, event, identify, ids, record
+from ..factories import TIME, WORKSPACE, count, event, identify, ids, letter, record
 from ..harness import find_factory
 from ..processes import print_line, run_children
 from .counts import sums
-from .harness import Bench, on_store
+from .harness import Bench, must_sync, on_store
+from .subscriptions import change
 
 #: The code of a child process, which reads its job from standard input.
 _CHILD = "from engage.testing.storage.processes import child; child()"
@@ -121,6 +131,23 @@ class ProcessTests:
                     assert profile is not None
                     assert profile.traits == {"n": last}
                     assert profile.updated_at == TIME + last
+
+    @on_store
+    async def test_writes_are_synced_before_they_return(self, bench: Bench) -> None:
+        """A killed process loses nothing that the kernel has. A power cut does."""
+        bench.require("durable")
+        if not bench.subject.syncs_with_os:
+            pytest.skip("this storage does not sync with the functions of os")
+        store = await bench.open()
+        await must_sync(lambda: store.write([event("m")]))
+        if isinstance(store, SubscriptionStore):
+            await must_sync(lambda: store.apply(change("c", g=True)))
+        if isinstance(store, DeadLetterStore):
+            await must_sync(lambda: store.keep([letter("l")]))
+        if isinstance(store, RecordStore):
+            await must_sync(lambda: store.put_record(record("r")))
+        if isinstance(store, CountStore):
+            await must_sync(lambda: store.put_counts([count(1)]))
 
     @on_store
     async def test_one_process_writes_each_version_of_a_record(self, bench: Bench) -> None:

@@ -14,6 +14,7 @@ class TestSqlite(StorageConformance):
     """The store is broken by a folder in place of its file."""
 
     plugin = "engage_plugins.sqlite"
+    syncs_with_os = False
 
     def options(self, tmp_path: Path) -> Mapping[str, Any]:
         return {"path": str(tmp_path / "engage.db"), "writer": "thread"}

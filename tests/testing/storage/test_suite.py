@@ -4,14 +4,16 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import functools
 import itertools
+import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import IO, Any
 
 import hypothesis
 import orjson
@@ -403,6 +405,7 @@ def suite(storage: type[SqliteStorage], monkeypatch: pytest.MonkeyPatch) -> Stor
 
     class Suite(StorageConformance):
         plugin = "flawed"
+        syncs_with_os = False
 
         def options(self, tmp_path: Path) -> Mapping[str, Any]:
             return {"path": str(tmp_path / "engage.db")}
@@ -553,3 +556,76 @@ def test_eventually_repeats_until_success() -> None:
 
     with pytest.raises(StorageUnavailable):
         asyncio.run(harness.eventually(never, StorageUnavailable, seconds=0.1))
+
+
+class Lines(MemoryEvents):
+    """Appends each event to a file of lines, and syncs it."""
+
+    def __init__(self, options: Mapping[str, Any], context: Any) -> None:
+        super().__init__()
+        self.path = Path(options["path"])
+
+    async def write(self, events: Sequence[Event]) -> Sequence[Outcome]:
+        with self.path.open("ab") as file:
+            file.write(b"".join(event.body + b"\n" for event in events))
+            self.sync(file)
+        return await super().write(events)
+
+    def sync(self, file: IO[bytes]) -> None:
+        file.flush()
+        os.fsync(file)
+
+
+class SyncsTwice(Lines):
+    """Syncs before the first byte, and again after the last one."""
+
+    def sync(self, file: IO[bytes]) -> None:
+        os.fsync(file.fileno())
+        file.flush()
+        os.fdatasync(file.fileno())
+
+
+class NeverSyncs(Lines):
+    """Leaves the events to the kernel."""
+
+    def sync(self, file: IO[bytes]) -> None:
+        file.flush()
+
+
+class SyncsTooEarly(Lines):
+    """Syncs while the events are in the buffer of Python."""
+
+    def sync(self, file: IO[bytes]) -> None:
+        os.fsync(file)
+
+
+@pytest.mark.parametrize(
+    ("storage", "said"),
+    [
+        (Lines, None),
+        (SyncsTwice, None),
+        (NeverSyncs, "it returned without os.fsync or os.fdatasync"),
+        (SyncsTooEarly, "a file was written after it was synced"),
+    ],
+)
+def test_the_suite_finds_a_storage_that_does_not_sync(
+    storage: type[Lines], said: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = ModuleType("lines")
+    module.engage_register_storage = (  # type: ignore[attr-defined]
+        lambda register: register("lines", storage)
+    )
+    monkeypatch.setitem(sys.modules, "lines", module)
+
+    class Suite(StorageConformance):
+        plugin = "lines"
+
+        def options(self, tmp_path: Path) -> Mapping[str, Any]:
+            return {"path": str(tmp_path / "events")}
+
+    finds: Any = contextlib.nullcontext()
+    if said is not None:
+        finds = pytest.raises(AssertionError, match=said)
+    test: Any = Suite().test_writes_are_synced_before_they_return
+    with finds:
+        test(tmp_path)

@@ -33,6 +33,7 @@ class TestSqliteProcess(StorageConformance):
     """The conformance suite with several processes, one of which writes for the others."""
 
     plugin = "engage_plugins.sqlite"
+    syncs_with_os = False
 
     def options(self, tmp_path: Path) -> Mapping[str, Any]:
         return {"path": str(tmp_path / "engage.db"), "writer": "process"}
