@@ -18,6 +18,7 @@ from engage.api import (
     Page,
     Record,
     Status,
+    UserProfile,
 )
 
 #: The workspace of an event, unless another one is given.
@@ -228,14 +229,18 @@ async def all_recent(
     :param limit: the maximum number of items of one page.
     :param before: the cursor to start from.
     """
-    found: list[Any] = []
-    while True:
-        page: Page[Any] = await read(*arguments, before=before, limit=limit)
-        assert len(page.items) <= limit
-        found += page.items
-        before = page.cursor
-        if before is None:
-            return found
+
+    async def page(*arguments: Any, after: str | None, limit: int) -> Any:
+        return await read(*arguments, before=after, limit=limit)
+
+    return await all_pages(page, *arguments, limit=limit, after=before)
+
+
+async def profile_of(store: Any, user_id: str, workspace_id: str = WORKSPACE) -> UserProfile:
+    """Return the profile of a user, and check that there is one."""
+    profile: UserProfile | None = await store.profile(workspace_id, user_id)
+    assert profile is not None
+    return profile
 
 
 async def ids(store: EventStore, *, limit: int = 100, **fields: Any) -> list[str]:

@@ -157,16 +157,10 @@ def _change(records: Sequence[SubscriptionRecord]) -> SubscriptionChange:
     )
 
 
-async def _history(
-    store: SubscriptionStore, workspace_id: str, user_id: str
-) -> AsyncGenerator[SubscriptionRecord, None]:
-    async for record in all_pages(functools.partial(store.history, workspace_id, user_id)):
-        yield record
-
-
 async def _apply(target: SubscriptionStore, change: SubscriptionChange, counts: Counts) -> None:
     newer: set[str] = set()
-    async for record in _history(target, change.workspace_id, change.user_id):
+    history = functools.partial(target.history, change.workspace_id, change.user_id)
+    async for record in all_pages(history):
         if record.change_id == change.id:
             counts.duplicate += 1
             return
@@ -190,11 +184,9 @@ async def _copy_unexplained_choices(
         there = await target.state(state.workspace_id, state.user_id)
         if there.get(state.group_id) is state.subscribed:
             continue
-        moved_on = False
-        async for record in _history(target, state.workspace_id, state.user_id):
-            if record.group_id == state.group_id and record.at > state.updated_at:
-                moved_on = True
-        if moved_on:
+        history = functools.partial(target.history, state.workspace_id, state.user_id)
+        later = {one.group_id async for one in all_pages(history) if one.at > state.updated_at}
+        if state.group_id in later:
             continue
         parts = (state.workspace_id, state.user_id, state.group_id, str(state.updated_at))
         digest = hashlib.blake2b(canonical(parts), digest_size=16).hexdigest()

@@ -8,7 +8,7 @@ are not copied.
 from __future__ import annotations
 
 import functools
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from engage.api import Count, CountStore, EventStore, Record, RecordStore
@@ -37,17 +37,13 @@ async def copy_records(
     """
     counts = Counts(name)
     for kind in kinds:
-        async for record in _records(source, kind):
+        async for record in all_pages(functools.partial(source.list_records, kind)):
             if isinstance(target, RecordStore):
                 await _put(target, record, counts)
             else:
                 counts.refuse("the target does not store records")
             report(counts)
     return counts
-
-
-def _records(source: RecordStore, kind: str) -> AsyncIterator[Record]:
-    return all_pages(functools.partial(source.list_records, kind))
 
 
 async def _put(target: RecordStore, record: Record, counts: Counts) -> None:

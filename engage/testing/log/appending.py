@@ -202,8 +202,7 @@ class LogAppendTests:
 
     @on_log
     async def test_dead_records_are_not_read(self, bench: LogBench) -> None:
-        log = await bench.open()
-        await append_all(log, log_record("a"))
+        log = await bench.open(log_record("a"))
         before = await log.ends()
         outcomes = await log.append_dead([log_record("dead"), log_record("dead")])
         assert list(outcomes) == [Outcome(Status.STORED)] * 2

@@ -93,14 +93,17 @@ class LogBench(Harness[LogSubject]):
         self._opened.append(log)
         return log
 
-    async def open(self, **context: Any) -> EventLog:
+    async def open(self, *records: LogRecord, **context: Any) -> EventLog:
         """Return an opened log. The first one creates it.
 
+        :param records: appended to it.
         :param context: see :meth:`new`.
         """
         log = self.new(**context)
         await log.open(create=True)
         await log.check()
+        if records:
+            await append_all(log, *records)
         return log
 
     async def reader(self, log: EventLog, group: str = "g", **options: Any) -> LogReader:

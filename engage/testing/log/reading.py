@@ -53,8 +53,7 @@ class LogReadTests:
     @on_log
     async def test_a_record_is_returned_once(self, bench: LogBench) -> None:
         """It is not returned again because it is not committed yet."""
-        log = await bench.open()
-        await append_all(log, *numbered(100))
+        log = await bench.open(*numbered(100))
         reader = await bench.reader(log)
         found = await bench.take(reader, 100)
         await append_all(log, *numbered(100, name="n"))
@@ -64,8 +63,7 @@ class LogReadTests:
 
     @on_log
     async def test_a_read_waits_for_the_first_record(self, bench: LogBench) -> None:
-        log = await bench.open()
-        await append_all(log, log_record("first"))
+        log = await bench.open(log_record("first"))
         reader = await bench.reader(log)
         await bench.take(reader, 1)
         started = time.monotonic()
@@ -80,8 +78,7 @@ class LogReadTests:
     @on_log
     async def test_a_cancelled_read_loses_nothing(self, bench: LogBench) -> None:
         """Its records are returned by the next call."""
-        log = await bench.open()
-        await append_all(log, *numbered(200))
+        log = await bench.open(*numbered(200))
         reader = await bench.reader(log)
         found: list[ReadRecord] = []
         for n in range(200):
@@ -100,8 +97,7 @@ class LogReadTests:
     @on_log
     async def test_a_reader_begins_at_the_first_record(self, bench: LogBench) -> None:
         """In each partition that has no committed offset, when it joins the group or later."""
-        log = await bench.open()
-        await append_all(log, log_record("a", "user0"))
+        log = await bench.open(log_record("a", "user0"))
         first = await bench.reader(log)
         (one,) = await bench.take(first, 1)
         await first.commit(offsets_after([one]))
@@ -116,8 +112,7 @@ class LogReadTests:
     @on_log
     async def test_a_group_continues_at_the_offsets_that_were_named(self, bench: LogBench) -> None:
         """And not where the reader is."""
-        log = await bench.open()
-        await append_all(log, *numbered(120))
+        log = await bench.open(*numbered(120))
         first = await bench.reader(log)
         parts = by_partition(await bench.take(first, 120))
         done = [one for part in parts.values() for one in part[: len(part) // 3]]
@@ -137,8 +132,7 @@ class LogReadTests:
 
     @on_log
     async def test_a_reader_commits_nothing_by_itself(self, bench: LogBench) -> None:
-        log = await bench.open()
-        await append_all(log, *numbered(50))
+        log = await bench.open(*numbered(50))
         first = await bench.reader(log)
         await bench.take(first, 50)
         await asyncio.sleep(0.2)
@@ -150,8 +144,7 @@ class LogReadTests:
 
     @on_log
     async def test_groups_do_not_know_each_other(self, bench: LogBench) -> None:
-        log = await bench.open()
-        await append_all(log, *numbered(30))
+        log = await bench.open(*numbered(30))
         one, other = await bench.reader(log, "one"), await bench.reader(log, "other")
         await one.commit(offsets_after(await bench.take(one, 30)))
         assert await log.committed("other") == {}
@@ -159,8 +152,7 @@ class LogReadTests:
 
     @on_log
     async def test_rewinding_returns_what_is_not_committed_again(self, bench: LogBench) -> None:
-        log = await bench.open()
-        await append_all(log, *numbered(60))
+        log = await bench.open(*numbered(60))
         reader = await bench.reader(log)
         parts = by_partition(await bench.take(reader, 60))
         await reader.rewind()
@@ -177,8 +169,7 @@ class LogReadTests:
     @on_log
     async def test_a_paused_partition_waits(self, bench: LogBench) -> None:
         """The others go on; a rewind does not end the pause."""
-        log = await bench.open()
-        await append_all(log, *numbered(60))
+        log = await bench.open(*numbered(60))
         reader = await bench.reader(log)
         parts = by_partition(await bench.take(reader, 60))
         paused = min(parts)
@@ -289,8 +280,7 @@ class LogReadTests:
 
     @on_log
     async def test_a_closed_reader_raises(self, bench: LogBench) -> None:
-        log = await bench.open()
-        await append_all(log, log_record("a"))
+        log = await bench.open(log_record("a"))
         reader = await bench.reader(log)
         await reader.open()
         found = await bench.take(reader, 1)

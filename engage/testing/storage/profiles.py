@@ -31,7 +31,7 @@ from engage.api import Link as Linked
 from engage.api import Membership as Member
 from engage.api import UserTraits as Traits
 
-from ..factories import AWKWARD, TIME, WORKSPACE, all_pages, event, identify, store_all
+from ..factories import AWKWARD, TIME, WORKSPACE, all_pages, event, identify, profile_of, store_all
 from .harness import Bench, on_open, on_store
 
 
@@ -75,8 +75,7 @@ class ProfileTests:
         )
         groups = await all_pages(store.scan_groups, None)
         assert {one.group_id: one.traits for one in groups} == {"g": {}, "h": {"x": 1}}
-        grouped = await store.profile(WORKSPACE, "grouped")
-        assert grouped is not None
+        grouped = await profile_of(store, "grouped")
         assert grouped.groups == ["g"]
 
     @on_open(ProfileStore)
@@ -102,8 +101,7 @@ class ProfileTests:
             first = [one[0].status for one in outcomes]
             assert sorted(first) == sorted([Status.STORED] + [Status.DUPLICATE] * (calls - 1))
             expected["turn"] = turn
-        profile = await store.profile(WORKSPACE, "u")
-        assert profile is not None
+        profile = await profile_of(store, "u")
         assert profile.traits == expected
         assert len(profile.anonymous_ids) == 10 * calls
 
@@ -112,8 +110,7 @@ class ProfileTests:
         await store_all(store, identify("1", "u", 10, traits={"a": 1, "b": 1, "c": 1}))
         await store_all(store, identify("2", "u", 20, traits={"b": 2, "c": None}))
         await store_all(store, identify("3", "u", 5, traits={"a": 3, "c": 3, "d": {"x": [1, {}]}}))
-        profile = await store.profile(WORKSPACE, "u")
-        assert profile is not None
+        profile = await profile_of(store, "u")
         assert profile.traits == {"a": 1, "b": 2, "c": None, "d": {"x": [1, {}]}}
         # A storage may leave the times out.
         times = {"a": TIME + 10, "b": TIME + 20, "c": TIME + 20, "d": TIME + 5}
@@ -155,8 +152,7 @@ class ProfileTests:
         groups = await all_pages(store.scan_groups, WORKSPACE, limit=7)
         assert sorted(one.group_id for one in groups) == names
         assert all(one.traits == traits for one in groups)
-        profile = await store.profile(WORKSPACE, "u")
-        assert profile is not None
+        profile = await profile_of(store, "u")
         assert profile.groups == names
         assert profile.anonymous_ids == sorted(f"v{name}" for name in names)
 
@@ -172,8 +168,7 @@ class ProfileTests:
         await store_all(store, group("a", 4, False), group("b", 4, False), group("c", 8, True))
         await store_all(store, group("d", 2, False))
         await store_all(store, group("d", 3))
-        profile = await store.profile(WORKSPACE, "u")
-        assert profile is not None
+        profile = await profile_of(store, "u")
         assert profile.groups == ["b", "d"]
 
     @on_open(ProfileStore)
@@ -187,8 +182,7 @@ class ProfileTests:
         await store_all(store, identify("3", "u", 15, traits={"email": "late@b.c", "unknown": 1}))
 
         async def traits_of(user: str) -> Any:
-            profile = await store.profile(WORKSPACE, user)
-            assert profile is not None
+            profile = await profile_of(store, user)
             [scanned] = [
                 one for one in await all_pages(store.scan_users, WORKSPACE) if one.user_id == user
             ]
@@ -211,8 +205,7 @@ class ProfileTests:
         for origin in (API_ORIGIN, "sendgrid"):
             attempt = identify("2", "u", 20, origin=origin, removedTraits=["a"])
             await store_all(store, attempt)
-        profile = await store.profile(WORKSPACE, "u")
-        assert profile is not None
+        profile = await profile_of(store, "u")
         assert profile.traits == {"a": 1}
 
     @on_store
@@ -230,8 +223,7 @@ class ProfileTests:
         assert store.dropped_changes == 2
         await store_all(store, removal("6", "u", 6, "b"))
         await store_all(store, identify("7", "u", 7, traits={"a": 1}))
-        profile = await store.profile(WORKSPACE, "u")
-        assert profile is not None
+        profile = await profile_of(store, "u")
         assert profile.traits == {"a": 1, "c": "x" * 40}
 
     def test_last_write_wins_in_every_order(self: Any, tmp_path: Path) -> None:
@@ -328,8 +320,7 @@ async def _profiles(store: ProfileStore, workspace: str) -> Any:
         for one in await all_pages(store.scan_users, workspace)
     }
     for name, user in users.items():
-        one = await store.profile(workspace, name)
-        assert one is not None
+        one = await profile_of(store, name, workspace)
         assert dict(one.traits) == user[0]
     groups = {
         one.group_id: dict(one.traits) for one in await all_pages(store.scan_groups, workspace)

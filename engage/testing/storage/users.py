@@ -10,7 +10,7 @@ import pytest
 
 from engage.api import ProfileLimits, ProfileStore, Status
 
-from ..factories import TIME, WORKSPACE, all_pages, event, identify, ids, store_all
+from ..factories import TIME, WORKSPACE, all_pages, event, identify, ids, profile_of, store_all
 from .harness import Bench, on_open, on_store
 
 
@@ -37,8 +37,7 @@ class UserTests:
             event("8", user_id="u", anonymous_id="u"),
             event("9", user_id="u", anonymous_id="null"),
         )
-        profile = await store.profile(WORKSPACE, "u")
-        assert profile is not None
+        profile = await profile_of(store, "u")
         assert profile.anonymous_ids == ["v0", "v1", "v3"]
         assert await store.profile(WORKSPACE, "stranger") is None
 
@@ -76,11 +75,9 @@ class UserTests:
             event("5", type="alias", user_id="v", previousId="u", workspace="other"),
             event("6", type="alias", user_id="v", previousId="known", workspace="other"),
         )
-        profile = await store.profile(WORKSPACE, "u")
-        assert profile is not None
+        profile = await profile_of(store, "u")
         assert profile.anonymous_ids == ["unknown"]
-        profile = await store.profile("other", "v")
-        assert profile is not None
+        profile = await profile_of(store, "v", "other")
         assert profile.anonymous_ids == ["known"]
 
     @on_open(ProfileStore)
@@ -101,8 +98,7 @@ class UserTests:
             await store_all(store, identify(f"l{number}", "u", anonymous_id=f"v{number}"))
             group = event(f"g{number}", type="group", user_id="u", groupId=f"g{number}")
             await store_all(store, group)
-        profile = await store.profile(WORKSPACE, "u")
-        assert profile is not None
+        profile = await profile_of(store, "u")
         assert profile.traits == {"t0": 1, "t1": 1, "t2": 1}
         assert profile.anonymous_ids == ["v0", "v1"]
         assert profile.groups == ["g0", "g1"]
@@ -114,8 +110,7 @@ class UserTests:
         await store_all(store, ended)
         (outcome,) = await store.write([identify("t4", "u", 9, traits={"t4": 1})])
         assert outcome.status is Status.DUPLICATE
-        profile = await store.profile(WORKSPACE, "u")
-        assert profile is not None
+        profile = await profile_of(store, "u")
         assert profile.traits == {"t0": 2, "t1": 1, "t2": 1}
         assert profile.groups == ["g0"]
         assert store.dropped_changes == 8
@@ -129,8 +124,7 @@ class UserTests:
         await store_all(store, identify("3", "u", 3, traits={"c": "x" * 390}))
         group = event("4", type="group", groupId="g", traits={"a": "x" * 2000, "b": 1})
         await store_all(store, group)
-        profile = await store.profile(WORKSPACE, "u")
-        assert profile is not None
+        profile = await profile_of(store, "u")
         assert sorted(profile.traits) == ["a", "c"]
         (found,) = await all_pages(store.scan_groups, WORKSPACE)
         assert found.traits == {"b": 1}
@@ -153,8 +147,7 @@ class UserTests:
         # A trait of another name does not get the room, nor does one of another workspace's users.
         await store_all(store, identify("5", "u", 5, traits={"code": "1"}))
         assert store.dropped_changes == 3
-        profile = await store.profile(WORKSPACE, "u")
-        assert profile is not None
+        profile = await profile_of(store, "u")
         assert profile.traits == {
             "a": "x" * 100,
             "b": "x" * 100,
@@ -209,8 +202,7 @@ class UserTests:
         found = await again.find_users(WORKSPACE, "email", ["a@b.c"])
         assert dict(found) == {"a@b.c": ["u"]}
         await store_all(again, identify("2", "u", 3, anonymous_id="v"))
-        profile = await again.profile(WORKSPACE, "u")
-        assert profile is not None
+        profile = await profile_of(again, "u")
         assert (profile.created_at, profile.updated_at) == (TIME + 3, TIME + 4)
 
     @on_store
@@ -225,6 +217,5 @@ class UserTests:
                 for number in range(60)
             )
         )
-        profile = await store.profile(WORKSPACE, "u")
-        assert profile is not None
+        profile = await profile_of(store, "u")
         assert profile.traits == {"n": 59, **{f"t{number}": 1 for number in range(60)}}
