@@ -316,7 +316,8 @@ class MemoryProfiles(Memory, api.ProfileStore):
 
     async def users_beginning(self, workspace_id: str, text: str, *, limit: int) -> Sequence[str]:
         known, wanted = self.contents().profiles.values(), _of(workspace_id)
-        return [one.id for one in known if wanted(one) and one.id.startswith(text)][:limit]
+        users = (one.id for one in known if one.kind == "user" and wanted(one))
+        return [one for one in users if one.startswith(text)][:limit]
 
     async def scan_users(
         self, workspace_id: str | None, *, after: str | None, limit: int
