@@ -3,6 +3,7 @@
 // Attributes: <time datetime> (data-ago: as "12 s"; data-clock: the time of day; data-full: all of it), data-copy="#id" or "text:…",
 // An element with new times below it dispatches "times" (bubbles); document gets "zone" and "theme" after a switch.
 // data-line="3" (a link to a text area, of which it selects a line; the first one does so at once),
+// <input type="datetime-local" value="in UTC">, <span data-zone>UTC</span> (the zone of these fields),
 // data-submit (a select that sends its form), data-confirm="question" (a button that asks first).
 
 const root = document.documentElement;
@@ -157,11 +158,37 @@ document.addEventListener("change", (event) => {
 });
 
 document.addEventListener("keydown", (event) => {
-  if (event.key === "/" && !event.target.closest("input, textarea, select")) {
-    document.querySelector(".search input[type=search]")?.focus();
-    event.preventDefault();
-  }
+  const command = event.ctrlKey || event.metaKey;
+  if (!(event.key === "/" && !command) && !(event.key === "k" && command)) return;
+  if (event.target.closest("input, textarea, select")) return;
+  const search = document.querySelector(".search input[type=search]");
+  search?.focus();
+  search?.select();
+  event.preventDefault();
 });
+
+// The times of filters are those of the page's zone; addresses have UTC.
+const moments = [...document.querySelectorAll("input[type=datetime-local]")];
+
+/** Return minutes as a field has them, in another zone; "" if they are no time. */
+function moved(text, zone, forward) {
+  const at = new Date(text + zone);
+  if (Number.isNaN(at.valueOf())) return "";
+  return new Date(at - (forward ? at.getTimezoneOffset() * 60_000 : 0)).toISOString().slice(0, 16);
+}
+
+function showMoments() {
+  for (const field of moments) field.value = moved(field.dataset.utc, "Z", !utc());
+  for (const zone of document.querySelectorAll("[data-zone]")) zone.textContent = utc() ? "UTC" : "local time";
+}
+
+for (const field of moments) {
+  field.dataset.utc = moved(field.defaultValue, "Z", false);
+  field.addEventListener("change", () => (field.dataset.utc = moved(field.value, utc() ? "Z" : "", false)));
+  field.form.addEventListener("formdata", (event) => event.formData.set(field.name, field.dataset.utc));
+}
+document.addEventListener("zone", showMoments);
+showMoments();
 
 document.addEventListener("times", (event) => showTimes(event.target));
 showTimes();
