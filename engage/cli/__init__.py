@@ -14,7 +14,7 @@
 ``dead_letters.py``  ``engage dead-letters``
 ``replays.py``       ``engage dead-letters check`` and ``replay``
 ``letters.py``       the code that the commands of ``engage dead-letters`` share
-``users.py``         ``engage users remove-trait``
+``users.py``         ``engage users show`` and ``remove-trait``
 ``keys.py``          ``engage keys list``, ``add``, ``disable``, ``enable`` and ``archive``
 ``webhooks.py``      ``engage webhook-url``, ``webhook-test`` and ``webhook-retry``
 ``common.py``        the code that all commands share: ``--config``, plugins, store, errors, times

@@ -4,19 +4,121 @@
 from __future__ import annotations
 
 import sys
+import time
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Final
 
 import click
+import orjson
 
-from engage.cli.common import config_option, load_chosen, now, safe, with_store, workspace_option
+from engage.api import (
+    EngageError,
+    Event,
+    EventFilter,
+    EventStore,
+    ProfileStore,
+    SubscriptionStore,
+    UserProfile,
+)
+from engage.cli.common import (
+    config_option,
+    load_chosen,
+    now,
+    print_table,
+    safe,
+    shown_time,
+    with_store,
+    workspace_option,
+)
 from engage.pipeline.removal import remove_traits
+from engage.upkeep.export import render
 
 _workspace_option = workspace_option("The workspace of the user, if there are several.")
 
 
-@click.group(epilog="\b\nExample:\n  engage users remove-trait --workspace acme u-1 email plan")
+#: Newest events that are shown of a user.
+_EVENTS: Final = 10
+#: Seconds for which a store without an index of users looks for them.
+_SEARCH_SECONDS: Final = 5.0
+
+
+@click.group(epilog="\b\nExample:\n  engage users show u-1")
 def users() -> None:
-    """Change users as the operator of the server."""
+    """Show one user, or remove traits."""
+
+
+@users.command("show", epilog="\b\nExample:\n  engage users show --workspace acme u-1")
+@config_option
+@_workspace_option
+@click.argument("user", metavar="ID")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@click.pass_context
+def show(
+    ctx: click.Context, config_path: Path, workspace_id: str | None, user: str, as_json: bool
+) -> None:
+    """Print what is known of a user.
+
+    That is the profile (traits, groups, anonymous ids, and when the user was seen first and last),
+    the subscription choices, and the newest events with this user id. There may be events without a
+    profile: only identify, group and alias calls make one. The exit status is 1 if there is
+    neither.
+    """
+    config, workspace = load_chosen(config_path, workspace_id)
+    profile, choices, events = with_store(
+        ctx, config, lambda store: _look_up(store, workspace, user)
+    )
+    about = {} if profile is None else orjson.loads(render("users", profile).json)
+    if as_json:
+        documents = [event.document() for event in events]
+        found = {"user": about or None, "subscriptions": choices, "events": documents}
+        click.echo(safe(orjson.dumps(found).decode()))
+        return
+    lines = {"id": user}
+    if profile is None:
+        lines["profile"] = "none; there are only events with this user id"
+    else:
+        lines["seen first"], lines["seen last"] = about["createdAt"], about["updatedAt"]
+        lines["anonymous ids"] = ", ".join(profile.anonymous_ids) or "-"
+        lines["groups"] = ", ".join(profile.groups) or "-"
+    for trait, value in about.get("traits", {}).items():
+        lines[f"trait {trait}"] = orjson.dumps(value).decode()
+    for group, subscribed in choices.items():
+        lines[f"subscription {group}"] = "yes" if subscribed else "no"
+    for name, text in lines.items():
+        click.echo(f"{safe(name)}: {safe(text)}")
+    if events:
+        click.echo()
+        rows = [(shown_time(e.received_at), e.type, e.name or "-", e.message_id) for e in events]
+        print_table(("RECEIVED", "TYPE", "NAME", "MESSAGE ID"), rows)
+
+
+async def _look_up(
+    store: EventStore, workspace: str, user: str
+) -> tuple[UserProfile | None, Mapping[str, bool], list[Event]]:
+    """Return the profile, the choices and the newest events of a user.
+
+    :raises EngageError: if the storage has no profiles, or nothing is known of the user.
+    """
+    if not isinstance(store, ProfileStore):
+        remedy = "`engage export events --user ID` prints the user's events"
+        raise EngageError(f"the storage does not store profiles; {remedy}")
+    profile = await store.profile(workspace, user)
+    choices = await store.state(workspace, user) if isinstance(store, SubscriptionStore) else {}
+    wanted = EventFilter(workspace_id=workspace, user_id=user)
+    events: list[Event] = []
+    cursor, end = None, time.monotonic() + _SEARCH_SECONDS
+    while page := await store.recent(wanted, before=cursor, limit=_EVENTS - len(events)):
+        events += filter(wanted.matches, page.items)
+        cursor = page.cursor
+        if cursor is None or len(events) == _EVENTS:
+            break
+        if time.monotonic() > end:
+            click.echo("engage: older events were not searched", err=True)
+            break
+    if profile is None and not choices and not events:
+        raise EngageError(f"the workspace {workspace!r} has no user {user!r}, and no such events")
+    return profile, dict(choices), events
 
 
 @users.command(

@@ -40,7 +40,8 @@ from support.sqlite import config_file, open_store
 COMMANDS = [
     *("check", "console", "console-link", "console-logout", "console-password"),
     *("copy", "dead-letters check", "dead-letters replay", "export", "init", "load", "plugins"),
-    *("serve", "users remove-trait", "webhook-retry", "webhook-test", "webhook-url"),
+    *("serve", "tail", "users remove-trait", "users show"),
+    *("webhook-retry", "webhook-test", "webhook-url"),
 ]
 
 

@@ -38,6 +38,7 @@ def engage(folder: Path, arguments: str, redirected: str = "") -> tuple[int, str
         (("dead-letters", "check", "0" * 32), "the workspace 'acme' has no dead letter"),
         (("dead-letters", "replay", "0" * 32), "the workspace 'acme' has no dead letter"),
         (("dead-letters", "delete", "0" * 32), "0 dead letters deleted"),
+        (("users", "show", "ann"), "the workspace 'acme' has no user"),
         (("users", "remove-trait", "ann", "plan"), "the workspace 'acme' has no user"),
     ],
 )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``engage users remove-trait``."""
+"""``engage users show`` and ``remove-trait``."""
 
 from __future__ import annotations
 
@@ -8,13 +8,16 @@ import json
 import time
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 from click.testing import Result
 
-from engage.api import Event
-from engage.testing.factories import TIME, identify
+from engage.api import Event, SubscriptionChange
+from engage.registry import Registry
+from engage.testing.factories import TIME, event, identify
 from support.commands import run
+from support.memory_store import MemoryEvents
 from support.sqlite import config_file, open_store
 
 
@@ -98,3 +101,64 @@ def test_what_cannot_be_removed_is_reported(stored: Path) -> None:
     assert result.exit_code == 1
     assert "does not contain a workspace 'nope'" in result.stderr
     assert len(exported(stored, "events")) == count
+
+
+def shown(path: Path, *arguments: str) -> Result:
+    return run("users", "show", "--config", path, "--workspace", "acme", *arguments)
+
+
+def test_a_user_is_shown_with_all_that_is_known(stored: Path) -> None:
+    async def choose() -> None:
+        async with open_store(stored) as opened:
+            store: Any = opened
+            await store.write(
+                [
+                    event("2", type="group", user_id="ann", groupId="g", at=2, anonymous_id="x"),
+                    *(event(f"e{n}", user_id="ann", at=3, received=n) for n in range(12)),
+                    event("other", user_id="bob", at=4),
+                    event("away", workspace="other", user_id="ann", at=4),
+                ]
+            )
+            change: dict[str, Any] = {"id": "c", "choices": {"news": True}, "at": 5, "how": "api"}
+            await store.apply(SubscriptionChange(workspace_id="acme", user_id="ann", **change))
+
+    asyncio.run(choose())
+    result = shown(stored, "ann")
+    assert (result.exit_code, result.stderr) == (0, "")
+    about, _, table = result.stdout.partition("\n\n")
+    lines = about.splitlines()
+    for line in ("id: ann", "groups: g", 'trait plan: "pro"', "subscription news: yes"):
+        assert line in lines
+    rows = [line.split("\t") for line in table.splitlines()]
+    assert len(rows) == 10
+    assert all(row[1:2] == ["track"] for row in rows)
+    result = shown(stored, "ann", "--json")
+    (line,) = result.stdout.splitlines()
+    found = json.loads(line)
+    (profile,) = (one for one in exported(stored, "users") if one["workspaceId"] == "acme")
+    assert found["user"] == profile
+    assert found["subscriptions"] == {"news": True}
+    assert [one["messageId"] for one in found["events"]] == [row[3] for row in rows]
+
+
+def test_events_without_a_profile_are_shown(stored: Path) -> None:
+    write(stored, event("m", user_id="carl", event="\x1b[31mred"))
+    result = shown(stored, "carl")
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert "profile: none" in result.stdout
+    assert "\ttrack\t\\u001b[31mred\tm\n" in result.stdout
+    found = json.loads(shown(stored, "carl", "--json").stdout)
+    assert (found["user"], len(found["events"])) == (None, 1)
+
+
+def test_an_unknown_user_is_status_1(stored: Path) -> None:
+    result = shown(stored, "nobody")
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert result.stderr.startswith("engage: the workspace 'acme' has no user 'nobody'")
+
+
+def test_a_storage_without_profiles_is_named(stored: Path) -> None:
+    with mock.patch.object(Registry, "make_storage", return_value=MemoryEvents()):
+        result = shown(stored, "ann")
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert "the storage does not store profiles; `engage export events --user" in result.stderr
