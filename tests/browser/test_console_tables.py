@@ -96,6 +96,10 @@ for (const table of document.querySelectorAll(".table > table")) {
   }
 }
 
+for (const one of document.querySelectorAll("td :is(button, .button)")) {
+  if (shown(one)) inside(one, one.closest("td"));
+}
+
 // All of a text that is cut is in its title, and behind its link or there when it is pressed.
 const cut = (one) =>
   one.scrollWidth > one.clientWidth + 1 || one.scrollHeight > one.clientHeight + 4;
