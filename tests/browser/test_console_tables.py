@@ -25,7 +25,8 @@ from support.waiting import wait_for
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
 
-WIDTHS = (1280, 768, 390, 320)
+#: The second is the narrowest with a table that has columns.
+WIDTHS = (1280, 1195, 768, 390, 320)
 PICTURES = os.environ.get("ENGAGE_SCREENSHOTS", "")
 
 KEY_ID = "website-of-the-second-largest-customer-in-the-north-of-the-land0"
@@ -233,3 +234,31 @@ def test_long_text_fits_and_can_be_read_on_every_page(visitor: Operator, crowded
         visitor.open(path)
         found += look(visitor, path.partition("?")[0])
     assert not found, "\n".join(found)
+
+
+@pytest.mark.parametrize("page", ["live", "events"])
+def test_filters_fold_on_a_phone_only(visitor: Operator, page: str) -> None:
+    def shown(selector: str) -> bool:
+        one = visitor.one(selector)
+        return bool(visitor.browser.run("return arguments[0].checkVisibility()", one))
+
+    visitor.size(1280)
+    visitor.open(page)
+    assert shown("#f-name")
+    assert not shown(".fold > summary")
+    visitor.size(390)
+    assert not shown("#f-name")
+    visitor.click("Filters")
+    assert shown("#f-name")
+
+
+def test_without_scripts_nothing_is_cut(visitor: Operator) -> None:
+    visitor.browser.cdp("Emulation.setScriptExecutionDisabled", value=True)
+    visitor.open("user", id=PEOPLE[0])
+    assert len(visitor.texts("td")) > 20
+    found = visitor.browser.run("""
+      return [...document.querySelectorAll("h1, td")].filter(
+        (one) => one.scrollWidth > one.clientWidth + 1 || one.scrollHeight > one.clientHeight + 4
+      ).map((one) => one.innerText);
+    """)
+    assert found == []
