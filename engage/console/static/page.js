@@ -4,10 +4,15 @@
 // An element with new times below it dispatches "times" (bubbles); document gets "zone" and "theme" after a switch.
 // data-line="3" (a link to a text area, of which it selects a line; the first one does so at once),
 // <input type="datetime-local" value="in UTC">, <span data-zone>UTC</span> (the zone of these fields),
-// data-submit (a select that sends its form), data-confirm="question" (a button that asks first).
+// data-submit (a select that sends its form), data-given (a .fold that phones do not fold),
+// data-confirm="question" (a button that asks first).
 
 const root = document.documentElement;
 root.classList.add("js");
+
+// On phones, filters unfold when they are wanted.
+if (matchMedia("(max-width: 40rem)").matches)
+  for (const one of document.querySelectorAll(".fold:not([data-given])")) one.open = false;
 
 const DAY = 86_400_000;
 const day = { year: "numeric", month: "short", day: "numeric" };
