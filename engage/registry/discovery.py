@@ -9,6 +9,7 @@ one line that names the plugin, its distribution and what to do.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import inspect
 import re
 import sys
@@ -137,13 +138,14 @@ def discover(
                 f"uninstall one of them: pip uninstall {plugin.project}",
             )
         plugins[plugin.name] = plugin
-        _register(manager, plugin, _import(entry_point, plugin))
+        _register(manager, plugin, _import(plugin, entry_point.load, "install what it needs"))
     for path in files:
         plugin = Plugin(name=path.name, target=str(path), distribution=str(path), project=None)
         if (other := plugins.get(plugin.name)) is not None:
             raise plugin.error(f"{other.target} has the same name", "rename one of them")
         plugins[plugin.name] = plugin
-        _register(manager, plugin, _run_file(path, plugin))
+        load = functools.partial(_run_file, path)
+        _register(manager, plugin, _import(plugin, load, "correct the file"))
     tables = {kind: _table(manager, kind, plugins) for kind in KINDS}
     commands, plugin_of = _commands(manager, plugins, frozenset(reserved_commands))
     return Discovered(
@@ -167,32 +169,22 @@ def _plugin(entry_point: Any) -> Plugin:
     )
 
 
-def _import(entry_point: Any, plugin: Plugin) -> ModuleType:
-    cure = f"install what it needs, or {plugin.removal}"
+def _import(plugin: Plugin, load: Callable[[], ModuleType], otherwise: str) -> ModuleType:
     try:
-        module: ModuleType = entry_point.load()
+        return load()
     except Exception as error:
-        raise plugin.error(f"cannot be imported: {_describe(error, plugin)}", cure) from error
-    return module
+        raise plugin.error(
+            f"cannot be imported: {_describe(error, plugin)}", f"{otherwise}, or {plugin.removal}"
+        ) from error
 
 
-def _run_file(path: Path, plugin: Plugin) -> ModuleType:
+def _run_file(path: Path) -> ModuleType:
     """Run a file as a module. Nothing is written beside it, as an import would do."""
     module = types.ModuleType(f"engage_file_{path.stem}")
     module.__file__ = str(path)
-    try:
-        code = path.read_bytes()
-    except OSError as error:
-        raise plugin.error(
-            f"cannot be read: {error.strerror}", "correct its path in plugins.files"
-        ) from error
+    code = compile(path.read_bytes(), path, "exec", dont_inherit=True)
     sys.modules[module.__name__] = module
-    try:
-        exec(compile(code, path, "exec"), module.__dict__)  # noqa: S102 - the operator's own code
-    except Exception as error:
-        raise plugin.error(
-            f"cannot be imported: {_describe(error, plugin)}", "correct the file"
-        ) from error
+    exec(code, module.__dict__)  # noqa: S102 - the operator's own code
     return module
 
 

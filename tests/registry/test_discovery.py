@@ -260,12 +260,17 @@ def test_a_file_is_a_plugin(tmp_path: Path) -> None:
     [
         (
             "def f():\n    x = = 1",
-            "cannot be imported: SyntaxError: invalid syntax (bad.py, line 2); correct the file",
+            "cannot be imported: SyntaxError: invalid syntax (bad.py, line 2); correct the file, or"
+            " remove it from plugins.files",
         ),
         (
             "import json\n\njson.loads('{')\n",
             "cannot be imported: JSONDecodeError: Expecting property name enclosed in double"
             " quotes: line 1 column 2 (char 1) (line 3); correct the file",
+        ),
+        (
+            "def f(x: unknown): pass",
+            "cannot be imported: NameError: name 'unknown' is not defined (line 1); correct",
         ),
         ("x = 1", "it does not implement a hook; the hooks are engage_register_"),
         (
@@ -287,10 +292,12 @@ def test_a_broken_file_is_an_error(tmp_path: Path, source: str, said: str) -> No
 
 def test_a_missing_file_is_an_error(tmp_path: Path) -> None:
     path = tmp_path / "none.py"
-    said = "cannot be read: No such file or directory; correct its path in plugins.files"
-    assert of_file(path) == f"plugin file {path}: {said}"
+    assert of_file(path) == (
+        f"plugin file {path}: cannot be imported: FileNotFoundError: [Errno 2] No such file or"
+        f" directory: '{path}'; correct the file, or remove it from plugins.files"
+    )
     path.mkdir()
-    assert "cannot be read: Is a directory; " in of_file(path)
+    assert "IsADirectoryError: [Errno 21] Is a directory" in of_file(path)
 
 
 def test_two_files_of_one_name_are_an_error(tmp_path: Path) -> None:
