@@ -13,6 +13,7 @@ from engage.api import RecordStore
 from engage.console.connections import Connections
 from engage.console.data.badge import Badge
 from engage.console.data.history import Overview, overview
+from engage.console.data.names import Names
 from engage.console.display.snippets import server_url
 from engage.console.sign_in.addresses import is_loopback, is_within
 from engage.console.sign_in.guesses import Guesses
@@ -64,6 +65,8 @@ class Console:
     live: Live = dataclasses.field(init=False)
     #: How many events were rejected lately.
     badge: Badge = dataclasses.field(init=False)
+    #: The most frequent names of the newest events.
+    names: Names = dataclasses.field(init=False)
     #: (workspace id, range) → the last numbers, shown while the store does not answer.
     overviews: dict[tuple[str, str], Overview] = dataclasses.field(default_factory=dict)
     #: The last replay of many dead letters that this process began.
@@ -96,6 +99,7 @@ class Console:
         self.guesses = Guesses(self.clock)
         self.live = Live(self.app.store, self.reader)
         self.badge = Badge(self.app.store, self.reader, self.clock)
+        self.names = Names(self.app.store, self.reader, self.clock)
 
     async def open(self) -> None:
         """Begin the work in the background."""

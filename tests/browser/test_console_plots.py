@@ -123,15 +123,23 @@ def test_the_history_survives_a_kill_of_everything(browser: Browser, tmp_path: P
                 if "not running" in browser.run(READ):
                     break
             assert "not running" in browser.run(READ)
-            painted = browser.run("""
+            share = """
               const canvas = document.querySelector("#events-plot canvas"), box = canvas.width;
-              const at = Math.round(44 + (box - 64) * 0.8), draw = canvas.getContext("2d");
+              const at = Math.round(44 + (box - 64) * arguments[0]);
+              const draw = canvas.getContext("2d");
               const pixels = draw.getImageData(at, 20, 40, canvas.height - 90).data;
               let count = 0;
               for (let i = 3; i < pixels.length; i += 4) count += pixels[i] > 0;
               return count / (pixels.length / 4);
-            """)
+            """
+            painted = browser.run(share, 0.8)
             assert 0.02 < painted < 0.6, "the gap is not hatched"
+            # Before the first start there was nothing that could run.
+            for _ in range(60):
+                one.keys(Keys.ARROW_LEFT)
+            assert "before the first start" in browser.run(READ)
+            assert browser.run(share, 0.2) < painted / 2
+            assert min(numbers) == iso(this - 29 * MINUTE)
             # After some time, nothing was counted twice.
             before = totals(one)["Stored"]
             time.sleep(6)
@@ -227,7 +235,9 @@ def test_the_night_in_which_the_clocks_are_set_back(browser: Browser, tmp_path: 
     at = round(change.timestamp() * 1000)
     with console_data.start(folder, environment=clock.environment) as server:
         server.track("m-first")
-        put(server, {at - 30 * MINUTE: 111, at + 30 * MINUTE: 222})
+        # The table begins with the first start.
+        first = at - 18 * 60 * MINUTE - 30 * MINUTE
+        put(server, {first: 1, at - 30 * MINUTE: 111, at + 30 * MINUTE: 222})
         url = console_url(server)
         with operator(browser, server, age=-shift) as one:
             browser.cdp("Emulation.setTimezoneOverride", timezoneId="Europe/Berlin")

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 from engage.api import CountStore, CountSum
-from engage.monitoring.history import EVENTS, QUEUE, REFUSED, REQUESTS, UNKNOWN_KEY, UP
+from engage.monitoring.history import EVENTS, HOUR, QUEUE, REFUSED, REQUESTS, UNKNOWN_KEY, UP
 from engage.monitoring.metrics import REQUEST_BUCKETS
 
 if TYPE_CHECKING:
@@ -54,9 +54,12 @@ class Overview:
     step: int
     #: When each step began: milliseconds since 1970 UTC.
     at: Sequence[int]
-    #: Whether any process was running in the step. Where it is false, the plots are hatched and the
-    #: values of the other series are 0 or ``None``.
+    #: Whether any process was running in the step. Where it is false, the values of the other
+    #: series are 0 or ``None`` and the plots are hatched, from the first start on.
     running: Sequence[bool]
+    #: When the first process started that the store knows of: milliseconds since 1970 UTC, as
+    #: exact as the steps.
+    started: int
     #: Each of :data:`OUTCOMES` → requests seen.
     outcomes: Mapping[str, Sequence[int]]
     #: ``p50``, ``p95``, ``p99`` → milliseconds of a request of the whole server; ``None``: there
@@ -71,6 +74,13 @@ class Overview:
     #: Id of a write key of the workspace → events with it, of all outcomes. ``?``: requests that
     #: were refused because of their key.
     keys: Mapping[str, Sequence[int]]
+
+    @property
+    def stopped(self) -> bool:
+        """Whether no process was running in a step after the first start."""
+        return any(
+            not up and at >= self.started for up, at in zip(self.running, self.at, strict=True)
+        )
 
 
 async def overview(
@@ -103,10 +113,18 @@ async def overview(
         after = page.cursor
         if after is None:
             break
-    return _summed(sums, workspace, span, at)
+    known = await reader.read(
+        store.counts(HOUR, since=0, until=first, names=(UP,), after=None, limit=1)
+    )
+    hour = known.items[0].at if known.items else None
+    # An hour in which the range begins may be that of the first start.
+    before = hour is not None and hour + HOUR * 1000 <= first
+    return _summed(sums, workspace, span, at, hour if before else None)
 
 
-def _summed(sums: Sequence[CountSum], workspace: str, span: str, at: range) -> Overview:
+def _summed(
+    sums: Sequence[CountSum], workspace: str, span: str, at: range, started: int | None
+) -> Overview:
     steps = len(at)
     running = [False] * steps
     outcomes = {name: [0] * steps for name in OUTCOMES}
@@ -146,6 +164,9 @@ def _summed(sums: Sequence[CountSum], workspace: str, span: str, at: range) -> O
         step=RANGES[span][1],
         at=list(at),
         running=running,
+        started=next((one for one, up in zip(at, running, strict=True) if up), at.stop)
+        if started is None
+        else started,
         outcomes=outcomes,
         latency={
             f"p{percent}": [_percentile(bucket, percent) for bucket in buckets]

@@ -167,6 +167,8 @@ def table_of(data: Overview) -> list[dict[str, Any]]:
     rows = []
     for start in range(0, len(data.at), each):
         part = slice(start, start + each)
+        if max(data.at[part]) < data.started:
+            continue
         rows.append(
             {
                 "at": data.at[start],
@@ -263,6 +265,7 @@ class OverviewHandler(_Reads):
             data=data,
             figures=found,
             keys=keys,
+            counted=await self.console.names.newest(workspace) if has_any else None,
             rows=rows,
             last=live.last,
             refused=live.refused(workspace)[:NEWEST],

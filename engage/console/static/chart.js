@@ -22,7 +22,7 @@ const when = (seconds) =>
     day: "numeric", month: "short", hour: "2-digit", minute: "2-digit", hourCycle: "h23", timeZone: utc() ? "UTC" : undefined,
   }).format(seconds * 1000);
 
-/** Hatch the steps in which nothing was running. */
+/** Hatch the steps after the first start in which nothing was running. */
 function hatch(u) {
   const { ctx } = u;
   const line = color("line");
@@ -30,7 +30,7 @@ function hatch(u) {
   ctx.save();
   ctx.beginPath();
   data.running.forEach((up, i) => {
-    if (up) return;
+    if (up || data.at[i] < data.started) return;
     const from = u.valToPos(data.at[i] / 1000, "x", true);
     const to = u.valToPos(data.at[i] / 1000 + data.step, "x", true);
     ctx.rect(Math.max(left, from), top, Math.max(0, Math.min(to, left + width) - Math.max(left, from)), height);
@@ -68,7 +68,7 @@ function chart(id, series, values, read, more = {}) {
       drawClear: [hatch],
       setCursor: [(u) => {
         const i = u.cursor.idx;
-        out.textContent = i == null ? "" : `${when(data.at[i] / 1000)} · ${data.running[i] ? read(i) : "not running"}`;
+        out.textContent = i == null ? "" : `${when(data.at[i] / 1000)} · ${data.running[i] ? read(i) : data.at[i] < data.started ? "before the first start" : "not running"}`;
       }],
     },
   };
@@ -106,7 +106,9 @@ function draw() {
     const time = (at) => new Date(at).toISOString().slice(0, 16);
     location.href = `${plots.dataset.events}&since=${time(data.at[i])}&until=${time(data.at[i] + data.step * 1000)}`;
   });
-  const line = (name, width, alpha) => ({ stroke: color(name), width, alpha, spanGaps: false, points: { show: data.at.length < 100, size: 4 } });
+  // A value between two gaps has no line to be seen by.
+  const alone = (u, s) => u.data[s].flatMap((v, i, all) => (v != null && (data.at.length < 100 || (all[i - 1] == null && all[i + 1] == null)) ? [i] : []));
+  const line = (name, width, alpha) => ({ stroke: color(name), width, alpha, spanGaps: false, points: { filter: alone, size: 4 } });
   const ms = (v) => (v == null ? "–" : v === 0 ? "0" : v >= 1000 ? `${(v / 1000).toFixed(1)} s` : `${v < 10 ? v.toFixed(1) : Math.round(v)} ms`);
   const kinds = ["p50", "p95", "p99"];
   chart("latency-plot", [line("accent", 1.5, 0.5), line("accent", 2, 1), { ...line("ink3", 1.25, 1), dash: [3, 3] }], kinds.map((kind) => data.latency[kind]),

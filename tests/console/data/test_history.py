@@ -101,3 +101,27 @@ async def test_only_a_request_with_a_wrong_key_counts_as_one_of_an_unknown_key(
 
 async def test_a_store_without_counters_has_no_overview() -> None:
     assert await overview(MemoryEvents(), Reader(8.0), "acme", "1h", now=NOON) is None
+
+
+HOUR = 60 * MINUTE
+
+
+@pytest.mark.parametrize(
+    ("starts", "started", "stopped"),
+    [
+        ([], NOON + MINUTE, False),
+        ([0], NOON, False),
+        ([5 * MINUTE, 0], NOON - 5 * MINUTE, True),
+        ([3 * HOUR, 0], NOON - 3 * HOUR, True),
+        ([59 * MINUTE], NOON - 59 * MINUTE, True),
+    ],
+)
+async def test_nothing_stopped_before_the_first_start(
+    tmp_path: Path, starts: list[int], started: int, stopped: bool
+) -> None:
+    async with open_store(config_file(tmp_path)) as store:
+        assert isinstance(store, CountStore)
+        for ago in starts:
+            await counted(store, NOON - ago)
+        found = await drawn(store)
+    assert (found.started, found.stopped) == (started, stopped)
