@@ -4,8 +4,7 @@
 // An element with new times below it dispatches "times" (bubbles); document gets "zone" and "theme" after a switch.
 // data-line="3" (a link to a text area, of which it selects a line; the first one does so at once),
 // <input type="datetime-local" value="in UTC">, <span data-zone>UTC</span> (the zone of these fields),
-// data-submit (a select that sends its form), data-given (a .fold that phones do not fold),
-// data-confirm="question" (a button that asks first).
+// data-submit (a select that sends its form), data-given (a .fold that phones do not fold).
 
 const root = document.documentElement;
 root.classList.add("js");
@@ -128,21 +127,17 @@ document.addEventListener("click", async (event) => {
     return selectLine(place).focus();
   }
   const button = event.target.closest?.("[data-copy]");
-  if (button) {
-    const what = button.dataset.copy;
-    const text = what.startsWith("text:")
-      ? what.slice(5)
-      : (what ? document.querySelector(what) : button.parentElement.querySelector("pre, code")).textContent;
-    await copy(text);
-    const before = button.textContent;
-    if (before !== "Copied") {
-      button.textContent = "Copied";
-      setTimeout(() => (button.textContent = before), 1200);
-    }
-    return;
+  if (!button) return;
+  const what = button.dataset.copy;
+  const text = what.startsWith("text:")
+    ? what.slice(5)
+    : (what ? document.querySelector(what) : button.parentElement.querySelector("pre, code")).textContent;
+  await copy(text);
+  const before = button.textContent;
+  if (before !== "Copied") {
+    button.textContent = "Copied";
+    setTimeout(() => (button.textContent = before), 1200);
   }
-  const asked = event.target.closest?.("[data-confirm]");
-  if (asked && !confirm(asked.dataset.confirm)) event.preventDefault();
 });
 
 /** Return the cell, line or heading where an event is, if it does not show all of its text. */
