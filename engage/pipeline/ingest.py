@@ -304,15 +304,13 @@ def _in_parts(
     """
     parts: list[asyncio.Future[Sequence[_Result]]] = []
     start = size = weight = 0
-    for index, item in enumerate(items):
-        item_size, item_weight = weigh((item,))
+    for index, (item_size, item_weight) in enumerate([weigh((item,)) for item in items]):
+        if index > start and (size + item_size > PART_BYTES or weight + item_weight > PART_WEIGHT):
+            part = items[start:index]
+            parts.append(group_commit.submit(part, size, weight=weight, key=key, part=True))
+            start, size, weight = index, 0, 0
         size += item_size
         weight += item_weight
-        if index > start and (size > PART_BYTES or weight > PART_WEIGHT):
-            part = items[start:index]
-            size, weight = size - item_size, weight - item_weight
-            parts.append(group_commit.submit(part, size, weight=weight, key=key, part=True))
-            start, size, weight = index, item_size, item_weight
     parts.append(group_commit.submit(items[start:], size, weight=weight, key=key, part=True))
     return _joined(parts)
 

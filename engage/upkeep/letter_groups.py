@@ -209,19 +209,13 @@ def _group_of(letter: DeadLetter) -> Group:
 async def _newest(
     store: DeadLetterStore, workspace_id: str | None
 ) -> AsyncGenerator[Page[DeadLetter], None]:
-    page = await store.recent_dead_letters(workspace_id, limit=PAGE)
-    newest_first = page is not None
-    if page is None:
-        page = await store.scan_dead_letters(workspace_id, after=None, limit=PAGE)
+    cursor: str | None = None
+    recent = await store.recent_dead_letters(workspace_id, limit=PAGE)
     while True:
+        page = recent or await store.scan_dead_letters(workspace_id, after=cursor, limit=PAGE)
         yield page
+        if page.cursor is None or (page.cursor == cursor and not page.items):
+            return
         cursor = page.cursor
-        if cursor is None:
-            return
-        if newest_first:
-            page = await store.recent_dead_letters(workspace_id, before=cursor, limit=PAGE)
-            assert page is not None
-        else:
-            page = await store.scan_dead_letters(workspace_id, after=cursor, limit=PAGE)
-        if page.cursor == cursor and not page.items:
-            return
+        if recent is not None:
+            recent = await store.recent_dead_letters(workspace_id, before=cursor, limit=PAGE)

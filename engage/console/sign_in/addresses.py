@@ -27,10 +27,8 @@ Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 def is_loopback(host: str) -> bool:
     """Return whether only programs of this machine reach a host that a config names."""
-    try:
-        return _parsed(host).is_loopback
-    except ValueError:
-        return host == "localhost"
+    parsed = _parsed(host)
+    return host == "localhost" if parsed is None else parsed.is_loopback
 
 
 class Addresses:
@@ -76,13 +74,13 @@ class Addresses:
             return False
         host = found[1].lower()
         if host.startswith("["):
-            return _is_address(host[1:-1])
+            return _parsed(host[1:-1]) is not None
         host = host.rstrip(".")
         return (
             host in self._hosts
             or host == "localhost"
             or host.endswith(".localhost")
-            or _is_address(host)
+            or _parsed(host) is not None
         )
 
     def cookie_name(self, host: str) -> str:
@@ -135,14 +133,6 @@ def session_name(cookie_name: str, host: str) -> str:
     return f"{cookie_name}@{'' if found is None else found[1].lower().rstrip('.')}"
 
 
-def _is_address(host: str) -> bool:
-    try:
-        ipaddress.ip_address(host)
-    except ValueError:
-        return False
-    return True
-
-
 def client_address(peer: str, forwarded: str | None, trusted: Sequence[Network]) -> str:
     """Return the address of a client, which may have come through reverse proxies.
 
@@ -153,9 +143,7 @@ def client_address(peer: str, forwarded: str | None, trusted: Sequence[Network])
     """
     address = peer
     for hop in reversed([hop.strip() for hop in (forwarded or "").split(",")]):
-        if not is_within(address, trusted):
-            break
-        if not _is_address(hop):
+        if not is_within(address, trusted) or _parsed(hop) is None:
             break
         address = hop
     return address
@@ -163,26 +151,23 @@ def client_address(peer: str, forwarded: str | None, trusted: Sequence[Network])
 
 def is_within(address: str, networks: Sequence[Network]) -> bool:
     """Return whether an address is in one of the networks."""
-    try:
-        parsed = _parsed(address)
-    except ValueError:
-        return False
-    return any(parsed in network for network in networks)
+    parsed = _parsed(address)
+    return parsed is not None and any(parsed in network for network in networks)
 
 
 def network_of(address: str) -> str:
     """Return the addresses that one client can use: with IPv6, a network of 64 bits."""
-    try:
-        parsed = _parsed(address)
-    except ValueError:
-        return address
+    parsed = _parsed(address)
     if isinstance(parsed, ipaddress.IPv6Address):
         return str(ipaddress.ip_network((int(parsed) >> 64 << 64, 64)))
-    return str(parsed)
+    return str(parsed or address)
 
 
-def _parsed(address: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
-    parsed = ipaddress.ip_address(address)
+def _parsed(address: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    try:
+        parsed = ipaddress.ip_address(address)
+    except ValueError:
+        return None
     if isinstance(parsed, ipaddress.IPv6Address) and parsed.ipv4_mapped is not None:
         return parsed.ipv4_mapped
     return parsed
