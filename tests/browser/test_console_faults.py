@@ -161,7 +161,7 @@ def test_a_storage_that_keeps_events_only(browser: Browser, tmp_path: Path) -> N
                 ("live", "cannot show its newest events"),
                 ("events", "cannot show its newest events"),
                 ("rejected", "keeps no rejected events"),
-                ("users", "keeps no users"),
+                ("users", "keeps no profiles"),
                 ("audit", "keeps no audit"),
                 ("event?origin=api&id=m-1", "Kept"),
             ):

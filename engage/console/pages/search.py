@@ -19,7 +19,7 @@ from engage.api import (
 from engage.console.base import ConsoleHandler
 from engage.console.display.formats import ROWS, plural
 from engage.console.pages.events import FILE_LIMIT, Found, search_events
-from engage.console.pages.users import summary_of
+from engage.console.pages.users import note_on
 from engage.upkeep.live import Row, Wanted
 
 __all__ = ["SearchHandler"]
@@ -87,7 +87,14 @@ class SearchHandler(ConsoleHandler):
             title="Search",
             nav=None,
             text=text,
-            hits=[(hit, hit.target(), await self._note(hit, shown[hit])) for hit in shown],
+            hits=[
+                (
+                    hit,
+                    hit.target(),
+                    await note_on(self, hit.text, note) if hit.kind == "User" else note,
+                )
+                for hit, note in shown.items()
+            ],
             more=len(hits) - len(shown),
             found=found,
             paged=cursor is not None,
@@ -138,17 +145,6 @@ class SearchHandler(ConsoleHandler):
         """Return events of which one of the texts begins with this one."""
         wanted = EventFilter(workspace_id=self.workspace.id, begins=[(list(FIELDS), text.rstrip())])
         return await search_events(self, wanted, FILE_LIMIT, cursor=cursor)
-
-    async def _note(self, hit: Hit, counted: str) -> str:
-        """Return what a page says about a result."""
-        store = self.console.store
-        if hit.kind != "User" or not isinstance(store, ProfileStore):
-            return counted
-        user = await self.read(store.profile(self.workspace.id, hit.text))
-        if user is None:
-            return "" if self.outage else f"No profile yet; {counted}".removesuffix("; ")
-        traits = summary_of(user, self.workspace.subscription_identifiers)
-        return " · ".join(f"{name} {value}" for name, value in traits) or counted
 
 
 def _hits(found: Found, text: str) -> dict[Hit, str]:

@@ -19,12 +19,14 @@ from engage.console.display.formats import LONGEST, ROWS, one_line
 from engage.console.pages.events import search_events
 from engage.errors import quote
 from engage.pipeline.replay import MAX_SHOWN
-from engage.upkeep.live import row_of_event
+from engage.upkeep.live import RING, Row, Wanted, row_of_event
 
-__all__ = ["UserHandler", "UsersHandler", "summary_of"]
+__all__ = ["UserHandler", "UsersHandler", "note_on"]
 
 #: Entries of a user's history of choices.
 CHOICES: Final = 200
+#: Users of the newest events.
+LATEST: Final = 10
 #: Traits in a line of the list.
 SHOWN_TRAITS: Final = 4
 
@@ -41,8 +43,23 @@ def summary_of(user: UserProfile, identifiers: Sequence[str]) -> list[tuple[str,
     return [(name, one_line(_as_text(user.traits[name]), LONGEST)) for name in names]
 
 
+async def note_on(handler: ConsoleHandler, user_id: str, events: str = "") -> str:
+    """Return a line about the user of an id: the first traits.
+
+    :param events: how many events have this id, in words; for a user without traits.
+    """
+    store, workspace = handler.console.store, handler.workspace
+    if not isinstance(store, ProfileStore):
+        return events
+    user = await handler.read(store.profile(workspace.id, user_id))
+    if user is None:
+        return events if handler.outage else f"No profile yet; {events}".removesuffix("; ")
+    traits = summary_of(user, workspace.subscription_identifiers)
+    return " · ".join(f"{name} {value}" for name, value in traits) or events
+
+
 class UsersHandler(ConsoleHandler):
-    """The users, in the order of the store."""
+    """The users of the newest events, and all users in the order of the store."""
 
     async def get(self) -> None:
         """Show one page of users."""
@@ -55,16 +72,33 @@ class UsersHandler(ConsoleHandler):
         if page is not None:
             identifiers = self.workspace.subscription_identifiers
             users = [(user, summary_of(user, identifiers)) for user in page.items]
+        first = self.cursor("after") is None
         self.page(
             "users.html",
             title="Users",
             nav="users",
             supported=isinstance(store, ProfileStore),
             users=users,
-            first=self.cursor("after") is None,
+            first=first,
+            latest=await self._latest() if first else [],
+            ring=RING,
             more=None if page is None else page.cursor,
             identifiers=self.workspace.subscription_identifiers,
         )
+
+    async def _latest(self) -> list[tuple[str, Row, str]]:
+        """Return the users of the newest events with the last event and a note, newest first."""
+        live = self.console.live
+        await live.look(self.workspace.id)
+        wanted = Wanted(workspace_id=self.workspace.id, status="stored")
+        latest: dict[str, Row] = {}
+        for row in () if self.unverified else live.rows(wanted):
+            if row.texts.user_id is not None:
+                latest.setdefault(row.texts.user_id, row)
+        return [
+            (user_id, row, await note_on(self, user_id))
+            for user_id, row in list(latest.items())[:LATEST]
+        ]
 
 
 class UserHandler(ConsoleHandler):

@@ -316,3 +316,24 @@ async def test_a_store_that_does_not_answer_is_not_an_empty_one(tmp_path: Path) 
         answer = await client.get("search?q=ann")
         assert "The store does not answer" in text_of(answer)
         assert "Nothing" not in text_of(answer)
+
+
+@pytest.mark.parametrize("kind", STORAGES)
+async def test_users_begins_with_those_of_the_newest_events(kind: str, tmp_path: Path) -> None:
+    async with console_on(kind, tmp_path) as (store, client):
+        await store_all(
+            store,
+            identify("m1", "old", 1, traits={"email": "old@example.com"}),
+            *(event(f"m{at}", user_id=f"u{at}", event="Clicked", at=at) for at in range(2, 13)),
+            event("m13", user_id="old", event="Came back", at=13),
+            event("m14", anonymous_id="visitor", event="Looked", at=14),
+        )
+        tables = (await client.get("users")).text.split("<table>")[1:]
+        latest, known = (
+            [_plain(row) for row in re.findall("<tr>(.*?)</tr>", one, re.DOTALL)[1:]]
+            for one in tables
+        )
+        assert [row.split()[0] for row in latest] == ["old", *(f"u{at}" for at in range(12, 3, -1))]
+        assert "email old@example.com Came back" in latest[0]
+        assert "No profile yet Clicked" in latest[1]
+        assert [row.split()[0] for row in known] == ["old"]
