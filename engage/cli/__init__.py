@@ -26,7 +26,8 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
 
 import click
 
@@ -50,6 +51,17 @@ from engage.cli.webhooks import webhook_retry, webhook_test, webhook_url
 __all__ = ["main"]
 
 
+#: The commands as ``--help`` lists them.
+GROUPS: Final[Mapping[str, Sequence[click.Command]]] = {
+    "Set up and run": (init, check, serve, load_command, console, plugins),
+    "Events and users": (tail, export, copy, users, dead_letters),
+    "Keys, webhooks and sign-in": (
+        *(keys, webhook_url, webhook_test, webhook_retry),
+        *(console_link, console_logout, console_password),
+    ),
+}
+
+
 class Root(click.Group):
     """The commands of engage and of plugins. Any failure is reported in one line, with exit 1."""
 
@@ -68,6 +80,21 @@ class Root(click.Group):
         except EngageError as error:
             CommandFailed(error).show()
         return sorted(names)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the commands in groups; those of plugins come last."""
+        built_in = {str(command.name) for group in GROUPS.values() for command in group}
+        others = [name for name in self.list_commands(ctx) if name not in built_in]
+        commands = [command for name in others if (command := self.get_command(ctx, name))]
+        widest = max(map(len, (*built_in, *others)))
+        for title, group in {**GROUPS, "From plugins": commands}.items():
+            # Two columns of equal width in all groups, with the indent and the gap of click.
+            rows = [
+                (f"{one.name:<{widest}}", one.get_short_help_str(formatter.width)) for one in group
+            ]
+            if rows:
+                with formatter.section(title):
+                    formatter.write_dl(rows)
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command, and turn its errors into :class:`CommandFailed`."""
@@ -105,25 +132,5 @@ def main(ctx: click.Context) -> None:
         raise EngageError("standard output is closed")
 
 
-_COMMANDS = (
-    check,
-    console,
-    console_link,
-    console_logout,
-    console_password,
-    copy,
-    dead_letters,
-    export,
-    init,
-    keys,
-    load_command,
-    plugins,
-    serve,
-    tail,
-    users,
-    webhook_retry,
-    webhook_test,
-    webhook_url,
-)
-for _command in _COMMANDS:
+for _command in (command for group in GROUPS.values() for command in group):
     main.add_command(_command)
