@@ -138,11 +138,11 @@ class ProviderConformance:
     def with_signature(self, request: WebhookRequest, signature: str) -> WebhookRequest:
         """Return the delivery with another text as its signature; see :meth:`signature`."""
         _, change = self._signature(request)
-        return change(signature.encode(self._encoding()))
+        return change(signature.encode())
 
     def signature(self, request: WebhookRequest) -> str:
         """Return the signature of a delivery, as the text in the header or body."""
-        return self._signature(request)[0].decode(self._encoding())
+        return self._signature(request)[0].decode()
 
     def make(self, options: Mapping[str, Any] | None = None) -> Provider:
         """Return a provider, after checking the options with its schema."""
@@ -199,10 +199,6 @@ class ProviderConformance:
         if signing.signature is None:
             pytest.skip("the scheme has no signature")
         return header_part(request, signing.signature, signing.signature_pattern, "signature")
-
-    def _encoding(self) -> str:
-        """Return the encoding of the place of the signature."""
-        return "latin-1" if self.make().signing.signature_member is None else "utf-8"
 
     def _decoded(self, request: WebhookRequest) -> bytes:
         text = self.signature(request)
