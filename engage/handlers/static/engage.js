@@ -17,12 +17,12 @@
   const KEPT = 1000; // events
 
   /** @type {string[]} events as JSON, until answered */ let queue = [];
-  let gone = ""; // the last event in a beacon
+  let gone = ""; // last in a beacon
   /** @type {number | undefined} */ let timer;
   let busy = false;
   let most = 100; // events in a request
   let failures = 0;
-  let warned = false; // of the write key
+  let refused = "";
   /** @type {Data} */ const memory = {};
 
   /** @param {string} name @param {?string} [value] */
@@ -53,7 +53,7 @@
     return memory[name] || null;
   }
 
-  /** @returns {string} a UUIDv4, also without TLS */
+  /** @returns {string} also without TLS */
   function uuid() {
     return "10000000-1000-4000-8000-100000000000".replace(/[018]/g, (c) =>
       (+c ^ (crypto.getRandomValues(new Uint8Array(1))[0] & (15 >> (+c / 4)))).toString(16),
@@ -65,7 +65,7 @@
     return `{"writeKey":${JSON.stringify(key)},"batch":[${events}],"sentAt":"${new Date().toISOString()}"}`;
   }
 
-  /** @param {string[]} events @returns {string[]} those of one request */
+  /** @param {string[]} events @returns {string[]} */
   function piece(events) {
     let size = 200;
     let count = 0;
@@ -119,12 +119,12 @@
         [400, 413].includes(answer.status) &&
         (await answer.json().catch(() => ({}))).code !== "invalid_payload"
       ) {
-        most = part.length >> 1; // one event spoils it: find it
+        most = part.length >> 1; // find the bad one
       } else {
         if (answer.ok) most = 100;
-        else if (!warned && [401, 403].includes(answer.status)) {
-          warned = true;
-          console.warn("engage:", (await answer.json().catch(() => answer)).message || answer.status);
+        else if ([401, 403].includes(answer.status) && !refused) {
+          refused = (await answer.json().catch(() => ({}))).message || "refused";
+          console.warn("engage:", refused);
         }
         queue = without(queue, part);
         const rest = without(stored(), part);
@@ -139,7 +139,7 @@
     if (queue.length) later(wait);
   }
 
-  // A beacon has no answer: its events are kept.
+  // A beacon has no answer.
   function leave() {
     if (!queue.length) return;
     let part;
