@@ -92,61 +92,48 @@ def add(
     click.echo(key.key)
 
 
-@keys.command("disable", epilog="\b\nExample:\n  engage keys disable --workspace acme ios")
-@config_option
-@_workspace_option
-@click.argument("key_id", metavar="ID")
-@click.pass_context
-def disable(ctx: click.Context, config_path: Path, workspace_id: str | None, key_id: str) -> None:
-    """Refuse requests with a write key (403), also with one of the config file."""
-    _change(ctx, config_path, workspace_id, key_id, "disabled")
+def _changing(name: str, state: KeyState, example: str, text: str) -> None:
+    epilog = f"\b\nExample:\n  engage keys {name} --workspace acme {example}"
+
+    @keys.command(name, help=text, epilog=epilog)
+    @config_option
+    @_workspace_option
+    @click.argument("key_id", metavar="ID")
+    @click.pass_context
+    def change(
+        ctx: click.Context, config_path: Path, workspace_id: str | None, key_id: str
+    ) -> None:
+        config, chosen = load_chosen(config_path, workspace_id)
+        changed = with_store(
+            ctx,
+            config,
+            lambda store: change_key(
+                store, config.workspaces, chosen, key_id, state, actor=operator(), now=now()
+            ),
+        )
+        where = f"the key {safe(key_id)!r} of the workspace {safe(chosen)!r}"
+        if not changed:
+            click.echo(f"engage: {where} is {state} already", err=True)
+        elif sys.stdout.isatty():
+            click.echo(f"{where[0].upper()}{where[1:]} is {state}. {_IN_EFFECT}")
+        else:
+            click.echo(f"{state}\t{safe(key_id)}")
 
 
-@keys.command("enable", epilog="\b\nExample:\n  engage keys enable --workspace acme ios")
-@config_option
-@_workspace_option
-@click.argument("key_id", metavar="ID")
-@click.pass_context
-def enable(ctx: click.Context, config_path: Path, workspace_id: str | None, key_id: str) -> None:
-    """Accept requests with a write key again."""
-    _change(ctx, config_path, workspace_id, key_id, "enabled")
-
-
-@keys.command("archive", epilog="\b\nExample:\n  engage keys archive --workspace acme ios-2024")
-@config_option
-@_workspace_option
-@click.argument("key_id", metavar="ID")
-@click.pass_context
-def archive(ctx: click.Context, config_path: Path, workspace_id: str | None, key_id: str) -> None:
-    """Disable a write key of the store for good.
-
-    It cannot be enabled again. Its id stays taken, because stored events have it.
-    """
-    _change(ctx, config_path, workspace_id, key_id, "archived")
-
-
-def _change(
-    ctx: click.Context,
-    config_path: Path,
-    workspace_id: str | None,
-    key_id: str,
-    state: KeyState,
-) -> None:
-    config, chosen = load_chosen(config_path, workspace_id)
-    changed = with_store(
-        ctx,
-        config,
-        lambda store: change_key(
-            store, config.workspaces, chosen, key_id, state, actor=operator(), now=now()
-        ),
-    )
-    where = f"the key {safe(key_id)!r} of the workspace {safe(chosen)!r}"
-    if not changed:
-        click.echo(f"engage: {where} is {state} already", err=True)
-    elif sys.stdout.isatty():
-        click.echo(f"{where[0].upper()}{where[1:]} is {state}. {_IN_EFFECT}")
-    else:
-        click.echo(f"{state}\t{safe(key_id)}")
+_changing(
+    "disable",
+    "disabled",
+    "ios",
+    "Refuse requests with a write key (403), also with one of the config file.",
+)
+_changing("enable", "enabled", "ios", "Accept requests with a write key again.")
+_changing(
+    "archive",
+    "archived",
+    "ios-2024",
+    "Disable a write key of the store for good.\n\nIt cannot be enabled again. Its id stays taken,"
+    " because stored events have it.",
+)
 
 
 def _row(key: Key) -> tuple[str, ...]:
