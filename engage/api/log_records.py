@@ -20,7 +20,6 @@ mislead older readers increases the version.
 
 from __future__ import annotations
 
-import base64
 import dataclasses
 from collections.abc import Mapping
 from typing import Annotated, Final
@@ -108,13 +107,9 @@ def record_of(item: Event | DeadLetter, *, restated: bool = False) -> LogRecord:
                 value=item.body,
                 headers={KIND: EVENT, META: orjson.dumps(meta)},
             )
-        letter = {field: getattr(item, field) for field in _LETTER_FIELDS}
-        letter["item"] = base64.b64encode(item.item).decode()
-        if item.envelope is not None:
-            letter["envelope"] = base64.b64encode(item.envelope).decode()
         return LogRecord(
             key=f"{item.workspace_id}:{item.id}".encode(),
-            value=orjson.dumps(letter),
+            value=msgspec.json.encode(item),
             headers={KIND: LETTER},
         )
     except (UnicodeEncodeError, orjson.JSONEncodeError) as error:
@@ -148,7 +143,6 @@ def is_restated(record: LogRecord) -> bool:
     return meta is not None and b'"restated"' in meta and orjson.loads(meta).get("restated") is True
 
 
-_LETTER_FIELDS: Final = tuple(field.name for field in dataclasses.fields(DeadLetter))
 _Time = Annotated[int, msgspec.Meta(ge=0, le=MAX_TIME)]
 
 
