@@ -8,9 +8,9 @@ import contextlib
 import datetime
 import sys
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import Callable
 from pathlib import Path
-from typing import IO, Final, get_args
+from typing import Final, get_args
 
 import click
 
@@ -19,7 +19,7 @@ from engage.cli.common import config_option, opened, parse_time, registry_of, sa
 from engage.cli.progress import Progress
 from engage.config import Config, load
 from engage.registry import Registry
-from engage.upkeep.export import KINDS, PAGE, Kind, Record, Selection
+from engage.upkeep.export import KINDS, PAGE, Kind, Selection
 from engage.upkeep.export import export as records
 
 _EPOCH: Final = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
@@ -114,47 +114,24 @@ async def _export(
     limit: int | None,
     left_out: Callable[[str], None],
 ) -> None:
-    terminal = sys.stdout.isatty()
-    output = sys.stdout.buffer
-    async with opened(registry, config) as store:
-        found = records(store, kind, selection, left_out)
-        async with contextlib.aclosing(_limited(found, limit)) as stream:
-            with Progress(kind.replace("-", " "), wanted=not terminal) as progress:
-                await _write(stream, output, progress, limit, terminal=terminal)
-
-
-async def _limited(
-    stream: AsyncIterator[Record], limit: int | None
-) -> AsyncGenerator[Record, None]:
-    count = 0
-    async for record in stream:
-        yield record
-        count += 1
-        if count == limit:
-            return
-
-
-async def _write(
-    stream: AsyncIterator[Record],
-    output: IO[bytes],
-    progress: Progress,
-    limit: int | None,
-    *,
-    terminal: bool,
-) -> None:
+    terminal, output = sys.stdout.isatty(), sys.stdout.buffer
     now = time.time() * 1000
-    first = 0
-    count = 0
-    async for record in stream:
-        line = safe(record.json.decode()).encode() if terminal else record.json
-        output.write(line + b"\n")
-        count += 1
-        first = first or record.at
-        if count % PAGE == 0:
+    count = first = 0
+    async with (
+        opened(registry, config) as store,
+        contextlib.aclosing(records(store, kind, selection, left_out)) as stream,
+    ):
+        with Progress(kind.replace("-", " "), wanted=not terminal) as progress:
+            async for record in stream:
+                line = safe(record.json.decode()).encode() if terminal else record.json
+                output.write(line + b"\n")
+                count += 1
+                first = first or record.at
+                if count == limit:
+                    break
+                if count % PAGE == 0:
+                    output.flush()
+                    # Records are in order of arrival, so their time shows the progress.
+                    part = (record.at - first) / (now - first) if now > first else None
+                    progress.show(count, part if limit is None else count / limit)
             output.flush()
-            if limit is not None:
-                progress.show(count, count / limit)
-            else:
-                # Records are in order of arrival, so their time shows the progress.
-                progress.show(count, (record.at - first) / (now - first) if now > first else None)
-    output.flush()
