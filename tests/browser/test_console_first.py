@@ -171,7 +171,12 @@ def test_the_first_hours_take_few_clicks(terminal: Terminal, browser: Browser) -
         one.see("This text is valid", "[role=status]")
         one.click("Replay", "form.split")
         one.see("was replayed: it is stored", "[role=status]")
-        # The user of these events.
+        # The user of these events, who has no profile yet, and then one.
+        one.fill(".search [type=search]", "an")
+        one.keys(Keys.ENTER)
+        one.see("events have this user id", "main")
+        one.click("ann", "main")
+        one.see("Signed Up", "main")
         identify = line.replace('"event": "Signed Up"', '"traits": {"email": "ann@example.com"}')
         assert b'"success":true' in shell(identify.replace("/track", "/identify"))
         one.fill(".search [type=search]", "ann@example.com")
