@@ -96,7 +96,8 @@ class ConsoleProcess:
     :param server_running: whether a server has opened the store before; then it is not created.
     :param link_hash: of the token of a one-time link that is valid from now on; see
         :mod:`engage.console.sign_in.links`.
-    :param ready: called once when requests are answered, with the console's URL.
+    :param ready: called once when requests are answered, with the console's URL and whether the
+        storage has answered.
     :raises ConfigError: if the config has no ``[console]``.
     """
 
@@ -107,7 +108,7 @@ class ConsoleProcess:
         *,
         server_running: bool = False,
         link_hash: str | None = None,
-        ready: Callable[[str], None] | None = None,
+        ready: Callable[[str, bool], None] | None = None,
     ) -> None:
         if config.console is None:
             raise ConfigError(f"{config.path}: there is no [console] section, so no console")
@@ -159,7 +160,7 @@ class ConsoleProcess:
                     opening.add_done_callback(_log_failure)
                 server = ConsoleServer(make_application(console))
                 server.add_socket(sock)
-                self._report(console)
+                self._report(console, opening.done() and console.reader.error is None)
                 await self._stop.wait()
                 await self._drain(server, console)
         return 0
@@ -172,7 +173,7 @@ class ConsoleProcess:
         with contextlib.suppress(StorageUnavailable):
             await console.sessions.read_secret()
 
-    def _report(self, console: Console) -> None:
+    def _report(self, console: Console, available: bool) -> None:
         addresses = console.addresses
         if not addresses.https and not is_loopback(self._settings.host):
             _log.warning(
@@ -181,7 +182,7 @@ class ConsoleProcess:
                 self._settings.host,
             )
         if self._ready is not None:
-            self._ready(addresses.url)
+            self._ready(addresses.url, available)
 
     async def _close(self, app: App) -> None:
         try:

@@ -47,7 +47,12 @@ _RECORD_FIELDS = frozenset(
 
 
 def configure(
-    level: str, style: str, *, secrets: Iterable[str] = (), stream: TextIO | None = None
+    level: str,
+    style: str,
+    *,
+    secrets: Iterable[str] = (),
+    stream: TextIO | None = None,
+    process: str = "",
 ) -> None:
     """Set up the logging of this process, in place of any earlier setup.
 
@@ -55,11 +60,13 @@ def configure(
     :param style: ``json``, ``text``, or ``auto``, which means text on a terminal, else JSON.
     :param secrets: strings that are masked wherever they occur in a line.
     :param stream: where to write; standard error by default.
+    :param process: what this process is, such as ``worker``. All lines have it, except those of
+        requests, which come from workers only; ``""``: there are no other processes.
     """
     stream = sys.stderr if stream is None else stream
     as_text = style == "text" or (style == "auto" and stream.isatty())
     handler = _Handler(stream, as_text)
-    handler.setFormatter((_Text if as_text else _Json)(secrets))
+    handler.setFormatter((_Text if as_text else _Json)(secrets, process))
     root = logging.getLogger()
     for old in (*root.handlers, *_access.handlers):
         if isinstance(old, _Handler):
@@ -140,8 +147,9 @@ def _now(seconds: float) -> str:
 
 
 class _Formatter(logging.Formatter):
-    def __init__(self, secrets: Iterable[str]) -> None:
+    def __init__(self, secrets: Iterable[str], process: str) -> None:
         super().__init__()
+        self._process = process
         self._secrets: list[str] = []
         self.mask(secrets)
 
@@ -170,6 +178,7 @@ class _Json(_Formatter):
             "time": _now(record.created),
             "level": record.levelname.lower(),
             "logger": record.name,
+            **({"process": self._process} if self._process else {}),
             "message": self._masked(record.getMessage()),
         }
         for name, value in self._extra(record).items():
@@ -185,7 +194,8 @@ class _Text(_Formatter):
     def format(self, record: logging.LogRecord) -> str:
         when = datetime.fromtimestamp(record.created).astimezone().strftime("%H:%M:%S")
         extra = "".join(f" {name}={value}" for name, value in self._extra(record).items())
-        line = f"{when} {record.levelname.lower():<7} {record.getMessage()}{extra}"
+        who = f"{self._process}: " if self._process else ""
+        line = f"{when} {record.levelname.lower():<7} {who}{record.getMessage()}{extra}"
         if record.exc_info and record.exc_info[0] is not None:
             line += "\n" + self.formatException(record.exc_info)
         return self._masked(line)

@@ -30,15 +30,19 @@ def token_for_terminal(config: Config) -> str | None:
     return new_token()
 
 
-def announce(config: Config, url: str, token: str | None) -> None:
-    """Report where the console is and how to sign in."""
+def announce(config: Config, url: str, token: str | None, *, available: bool) -> None:
+    """Report where the console is and how to sign in.
+
+    :param available: whether the storage has answered; without it, no one can sign in.
+    """
     if token is None:
         _log.info("console", extra={"url": url, "signIn": SIGN_IN})
         return
     assert config.console is not None
+    waits = "" if available else "  (as soon as the storage answers, which it does not now)\n"
     print(
         "\nengage: open this link; it signs you in to the console, once, within 10 minutes:\n\n"
-        f"  {link_url(config.console, url, token)}\n",
+        f"  {link_url(config.console, url, token)}\n{waits}",
         file=sys.stderr,
         flush=True,
     )

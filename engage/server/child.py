@@ -7,10 +7,10 @@ only for those who read the list of processes.
 
 The child and its parent are connected by a socket pair, the channel. The parent sends the
 :class:`Setup`, and the line ``drain`` to stop the child. The child sends the line ``ready`` (the
-    console adds its URL), or ``failed`` and the reason; a loader sends ``state`` each second. If
-    the parent dies, the channel closes and the child exits at once. That loses nothing, because
-    only durable events are acknowledged; an orphan would block the port and the database file for
-    the next server.
+console adds its URL and whether the storage has answered), or ``failed`` and the reason; a loader
+sends ``state`` each second. If the parent dies, the channel closes and the child exits at once.
+That loses nothing, because only durable events are acknowledged; an orphan would block the port and
+the database file for the next server.
 """
 
 from __future__ import annotations
@@ -91,6 +91,13 @@ class Setup:
             return "console"
         return "loader" if self.loads else "worker"
 
+    @property
+    def kind_and_number(self) -> str:
+        """What the child is in the log: with its number, if there are others of its kind."""
+        log = self.config.log
+        counts = {"worker": self.config.server.workers, "loader": log.loaders if log else 1}
+        return self.kind if counts.get(self.kind, 1) == 1 else f"{self.kind} {self.number}"
+
 
 def send_setup(channel: socket.socket, setup: Setup) -> None:
     """Send a child its setup.
@@ -141,7 +148,9 @@ def main(channel_fd: int, listening_fd: int | None = None) -> int:
         # kills this process when the parent dies.
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     logging_ = setup.config.logging
-    logs.configure(logging_.level, logging_.format, secrets=setup.secrets)
+    logs.configure(
+        logging_.level, logging_.format, secrets=setup.secrets, process=setup.kind_and_number
+    )
     try:
         if setup.helper is not None:
             return _run_helper(setup.helper, channel)
@@ -231,7 +240,7 @@ async def _run_console(setup: Setup, channel: socket.socket) -> int:
         load_plugins(setup.config),
         server_running=setup.server_running,
         link_hash=setup.console.link_hash,
-        ready=lambda url: writer.write(b"ready " + json.dumps(url).encode() + b"\n"),
+        ready=lambda *report: writer.write(b"ready " + json.dumps(report).encode() + b"\n"),
     )
     return await _run(console, reader, writer)
 

@@ -33,8 +33,8 @@ class Child:
     #: True: it answers requests. A string: the reason why it cannot start. False: it died before
     #: it reported either.
     started: asyncio.Future[bool | str]
-    #: Where it answers, if it reported that.
-    url: str | None = None
+    #: What it added to the report that it is ready.
+    report: Sequence[Any] = ()
     #: The last report of a loader, and its time by the monotonic clock in seconds.
     state: tuple[float, Mapping[str, Any]] | None = None
     #: Reads the reports of the child.
@@ -105,7 +105,7 @@ async def _read_reports(child: Child, reader: asyncio.StreamReader) -> None:
             if child.started.done():
                 continue
             if report == b"ready":
-                child.url = json.loads(value) if value else None
+                child.report = json.loads(value) if value else ()
                 child.started.set_result(True)
             elif report == b"failed":
                 child.started.set_result(str(json.loads(value)))

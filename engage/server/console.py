@@ -82,7 +82,7 @@ async def _run(config: Config, registry: Registry) -> int:
         config,
         registry,
         link_hash=None if token is None else hash_of(token),
-        ready=lambda url: announce(config, url, token),
+        ready=lambda url, available: announce(config, url, token, available=available),
     )
     handle_signals(process.stop)
     return await process.run()

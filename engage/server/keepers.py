@@ -12,7 +12,7 @@ import contextlib
 import dataclasses
 import logging
 import time
-from typing import ClassVar, Final
+from typing import Any, ClassVar, Final
 
 from engage.console.sign_in.links import hash_of
 from engage.server.announcement import announce, token_for_terminal
@@ -79,10 +79,10 @@ class Keeper:
         """Return what the next process is to do."""
         return self._setup
 
-    def _started(self, url: str) -> None:
+    def _started(self, *report: Any) -> None:
         """Handle the report of a process that it is ready.
 
-        :param url: where it answers, if it reported that.
+        :param report: what it added.
         """
 
     async def _run_once(self) -> None:
@@ -91,7 +91,7 @@ class Keeper:
             child.drain()
         if await child.started is True:
             self._logged = None
-            self._started(child.url or "")
+            self._started(*child.report)
         status = await child.process.wait()
         self._child = None
         child.writer.close()
@@ -137,6 +137,7 @@ class ConsoleKeeper(Keeper):
         link_hash = None if self._token is None else hash_of(self._token)
         return dataclasses.replace(self._setup, console=ConsoleSetup(link_hash=link_hash))
 
-    def _started(self, url: str) -> None:
+    def _started(self, *report: Any) -> None:
+        url, available = report
         self._announced = True
-        announce(self._setup.config, url, self._token)
+        announce(self._setup.config, url, self._token, available=available)

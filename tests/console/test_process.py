@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import pty
@@ -12,6 +13,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
@@ -186,21 +188,33 @@ def test_a_console_that_cannot_start_alone_says_why(
 
 
 # ------------------------------------------------------------------------------------ announcements
-@pytest.mark.parametrize("style", ["auto", "json"])
-def test_a_link_is_printed_to_a_terminal_only(tmp_path: Path, style: str) -> None:
-    path = tmp_path / "engage.toml"
-    port = free_port()
-    text = config_text().replace('format = "json"', f'format = "{style}"')
-    path.write_text(f"{text}\n[console]\nport = {port}\n")
+@contextlib.contextmanager
+def on_terminal(path: Path) -> Iterator[bytes]:
+    """Run a server on a terminal, and yield what is there after the console was announced."""
     child, terminal = pty.fork()
     if child == 0:
         os.execv(sys.executable, [sys.executable, "-m", "engage", "serve", "--config", str(path)])
     shown = b""
     try:
         end = time.monotonic() + DEADLINE
-        while b"console" not in shown.lower() or b"\n" not in shown.lower().split(b"console")[-1]:
+        while not re.search(rb"/link\?t=\S+\r\n(.*\r\n)?\r\n|engage console-link.*\n", shown):
             assert time.monotonic() < end, shown
             shown += os.read(terminal, 65536)
+        yield shown
+    finally:
+        os.kill(child, signal.SIGTERM)
+        _, status = os.waitpid(child, 0)
+        os.close(terminal)
+    assert os.waitstatus_to_exitcode(status) == 0
+
+
+@pytest.mark.parametrize("style", ["auto", "json"])
+def test_a_link_is_printed_to_a_terminal_only(tmp_path: Path, style: str) -> None:
+    path = tmp_path / "engage.toml"
+    port = free_port()
+    text = config_text().replace('format = "json"', f'format = "{style}"')
+    path.write_text(f"{text}\n[console]\nport = {port}\n")
+    with on_terminal(path) as shown:
         link = next((word for word in shown.decode().split() if "/link?t=" in word), None)
         if style == "json":
             assert link is None
@@ -213,11 +227,21 @@ def test_a_link_is_printed_to_a_terminal_only(tmp_path: Path, style: str) -> Non
             for status in (303, 403):
                 answer = httpx.post(f"{url}/link", data={"t": token}, headers={"Origin": url})
                 assert answer.status_code == status
-    finally:
-        os.kill(child, signal.SIGTERM)
-        _, status = os.waitpid(child, 0)
-        os.close(terminal)
-    assert os.waitstatus_to_exitcode(status) == 0
+
+
+def test_a_link_that_waits_for_the_storage_says_so(tmp_path: Path) -> None:
+    path = tmp_path / "engage.toml"
+    text = config_text(
+        storage=f"""
+[storage]
+backend = "mongo"
+[storage.mongo]
+url = "mongodb://127.0.0.1:{free_port()}/engage?serverSelectionTimeoutMS=500"
+"""
+    ).replace('format = "json"', 'format = "text"')
+    path.write_text(f"{text}\n[console]\nport = 0\n")
+    with on_terminal(path) as shown:
+        assert re.search(rb"/link\?t=\S+\s+[(]as soon as the storage answers", shown)
 
 
 def test_plain_http_beyond_this_machine_is_a_warning(tmp_path: Path) -> None:

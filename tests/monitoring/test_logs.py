@@ -79,6 +79,18 @@ def test_auto_is_json_elsewhere(configure: Configure) -> None:
     assert (line["level"], line["message"], line["disk"]) == ("warning", "careful", 5)
 
 
+def test_a_line_names_its_process(configure: Configure) -> None:
+    stream = configure(process="worker 1")
+    logging.getLogger("engage.x").warning("careful")
+    assert json.loads(stream.getvalue())["process"] == "worker 1"
+    stream = configure(process="worker 1", style="text")
+    logging.getLogger("engage.x").warning("careful")
+    assert stream.getvalue().endswith(" warning worker 1: careful\n")
+    stream = configure()
+    logging.getLogger("engage.x").warning("careful")
+    assert "process" not in json.loads(stream.getvalue())
+
+
 def test_requests_are_not_logged_above_info(configure: Configure) -> None:
     stream = configure("warning")
     _request()

@@ -106,6 +106,9 @@ def test_requests_are_answered_and_connections_closed_during_the_delay(
             lambda: sum(line["message"] == "draining" for line in server.lines()) == 1 + workers,
             what="every process to drain",
         )
+        drain = {line["process"] for line in server.lines() if line["message"] == "draining"}
+        names = {1: {"worker"}, 2: {"worker 0", "worker 1"}}
+        assert drain == {"supervisor"} | names[workers]
         for _ in range(8):
             with _connected(server) as sock:
                 sock.sendall(READY)

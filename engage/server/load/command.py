@@ -43,7 +43,9 @@ def load(config: Config, registry: Registry) -> int:
         the reason), if loaders die too often, or if a loader had to be killed.
     """
     secrets = tuple(secrets_of(config, registry))
-    logs.configure(config.logging.level, config.logging.format, secrets=secrets)
+    process = "" if sys.platform == "win32" else "supervisor"
+    logging_ = config.logging
+    logs.configure(logging_.level, logging_.format, secrets=secrets, process=process)
     for warning in registry.warnings(config):
         _log.warning("%s", warning)
     try:
