@@ -191,7 +191,7 @@ def test_a_foreign_page_cannot_send_a_form(
     url = operator.url
     page = "<!doctype html><title>Foreign</title>"
     for form in FORMS:
-        page += f"""<form id="{form}" method="post" action="{url}/{form}">
+        page += f"""<form id="to-{form}" method="post" action="{url}/{form}">
           <input name="t" value="{token}"><input name="id" value="stolen">
           <input name="action" value="create"></form>"""
     pages.pages["/"] = page
@@ -199,7 +199,7 @@ def test_a_foreign_page_cannot_send_a_form(
     operator.allowed.add(403)
     for form in FORMS:
         operator.browser.open(foreign)
-        operator.browser.run("document.getElementById(arguments[0]).submit()", form)
+        operator.browser.run("document.getElementById(arguments[0]).submit()", f"to-{form}")
         operator.see("did not come from a page of the console")
     # With the cookie, by script: refused before anything is read.
     operator.browser.open(foreign)
