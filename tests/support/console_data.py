@@ -97,7 +97,7 @@ def pages(letter: str, event: str = EVENT, user: str = USER) -> dict[str, str]:
         "overview-14d": "?range=14d",
         "live": "live",
         "rejected": "rejected",
-        "rejected-group": "rejected?" + urlencode({"reason": "invalid_event"}),
+        "rejected-group": "rejected?" + urlencode({"reason": "invalid_payload", "ask": "replay"}),
         "letter": "letter?" + urlencode({"id": letter}),
         "replays": "replays",
         "events": "events",
