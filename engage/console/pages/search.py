@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections import Counter
 from typing import Final
 
@@ -20,7 +21,8 @@ from engage.console.base import ConsoleHandler
 from engage.console.display.formats import ROWS, plural
 from engage.console.pages.events import FILE_LIMIT, Found, search_events
 from engage.console.pages.users import note_on
-from engage.upkeep.live import Row, Wanted
+from engage.upkeep.export import PAGE
+from engage.upkeep.live import Wanted, row_of_letter
 
 __all__ = ["SearchHandler"]
 
@@ -31,6 +33,8 @@ FIELDS: Final = {
     "anonymous_id": "Anonymous id",
     "message_id": "Event",
 }
+#: Seconds after which the search reads no other rejected events; they are looked at before others.
+LETTER_SECONDS: Final = 0.1
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -56,6 +60,9 @@ class Hit:
 class SearchHandler(ConsoleHandler):
     """Looks a text up in all indexes and in the newest events, and redirects to a single result."""
 
+    #: Whether there are rejected events that were not looked at.
+    missed_letters = False
+
     async def get(self) -> None:
         """Redirect to the page of the result, or list the results."""
         text, cursor = self.exact("q"), self.cursor("before")
@@ -70,15 +77,16 @@ class SearchHandler(ConsoleHandler):
             if len(hits) != 1 or named:
                 if cursor is None:
                     hits |= dict.fromkeys(await self._users_beginning(text.strip()), "")
-                    hits |= _rejected(rows, text.strip())
+                    hits |= await self._rejected(text.strip())
                 found = await self._in_events(text, cursor)
                 hits |= _hits(found, text)
-            if len(hits) == 1 and found.cursor is None and cursor is None and not self.outage:
+            complete = found.cursor is None and not self.missed_letters and not self.outage
+            if len(hits) == 1 and complete and cursor is None:
                 (hit,) = hits
                 route, query = hit.target()
                 self.go(route, workspace=self.workspace.id, **query)
                 return
-            if not hits and found.cursor is None and text != text.lstrip() and not self.outage:
+            if not hits and complete and text != text.lstrip():
                 self.go("search", workspace=self.workspace.id, q=text.strip())
                 return
         shown = dict(list(hits.items())[:ROWS])
@@ -97,6 +105,7 @@ class SearchHandler(ConsoleHandler):
             ],
             more=len(hits) - len(shown),
             found=found,
+            missed_letters=self.missed_letters,
             paged=cursor is not None,
         )
 
@@ -110,6 +119,11 @@ class SearchHandler(ConsoleHandler):
                 for origin in (API_ORIGIN, *self.workspace.webhooks)
                 if await self.read(store.find(workspace, origin, wanted)) is not None
             ]
+            # Some storages have an index for the events of a user.
+            of_user = EventFilter(workspace_id=workspace, user_id=wanted)
+            page = await self.read(store.recent(of_user, limit=1))
+            if page is not None and page.items:
+                hits.append(Hit("User", wanted))
             if isinstance(store, ProfileStore):
                 if await self.read(store.profile(workspace, wanted)) is not None:
                     hits.append(Hit("User", wanted))
@@ -141,6 +155,30 @@ class SearchHandler(ConsoleHandler):
                 hits += [Hit("User", user) for user in await self.read(users) or ()]
         return hits
 
+    async def _rejected(self, text: str) -> dict[Hit, str]:
+        """Return the rejected events of which one of the texts begins with this one."""
+        store, hits, before = self.console.store, dict[Hit, str](), None
+        end = time.monotonic() + LETTER_SECONDS
+        while isinstance(store, DeadLetterStore) and len(hits) < ROWS:
+            page = await self.read(
+                store.recent_dead_letters(self.workspace.id, before=before, limit=PAGE)
+            )
+            if page is None:
+                break
+            rows = map(row_of_letter, page.items)
+            hits |= {
+                Hit("Rejected event", row.id): row.preview
+                for row in rows
+                if any(begins_with(one, text) for one in row.texts)
+            }
+            before = page.cursor
+            if before is None:
+                break
+            if time.monotonic() > end:
+                self.missed_letters = True
+                break
+        return hits
+
     async def _in_events(self, text: str, cursor: str | None) -> Found:
         """Return events of which one of the texts begins with this one."""
         wanted = EventFilter(workspace_id=self.workspace.id, begins=[(list(FIELDS), text.rstrip())])
@@ -167,12 +205,3 @@ def _hits(found: Found, text: str) -> dict[Hit, str]:
 
 def _hit_of(event: Event, field: str) -> Hit:
     return Hit(FIELDS[field], getattr(event, field), event.origin if field == "message_id" else "")
-
-
-def _rejected(rows: list[Row], text: str) -> dict[Hit, str]:
-    """Return the newest rejected events of which one of the texts begins with a text."""
-    return {
-        Hit("Rejected event", row.id): row.preview
-        for row in rows
-        if row.status == "rejected" and any(begins_with(one, text) for one in row.texts)
-    }

@@ -120,7 +120,8 @@ class UserHandler(ConsoleHandler):
             history = [] if page is None else list(page.items[::-1])
         wanted = EventFilter(workspace_id=workspace.id, user_id=user_id)
         found = await search_events(self, wanted)
-        if user is None and not found.events and not history and self.outage is None:
+        nothing = user is None and not found.events and found.cursor is None and not history
+        if nothing and self.outage is None:
             self.set_status(404)
         names = {group.id: group.name for group in workspace.subscription_groups}
         self.page(

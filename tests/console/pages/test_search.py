@@ -16,6 +16,7 @@ import pytest
 from engage.api import DeadLetterStore, EventStore, StorageUnavailable
 from engage.console.display.formats import iso
 from engage.console.pages import events as events_page
+from engage.console.pages import search
 from engage.testing.factories import TIME, event, identify, letter, store_all
 from engage_plugins.mongo import events as mongo_events
 from engage_plugins.sqlite.tables import paging
@@ -208,7 +209,8 @@ async def test_the_search_goes_to_the_only_thing_that_it_finds(kind: str, tmp_pa
             ("a\0", "user?workspace=acme&id=a%00b"),
             ("שלום", "user?workspace=acme&id=%D7%A9%D7%9C%D7%95%D7%9D+%D7%A2%D7%95%D7%9C%D7%9D"),
             (" ind", "user?workspace=acme&id=+indented"),
-            (" anna", "search?workspace=acme&q=anna"),
+            (" anna", "user?workspace=acme&id=anna"),
+            (" order c", "search?workspace=acme&q=order+c"),
         ):
             answer = await client.get("search", params={"q": text})
             assert (answer.status_code, answer.headers["Location"]) == (303, target), text
@@ -231,7 +233,9 @@ async def test_the_search_lists_everything_that_it_finds(kind: str, tmp_path: Pa
             event("order-9", anonymous_id="order-visit", event="E", at=10),
         )
         assert isinstance(store, DeadLetterStore)
-        await store.keep([letter("l-1", user_id="orderly")])
+        await store.keep(
+            [letter("l-1", user_id="orderly"), letter("l-2", message_id="Lost-Message-1")]
+        )
         assert results(await client.get("search?q=ORDER")) == [
             ("User", "order-user", "email o@example.com · plan pro"),
             ("Rejected event", "l-1", "userId: too long"),
@@ -241,6 +245,9 @@ async def test_the_search_lists_everything_that_it_finds(kind: str, tmp_path: Pa
             ("Anonymous id", "order-visit", "1 event has this anonymous id"),
             ("Event", "order-9", ""),
         ]
+        await store_all(store, *(event(f"x{n}", user_id="u", at=20 + n) for n in range(300)))
+        answer = await client.get("search", params={"q": "lost-message"})
+        assert answer.headers["Location"] == "letter?workspace=acme&id=l-2"
         # A user whose id is also the name of an event.
         await store_all(store, identify("m-name", "E"))
         kinds = [kind for kind, _, _ in results(await client.get("search?q=E"))]
@@ -267,6 +274,21 @@ async def test_the_search_explains_what_it_cannot_find(kind: str, tmp_path: Path
             assert answer.status_code == 200, text
             assert words in text_of(answer)
             assert "<b>" not in answer.text
+
+
+async def test_the_search_says_if_it_did_not_look_at_all_rejected_events(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(search, "PAGE", 1)
+    async with console_on("sqlite", tmp_path) as (store, client):
+        assert isinstance(store, DeadLetterStore)
+        await store.keep([letter("l-1", user_id="ann"), letter("l-2", user_id="bob")])
+        assert "Only the newest" not in text_of(await client.get("search?q=nobody"))
+        monkeypatch.setattr(search, "LETTER_SECONDS", -1.0)
+        page = text_of(await client.get("search?q=ann"))
+        assert "Nothing was found" in page
+        assert "Only the newest of the rejected events were looked at" in page
+        assert (await client.get("search?q=bob")).status_code == 200
 
 
 @pytest.mark.usefixtures("_short_reads")
