@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import ipaddress
 import os
+import re
 import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 from urllib.parse import urlsplit
 
 import msgspec
@@ -26,6 +27,18 @@ from engage.config.schema_check import SettingsError, problems
 from engage.config.sections import Config, config_schema, default
 
 __all__ = ["load"]
+
+#: A table, or a key with its equals sign.
+_STATEMENT: Final = re.compile(r"\[[\w. \-\[]*\]*|\s*[\w.\-]+\s*=", re.ASCII)
+#: What to do about an error of tomllib, by how its message begins.
+_HINTS: Final = {
+    "Invalid value": "write a text in quotation marks, and true or false in lower case",
+    "Illegal character '\\n'": "end a text with a quotation mark in its own line",
+    "Unescaped": "write a text with backslashes in single quotation marks",
+    "Expected newline": "write each key in a line of its own, and a text in quotation marks",
+    "Cannot overwrite": "the key or the table is there twice",
+    "Cannot declare": "the table is there twice; write [[name]] if there may be several",
+}
 
 
 def load(path: str | Path, environ: Mapping[str, str] | None = None) -> Config:
@@ -44,7 +57,13 @@ def load(path: str | Path, environ: Mapping[str, str] | None = None) -> Config:
     schema = config_schema()
     written, warnings = without_removed(schema, _read(path))
     document, found = resolve(written, base_dir, os.environ if environ is None else environ)
-    found += problems(schema, document, written=written)
+    # What a schema finds in a value that could not be resolved is only a consequence.
+    unresolved = tuple(line[: line.index(": ") + 2] for line in found)
+    found += [
+        line
+        for line in problems(schema, document, written=written)
+        if not line.startswith(unresolved)
+    ]
     if not found:
         about = {"path": path, "base_dir": base_dir, "written": written, "warnings": warnings}
         # Not strict, because JSON Schema accepts 8080.0 as an integer.
@@ -71,11 +90,21 @@ def _read(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{path} is not valid TOML: {error}") from error
+        raise ConfigError(f"{path} is not valid TOML: {error}{_hint(text, error)}") from error
     except RecursionError as error:
         raise ConfigError(f"{path} is not valid TOML: it is nested too deeply") from error
     except (ValueError, OverflowError) as error:  # a number of thousands of digits
         raise ConfigError(f"{path} is not valid TOML: {error}") from error
+
+
+def _hint(text: str, error: tomllib.TOMLDecodeError) -> str:
+    """Return what stands in the line of an error, without a value, which may be secret."""
+    message, hint = str(error), ""
+    if place := re.search(r"at line (\d+)", message):
+        line = text.split("\n")[int(place[1]) - 1]
+        if shown := _STATEMENT.match(line):
+            hint = f": {shown[0].strip()}" + ("" if shown[0].startswith("[") else " …")
+    return hint + next((f"; {_HINTS[key]}" for key in _HINTS if message.startswith(key)), "")
 
 
 def _arranged(document: dict[str, Any]) -> dict[str, Any]:

@@ -458,6 +458,37 @@ def test_a_file_that_is_not_toml_is_refused(tmp_path: Path, data: bytes, message
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("text", "end"),
+    [
+        ("[server]\nport = SECRET\n", "(at line 2, column 8): port = …; write a text in quotation"),
+        ('a = 1\n  b."c" = SECRET\n', "column 11); write a text in quotation marks"),
+        ('[server]\nhost = "SECRET\nport = 1\n', "column 15): host = …; end a text with a"),
+        ('x = [\n  "SECRET,\n]\n', "(at line 2, column 11); end a text with a"),
+        ('path = "C:\\qSECRET"\n', ": path = …; write a text with backslashes in single"),
+        ("[a]\n[a] # SECRET\n", "column 3): [a]; the table is there twice; write [[name]]"),
+        ("a=1\na=2 # SECRET\n", "Cannot overwrite a value (at line 2, column 4): a= …; the key"),
+        ("a = 1 SECRET = 2\n", "after a statement (at line 1, column 7): a = …; write each key in"),
+    ],
+)
+def test_an_error_of_toml_shows_its_key_and_no_value(write: Any, text: str, end: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load(write(text))
+    assert end in str(caught.value)
+    assert "SECRET" not in str(caught.value)
+
+
+def test_a_missing_file_is_one_error(write: Any) -> None:
+    path = write(
+        MINIMAL + '[[workspaces.write_keys]]\nid = "a"\nkey = "${file:nowhere}"\n'
+        '[[workspaces.write_keys]]\nid = "b"\nkey = "${NOT_SET}"\nkeys = 1\n'
+    )
+    first, second, third = refused(path)
+    assert first.startswith("workspaces[0].write_keys[0].key: the file nowhere cannot be read")
+    assert second == "workspaces[0].write_keys[1].key: the environment variable NOT_SET is not set"
+    assert third.startswith("workspaces[0].write_keys[1].keys: unknown key")
+
+
 def test_no_secret_is_in_a_repr(write: Any) -> None:
     path = write(
         MINIMAL
