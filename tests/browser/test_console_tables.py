@@ -16,6 +16,7 @@ from urllib.parse import urlencode
 
 import pytest
 
+from engage.pipeline.subscriptions import subscription_hash
 from support import console_data
 from support.browser import Browser
 from support.console import signed_in
@@ -46,6 +47,9 @@ MESSAGE = "m" * 256
 #: Of rejected events: the link comes from anywhere.
 CAUSE = {"reason": "r" * 400, "pointer": "/" + "p" * 1600, "key": KEY_ID}
 
+GROUP = "newsletter-" * 11
+SUBSCRIPTIONS = "/api/public/subscription-management/user-subscriptions"
+
 EXTRA = f"""
 [[workspaces.write_keys]]
 id = "{KEY_ID}"
@@ -55,7 +59,7 @@ key = "{"k" * 60}"
 secret = "a shared secret"
 
 [[workspaces.subscription_groups]]
-id = "{"newsletter-" * 11}"
+id = "{GROUP}"
 name = "{"Newsletter of the spring and of the summer " * 5}"
 channel = "email"
 type = "opt_in"
@@ -138,7 +142,12 @@ def crowded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
             properties = {"sku": name, name[:100]: "A-32", "price": 168.76}
             message = MESSAGE if number == 0 else f"m-{number}"
             track = {"type": "track", "event": name, "userId": user, "properties": properties}
-            traits = {"email": "same@example.com", "about": name, name[:200]: [name, number]}
+            traits: dict[str, object] = {
+                "email": "same@example.com",
+                "phone": f"+49{number}",
+                "about": name,
+            }
+            traits[name[:200]] = [name, number]
             batch = [
                 {**track, "messageId": message},
                 {"type": "identify", "userId": user, "traits": traits},
@@ -156,6 +165,13 @@ def crowded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
             server.post("/v1/batch", {"batch": [{**track, "type": name}]}, key="k" * 60)
             server.post("/v1/track", track, key=f"{number} unknown key {KEY_ID}")
         server.post("/v1/track", b"{" + b"x" * 900)
+        who = {"identifier": "+490", "identifier_key": "phone"}
+        signed = subscription_hash(server.secret, user_id=PEOPLE[0], workspace_id="acme", **who)
+        link = {"workspaceId": "acme", "identifier": "+490", "identifierKey": "phone"}
+        for choice in (True, False):
+            choices = {**link, "hash": signed, "changes": {GROUP: choice}}
+            answer = server.client.put(SUBSCRIPTIONS, json=choices)
+            assert answer.is_success, answer.text
         wait_for(lambda: len(server.export("dead-letters")) >= 12, what="the dead letters")
         with signed_in(server) as client:
             for action in ("create", "disable"):
@@ -184,6 +200,7 @@ def paths(server: Server) -> dict[str, str]:
         "live-filtered": f"live?name={'W' * 1024}&key={KEY_ID}",
         "keys-created": f"keys?done=create&id={KEY_ID}&key={KEY_ID}",
         "rejected-cause": "rejected?" + urlencode(CAUSE),
+        "rejected-ask": "rejected?reason=invalid_payload&ask=replay",
         "error": "nowhere",
     }
 
@@ -207,7 +224,7 @@ def look(visitor: Operator, page: str) -> list[str]:
         for theme in ("light", "dark") if PICTURES else ():
             visitor.media(prefers_color_scheme=theme, prefers_reduced_motion="reduce")
             size = visitor.browser.cdp("Page.getLayoutMetrics")["cssContentSize"]
-            clip = {"x": 0, "y": 0, "width": width, "height": min(size["height"], 1500), "scale": 1}
+            clip = {"x": 0, "y": 0, "width": width, "height": min(size["height"], 3000), "scale": 1}
             shot = visitor.browser.cdp(
                 "Page.captureScreenshot", format="png", captureBeyondViewport=True, clip=clip
             )
