@@ -305,6 +305,8 @@ def test_members_that_earlier_versions_did_not_have_may_be_absent() -> None:
         (b'{"restated": true}', True),
         (b'{"restated": false}', False),
         (b'{"restated": 1}', False),
+        (b'{"restated" : true , "later": 1e400}', True),
+        (b'{"restated": 1e400, "name": "restated"}', False),
         (b'{"name": "restated"}', False),
         (b'{"name": "\\"restated\\": true"}', False),
     ],
