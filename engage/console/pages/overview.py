@@ -99,7 +99,7 @@ def figures(
     duplicates = f"and {plural(totals['duplicate'], 'duplicate')}" if totals["duplicate"] else ""
     shares = [percent(totals["rejected"], seen)] if seen else []
     if handler.rejected:
-        shares.append(f"{plural(handler.rejected, 'different event')} kept")
+        shares.append(f"{plural(handler.rejected, 'event', 'different events')} kept")
     p95_curve = drawn(shrink(list(data.latency["p95"]), POINTS, _greatest))
     half = "of requests that carry events" if data.p50 is None else f"p50 {_at_most(data.p50)}"
     rejected = handler.link("rejected", workspace=workspace)
@@ -283,7 +283,7 @@ class OverviewHandler(_Reads):
             since = data.at[0] if data is not None else 0
             recent = [group for group in (grouped.groups if grouped else ()) if group.last >= since]
             for group in recent[:NEWEST]:
-                count = plural(group.count, "different event")
+                count = plural(group.count, "event", "different events")
                 text = f"{group.example.message} ({count}, {group.key or group.origin})"
                 href = cause_link(self, group.wanted)
                 found.append(Notice("rejected", visible(text), href, "Show"))

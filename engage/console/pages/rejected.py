@@ -40,9 +40,17 @@ BUDGETS: Final[dict[BudgetName, str]] = {
 
 def cause_link(handler: ConsoleHandler, wanted: LetterFilter, **query: str) -> str:
     """Return the link to the letters of a cause."""
-    found = dataclasses.asdict(wanted)
-    del found["until"]
-    return handler.link("rejected", workspace=handler.workspace.id, **found, **query) + "#cause"
+    return handler.link("rejected", **_query(handler, wanted), **query) + "#cause"
+
+
+def _query(handler: ConsoleHandler, wanted: LetterFilter) -> dict[str, str | None]:
+    return {
+        "workspace": handler.workspace.id,
+        "reason": wanted.reason,
+        "pointer": wanted.pointer,
+        "key": wanted.key,
+        "origin": wanted.origin,
+    }
 
 
 class RejectedHandler(ConsoleHandler):
@@ -85,7 +93,7 @@ class RejectedHandler(ConsoleHandler):
             rejections=None if day is None else sum(day.outcomes["rejected"]),
             done=self.get_query_argument("done", ""),
             count=self.get_query_argument("count", ""),
-            query=self._query(wanted),
+            query=_query(self, wanted),
             chosen=[
                 group
                 for group in (grouped.groups if grouped else ())
@@ -153,15 +161,6 @@ class RejectedHandler(ConsoleHandler):
             origin=self.exact("origin") or None,
             until=self.whole("until"),
         )
-
-    def _query(self, wanted: LetterFilter) -> dict[str, str | None]:
-        return {
-            "workspace": self.workspace.id,
-            "reason": wanted.reason,
-            "pointer": wanted.pointer,
-            "key": wanted.key,
-            "origin": wanted.origin,
-        }
 
     async def _letters(
         self, store: DeadLetterStore, wanted: LetterFilter
