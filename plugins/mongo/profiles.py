@@ -4,8 +4,8 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
-import sys
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
@@ -188,10 +188,12 @@ class Profiles:
         if not is_text(text):
             return ()
         first = scoped_id(workspace_id, text)
-        query = {"_id": {"$gte": first, "$lt": first + chr(sys.maxunicode)}}
         with self._connection.calling() as db:
-            cursor = db[USERS].find(query, {"userId": 1}).sort([("_id", 1)]).limit(limit)
-            return [document["userId"] for document in await cursor.to_list(None)]
+            cursor = db[USERS].find({"_id": {"$gte": first}}, {"userId": 1}).sort([("_id", 1)])
+            documents = await cursor.limit(limit).to_list(None)
+        # Servers order letters in different ways, and all of them put these ids next to each other.
+        found = itertools.takewhile(lambda one: one["_id"].startswith(first), documents)
+        return [document["userId"] for document in found]
 
     async def scan_users(
         self, workspace_id: str | None, *, after: str | None, limit: int

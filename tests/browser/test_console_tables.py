@@ -128,6 +128,12 @@ for (const field of document.querySelectorAll("input[type=datetime-local], butto
   if (field.type === "datetime-local" && field.offsetWidth < 13 * 15) say("cut", field);
   if (field.tagName === "SELECT" && field.offsetWidth > 16 * 15) say("too wide", field);
 }
+for (const button of document.querySelectorAll(".filters > :is(button, .button)")) {
+  const first = button.closest(".filters").querySelector(".field > :is(input, select)");
+  const [low, field] = [button, first].map((one) => one?.getBoundingClientRect());
+  const beside = field && low.top < field.bottom && field.top < low.bottom;
+  if (beside && Math.abs(low.bottom - field.bottom) > 1) say("not in line with its field", button);
+}
 // One line for each kind.
 return [...new Map(wrong.map((line) => [line.replace(/ in .*/s, ""), line])).values()];
 """
@@ -270,6 +276,15 @@ def test_filters_fold_on_a_phone_only(visitor: Operator, page: str) -> None:
     visitor.click("Filter")
     visitor.until(lambda: "name=Order" in visitor.path)
     assert visitor.one("#f-name").is_displayed()
+
+
+def test_the_json_of_an_event_is_whole_on_its_page(visitor: Operator, crowded: Server) -> None:
+    visitor.open(paths(crowded)["event"])
+    whole, shown = visitor.browser.run(
+        "const json = document.querySelector('pre.json');"
+        " return [json.scrollHeight, json.clientHeight];"
+    )
+    assert whole == shown > 600
 
 
 def test_without_scripts_nothing_is_cut(visitor: Operator) -> None:

@@ -20,6 +20,8 @@ FILE_LIMIT: Final = 2000
 #: Seconds after which a search begins no other read of the store, so that a page takes less than
 #: one.
 SEARCH_SECONDS: Final = 0.5
+#: The same for a file, which does not say how far it looked.
+FILE_SECONDS: Final = 5.0
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -53,8 +55,8 @@ def key_of(event: Event) -> str:
     return row_of_event(event).key
 
 
-async def find_events(handler: ConsoleHandler, limit: int) -> Found:
-    """Read the events that the query of a request selects."""
+async def find_events(handler: ConsoleHandler, limit: int, seconds: float | None = None) -> Found:
+    """Read the events that the query of a request selects; see :func:`search_events`."""
     name, user = handler.exact("name"), handler.exact("user")
     typed = ((("name",), name), (("user_id", "anonymous_id"), user))
     wanted = EventFilter(
@@ -68,7 +70,9 @@ async def find_events(handler: ConsoleHandler, limit: int) -> Found:
         until=parse_time(handler.get_query_argument("until", "")),
     )
     key = handler.get_query_argument("key", "")
-    return await search_events(handler, wanted, limit, key=key, cursor=handler.cursor("before"))
+    return await search_events(
+        handler, wanted, limit, key=key, cursor=handler.cursor("before"), seconds=seconds
+    )
 
 
 async def search_events(
@@ -78,14 +82,16 @@ async def search_events(
     *,
     key: str = "",
     cursor: str | None = None,
+    seconds: float | None = None,
 ) -> Found:
     """Read the newest events that are wanted.
 
     :param key: only those of this write key or provider.
     :param cursor: of the page before.
+    :param seconds: instead of :data:`SEARCH_SECONDS`.
     """
     found: list[Event] = []
-    end = time.monotonic() + SEARCH_SECONDS
+    end = time.monotonic() + (SEARCH_SECONDS if seconds is None else seconds)
     while True:
         page = await handler.read(
             handler.console.store.recent(wanted, before=cursor, limit=limit - len(found))
@@ -137,7 +143,7 @@ class EventsFileHandler(ConsoleHandler):
 
     async def get(self) -> None:
         """Send the newest events that the filters select."""
-        found = await find_events(self, FILE_LIMIT)
+        found = await find_events(self, FILE_LIMIT, FILE_SECONDS)
         self.set_header("Content-Type", "application/x-ndjson")
         self.set_header("Content-Disposition", 'attachment; filename="events.ndjson"')
         self.finish(b"".join(event.body + b"\n" for event in found.events))

@@ -174,6 +174,9 @@ async def test_a_search_says_how_far_it_looked_and_goes_on(kind: str, tmp_path: 
             assert f'datetime="{iso(TIME + 34 - 10 * len(pages))}"' in answer.text
             path = further
         assert pages == [["m34", "m33", "m32", "m31", "m30"], [], [], ["m3"]]
+        # A file cannot say how far it looked, so it looks further.
+        file = await client.get("events.ndjson?user=U3")
+        assert len(file.content.splitlines()) == 6
 
 
 def results(answer: httpx.Response) -> list[tuple[str, str, str]]:

@@ -124,10 +124,10 @@ def test_the_server_starts_before_the_database(tmp_path: Path) -> None:
 def test_commands_report_a_missing_store(tmp_path: Path) -> None:
     url = mongo.shared(KIND).url(options=IMPATIENT)
     server = Server(tmp_path, config_text(storage=storage(url)))
-    for command in (["check"], ["export", "events"]):
+    for command, status in ((["check"], 0), (["export", "events"], 1)):
         done = run(server, *command)
-        assert done.returncode == 1
-        assert "no engage store" in done.stderr
+        assert done.returncode == status
+        assert "no engage store" in done.stdout + done.stderr
         assert "Traceback" not in done.stderr
 
 
