@@ -22,6 +22,21 @@ __all__ = ["describe", "load_schemas"]
 #: The folders of ``schemas/`` that describe requests and answers.
 _FOLDERS: Final = ("payloads", "answers")
 
+#: Where a write key may be, besides the body.
+_KEYS: Final[Mapping[str, Any]] = {
+    "writeKey": {
+        "type": "http",
+        "scheme": "basic",
+        "description": "The write key is the user name; the password is ignored.",
+    },
+    "writeKeyAsToken": {
+        "type": "http",
+        "scheme": "bearer",
+        "description": "The same credential as for Basic, or the write key itself.",
+    },
+    "writeKeyInQuery": {"type": "apiKey", "in": "query", "name": "writeKey"},
+}
+
 #: Errors of every request.
 _EVERYWHERE: Final = ("headers_too_large", "internal_error", "overloaded")
 
@@ -73,14 +88,7 @@ def describe(
         "paths": paths,
         "components": {
             "schemas": _components(schemas),
-            "securitySchemes": {
-                "writeKey": {
-                    "type": "http",
-                    "scheme": "basic",
-                    "description": "The write key is the user name; the password is ignored.",
-                },
-                "writeKeyInQuery": {"type": "apiKey", "in": "query", "name": "writeKey"},
-            },
+            "securitySchemes": _KEYS,
         },
     }
 
@@ -174,7 +182,7 @@ def _operation(
                 }
             },
         }
-    described["security"] = [{"writeKey": []}, {"writeKeyInQuery": []}] if operation.key else []
+    described["security"] = [{scheme: []} for scheme in _KEYS] if operation.key else []
     return described
 
 

@@ -3,8 +3,8 @@
 
 A write key is an identifier, not a secret: it can appear in a web page, and it only permits writing
 events. These places are searched in order, and the first key found is used:
-``Authorization: Basic base64(key:)`` or ``Basic <key>`` verbatim; ``writeKey`` in the query;
-``writeKey`` in the body.
+``Authorization: Basic base64(key:)`` or ``Basic <key>`` verbatim, or the same with ``Bearer``;
+``writeKey`` in the query; ``writeKey`` in the body.
 
 :mod:`engage.keys.table` replaces the keys when they change in the store.
 """
@@ -84,7 +84,8 @@ class Authenticator:
         for principal in principals or ():
             by_key[principal.write_key.key] = principal
             if not principal.write_key.disabled:
-                by_header[_usual_header(principal)] = principal
+                for header in _usual_headers(principal):
+                    by_header[header] = principal
         self._by_key = None if principals is None else by_key
         self._by_header = by_header
 
@@ -130,8 +131,8 @@ class Authenticator:
     def _from_header(self, value: str) -> Principal:
         """Parse a header that is not in the usual form."""
         scheme, _, credential = value.strip().partition(" ")
-        if scheme.lower() != "basic":
-            raise _invalid("the Authorization scheme must be Basic")
+        if scheme.lower() not in ("basic", "bearer"):
+            raise _invalid("the Authorization scheme must be Basic or Bearer")
         credential = credential.strip()
         possible = False
         for candidate in _candidates(credential):
@@ -159,14 +160,14 @@ class Authenticator:
         return principal
 
 
-def _usual_header(principal: Principal) -> str:
-    """Return the ``Authorization`` header that SDKs send."""
+def _usual_headers(principal: Principal) -> tuple[str, str]:
+    """Return the ``Authorization`` headers that SDKs and clients of Dittofeed's OpenAPI send."""
     credential = base64.b64encode(f"{principal.write_key.key}:".encode()).decode()
-    return f"Basic {credential}"
+    return f"Basic {credential}", f"Bearer {credential}"
 
 
 def _candidates(credential: str) -> Iterator[str]:
-    """Yield the keys that a Basic credential can mean."""
+    """Yield the keys that a credential can mean."""
     # Verbatim: a key in Dittofeed's style is itself the base64 of ``id:secret``.
     yield credential
     standard = credential.rstrip("=").translate(_URL_SAFE)

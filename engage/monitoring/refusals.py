@@ -125,7 +125,7 @@ def key_prefix(authorizations: Sequence[str], keys: Sequence[str]) -> str:
     """
     for value in authorizations:
         scheme, _, credential = value.strip().partition(" ")
-        if scheme.lower() != "basic" or not credential:
+        if scheme.lower() not in ("basic", "bearer") or not credential:
             continue
         try:
             key = base64.b64decode(credential.strip()[:64].encode(), validate=True).decode()

@@ -19,6 +19,11 @@ def encoded(text: str) -> str:
     return "Basic " + base64.b64encode(text.encode()).decode()
 
 
+def as_bearer(header: str) -> str:
+    """Return the header with the scheme that Dittofeed's OpenAPI description names."""
+    return header.replace("Basic", "Bearer").replace("basic", "bearer").replace("BASIC", "BEARER")
+
+
 @pytest.fixture
 def authenticator() -> Authenticator:
     return Authenticator([ACME, OTHER])
@@ -41,9 +46,10 @@ def authenticator() -> Authenticator:
     ],
 )
 def test_a_key_in_the_header_names_the_workspace(authenticator: Authenticator, header: str) -> None:
-    principal = authenticator.header_or_query(header, [])
-    assert principal is not None
-    assert (principal.workspace.id, principal.write_key.id) == ("acme", "website")
+    for sent in (header, as_bearer(header)):
+        principal = authenticator.header_or_query(sent, [])
+        assert principal is not None
+        assert (principal.workspace.id, principal.write_key.id) == ("acme", "website")
 
 
 def test_the_header_may_use_the_url_safe_alphabet() -> None:
@@ -67,9 +73,10 @@ def test_a_key_may_be_base64(sent: str) -> None:
         "encoded": encoded(key),
         "encoded with colon": encoded(f"{key}:"),
     }[sent]
-    principal = Authenticator([workspace]).header_or_query(header, [])
-    assert principal is not None
-    assert principal.write_key.id == "k"
+    for scheme in (header, as_bearer(header)):
+        principal = Authenticator([workspace]).header_or_query(scheme, [])
+        assert principal is not None
+        assert principal.write_key.id == "k"
 
 
 @pytest.mark.parametrize("text", ["id:secret", "id:secret:"])
@@ -81,7 +88,12 @@ def test_a_key_may_have_a_colon(text: str) -> None:
 @pytest.mark.parametrize(
     "header",
     [
-        "Bearer key-1",
+        "Bearer",
+        "Bearer key-9",
+        "Bearer " + encoded("key-9:"),
+        "Bearer key-1,",
+        "Bearer\tkey-1",
+        "Digest key-1",
         "key-1",
         "Basic",
         "Basic ",
@@ -116,7 +128,7 @@ def test_the_answer_to_an_unknown_key_says_how_to_see_the_keys(
         assert "`engage keys list`" in caught.value.message
 
 
-@pytest.mark.parametrize("header", [encoded("key-0:"), "Basic key-0"])
+@pytest.mark.parametrize("header", [encoded("key-0:"), "Basic key-0", "Bearer key-0"])
 def test_a_disabled_key_is_refused(authenticator: Authenticator, header: str) -> None:
     attempts: tuple[Callable[[], object], ...] = (
         lambda: authenticator.header_or_query(header, []),

@@ -143,7 +143,7 @@ def _usual() -> Iterator[tuple[str, Sequence[bytes | str]]]:
     yield "GET with a body", [post("/healthz", b"{}", method="GET"), READ, track("g"), READ]
 
     # 405 before encoding before length before key.
-    wrong = ("Content-Encoding: br", "Authorization: Bearer x")
+    wrong = ("Content-Encoding: br", "Authorization: Digest x")
     yield "405 first", [head("PUT", TRACK, *wrong, "Content-Length: 9000000"), READ]
     yield "then 415", [head("POST", TRACK, *wrong, "Content-Length: 9000000"), READ]
     yield "then 413", [head("POST", TRACK, wrong[1], "Content-Length: 9000000"), READ]
