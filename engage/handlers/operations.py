@@ -175,7 +175,8 @@ OPERATIONS: Final[Sequence[Operation]] = (
         id="webhook",
         method="POST",
         head=True,
-        paths=("/api/public/webhooks/{provider}",),
+        # The second is the path of Dittofeed's servers whose providers were set up earlier.
+        paths=("/api/public/webhooks/{provider}", "/api/webhooks/{provider}"),
         summary="Receive a webhook delivery",
         description="The provider's signature authenticates it. `HEAD` answers 200.",
         tag="Webhooks",
