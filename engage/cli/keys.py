@@ -124,7 +124,7 @@ _changing(
     "disable",
     "disabled",
     "ios",
-    "Refuse requests with a write key (403), also with one of the config file.",
+    "Refuse requests with a write key (403).\n\nThe key may be one of the config file.",
 )
 _changing("enable", "enabled", "ios", "Accept requests with a write key again.")
 _changing(

@@ -130,11 +130,11 @@ def replay(
     every: bool,
     what: tuple[str, ...],
 ) -> None:
-    """Send a dead letter, or all that match, through the server's steps again.
+    """Replay a dead letter, or all that match.
 
-    With FILE, the event in it replaces the event of the letter. The letter is removed when its
-    event is stored. Replaying a letter twice stores one event: an interrupted replay can be run
-    again.
+    The event goes through the server's steps again. With FILE, the event in it replaces the event
+    of the letter. The letter is removed when its event is stored. Replaying a letter twice stores
+    one event: an interrupted replay can be run again.
     """
     wanted = LetterFilter(reason=reason, pointer=pointer, key=key)
     if every == bool(what) or (what and wanted != LetterFilter()):

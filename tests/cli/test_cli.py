@@ -116,6 +116,13 @@ def test_help_and_version_are_printed() -> None:
     assert run("--version").stdout == f"engage, version {engage.__version__}\n"
 
 
+@pytest.mark.parametrize("group", ["dead-letters", "keys", "users"])
+def test_the_summaries_of_a_group_are_whole(group: str) -> None:
+    commands = run(group, "--help").stdout.partition("\nCommands:\n")[2]
+    assert commands
+    assert "..." not in commands
+
+
 @pytest.mark.parametrize(
     "arguments",
     [
