@@ -41,6 +41,17 @@ def test_the_keyboard_leads_to_the_search(operator: Operator, console: Server) -
     assert value_of(operator, ".search [name=q]") == "new text"
 
 
+@pytest.mark.parametrize("width", [320, 390, 640])
+def test_a_narrow_search_is_called_search(operator: Operator, width: int) -> None:
+    operator.size(width)
+    operator.open("system")
+    spacing, shown = operator.browser.run(
+        "const field = document.querySelector('.search [name=q]');"
+        " return [getComputedStyle(field, '::placeholder').wordSpacing, field.clientWidth];"
+    )
+    assert float(spacing.removesuffix("px")) > shown > 0, "the second word is visible"
+
+
 def test_the_fields_offer_what_was_seen(operator: Operator, console: Server) -> None:
     sent = {"userId": "offered-user", "event": "Offered Name"}
     assert console.post("/v1/track", sent).status_code == 200
