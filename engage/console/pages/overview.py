@@ -284,7 +284,8 @@ class OverviewHandler(_Reads):
             recent = [group for group in (grouped.groups if grouped else ()) if group.last >= since]
             for group in recent[:NEWEST]:
                 count = plural(group.count, "event", "different events")
-                text = f"{group.example.message} ({count}, {group.key or group.origin})"
+                source = group.origin if group.key is None else f"key {group.key}"
+                text = f"{group.example.message} ({count}, {source})"
                 href = cause_link(self, group.wanted)
                 found.append(Notice("rejected", visible(text), href, "Show"))
             if more := recent[NEWEST:]:

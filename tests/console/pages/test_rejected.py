@@ -75,7 +75,7 @@ def test_what_needs_attention_has_actions_and_says_how_much_more_there_is(
     links = re.findall(r'<a\s+href="([^"]*)">([^<]*)</a>\s*</li>', page)
     assert {text for _, text in links} == {"Show", "Show all"}
     assert sum(href.endswith("#cause") for href, _ in links) == 5
-    assert "(1 event, website)" in words(page)
+    assert "(1 event, key website)" in words(page)
 
 
 def test_the_audit_is_formatted(server: Server, client: httpx.Client) -> None:
