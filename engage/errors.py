@@ -36,6 +36,7 @@ __all__ = [
     "from_exception",
     "from_problems",
     "internal_error",
+    "key_refused",
     "located",
     "log_unavailable",
     "overloaded",
@@ -206,6 +207,17 @@ def located(error: ApiError, prefix: str) -> list[Problem]:
     :param prefix: the JSON pointer to the item.
     """
     return [problem.under(prefix) for problem in error.errors] or [Problem(prefix, error.message)]
+
+
+def key_refused(reason: str, code: str = "invalid_write_key") -> ApiError:
+    """Return the 401 or 403 for a write key that is not accepted, or is missing.
+
+    Each message has the words "invalid write key": RudderStack's SDKs for Android and iOS stop
+    sending only if they find them, and otherwise send the same batch again for ever.
+
+    :param reason: a sentence about the key or the request.
+    """
+    return ApiError(code, f"invalid write key: {reason}")
 
 
 def body_too_large(limit: Limit) -> ApiError:

@@ -24,7 +24,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tornado import httputil
 
-from engage.errors import ApiError, Limit, body_too_large, error_body, from_exception
+from engage.errors import (
+    ApiError,
+    Limit,
+    body_too_large,
+    error_body,
+    from_exception,
+    key_refused,
+)
 from engage.http1 import early_errors
 from engage.http1.exchange import Failure
 from engage.keys.auth import UnknownKeyError
@@ -207,8 +214,7 @@ class Handler(httputil.HTTPMessageDelegate):
         """
         request = self.request
         if "Authorization" in request.headers.repeated:
-            message = "the request has more than one Authorization header"
-            raise ApiError("invalid_write_key", message)
+            raise key_refused("the request has more than one Authorization header")
         keys = request.query_arguments.get("writeKey", ()) if request.query else ()
         return self.services.authenticator.header_or_query(
             request.fields.get("Authorization"),

@@ -138,7 +138,7 @@ OPERATIONS: Final[Sequence[Operation]] = (
         credentials=True,
         summary="Send many events",
         description="Items are independent: valid ones are stored, invalid ones are listed in"
-        " `rejected` and kept as dead letters.",
+        " `rejected` and kept as dead letters. The answer is 200 even if no item is valid.",
         tag="Events",
         request="batch",
         success="batch",

@@ -18,7 +18,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Final
 
-from engage.errors import ApiError, Limit, storage_unavailable
+from engage.errors import ApiError, Limit, key_refused, storage_unavailable
 from engage.keys.effective import is_possible_key
 
 if TYPE_CHECKING:
@@ -29,9 +29,7 @@ __all__ = ["KEYLESS_BODY", "Authenticator", "Principal", "UnknownKeyError"]
 #: Maximum size of a body that must be decoded to find its write key.
 KEYLESS_BODY: Final = Limit(1024 * 1024, "without a write key in the header or the query")
 
-_UNKNOWN: Final = (
-    "invalid write key: it is unknown; `engage keys list` shows the keys of this server"
-)
+_UNKNOWN: Final = "it is unknown; `engage keys list` shows the keys of this server"
 _URL_SAFE: Final = str.maketrans("-_", "+/")
 _BASE64: Final = re.compile(r"[A-Za-z0-9+/]+\Z")
 
@@ -52,7 +50,8 @@ class UnknownKeyError(ApiError):
     """
 
     def __init__(self, key: str | None = None) -> None:
-        super().__init__("invalid_write_key", _UNKNOWN)
+        unknown = key_refused(_UNKNOWN)
+        super().__init__(unknown.code, unknown.message)
         self.key = key
 
 
@@ -108,7 +107,7 @@ class Authenticator:
         if not keys:
             return None
         if len(keys) > 1:
-            raise _invalid("the query has more than one writeKey")
+            raise key_refused("the query has more than one writeKey")
         return self._look_up(keys.pop())
 
     def body(self, value: object) -> Principal:
@@ -119,20 +118,20 @@ class Authenticator:
         :raises ApiError: 401 or 403; 503 if the keys were not read.
         """
         if value is None or value == "":
-            raise ApiError(
-                "missing_write_key",
-                "a write key is required; send Authorization: Basic base64(<write key>:),"
+            raise key_refused(
+                "the request has no write key; send Authorization: Basic base64(<write key>:),"
                 " or writeKey in the query or the body",
+                "missing_write_key",
             )
         if not isinstance(value, str):
-            raise _invalid("writeKey must be a string")
+            raise key_refused("writeKey must be a string")
         return self._look_up(value)
 
     def _from_header(self, value: str) -> Principal:
         """Parse a header that is not in the usual form."""
         scheme, _, credential = value.strip().partition(" ")
         if scheme.lower() not in ("basic", "bearer"):
-            raise _invalid("the Authorization scheme must be Basic or Bearer")
+            raise key_refused("the Authorization scheme must be Basic or Bearer")
         credential = credential.strip()
         possible = False
         for candidate in _candidates(credential):
@@ -141,7 +140,7 @@ class Authenticator:
             possible = possible or is_possible_key(candidate)
         if possible:
             raise UnknownKeyError
-        raise _invalid(_UNKNOWN)
+        raise key_refused(_UNKNOWN)
 
     def _get(self, key: str) -> Principal | None:
         if self._by_key is None:
@@ -154,9 +153,9 @@ class Authenticator:
         if principal is None:
             if is_possible_key(key):
                 raise UnknownKeyError(key)
-            raise _invalid(_UNKNOWN)
+            raise key_refused(_UNKNOWN)
         if principal.write_key.disabled:
-            raise ApiError("write_key_disabled", "the write key is disabled")
+            raise key_refused("it is disabled", "write_key_disabled")
         return principal
 
 
@@ -181,7 +180,3 @@ def _candidates(credential: str) -> Iterator[str]:
     # A key that contains a colon: with and without the colon that the SDK appends.
     yield text.rpartition(":")[0]
     yield text
-
-
-def _invalid(message: str) -> ApiError:
-    return ApiError("invalid_write_key", message)

@@ -172,9 +172,12 @@ class Pipeline:
 
         The parameters are those of :meth:`event`, without the type: each item has its own.
 
+        A batch without a valid item is a success too: some mobile SDKs send a batch again and again
+        after a 400, and no other event of theirs arrives.
+
         :param strict: if one item is refused before the write, store nothing and keep no dead
-            letter.
-        :raises ApiError: if no event was stored.
+            letter. If all items are refused, that is an error.
+        :raises ApiError: if nothing could be read from the body, or as ``strict`` says.
         :raises StorageUnavailable: if not everything is durable.
         """
         with await self._admit(raw, encoding, _share_of(principal)) as admitted:
@@ -214,7 +217,7 @@ class Pipeline:
         self._items.count(state, arrival)
         await self._ingest.keep(letters)
         rejected = state.sorted_rejected()
-        if rejected and len(rejected) == count:
+        if strict and rejected and len(rejected) == count:
             raise all_invalid(rejected)
         return BatchResult(state.accepted, state.duplicates, rejected, principal)
 

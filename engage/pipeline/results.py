@@ -129,7 +129,7 @@ def not_strict(rejected: Sequence[RejectedItem], items: int) -> ApiError:
 
 
 def all_invalid(rejected: Sequence[RejectedItem]) -> ApiError:
-    """Return the error for a batch whose items were all refused."""
+    """Return the error for a strict batch whose items were all refused."""
     codes = {item.error.code for item in rejected}
     code = codes.pop()
     if codes or STATUS[code] != 400:

@@ -10,19 +10,23 @@ from __future__ import annotations
 import asyncio
 import gzip
 import json
+import re
 import zlib
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from engage.errors import STATUS
 from support.http_client import Answer
 from support.http_errors import BATCH, TRACK, check_error, event, refused
 from support.server_inprocess import BASIC, Serving, basic, serving
 from support.server_process import KEY
 
+RECORDED = Path(__file__).parents[1] / "data" / "http_corpus.json"
 GZIP = {"Content-Encoding": "gzip"}
 BODY = event("userId", '"u"')
+STRICT = {"X-Strict-Mode": "1"}
 LARGE_EVENT = {"type": "track", "userId": "u", "event": "E", "properties": {"x": "y" * 65_536}}
 HALF_EVENT = {**LARGE_EVENT, "properties": {"x": "y" * 50_000}}
 
@@ -44,13 +48,6 @@ HALF_EVENT = {**LARGE_EVENT, "properties": {"x": "y" * 50_000}}
         ("/v1/alias", {"previousId": "p", "anonymousId": "a"}, 400, "invalid_payload", "userId"),
         (TRACK, LARGE_EVENT, 413, "event_too_large", "limits.event_bytes"),
         (BATCH, {"batch": {}}, 400, "invalid_payload", "batch"),
-        (BATCH, {"batch": [{"type": "Track"}]}, 400, "invalid_payload", "batch/0"),
-        (BATCH, {"batch": [LARGE_EVENT]}, 400, "invalid_payload", "limits.event_bytes"),
-        # Only with the context of the envelope.
-        (
-            *(BATCH, {"batch": [HALF_EVENT], "context": {"x": "y" * 20_000}}),
-            *(400, "invalid_payload", "limits.event_bytes"),
-        ),
         (BATCH, {"batch": [], "context": {"x": "y" * 32_768}}, 413, "batch_too_large", ""),
     ],
 )
@@ -62,6 +59,27 @@ async def test_a_bad_body_is_refused(
         assert word in answer.json["message"]
         # The message does not repeat the body.
         assert "999999999999999999999999999999" not in answer.json["message"]
+
+
+@pytest.mark.parametrize("path", ["/api/public/apps/batch", BATCH, "/v1/b", "/v1/import"])
+async def test_a_batch_without_a_valid_item_is_answered_200(tmp_path: Path, path: str) -> None:
+    """Some mobile SDKs send a batch that gets a 400 again and again."""
+    large = {"batch": [HALF_EVENT], "context": {"x": "y" * 20_000}}
+    async with serving(tmp_path) as server:
+        for body, code, word in (
+            ({"batch": [{"type": "Track"}]}, "invalid_payload", "type"),
+            ({"batch": [LARGE_EVENT]}, "event_too_large", "limits.event_bytes"),
+            # Only with the context of the envelope.
+            (large, "event_too_large", "limits.event_bytes"),
+        ):
+            answer = await server.send(path, body)
+            assert (answer.status, answer.json["accepted"]) == (200, 0)
+            [item] = answer.json["rejected"]
+            assert (item["index"], item["code"]) == (0, code)
+            assert word in item["message"]
+            await refused(server, path, body, 400, "invalid_payload", headers=STRICT)
+        assert len(await server.dead_letters()) == 3
+        assert (await server.send(path, {"batch": []}, headers=STRICT)).status == 200
 
 
 # ----------------------------------------------------------------------------------------- length
@@ -126,6 +144,71 @@ async def test_a_disabled_key_is_refused(tmp_path: Path, place: str) -> None:
         key = basic("old-key:") if place == "header" else None
         body = {**json.loads(BODY), **({"writeKey": "old-key"} if place == "body" else {})}
         await refused(server, path, body, 403, "write_key_disabled", key=key)
+
+
+BATCHED = b'{"batch":[],"writeKey":%s}'
+
+
+@pytest.mark.parametrize(
+    ("code", "authorization", "query", "named"),
+    [
+        ("missing_write_key", None, "", b"null"),
+        ("missing_write_key", None, "?writeKey=", b'""'),
+        ("invalid_write_key", None, "", b"5"),
+        ("invalid_write_key", None, "", b'"not a key"'),
+        ("invalid_write_key", None, "", b'"unknown"'),
+        ("write_key_disabled", None, "", b'"old-key"'),
+        ("invalid_write_key", None, "?writeKey=unknown", b"null"),
+        ("invalid_write_key", None, "?writeKey=a&writeKey=b", b"null"),
+        ("write_key_disabled", None, "?writeKey=old-key", b"null"),
+        ("invalid_write_key", [basic("unknown:")], "", b"null"),
+        ("write_key_disabled", [basic("old-key:")], "", b"null"),
+        ("write_key_disabled", ["Basic old-key"], "", b"null"),
+        ("invalid_write_key", [""], "", b"null"),
+        ("invalid_write_key", ["Basic"], "", b"null"),
+        ("invalid_write_key", ["Basic ***"], "", b"null"),
+        ("invalid_write_key", ["Basic /////w=="], "", b"null"),
+        ("write_key_disabled", ["Bearer old-key"], "", b"null"),
+        ("invalid_write_key", ["Negotiate abc"], "", b"null"),
+        ("invalid_write_key", ["old-key"], "", b"null"),
+        ("invalid_write_key", [BASIC, BASIC], "", b"null"),
+    ],
+)
+async def test_every_answer_about_a_key_has_the_words_that_stop_sdks(
+    tmp_path: Path, code: str, authorization: list[str] | None, query: str, named: bytes
+) -> None:
+    """SDKs for Android and iOS send a batch for ever unless they find these words."""
+    keys = '[[workspaces.write_keys]]\nid = "old"\nkey = "old-key"\ndisabled = true\n'
+    async with serving(tmp_path, config_extra=keys) as server, await server.connect() as client:
+        for method, path in (
+            *(("POST", path) for path in (TRACK, BATCH, "/beacon/v1/batch")),
+            ("GET", "/sourceConfig/"),
+        ):
+            if method == "GET" and not authorization and "=" not in query.removesuffix("="):
+                continue  # It has no body that could name a key.
+            lines = [f"{method} {path}{query} HTTP/1.1", "Host: localhost"]
+            lines += [f"Authorization: {value}" for value in authorization or ()]
+            body = BATCHED % named if method == "POST" else b""
+            lines += [f"Content-Length: {len(body)}", "", ""]
+            await client.send("\r\n".join(lines).encode() + body)
+            answer = await client.answer()
+            expected = code if method == "POST" else "invalid_write_key"
+            check_error(answer, STATUS[expected], expected)
+            assert "invalid write key" in answer.json["message"].lower()
+
+
+def test_every_recorded_answer_about_a_key_has_these_words() -> None:
+    """No answer with a code about keys was forgotten above."""
+    about = [
+        answer
+        for group in json.loads(RECORDED.read_text("utf-8")).values()
+        for name, case in group.items()
+        if name != "stored"
+        for answer in case["answers"]
+        if re.search(r'"code":"\w*write_key\w*"', answer)
+    ]
+    assert len(about) > 20
+    assert [answer for answer in about if "invalid write key" not in answer.lower()] == []
 
 
 async def test_a_key_writes_to_its_workspace_only(tmp_path: Path) -> None:

@@ -94,7 +94,9 @@ async def test_an_item_of_a_batch_whose_conflict_cannot_be_kept_is_rejected() ->
     assert result.rejected[0].message_id == "m"
     assert [letter.reason for letter in core.letters] == ["invalid_payload"]
     assert core.metrics.events["track", CODE] == 2
-    error = await error_of(send_batch(core, [OTHER, conflict(2)]))
+    result = await send_batch(core, [OTHER, conflict(2)])
+    assert [item.error.code for item in result.rejected] == [CODE, CODE]
+    error = await error_of(send_batch(core, [OTHER, conflict(2)], strict=True))
     assert (error.status, error.code) == (400, CODE)
 
 
@@ -130,7 +132,8 @@ async def test_a_storage_without_dead_letters_refuses_conflicts(with_stored: boo
     await send_event(core, FIRST)
     await send_event(core, FIRST)
     assert (await error_of(send_event(core, OTHER))).code == CODE
-    assert (await error_of(send_batch(core, [OTHER]))).code == CODE
+    [rejected] = (await send_batch(core, [OTHER])).rejected
+    assert rejected.error.code == CODE
 
 
 async def test_an_event_is_not_acknowledged_when_the_stored_one_has_just_expired() -> None:
@@ -236,7 +239,7 @@ async def fill(core: Core, count: int) -> None:
     """Send as many different invalid events as the budget of refused items has room for."""
     for start in range(0, count, 500):
         items = [{**BAD, "messageId": str(n)} for n in range(start, min(start + 500, count))]
-        await error_of(send_batch(core, items))
+        assert len((await send_batch(core, items)).rejected) == len(items)
 
 
 async def test_junk_of_a_public_key_does_not_use_up_the_room_for_conflicts(

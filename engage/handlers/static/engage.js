@@ -114,11 +114,7 @@
       });
       if (answer.status > 499 || [408, 429].includes(answer.status)) {
         wait = 1000 * Number(answer.headers.get("Retry-After")) || 1;
-      } else if (
-        part.length > 1 &&
-        [400, 413].includes(answer.status) &&
-        (await answer.json().catch(() => ({}))).code !== "invalid_payload"
-      ) {
+      } else if (part.length > 1 && [400, 413].includes(answer.status)) {
         most = part.length >> 1; // find the bad one
       } else {
         if (answer.ok) most = 100;
