@@ -33,6 +33,8 @@ FIELDS: Final = {
     "anonymous_id": "Anonymous id",
     "message_id": "Event",
 }
+#: The kinds of results in the order of the list: first those of which there are few.
+KINDS: Final = ("User", "Event name", "Anonymous id", "Rejected event", "Event")
 #: Seconds after which the search reads no other rejected events; they are looked at before others.
 LETTER_SECONDS: Final = 0.1
 
@@ -89,7 +91,7 @@ class SearchHandler(ConsoleHandler):
             if not hits and complete and text != text.lstrip():
                 self.go("search", workspace=self.workspace.id, q=text.strip())
                 return
-        shown = dict(list(hits.items())[:ROWS])
+        shown = dict(sorted(hits.items(), key=lambda one: KINDS.index(one[0].kind))[:ROWS])
         self.page(
             "search.html",
             title="Search",
@@ -186,20 +188,22 @@ class SearchHandler(ConsoleHandler):
 
 
 def _hits(found: Found, text: str) -> dict[Hit, str]:
-    """Return the texts of events that begin with a text, with the number of the events."""
-    counts = Counter(
-        _hit_of(event, field)
+    """Return the texts of events that begin with a text, with the number of the events; a message
+    id with what its event is."""
+    hits = [
+        (_hit_of(event, field), event)
         for field in FIELDS
         for event in found.events
         if begins_with(getattr(event, field), text.rstrip())
-    )
+    ]
+    counts = Counter(hit for hit, _ in hits)
     least = "at least " if found.cursor is not None else ""
     words = {"Event name": "name", "User": "user id", "Anonymous id": "anonymous id"}
     return {
-        hit: f"{least}{plural(count, 'event has', 'events have')} this {words[hit.kind]}"
+        hit: f"{least}{plural(counts[hit], 'event has', 'events have')} this {words[hit.kind]}"
         if hit.kind in words
-        else ""
-        for hit, count in counts.items()
+        else " · ".join(filter(None, (event.type, event.name, event.user_id or event.anonymous_id)))
+        for hit, event in hits
     }
 
 

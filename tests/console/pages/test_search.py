@@ -241,12 +241,12 @@ async def test_the_search_lists_everything_that_it_finds(kind: str, tmp_path: Pa
         )
         assert results(await client.get("search?q=ORDER")) == [
             ("User", "order-user", "email o@example.com · plan pro"),
-            ("Rejected event", "l-1", "userId: too long"),
+            ("User", "Order-guest", "No profile yet; 3 events have this user id"),
             ("Event name", "Order Completed", "4 events have this name"),
             ("Event name", "order\\u202eelif", "1 event has this name"),
-            ("User", "Order-guest", "No profile yet; 3 events have this user id"),
             ("Anonymous id", "order-visit", "1 event has this anonymous id"),
-            ("Event", "order-9", ""),
+            ("Rejected event", "l-1", "userId: too long"),
+            ("Event", "order-9", "track · E · order-visit"),
         ]
         await store_all(store, *(event(f"x{n}", user_id="u", at=20 + n) for n in range(300)))
         answer = await client.get("search", params={"q": "lost-message"})
@@ -313,7 +313,7 @@ async def test_the_search_goes_on_where_it_stopped(kind: str, tmp_path: Path) ->
         assert seen == [0, 0, 3]
         # A single thing so far may not be the only one.
         answer = await client.get("search?q=M24")
-        assert results(answer) == [("Event", "m24", "")]
+        assert results(answer) == [("Event", "m24", "track · Clicked · u")]
         assert link_named(answer, "Look further") is not None
 
 
