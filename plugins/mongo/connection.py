@@ -197,9 +197,12 @@ class Connection:
         :param seconds: the time limit; by default that of the storage.
         :param scan: whether it is a page of a scan.
         :raises StorageUnavailable: for every error of the driver.
+        :raises asyncio.CancelledError: if the task is cancelled meanwhile: the driver may lose it.
         """
         if self.db is None:
             raise StorageUnavailable("the storage is not open")
+        task = asyncio.current_task()
+        cancellations = task.cancelling() if task is not None else 0
         if seconds is None:
             seconds = self.timeout * (_SCAN if scan else 1)
             if not self._client.topology_description.has_writable_server():
@@ -216,6 +219,11 @@ class Connection:
             raise StorageUnavailable(
                 f"{self.name}: the server sent an unexpected answer ({type(error).__name__})"
             ) from error
+        finally:
+            # PyMongo's asynchronous client sends with asyncio.wait_for. Before Python 3.12, that
+            # loses a cancellation that arrives when the sending is done already.
+            if task is not None and task.cancelling() > cancellations:
+                raise asyncio.CancelledError
 
     def unavailable(self, error: BaseException) -> StorageUnavailable:
         """Return the driver's error as one of engage, with its kind and code, never a document."""

@@ -247,6 +247,42 @@ async def test_an_attempt_to_open_that_is_cancelled_leaves_no_task(tmp_path: Pat
         await made.close()
 
 
+async def test_no_cancellation_is_lost(tmp_path: Path) -> None:
+    """Closing the store cancels its own tasks and waits for them, whatever the driver is doing."""
+    ended = 0
+    async with opened(tmp_path, mongo.shared(PROXIED).url()) as made:
+        # Within these turns of the loop, a call begins to wait for the answer.
+        for turns in range(12):
+            await made.check()  # makes the connection that the next call uses
+            call = asyncio.create_task(made.check())
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            cancelled = call.cancel()
+            await asyncio.wait([call])
+            assert call.cancelled() == cancelled, turns
+            ended += cancelled
+    assert ended > 1
+
+
+async def test_a_cancelled_call_that_fails_is_cancelled(tmp_path: Path) -> None:
+    """A loop that tries again after each failure must end."""
+    made = new(tmp_path, mongo.shared(PROXIED).url())
+    made._connection.connect()
+
+    async def fail() -> None:
+        with made._connection.calling():
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.sleep(60)
+            raise pymongo.errors.AutoReconnect
+
+    call = asyncio.create_task(fail())
+    await asyncio.sleep(0)
+    call.cancel()
+    await asyncio.wait([call])
+    assert call.cancelled()
+    await made.close()
+
+
 # ------------------------------------------------------------------- marks and unfinished changes
 async def _marked(url: str) -> int:
     return int(raw(url).events.count_documents({"_mark": {"$exists": True}}))
