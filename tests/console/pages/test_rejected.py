@@ -55,8 +55,10 @@ def test_every_page_tells_rejections_from_different_events(
     assert "2 different events kept" in words(overview)
 
     # The number is that of now also after a deletion, in which nothing of it is used again.
-    assert client.post("rejected", data={"action": "delete"}).status_code == 303
-    rejected = client.get("rejected").text
+    deleted = client.post("rejected", data={"action": "delete"})
+    assert deleted.status_code == 303
+    rejected = client.get(deleted.headers["Location"]).text
+    assert "2 deleted." in rejected
     assert badge(rejected) == ""
     assert "No rejected events" in rejected
 
