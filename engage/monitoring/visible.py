@@ -6,7 +6,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
-__all__ = ["LONGEST", "one_line", "visible"]
+__all__ = ["LONGEST", "cell", "one_line", "visible"]
 
 #: Characters of a cell of a table.
 LONGEST: Final = 140
@@ -47,3 +47,9 @@ def one_line(text: str, length: int) -> str:
     """
     text = " ".join(text[: length * 2].split())
     return text if len(text) <= length else text[: length - 1] + "…"
+
+
+def cell(text: str) -> str:
+    """Return the beginning of a text for a cell of a table: escaped, on one line."""
+    # Escaping makes a text only longer, and hundreds of long ones are shown at once.
+    return one_line(visible(text[: LONGEST * 2]), LONGEST)

@@ -32,7 +32,7 @@ from engage.api import (
 )
 from engage.errors import Problem
 from engage.monitoring.recorder import REFUSED_RECORD
-from engage.monitoring.visible import LONGEST, one_line, visible
+from engage.monitoring.visible import LONGEST, cell, visible
 from engage.upkeep.refused import Refused, refused_of
 
 if TYPE_CHECKING:
@@ -155,7 +155,7 @@ def summary(values: Any) -> str:
         length += len(parts[-1])
         if length > LONGEST:
             break
-    return one_line(visible(" · ".join(parts)), LONGEST)
+    return cell(" · ".join(parts))
 
 
 def row_of_event(event: Event) -> Row:
@@ -175,8 +175,8 @@ def row_of_event(event: Event) -> Row:
         origin=event.origin,
         id=event.message_id,
         type=event.type,
-        name=one_line(visible(event.name or ""), LONGEST),
-        user=one_line(visible(event.user_id or event.anonymous_id or ""), LONGEST),
+        name=cell(event.name or ""),
+        user=cell(event.user_id or event.anonymous_id or ""),
         key=visible(document.get("writeKeyId") or event.origin),
         preview=summary(shown),
         texts=Texts(event.name, event.user_id, event.anonymous_id, event.message_id),
@@ -205,11 +205,11 @@ def row_of_letter(letter: DeadLetter) -> Row:
         workspace_id=letter.workspace_id,
         origin=letter.origin,
         id=letter.id,
-        type=one_line(visible(kind), LONGEST) if isinstance(kind, str) else "",
-        name=one_line(visible(name or ""), LONGEST),
-        user=one_line(visible(letter.user_id or letter.anonymous_id or ""), LONGEST),
+        type=cell(kind) if isinstance(kind, str) else "",
+        name=cell(name or ""),
+        user=cell(letter.user_id or letter.anonymous_id or ""),
         key=visible(letter.write_key_id or letter.origin),
-        preview=one_line(visible(reason), LONGEST),
+        preview=cell(reason),
         texts=Texts(name, letter.user_id, letter.anonymous_id, letter.message_id),
         item=letter,
     )

@@ -16,6 +16,8 @@ import pytest
 
 from engage.api import DeadLetter, DeadLetterStore, Event, EventStore, Record, RecordStore
 from engage.console.data.reader import Reader
+from engage.console.data.seen import seen
+from engage.monitoring import visible
 from engage.monitoring.refusals import Refusal, Refusals
 from engage.upkeep import live as module
 from engage.upkeep.live import PAGE, RING, Live, Wanted, row_of_event, row_of_letter, summary
@@ -294,3 +296,19 @@ async def test_rows_of_one_time_have_the_order_in_which_they_were_stored(tmp_pat
         await store.write([event(number, at=1_000_000) for number in range(300)])
         await arrived(live, 2)
         assert [row.id for row in live.rows(ACME)] == [f"m{n}" for n in range(299, 99, -1)]
+
+
+def test_only_the_beginning_of_a_long_text_is_escaped(monkeypatch: pytest.MonkeyPatch) -> None:
+    escaped: list[int] = []
+
+    class Recorder:
+        def sub(self, _: object, text: str) -> str:
+            escaped.append(len(text))
+            return text
+
+    monkeypatch.setattr(visible, "_UNSAFE", Recorder())
+    long = "\u202e" * 15_000
+    row = row_of_letter(letter(1, orjson.dumps({"event": long})))
+    seen([row, row_of_event(event(1, event=long))])
+    assert escaped
+    assert max(escaped) <= 2 * visible.LONGEST

@@ -7,7 +7,7 @@ import dataclasses
 from collections.abc import Iterable, Sequence
 
 from engage.console.display.formats import ROWS
-from engage.monitoring.visible import LONGEST, one_line, visible
+from engage.monitoring.visible import cell
 from engage.upkeep.live import Row
 
 __all__ = ["Seen", "seen"]
@@ -32,5 +32,5 @@ def seen(rows: Iterable[Row]) -> Seen:
 
 def _typable(texts: Iterable[str | None]) -> list[str]:
     """Return each text once, without those that cannot be read in one line as they are."""
-    found = dict.fromkeys(one for one in texts if one and one == one_line(visible(one), LONGEST))
+    found = dict.fromkeys(one for one in texts if one and one == cell(one))
     return list(found)[:ROWS]
