@@ -29,6 +29,7 @@ __all__ = [
     "apply_transformed",
     "normalise",
     "parse_time",
+    "rfc3339",
     "weight_of",
     "without_write_keys",
 ]
@@ -61,7 +62,7 @@ _NULLABLE: Final = (
 class Envelope:
     """The fields of a batch that apply to all its items."""
 
-    #: As sent; ``None`` if it is not a valid time.
+    #: RFC 3339; ``None`` if what was sent is not a valid time.
     sent_at: str | None = None
     context: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     integrations: Mapping[str, Any] = dataclasses.field(default_factory=dict)
@@ -215,6 +216,9 @@ def apply_transformed(event: Event, document: dict[str, Any], limit: Limit) -> E
         if timestamp < 0:
             timestamp = event.received_at
         document["timestamp"] = render_time(timestamp)
+    for field in ("originalTimestamp", "sentAt"):
+        if document.get(field) not in (None, before.get(field)):
+            _parse_field(document, field)
     body = orjson.dumps(document)
     if WRITE_KEY in body:
         document = without_write_keys(document)
@@ -309,6 +313,7 @@ def _timestamp(document: dict[str, Any], arrival: Arrival) -> tuple[int, str]:
     text: Any = document.get("timestamp")
     if text is not None:
         original = _parse_field(document, "timestamp")
+        text = document["timestamp"]
     if document.get("originalTimestamp") is not None:
         # If both are sent, the earlier one is when the event happened: RudderStack's Node SDK puts
         # the explicit time of a call into ``timestamp``, and the time of the call into
@@ -342,29 +347,51 @@ def _is_rendered(time: str) -> bool:
     return len(time) == 24 and time[10] == "T" and time[23] == "Z" and time[17] != "6"
 
 
-def _parse_field(document: Mapping[str, Any], field: str) -> int:
-    """Return the time in a field, in milliseconds since 1970 UTC.
+def _parse_field(document: dict[str, Any], field: str) -> int:
+    """Return the time in a field, in milliseconds since 1970 UTC; rewrite it as RFC 3339.
 
     :raises ApiError: 400 ``invalid_payload``, if the time does not exist.
     """
     value = document[field]
     milliseconds = parse_time(value)
     if milliseconds is None:
+        document[field] = rfc3339(value)
+        if document[field] is not None:
+            return _parse_field(document, field)
         rule = "must be an existing time in the years 1 to 9999 (UTC)"
+        if type(value) is float:  # JSON Schema accepts 1.0 as an integer.
+            rule = "must be a time, or whole seconds or milliseconds since 1970 without a fraction"
         raise from_problems([Problem(f"/{field}", f'{rule}, not "{quote(str(value))}"')])
     return milliseconds
+
+
+def rfc3339(value: object) -> str | None:
+    """Return a time as RFC 3339; one that has this form already is returned as it is.
+
+    :param value: valid by the schemas, as :func:`parse_time` needs it.
+    :return: ``None`` if the time does not exist, or is a number with a fraction.
+    """
+    if type(value) is int:
+        return render_time(value * 1000 if value < _FIRST_MILLISECONDS else value)
+    if type(value) is not str:
+        return None
+    if parse_time(value) is None:
+        value = value.replace(" ", "T") + ("Z" if ":" in value else "T00:00:00Z")
+    return None if parse_time(value) is None else value
 
 
 def parse_time(text: str) -> int | None:
     """Parse an RFC 3339 time.
 
-    :param text: matches the pattern in the schemas, which is not checked again. The second 60 (a
-        leap second) is read as 59.999.
+    :param text: matches the pattern in the schemas, which is not checked again; ``None`` is
+        returned for the other forms there. The second 60 (a leap second) is read as 59.999.
     :return: milliseconds since 1970 UTC, rounded down, negative before 1970; ``None`` if the time
         does not exist or is outside the years 1 to 9999 in UTC.
     """
     try:
         moment = datetime.fromisoformat(text)
+    except TypeError:
+        return None
     except ValueError:
         text = text.upper()  # fromisoformat does not accept a lower-case z
         if text[17:19] == "60":
@@ -386,5 +413,8 @@ def parse_time(text: str) -> int | None:
     return milliseconds if _MIN_TIME <= milliseconds <= MAX_TIME else None
 
 
+#: A number below this is in seconds: as milliseconds it would be before March 1973, as seconds it
+#: is before the year 5139.
+_FIRST_MILLISECONDS: Final = 100_000_000_000
 #: The first millisecond of the year 1.
 _MIN_TIME: Final = (1 - _EPOCH_ORDINAL) * DAY_MS

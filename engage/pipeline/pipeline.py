@@ -28,7 +28,7 @@ from engage.pipeline.decode import (
     decompress_in_slices,
 )
 from engage.pipeline.items import Items
-from engage.pipeline.normalise import Arrival, Envelope, parse_time
+from engage.pipeline.normalise import Arrival, Envelope, rfc3339
 from engage.pipeline.results import (
     BatchResult,
     Delivered,
@@ -367,12 +367,10 @@ class Pipeline:
                     f" the limit is {ENVELOPE_BYTES}",
                 )
         sent_at = body.get("sentAt")
-        if sent_at is not None and (
-            not self._valid_fields({"userId": "-", "sentAt": sent_at})
-            or parse_time(sent_at) is None
-        ):
-            # In an item this is an error; in the envelope it must not fail all items.
-            sent_at = None
+        if sent_at is not None:
+            # In an item a wrong one is an error; in the envelope it must not fail all items.
+            valid = self._valid_fields({"userId": "-", "sentAt": sent_at})
+            sent_at = rfc3339(sent_at) if valid else None
         return Envelope(sent_at=sent_at, context=context, integrations=integrations)
 
 

@@ -16,14 +16,15 @@ _IDS = ("userId", "anonymousId", "groupId", "previousId")
 
 @schemathesis.hook
 def map_body(context: Any, body: Any) -> Any:
-    """Replace integers beyond 64 bits, ids such as 1.0 (an integer in JSON Schema), wrong days."""
+    """Replace integers beyond 64 bits, ids and times such as 1.0 (an integer in JSON Schema), and
+    wrong days."""
     return _fit(body)
 
 
 def _fit(value: Any) -> Any:
     if isinstance(value, dict):
         fitted = {name: _fit(inner) for name, inner in value.items()}
-        for name in _IDS:
+        for name in (*_IDS, *_TIMES):
             number = fitted.get(name)
             if isinstance(number, float) and number.is_integer():
                 fitted[name] = _fit(int(number))

@@ -255,6 +255,33 @@ async def test_every_path_of_batches_accepts_every_type(tmp_path: Path) -> None:
         assert [event.type for event in await server.events()] == list(OPERATIONS)
 
 
+@pytest.mark.parametrize("path", [BATCH, "/v1/import"])
+async def test_times_of_all_forms_are_stored_as_rfc_3339(tmp_path: Path, path: str) -> None:
+    """In one batch with a wrong one, whose dead letter has it as it was sent."""
+    times: dict[str, Any] = {
+        "2026-01-02T03:04:05Z": "2026-01-02 03:04:05",
+        "2026-01-02T00:00:00Z": "2026-01-02",
+        "2026-01-02T03:04:05.000Z": 1_767_323_045,
+        "2026-01-02T03:04:05.678Z": 1_767_323_045_678,
+        "2026-01-02T03:04:05+00:00": "2026-01-02T03:04:05+00:00",
+        "": 10**14,
+    }
+    common = {"type": "track", "event": "E", "userId": "u"}
+    items = [{**common, "messageId": f"m{text}", "timestamp": times[text]} for text in times]
+    async with serving(tmp_path) as server:
+        for accepted, duplicates in ((5, 0), (0, 5)):
+            answer = await server.send(path, {"batch": items})
+            assert (answer.json["accepted"], answer.json["duplicates"]) == (accepted, duplicates)
+            [rejected] = answer.json["rejected"]
+            assert "a date, or whole seconds or milliseconds" in rejected["message"]
+        for text in [text for text in times if text]:
+            assert (await server.stored(f"m{text}"))["originalTimestamp"] == text
+            answer = await server.send(TRACK, items[list(times).index(text)])
+            assert answer.status == 200
+        [letter] = await server.dead_letters()
+        assert json.loads(letter.item)["timestamp"] == 10**14
+
+
 async def test_strict_mode_stores_all_or_nothing(tmp_path: Path) -> None:
     """With one invalid item nothing is stored, not even a dead letter."""
     good = {"type": "track", "userId": "u", "event": "E", "messageId": "m"}

@@ -21,6 +21,7 @@ from engage.pipeline.normalise import (
     apply_transformed,
     normalise,
     parse_time,
+    rfc3339,
 )
 from support.pipeline import NOW, SCHEMAS, limit
 
@@ -319,6 +320,11 @@ def test_sent_at_of_the_envelope_is_used() -> None:
         "0000-01-01T00:00:00Z",
         "9999-12-31T23:59:59-14:00",
         "0001-01-01T00:00:00+00:01",
+        "2026-02-30",
+        "2026-02-30T00:00:00",
+        "2026-02-30 00:00:00",
+        "0000-01-01",
+        "0000-01-01T00:00:00",
     ],
 )
 def test_a_time_that_does_not_exist_is_refused(field: str, text: str) -> None:
@@ -359,6 +365,62 @@ def test_a_time_may_be_written_in_several_ways(text: str, same: str) -> None:
     assert render_time(milliseconds) == same
 
 
+@pytest.mark.parametrize("field", ["timestamp", "originalTimestamp", "sentAt"])
+@pytest.mark.parametrize(
+    ("sent", "stored"),
+    [
+        ("2026-01-02T03:04:05", "2026-01-02T03:04:05Z"),
+        ("2026-01-02t03:04:05", "2026-01-02t03:04:05Z"),
+        ("2026-01-02 03:04:05", "2026-01-02T03:04:05Z"),
+        ("2026-01-02 03:04:05.123456789", "2026-01-02T03:04:05.123456789Z"),
+        ("2026-01-02T03:04:60.5", "2026-01-02T03:04:60.5Z"),
+        ("2026-01-02", "2026-01-02T00:00:00Z"),
+        ("0001-01-01", "0001-01-01T00:00:00Z"),
+        ("9999-12-31T23:59:59", "9999-12-31T23:59:59Z"),
+        (0, "1970-01-01T00:00:00.000Z"),
+        (1_767_323_045, "2026-01-02T03:04:05.000Z"),
+        (1_767_323_045_678, "2026-01-02T03:04:05.678Z"),
+        (99_999_999_999, "5138-11-16T09:46:39.000Z"),
+        (100_000_000_000, "1973-03-03T09:46:40.000Z"),
+        (99_999_999_999_999, "5138-11-16T09:46:39.999Z"),
+    ],
+)
+def test_another_form_of_a_time_is_stored_as_rfc_3339(
+    field: str, sent: str | int, stored: str
+) -> None:
+    item = {"userId": "u", "event": "e", "messageId": "m", field: sent}
+    assert SCHEMAS.is_valid("track", item)
+    event = normalise(item, "track", arrival())
+    assert event.document()["originalTimestamp" if field == "timestamp" else field] == stored
+    assert event == normalise({**item, field: stored}, "track", arrival())
+    assert item[field] == sent
+
+
+def test_times_below_the_fields_of_an_event_stay_as_sent() -> None:
+    values = {"timestamp": 1_767_323_045, "sentAt": "2026-01-02", "originalTimestamp": [1.0]}
+    document = track(context=values, properties=values).document()
+    assert document["context"] == document["properties"] == values
+
+
+@pytest.mark.parametrize("number", [1.0, 1e3, -0.0, 1_767_323_045.0])
+def test_a_number_with_a_fraction_is_no_time(number: float) -> None:
+    """JSON Schema takes 1.0 for an integer."""
+    for field in ("timestamp", "originalTimestamp", "sentAt"):
+        with pytest.raises(ApiError) as caught:
+            track(**{field: number})
+        assert caught.value.errors[0].pointer == f"/{field}"
+        assert "whole seconds or milliseconds since 1970" in caught.value.message
+
+
+def test_times_of_all_forms_correct_the_clock() -> None:
+    for sent, happened in (
+        (1_700_000_010, 1_700_000_000),
+        (1_700_000_010_000, "2023-11-14T22:13:20"),
+        ("2023-11-14 22:13:30", 1_700_000_000_000),
+    ):
+        assert stamped(timestamp=happened, sentAt=sent) == "2026-11-21T09:29:50.000Z"
+
+
 @given(st.datetimes(timezones=st.timezones()))
 def test_parse_time_agrees_with_datetime(moment: datetime) -> None:
     offset = moment.utcoffset() or timedelta()
@@ -382,6 +444,8 @@ def test_parse_time_never_raises(text: str) -> None:
     result = parse_time(text)
     if result is not None:
         assert re.fullmatch(r"[0-9]{4}-.*Z", render_time(result))
+        assert rfc3339(text) == text
+    rfc3339(text)
 
 
 # -------------------------------------------------------------------------------- apply_transformed
@@ -419,8 +483,16 @@ def test_a_transform_may_change_the_time() -> None:
     ):
         new = apply_transformed(event, {**event.document(), "timestamp": text}, LIMIT)
         assert new.document()["timestamp"] == render_time(new.timestamp) == expected
-    with pytest.raises(ApiError):
-        apply_transformed(event, {**event.document(), "timestamp": "2026-02-30T00:00:00Z"}, LIMIT)
+    for field in ("timestamp", "originalTimestamp", "sentAt"):
+        for value in ("2026-02-30T00:00:00Z", "2026-02-30", 1.0):
+            with pytest.raises(ApiError):
+                apply_transformed(event, {**event.document(), field: value}, LIMIT)
+    new = apply_transformed(
+        event, {**event.document(), "originalTimestamp": 1_767_323_045, "sentAt": None}, LIMIT
+    )
+    assert new.document()["originalTimestamp"] == "2026-01-02T03:04:05.000Z"
+    new = apply_transformed(event, {**event.document(), "sentAt": "2026-01-02"}, LIMIT)
+    assert new.document()["sentAt"] == "2026-01-02T00:00:00Z"
     with pytest.raises(ApiError):
         apply_transformed(event, {**event.document(), "x": "y" * 1000}, limit(1000))
 

@@ -18,6 +18,7 @@ from engage.api import StorageUnavailable
 from engage.handlers.events import batch_answer
 from engage.pipeline import items as steps
 from engage.pipeline.items import Items
+from engage.pipeline.normalise import parse_time
 from engage.pipeline.pipeline import ENVELOPE_BYTES
 from support.pipeline import BAD, GOOD, error_of, make_core, send_batch, send_event
 
@@ -251,13 +252,51 @@ async def test_the_envelope_applies_to_each_item() -> None:
     assert "writeKey" not in document
 
 
-@pytest.mark.parametrize("sent_at", [5, "yesterday", "2026-02-30T00:00:00Z", "20260101", {}, ""])
+@pytest.mark.parametrize(
+    "sent_at",
+    [
+        *("yesterday", "2026-02-30T00:00:00Z", "2026-02-30", "20260101", {}, "", "1767225610"),
+        *(-5, 1.0, 1_767_225_610.0, True, 10**14, [1_767_225_610]),
+    ],
+)
 async def test_an_unparsable_time_of_the_envelope_is_ignored(sent_at: Any) -> None:
     core = make_core()
     await send_batch(core, [{**GOOD, "timestamp": "2026-01-01T00:00:00Z"}], {"sentAt": sent_at})
     (document,) = core.documents
     assert document["timestamp"] == "2026-01-01T00:00:00.000Z"
     assert "sentAt" not in document
+
+
+@pytest.mark.parametrize(
+    "sent_at", [1_767_225_610, 1_767_225_610_000, "2026-01-01T00:00:10", "2026-01-01 00:00:10"]
+)
+async def test_a_time_of_the_envelope_may_have_all_forms(sent_at: Any) -> None:
+    core = make_core()
+    await send_batch(
+        core, [{**GOOD, "timestamp": 1_767_225_600}, {**BAD, "timestamp": 5}], {"sentAt": sent_at}
+    )
+    (document,) = core.documents
+    assert document["timestamp"] == "2026-11-21T09:29:50.000Z"
+    assert parse_time(document["sentAt"]) == 1_767_225_610_000
+    (letter,) = core.letters
+    assert orjson.loads(letter.item) == {**BAD, "timestamp": 5}
+    assert orjson.loads(letter.envelope or b"") == {"sentAt": document["sentAt"]}
+
+
+@pytest.mark.parametrize("time", [1_767_225_600, 1_767_225_600_000, "2026-01-01 00:00:00.5"])
+async def test_a_repeated_time_of_another_form_is_a_duplicate(time: Any) -> None:
+    core = make_core()
+    item = {**GOOD, "messageId": "m", "timestamp": time}
+    assert (await send_batch(core, [item])).accepted == 1
+    await send_event(core, item)
+    result = await send_batch(core, [item, {**item, "timestamp": time}])
+    assert (result.duplicates, core.letters) == (2, [])
+    # Another time is a conflict, whose letter has the time as it was sent.
+    for _ in range(2):
+        await send_event(core, {**item, "timestamp": 1_767_225_601})
+    (letter,) = core.letters
+    assert letter.reason == "message_id_conflict"
+    assert orjson.loads(letter.item)["timestamp"] == 1_767_225_601
 
 
 async def test_the_number_and_the_size_of_the_events_are_limited() -> None:

@@ -105,7 +105,7 @@ def test_a_member_of_another_name_is_no_misspelling() -> None:
 
 
 def test_several_problems_come_in_order() -> None:
-    value = {"userId": 1.5, "event": "", "properties": [], "timestamp": 5}
+    value = {"userId": 1.5, "event": "", "properties": [], "timestamp": -5}
     assert [problem.pointer for problem in SCHEMAS.problems("track", value)] == [
         "/event",
         "/properties",
