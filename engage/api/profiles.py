@@ -105,13 +105,14 @@ class ProfileStore(abc.ABC):
         return Page(list(found.get(value, ()))[:limit], None)
 
     async def users_beginning(
-        self, workspace_id: str, text: str, *, limit: int
+        self, workspace_id: str, text: str, *, trait: str | None = None, limit: int
     ) -> Sequence[str] | None:
-        """Find users by the beginning of their ids, with capitals as they are.
+        """Find users by the beginning of their ids or of an identifier, with capitals as they are.
 
         An index serves this. Ids of users that do not exist yet, but have links, may be among them.
 
-        :param text: the beginning.
+        :param text: the beginning; of a trait in the form of :func:`identifier_value`.
+        :param trait: a declared identifier trait; ``None`` for the id.
         :param limit: the maximum number of ids.
         :return: ids, in any order; ``None`` if the storage cannot do this, which is the default.
         """

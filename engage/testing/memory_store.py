@@ -314,10 +314,18 @@ class MemoryProfiles(Memory, api.ProfileStore):
             for form, users in claims.items()
         }
 
-    async def users_beginning(self, workspace_id: str, text: str, *, limit: int) -> Sequence[str]:
+    async def users_beginning(
+        self, workspace_id: str, text: str, *, trait: str | None = None, limit: int
+    ) -> Sequence[str]:
         known, wanted = self.contents().profiles.values(), _of(workspace_id)
-        users = (one.id for one in known if one.kind == "user" and wanted(one))
-        return [one for one in users if one.startswith(text)][:limit]
+        users = [one for one in known if one.kind == "user" and wanted(one)]
+        found = []
+        for user in users:
+            value = user.id if trait is None else user.values().get(trait)
+            form = value if trait is None else api.identifier_value(trait, value)
+            if form is not None and form.startswith(text):
+                found.append(user.id)
+        return found[:limit]
 
     async def scan_users(
         self, workspace_id: str | None, *, after: str | None, limit: int

@@ -197,7 +197,7 @@ class Identifiers:
         found: dict[str, list[str]] = {}
         with self._connection.calling() as db:
             for value in filter(is_text, values):
-                query = {_field(trait): scoped_id(workspace_id, value)}
+                query = {identifier_field(trait): scoped_id(workspace_id, value)}
                 cursor = db[USERS].find(query, {"userId": 1, "createdAt": 1})
                 users = await cursor.sort(_ORDER).limit(MAX_USERS + 1).to_list(None)
                 if len(users) > 1:
@@ -267,7 +267,7 @@ class Identifiers:
         """Return a page of the users who have a value."""
         if not is_text(value):
             return Page((), None)
-        query: dict[str, Any] = {_field(trait): scoped_id(workspace_id, value)}
+        query: dict[str, Any] = {identifier_field(trait): scoped_id(workspace_id, value)}
         if after is not None:
             created, _, key = after.partition(".")
             at = DatetimeMS(int(created))
@@ -334,5 +334,6 @@ class Identifiers:
             after = documents[-1]["_id"]
 
 
-def _field(trait: str) -> str:
+def identifier_field(trait: str) -> str:
+    """Return the field of a user that has an identifier in the form that is looked up."""
     return f"traits.{escape_key(trait)}.i"

@@ -4,8 +4,10 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import itertools
 import logging
+import operator
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
@@ -23,7 +25,7 @@ from engage.api import (
 from .changes import FoldedChanges, StoredState, stored_traits, user_statement
 from .connection import Connection
 from .documents import any_of, decode_value, is_text, pair_id, scoped_id, unescape_key
-from .identifiers import STEP, Identifiers, StoredClaims
+from .identifiers import STEP, Identifiers, StoredClaims, identifier_field
 from .paging import id_after, read_page
 from .schema import CLAIMS, GROUPS, LINKS, MEMBERSHIPS, USERS
 
@@ -183,16 +185,22 @@ class Profiles:
                 found.setdefault(document["user"], []).append(document["groupId"])
         return found
 
-    async def users_beginning(self, workspace_id: str, text: str, *, limit: int) -> Sequence[str]:
-        """Return ids with a beginning."""
+    async def users_beginning(
+        self, workspace_id: str, text: str, *, trait: str | None = None, limit: int
+    ) -> Sequence[str]:
+        """Return the ids of users of which the id, or an identifier, has a beginning."""
         if not is_text(text):
             return ()
         first = scoped_id(workspace_id, text)
+        field = "_id" if trait is None else identifier_field(trait)
         with self._connection.calling() as db:
-            cursor = db[USERS].find({"_id": {"$gte": first}}, {"userId": 1}).sort([("_id", 1)])
-            documents = await cursor.limit(limit).to_list(None)
-        # Servers order letters in different ways, and all of them put these ids next to each other.
-        found = itertools.takewhile(lambda one: one["_id"].startswith(first), documents)
+            cursor = db[USERS].find({field: {"$gte": first}}, {"userId": 1, field: 1})
+            documents = await cursor.sort([(field, 1)]).limit(limit).to_list(None)
+        # Servers order letters in different ways, and all of them put these next to each other.
+        found = itertools.takewhile(
+            lambda one: functools.reduce(operator.getitem, field.split("."), one).startswith(first),
+            documents,
+        )
         return [document["userId"] for document in found]
 
     async def scan_users(

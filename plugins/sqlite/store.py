@@ -199,10 +199,12 @@ class SqliteStorage(
         )
         return Page(names, None if last is None else f"{last[0]}.{last[1]}")
 
-    async def users_beginning(self, workspace_id: str, text: str, *, limit: int) -> Sequence[str]:
+    async def users_beginning(
+        self, workspace_id: str, text: str, *, trait: str | None = None, limit: int
+    ) -> Sequence[str]:
         if not is_text(text):
             return ()
-        return await self._read(profiles.users_beginning, workspace_id, text, limit)
+        return await self._read(profiles.users_beginning, workspace_id, trait, text, limit)
 
     async def scan_users(
         self, workspace_id: str | None, *, after: str | None, limit: int

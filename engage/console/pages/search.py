@@ -149,11 +149,18 @@ class SearchHandler(ConsoleHandler):
         return [Hit("User", user) for user in found]
 
     async def _users_beginning(self, text: str) -> list[Hit]:
-        """Return the users whose ids begin with a text, in the usual capitals."""
+        """Return the users whose ids, in the usual capitals, or identifiers begin with a text."""
         store, hits = self.console.store, list[Hit]()
         if isinstance(store, ProfileStore):
-            for wanted in dict.fromkeys((text, text.lower(), text.upper(), text.capitalize())):
-                users = store.users_beginning(self.workspace.id, wanted, limit=ROWS)
+            ids = dict.fromkeys((text, text.lower(), text.upper(), text.capitalize()))
+            beginnings: list[tuple[str | None, str]] = [(None, one) for one in ids]
+            for trait in self.workspace.subscription_identifiers:
+                value = identifier_value(trait, text)
+                # The digits in a text with letters are not the beginning of a number.
+                if value is not None and (trait != "phone" or text.lower() == text.upper()):
+                    beginnings.append((trait, value))
+            for field, start in beginnings:
+                users = store.users_beginning(self.workspace.id, start, trait=field, limit=ROWS)
                 hits += [Hit("User", user) for user in await self.read(users) or ()]
         return hits
 

@@ -64,6 +64,34 @@ class UserTests:
         assert len(few) == 2
 
     @on_open(ProfileStore)
+    async def test_users_are_found_by_the_beginning_of_an_identifier(self, store: Any) -> None:
+        await store_all(
+            store,
+            identify("1", "u1", traits={"email": "Ann@Example.com", "phone": "+1 (2) 3"}),
+            identify("2", "u2", traits={"email": "anna@example.com", "name": "ann"}),
+            identify("3", "ann", traits={"email": "bob@example.com"}),
+            identify("4", "moved", traits={"email": "ann@example.com"}),
+            identify("5", "removed", traits={"email": "ann@example.com"}),
+            identify("6", "away", workspace="other", traits={"email": "ann@example.com"}),
+        )
+        await store_all(store, identify("7", "moved", traits={"email": "new@example.com"}))
+        await store_all(store, identify("8", "removed", traits={"email": None}))
+        for trait, text, expected in (
+            ("email", "ann", ["u1", "u2"]),
+            ("email", "ann@", ["u1"]),
+            ("email", "Ann", []),
+            ("email", "", ["ann", "moved", "u1", "u2"]),
+            ("email", "\ud800", []),
+            ("phone", "+12", ["u1"]),
+        ):
+            found = await store.users_beginning(WORKSPACE, text, trait=trait, limit=100)
+            if found is None:
+                pytest.skip("this storage does not find users by a beginning")
+            assert sorted(found) == expected, (trait, text)
+        few = await store.users_beginning(WORKSPACE, "a", trait="email", limit=1)
+        assert len(few) == 1
+
+    @on_open(ProfileStore)
     async def test_the_id_of_a_user_is_not_linked_as_an_anonymous_id(self, store: Any) -> None:
         await store_all(store, identify("1", "known"), identify("0", "u", workspace="other"))
         await store_all(

@@ -325,12 +325,18 @@ def find(db: sqlite3.Connection, workspace_id: str, user_id: str) -> UserProfile
     return None if row is None else _user(db, row)
 
 
-def users_beginning(db: sqlite3.Connection, workspace_id: str, text: str, limit: int) -> list[str]:
-    """Return ids with a beginning."""
+def users_beginning(
+    db: sqlite3.Connection, workspace_id: str, trait: str | None, text: str, limit: int
+) -> list[str]:
+    """Return the ids of users of which the id, or an identifier, has a beginning."""
     rows = db.execute(
         "SELECT name FROM profiles WHERE workspace = ? AND kind = ? AND name >= ? AND name < ? "
-        "ORDER BY name LIMIT ?",
-        (workspace_id, USER, text, text + chr(sys.maxunicode), limit),
+        "ORDER BY name LIMIT ?"
+        if trait is None
+        else "SELECT p.name FROM identifiers i CROSS JOIN profiles p ON p.id = i.profile "
+        "WHERE i.workspace = ? AND i.trait = ? AND i.value >= ? AND i.value < ? "
+        "ORDER BY i.value LIMIT ?",
+        (workspace_id, USER if trait is None else trait, text, text + chr(sys.maxunicode), limit),
     )
     return [name for (name,) in rows]
 

@@ -206,6 +206,7 @@ async def test_the_search_goes_to_the_only_thing_that_it_finds(kind: str, tmp_pa
             ("Known", "user?workspace=acme&id=Known"),
             ("known", "user?workspace=acme&id=Known"),
             ("known@example.COM", "user?workspace=acme&id=Known"),
+            ("KNOWN@", "user?workspace=acme&id=Known"),
             ("anna", "user?workspace=acme&id=anna"),
             ("order c", "events?workspace=acme&name=%22Order+Completed%22"),
             ("visit-1", "events?workspace=acme&user=visit-1"),
