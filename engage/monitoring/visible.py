@@ -12,10 +12,11 @@ __all__ = ["LONGEST", "cell", "one_line", "visible"]
 LONGEST: Final = 140
 
 #: C0 and C1 control characters, and characters that reorder or hide text: bidi marks, embeddings
-#: and isolates, zero-width and line-separating characters, the byte order mark, tags.
+#: and isolates, zero-width and line-separating characters, the byte order mark, tags. A joiner is
+#: part of the spelling after a letter of Hebrew and the scripts behind it, or after an emoji.
 _UNSAFE: Final = re.compile(
-    "[\x00-\x1f\x7f-\x9f\u00ad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb"
-    "\U000e0000-\U000e0fff]"
+    "[\x00-\x1f\x7f-\x9f\u00ad\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff"
+    "\ufff9-\ufffb\U000e0000-\U000e0fff]|(?<![\u0590-\u1fff\u2100-\U0010ffff])[\u200c\u200d]"
 )
 
 

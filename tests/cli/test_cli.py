@@ -193,6 +193,14 @@ def test_control_characters_are_escaped() -> None:
     assert json.loads(safe(text)) == json.loads(text)
 
 
+def test_joiners_stay_where_they_belong_to_the_spelling() -> None:
+    for text in ("می\u200cخواهم", "क्\u200dष", "👩\u200d👩\u200d👧", "❤\ufe0f\u200d🔥"):
+        assert safe(text) == text
+    assert safe("ann\u200d ann\u200c") == r"ann\u200d ann\u200c"
+    assert safe("ж\u200d") == r"ж\u200d"
+    assert safe("👩\u200d\u200d") == "👩\u200d" + r"\u200d"
+
+
 # ------------------------------------------------------------------------------------------- init
 def test_init_makes_a_config_that_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
