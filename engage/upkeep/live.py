@@ -150,6 +150,8 @@ def summary(values: Any) -> str:
     parts: list[str] = []
     length = 0
     for name, value in values.items() if isinstance(values, dict) else ():
+        if value == "":
+            continue
         text = value if isinstance(value, str) else orjson.dumps(value).decode("utf-8", "replace")
         parts.append(f"{name[:LONGEST]} {text[:LONGEST]}")
         length += len(parts[-1])

@@ -288,6 +288,7 @@ def test_a_row_shows_hostile_text_harmlessly_and_in_bounds() -> None:
     assert summary({"a": "x" * 10_000}).startswith("a xxx")
     assert len(summary({str(n): "v" * 50 for n in range(1000)})) <= 140
     assert summary("not an object") == ""
+    assert summary({"path": "/", "referrer": "", "n": 0, "no": None}) == "path / · n 0 · no null"
 
 
 async def test_rows_of_one_time_have_the_order_in_which_they_were_stored(tmp_path: Path) -> None:
