@@ -230,8 +230,9 @@ OPERATIONS: Final[Sequence[Operation]] = (
         logged_as="source-config",
         method="GET",
         paths=("/sourceConfig/", "/sourceConfig"),
-        summary="Settings of @rudderstack/analytics-js",
-        description="The SDK fetches them from its `configUrl`. The key goes in header or query.",
+        summary="Settings of RudderStack's SDKs",
+        description="An SDK fetches them from its `configUrl` (browser) or `controlPlaneUrl` (app)."
+        " The key goes in header or query.",
         tag="Clients",
         success="source-config",
         conditional=True,

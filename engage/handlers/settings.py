@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The settings that the browser SDKs of Segment and RudderStack fetch before they start.
+"""The settings that SDKs of Segment and RudderStack fetch before they start.
 
-Without these routes a page would need the settings inline, because the SDKs would otherwise fetch
-them from their vendors' hosts.
+Without these routes a page or an app would need the settings inline, because the SDKs would
+otherwise fetch them from their vendors' hosts.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class ProjectSettingsHandler(_SettingsHandler):
 
 
 class SourceConfigHandler(_SettingsHandler):
-    """``GET /sourceConfig/``, for @rudderstack/analytics-js (its ``configUrl``)."""
+    """``GET /sourceConfig/``, for RudderStack's SDKs in browsers and apps (their control plane)."""
 
     async def get(self) -> None:
         """Answer as ``schemas/answers/source-config.json`` describes."""
@@ -120,7 +120,8 @@ class SourceConfigHandler(_SettingsHandler):
         }
         self.answer_settings(
             {"source": source},
-            changing={"updatedAt": STARTED},
+            # RudderStack's SDKs for Kotlin and Swift need it in the source.
+            changing={"source": {**source, "updatedAt": STARTED}, "updatedAt": STARTED},
             headers={"Vary": "Authorization"},
         )
 

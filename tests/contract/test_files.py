@@ -150,6 +150,7 @@ async def test_the_source_config_is_found_by_write_key(tmp_path: Path, origins: 
         ):
             answer = await server.send(path, method="GET", key=key, client=client)
             assert answer.json["source"]["id"] == name
+            assert answer.json["source"]["updatedAt"] == answer.json["updatedAt"] > "2020"
             vary = answer.headers["vary"].split(", ")
             assert sorted(vary) == (["Authorization", "Origin"] if origins else ["Authorization"])
         for path, status in (
