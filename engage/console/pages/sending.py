@@ -4,9 +4,9 @@
 from __future__ import annotations
 
 import contextlib
-import json
 from typing import TYPE_CHECKING, Any, Final
 
+import orjson
 from tornado.httpclient import AsyncHTTPClient, HTTPError, HTTPRequest
 
 from engage.console.display.snippets import CALLS
@@ -38,7 +38,7 @@ async def send_test_event(handler: ConsoleHandler) -> tuple[str, str]:
         headers={"Content-Type": "application/json"},
         auth_username=handler.exact("write_key"),
         auth_password="",
-        body=json.dumps(_EVENT),
+        body=orjson.dumps(_EVENT),
         request_timeout=ANSWER_SECONDS,
         follow_redirects=False,
     )
@@ -48,7 +48,7 @@ async def send_test_event(handler: ConsoleHandler) -> tuple[str, str]:
         return "", f"There was no answer from {url}: {error}"
     answer: dict[str, Any] = {}
     with contextlib.suppress(TypeError, ValueError):  # It is not engage that answers.
-        answer = dict(json.loads(response.body))
+        answer = dict(orjson.loads(response.body))
     if "messageId" in answer:  # Only a success has one.
         message_id = str(answer["messageId"])
         await handler.record_audit("test-event-sent", messageId=message_id)

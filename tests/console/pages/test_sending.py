@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import html
 import re
 import sys
@@ -83,6 +84,22 @@ async def test_each_answer_is_shown_in_words(tmp_path: Path) -> None:
             console.events_url += "/elsewhere"
             assert "404: there is nothing at this path" in await answered("", KEY)
             assert await server.events() == []
+
+
+@pytest.mark.parametrize("body", [b"[" * 100_000, b'{"messageId": "\\ud800"}', b"[1]"])
+async def test_an_answer_that_is_not_of_engage_is_shown(tmp_path: Path, body: bytes) -> None:
+    async def answer(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body))
+        writer.close()
+
+    async with (
+        console_here(tmp_path, MemoryStore()) as (console, client),
+        await asyncio.start_server(answer, "127.0.0.1", 0) as other,
+    ):
+        await sign_in_here(console, client)
+        console.events_url = f"http://127.0.0.1:{other.sockets[0].getsockname()[1]}"
+        form = {"action": "test", "write_key": KEY}
+        assert notice(await client.post("keys", data=form)) == "The answer was 200: OK"
 
 
 async def test_a_console_that_only_shows_has_no_button(tmp_path: Path) -> None:
