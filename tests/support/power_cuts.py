@@ -77,8 +77,10 @@ class _Clients:
                 tasks.append(asyncio.create_task(self._end()))
                 await asyncio.gather(*tasks)
                 if self._scene.reader:
-                    # The last connection to the store is that of another program.
-                    db = last.enter_context(contextlib.closing(sqlite3.connect(self._path)))
+                    # The last connection to the store is that of another program, which can only
+                    # read: otherwise SQLite would delete the log.
+                    other = sqlite3.connect(f"{self._path.as_uri()}?mode=ro", uri=True)
+                    db = last.enter_context(contextlib.closing(other))
                     db.execute("SELECT count(*) FROM events").fetchone()
                 if self._scene.at_end:
                     self._fail()
