@@ -12,6 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Generic, Protocol, Self, TypeVar
 
+import jsonschema
 import pytest
 
 from engage.api import StorageUnavailable
@@ -166,21 +167,31 @@ def on_bench(
     return decorate
 
 
-def find_factory(plugin: str, name: str | None, kind: str) -> tuple[str, Callable[..., Any]]:
-    """Return a name and the factory that a plugin registers for it, as engage gets them.
+def find_factory(
+    plugin: str, name: str | None, kind: str
+) -> tuple[Callable[..., Any], Mapping[str, Any]]:
+    """Return what a plugin registers, as engage gets it: a factory and the schema of its options.
 
     :param plugin: the module of the plugin.
     :param name: the registered name; ``None``: the first one.
-    :param kind: ``storage``, ``log``: the end of the hook's name.
+    :param kind: ``storage``, ``log``, ``webhook``: the end of the hook's name.
+    :return: the factory checks the options with the schema first.
     """
-    found: dict[str, Callable[..., Any]] = {}
+    found: dict[str, tuple[Callable[..., Any], Mapping[str, Any]]] = {}
 
-    def register(name: str, factory: Callable[..., Any], schema: object = None) -> None:
-        found[name] = factory
+    def register(
+        name: str, factory: Callable[..., Any], schema: Mapping[str, Any] | None = None
+    ) -> None:
+        found[name] = (factory, {"maxProperties": 0} if schema is None else schema)
 
     getattr(importlib.import_module(plugin), f"engage_register_{kind}")(register)
-    wanted = name if name is not None else next(iter(found))
-    return wanted, found[wanted]
+    factory, schema = found[name if name is not None else next(iter(found))]
+
+    def make(options: Mapping[str, Any], *context: Any) -> Any:
+        jsonschema.validate(options, schema, jsonschema.Draft202012Validator)
+        return factory(options, *context)
+
+    return make, schema
 
 
 async def eventually(

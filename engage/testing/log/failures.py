@@ -231,7 +231,7 @@ def _common(bench: LogBench) -> dict[str, Any]:
 def child() -> None:
     """Do the job of a child process, and write each acknowledged record to standard output."""
     job = orjson.loads(sys.stdin.readline())
-    factory = find_factory(job["plugin"], job["log"], "log")[1]
+    factory = find_factory(job["plugin"], job["log"], "log")[0]
     log = factory(job["options"], LogContext(base_dir=Path(job["base_dir"])))
     asyncio.run(_work(log, job))
     print_line("done")

@@ -81,7 +81,7 @@ class LogBench(Harness[LogSubject]):
     def __init__(self, subject: LogSubject, tmp_path: Path) -> None:
         super().__init__(subject, tmp_path)
         self.context = LogContext(base_dir=tmp_path, write_timeout=PATIENCE)
-        self._factory = find_factory(subject.plugin, subject.log, "log")[1]
+        self._factory = find_factory(subject.plugin, subject.log, "log")[0]
         self._groups = itertools.count(1)
 
     def new(self, **context: Any) -> EventLog:

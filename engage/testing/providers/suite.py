@@ -23,14 +23,12 @@ from __future__ import annotations
 import base64
 import contextlib
 import functools
-import importlib
 import operator
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any, ClassVar
 
 import hypothesis
-import jsonschema
 import orjson
 import pytest
 from hypothesis import strategies as st
@@ -39,12 +37,12 @@ from engage.api import (
     PayloadInvalid,
     Provider,
     ProviderContext,
-    ProviderFactory,
     SignatureMismatch,
     Translation,
     WebhookRequest,
 )
 
+from ..harness import find_factory
 from .mutations import (
     JSON,
     JUNK,
@@ -155,18 +153,12 @@ class ProviderConformance:
         return made[key]
 
     def _make(self, options: Mapping[str, Any]) -> Provider:
-        found: dict[str, tuple[ProviderFactory, Mapping[str, Any] | None]] = {}
-        module = importlib.import_module(self.plugin)
-        module.engage_register_webhook(
-            lambda name, factory, schema=None: found.update({name: (factory, schema)})
-        )
-        name = self.provider if self.provider is not None else next(iter(found))
-        factory, given = found[name]
-        schema = {"maxProperties": 0} if given is None else given
-        jsonschema.Draft202012Validator.check_schema(schema)
-        jsonschema.validate(options, schema)
+        factory, _ = find_factory(self.plugin, self.provider, "webhook")
         public_url = self.url.partition("/api")[0]
-        return factory(options, ProviderContext(workspace_id="acme", public_url=public_url))
+        made: Provider = factory(
+            options, ProviderContext(workspace_id="acme", public_url=public_url)
+        )
+        return made
 
     def genuine(self, timestamp: str | None = None) -> WebhookRequest:
         """Return a delivery that can be verified."""
@@ -201,10 +193,13 @@ class ProviderConformance:
         return header_part(request, signing.signature, signing.signature_pattern, "signature")
 
     def _decoded(self, request: WebhookRequest) -> bytes:
-        text = self.signature(request)
-        if self.make().signing.encoding == "hex":
-            return bytes.fromhex(text)
-        return base64.b64decode(text)
+        text, encoding = self.signature(request), self.make().signing.encoding
+        try:
+            if encoding == "hex":
+                return bytes.fromhex(text)
+            return base64.b64decode(text, validate=True)
+        except ValueError:
+            pytest.fail(f"signing.encoding, signing.signature_pattern: {text!r} is not {encoding}")
 
     def _encoded(self, signature: bytes) -> str:
         if self.make().signing.encoding == "hex":
@@ -251,6 +246,12 @@ class ProviderConformance:
         both = {**self.options, self.secret_option: [new, old]}
         for options in (self.options, {**self.options, self.secret_option: new}):
             self.verify(self.delivery(self.body, options, str(self.now)), both)
+
+    def test_the_secret_is_never_shown(self) -> None:
+        if self.secret_option is not None:
+            _, schema = find_factory(self.plugin, self.provider, "webhook")
+            option = schema["properties"][self.secret_option]
+            assert option.get("writeOnly"), f"mark the option {self.secret_option} as writeOnly"
 
     def test_credentials_tell_workspaces_apart(self) -> None:
         mine, others = self.make().credentials(), self.make(self.other_options).credentials()
@@ -335,6 +336,13 @@ class ProviderConformance:
         for content, change in self.signed_parts(request):
             for other in (content + b"0", content[:-1], b"0" + content):
                 self.refused(change(other))
+
+    def test_the_time_of_signing_is_declared(self) -> None:
+        signing, time = self.make().signing, "1600000001"
+        if time in repr(self.genuine(time)):
+            declared = signing.timestamp or signing.timestamp_member
+            assert declared, "sign adds a time: declare it in signing, with past and future"
+            assert signing.past is not None, "signing.past: how old may a delivery be?"
 
     def test_a_timestamp_must_be_recent(self) -> None:
         signing = self.make().signing

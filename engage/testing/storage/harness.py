@@ -78,7 +78,7 @@ class Bench(Harness[Subject]):
         self.context = StorageContext(
             base_dir=tmp_path, identifiers=IDENTIFIERS, write_timeout=PATIENCE
         )
-        self._factory = find_factory(subject.plugin, subject.storage, "storage")[1]
+        self._factory = find_factory(subject.plugin, subject.storage, "storage")[0]
 
     def new(self, **context: Any) -> EventStore:
         """Return a storage that is not opened yet.

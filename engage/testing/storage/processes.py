@@ -247,7 +247,7 @@ async def _work(job: dict[str, Any]) -> None:
     from engage.api import StorageContext
 
     context = dict(job["context"], base_dir=Path(job["context"]["base_dir"]))
-    store: Any = find_factory(job["plugin"], job["storage"], "storage")[1](
+    store: Any = find_factory(job["plugin"], job["storage"], "storage")[0](
         job["options"], StorageContext(**context)
     )
     await store.open(create=True)

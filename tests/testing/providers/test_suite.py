@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import hmac
 import json
 import sys
@@ -95,11 +96,24 @@ class Trusting(Mailer):
         return [body["signed"]["at"], body["token"], body["signed"]["by"]]
 
 
-PROVIDERS = {
-    f"engage_test_{one.__name__.lower()}": one
-    for one in (Mailer, LaxSignature, LaxTime, Timeless, Tokenless, Trusting)
-}
-SCHEMA = {"type": "object", "properties": {"key": {"type": ["string", "array"]}}}
+class UndeclaredTime(Mailer):
+    """A provider that does not tell the suite where the time is."""
+
+    signing = dataclasses.replace(Mailer.signing, timestamp_member=None)
+
+
+class UndeclaredAge(Mailer):
+    """A provider that does not tell the suite how old a delivery may be."""
+
+    signing = dataclasses.replace(Mailer.signing, past=None)
+
+
+class ShownSecret(Mailer):
+    """A provider whose schema does not mark the secret."""
+
+
+CLASSES: list[type[Mailer]] = [Mailer, *Mailer.__subclasses__()]
+PROVIDERS = {f"engage_test_{one.__name__.lower()}": one for one in CLASSES}
 
 
 @pytest.fixture(autouse=True)
@@ -107,7 +121,8 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, provider in PROVIDERS.items():
 
         def register(take: Callable[..., None], made: type = provider) -> None:
-            take("mailer", made, SCHEMA)
+            secret = {"type": ["string", "array"], "writeOnly": made is not ShownSecret}
+            take("mailer", made, {"type": "object", "properties": {"key": secret}})
 
         module: Any = types.SimpleNamespace(engage_register_webhook=register)
         monkeypatch.setitem(sys.modules, name, module)
@@ -142,6 +157,9 @@ class _Unnamed(TestMailer):
         (Tokenless, "every_bit_of_what_is_signed_counts", ()),
         (Trusting, "a_missing_or_mistyped_member_is_refused", ()),
         (Trusting, "an_unexpected_body_is_handled", ("objects nested 100 000 deep",)),
+        (UndeclaredTime, "the_time_of_signing_is_declared", ()),
+        (UndeclaredAge, "the_time_of_signing_is_declared", ()),
+        (ShownSecret, "the_secret_is_never_shown", ()),
     ],
 )
 def test_the_suite_finds_what_is_wrong_with_a_signature_in_the_body(
@@ -149,10 +167,22 @@ def test_the_suite_finds_what_is_wrong_with_a_signature_in_the_body(
 ) -> None:
     case = TestMailer()
     case.plugin = f"engage_test_{provider.__name__.lower()}"  # type: ignore[misc]
-    with pytest.raises((pytest.fail.Exception, TypeError, KeyError, RecursionError)):
+    expected = (AssertionError, pytest.fail.Exception, TypeError, KeyError, RecursionError)
+    with pytest.raises(expected):
         getattr(case, f"test_{test}")(*arguments)
 
 
 def test_the_suite_reports_a_wrong_name_of_the_secret_option() -> None:
     with pytest.raises(AssertionError, match="secret_option: name the option with the secret"):
         _Unnamed().test_both_secrets_are_accepted_during_a_rotation()
+
+
+class _Prefixed(TestMailer):
+    def sign(self, body: bytes, options: Any, timestamp: str) -> Mapping[str, Any]:
+        return {"signed": {"at": timestamp, "by": "v1=00"}, "token": "token"}
+
+
+def test_the_suite_names_what_declares_the_spelling_of_a_signature() -> None:
+    match = "signing.encoding, signing.signature_pattern: 'v1=00' is not hex"
+    with pytest.raises(pytest.fail.Exception, match=match):
+        _Prefixed().test_every_bit_of_the_signature_counts()

@@ -16,6 +16,7 @@ from types import ModuleType
 from typing import IO, Any
 
 import hypothesis
+import jsonschema
 import orjson
 import pytest
 from _pytest.outcomes import Skipped
@@ -613,7 +614,7 @@ def test_the_suite_finds_a_storage_that_does_not_sync(
 ) -> None:
     module = ModuleType("lines")
     module.engage_register_storage = (  # type: ignore[attr-defined]
-        lambda register: register("lines", storage)
+        lambda register: register("lines", storage, {"required": ["path"]})
     )
     monkeypatch.setitem(sys.modules, "lines", module)
 
@@ -628,4 +629,24 @@ def test_the_suite_finds_a_storage_that_does_not_sync(
         finds = pytest.raises(AssertionError, match=said)
     test: Any = Suite().test_writes_are_synced_before_they_return
     with finds:
+        test(tmp_path)
+
+
+def test_the_suite_checks_the_options_with_the_schema_of_the_plugin(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = ModuleType("lines")
+    module.engage_register_storage = (  # type: ignore[attr-defined]
+        lambda register: register("lines", Lines, {"required": ["folder"]})
+    )
+    monkeypatch.setitem(sys.modules, "lines", module)
+
+    class Suite(StorageConformance):
+        plugin = "lines"
+
+        def options(self, tmp_path: Path) -> Mapping[str, Any]:
+            return {"path": str(tmp_path / "events")}
+
+    test: Any = Suite().test_writes_are_synced_before_they_return
+    with pytest.raises(jsonschema.ValidationError, match="'folder' is a required property"):
         test(tmp_path)
