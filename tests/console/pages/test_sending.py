@@ -73,7 +73,7 @@ async def test_each_answer_is_shown_in_words(tmp_path: Path) -> None:
             console.events_url = f"http://127.0.0.1:{server.port}"
             for path in ("", "keys"):
                 assert await answered(path, "old-key") == (
-                    "The answer was 403: the write key is disabled"
+                    "The answer was 403: invalid write key: it is disabled"
                 )
                 unknown = await answered(path, "of-nobody")
                 assert unknown.startswith("The answer was 401: invalid write key")
