@@ -15,7 +15,7 @@ from typing import Any, Final
 import engage
 from engage.api import EVENT_TYPES
 from engage.errors import STATUS
-from engage.handlers.operations import OPERATIONS, Operation, Parameter
+from engage.handlers.operations import FORM, OPERATIONS, Operation, Parameter
 
 __all__ = ["describe", "load_schemas"]
 
@@ -182,6 +182,11 @@ def _operation(
                 }
             },
         }
+        if operation.form:
+            described["requestBody"]["content"][FORM] = {
+                "schema": {"$ref": f"#/components/schemas/{name}"},
+                "encoding": {"changes": {"style": "deepObject", "explode": True}},
+            }
     described["security"] = [{scheme: []} for scheme in _KEYS] if operation.key else []
     return described
 

@@ -12,7 +12,10 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-__all__ = ["OPERATIONS", "Operation", "Parameter"]
+__all__ = ["FORM", "OPERATIONS", "Operation", "Parameter"]
+
+#: Content type of a form.
+FORM: Final = "application/x-www-form-urlencoded"
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +50,8 @@ class Operation:
     tag: str
     #: Kind of the payload (a file in ``schemas/payloads``), if it has a body; ``*`` is any body.
     request: str | None = None
+    #: Whether the body may also be a form, which has a change as ``changes[<group>]``.
+    form: bool = False
     #: Kind of the answer (a file in ``schemas/answers``), or a media type if it is not JSON.
     success: str
     #: Codes of the errors that it may answer with, in addition to those of every operation.
@@ -168,6 +173,7 @@ OPERATIONS: Final[Sequence[Operation]] = (
         description="Takes no write key: `hash` proves that the link came from the workspace.",
         tag="Subscriptions",
         request="subscriptions",
+        form=True,
         success="subscriptions",
         errors=(*_BODY_ERRORS, "invalid_user_hash", "unknown_subscription_group"),
     ),

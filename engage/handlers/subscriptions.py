@@ -6,6 +6,7 @@ from __future__ import annotations
 import orjson
 
 from engage.handlers.base import Handler
+from engage.handlers.operations import FORM
 
 __all__ = ["SubscriptionsHandler"]
 
@@ -19,5 +20,8 @@ class SubscriptionsHandler(Handler):
 
     async def put(self) -> None:
         """Change the subscriptions, then answer with all of the user's."""
-        state = await self.services.pipeline.subscriptions(self.body, self.encoding)
+        media_type = self.request.fields.get("Content-Type", "").partition(";")[0].strip().lower()
+        state = await self.services.pipeline.subscriptions(
+            self.body, self.encoding, form=media_type == FORM
+        )
         self.answer(orjson.dumps({"success": True, "subscriptions": state}))

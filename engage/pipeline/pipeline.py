@@ -37,7 +37,7 @@ from engage.pipeline.results import (
     all_invalid,
     outcome_of,
 )
-from engage.pipeline.subscriptions import Subscriptions
+from engage.pipeline.subscriptions import Subscriptions, body_of_form
 from engage.pipeline.validate import Schemas
 
 if TYPE_CHECKING:
@@ -222,16 +222,18 @@ class Pipeline:
         return BatchResult(state.accepted, state.duplicates, rejected, principal)
 
     async def subscriptions(
-        self, raw: bytes, encoding: Encoding = "identity"
+        self, raw: bytes, encoding: Encoding = "identity", *, form: bool = False
     ) -> Mapping[str, bool]:
         """Change a user's subscription choices.
 
+        :param form: the body is ``application/x-www-form-urlencoded``, unless it is a JSON object:
+            curl gives any body that type.
         :return: for every group of the workspace, whether the user is subscribed after the change.
         :raises ApiError: if nothing was changed.
         :raises StorageUnavailable: if the change may not be durable.
         """
         with await self._admit(raw, encoding, SUBSCRIPTIONS_SHARE):
-            body = await self._decode(raw, encoding, None)
+            body = await self._decode(raw, encoding, None, form=form)
             if not self._schemas.is_valid("subscriptions", body):
                 raise from_problems(self._schemas.problems("subscriptions", body))
         state = await self._subscriptions.change(body)
@@ -295,10 +297,14 @@ class Pipeline:
         small = _is_small(raw, encoding)
         return await self._ingest.admission.enter(key, small=small, brief=brief)
 
-    async def _decode(self, raw: bytes, encoding: Encoding, principal: Principal | None) -> Any:
+    async def _decode(
+        self, raw: bytes, encoding: Encoding, principal: Principal | None, *, form: bool = False
+    ) -> Any:
         limit = self._keyless if principal is None else self._decompressed
         if encoding != "identity" or len(raw) > limit.bytes:
             raw = await decompress_in_slices(raw, encoding, limit)
+        if form and not raw.lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"{"):
+            return body_of_form(raw)
         if len(raw) > LARGE_BODY:
             return await decode_json_in_slices(raw, self._limits)
         return decode_json(raw, self._limits)

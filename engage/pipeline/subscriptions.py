@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import hmac
+import re
 import uuid
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final
@@ -21,25 +22,31 @@ import orjson
 from engage.api import (
     EventStore,
     Page,
+    PayloadInvalid,
     ProfileStore,
     SubscriptionChange,
     SubscriptionStore,
     identifier_value,
 )
-from engage.errors import ApiError, Problem, from_problems, overloaded, pointer
+from engage.errors import ApiError, Problem, from_problems, overloaded, pointer, quote
 from engage.pipeline.ids import uuid7
 from engage.upkeep.time_limit import within
+from engage.webhooks import form_fields
 
 if TYPE_CHECKING:
     from engage.config import Workspace
 
-__all__ = ["Subscriptions", "subscription_hash"]
+__all__ = ["Subscriptions", "body_of_form", "subscription_hash"]
 
 #: Users with the same identifier value that are read and compared at once, between other work of
 #: the event loop (about 3 ms for each secret).
 STEP: Final = 500
 #: Seconds after which a search that has not compared all users ends with 503.
 SEARCH_SECONDS: Final = 60.0
+
+#: The name of a field of a form that is a change, and its values.
+_CHANGE: Final = re.compile(r"changes\[([^\[\]]+)\]")
+_CHOICES: Final[Mapping[str, bool]] = {"true": True, "1": True, "false": False, "0": False}
 
 #: Namespace of the ids of changes.
 _CHANGE_NAMESPACE: Final = uuid.UUID("2f7a1c55-94c1-5c6e-8f0a-6f4b4a1f9e02")
@@ -56,6 +63,41 @@ def subscription_hash(
     """
     message = orjson.dumps({"u": user_id, "w": workspace_id, "i": identifier, "k": identifier_key})
     return hmac.new(secret.encode(), message, hashlib.sha256).hexdigest()
+
+
+def body_of_form(data: bytes) -> dict[str, Any]:
+    """Return the JSON body that means the same as ``application/x-www-form-urlencoded``.
+
+    ``changes[<group>]`` is ``true``, ``1``, ``false`` or ``0``; all other fields are texts.
+
+    :raises ApiError: 400 ``invalid_payload``; its pointers name fields of the form.
+    """
+    try:
+        pairs = form_fields(data)
+    except PayloadInvalid as error:
+        raise ApiError("invalid_payload", str(error)) from None
+    seen: set[str] = set()
+    body: dict[str, Any] = {}
+    for name, text in pairs:
+        if name in seen:
+            raise _wrong(name, "is in the form more than once")
+        seen.add(name)
+        change = _CHANGE.fullmatch(name)
+        if change is not None:
+            if text not in _CHOICES:
+                raise _wrong(name, f'must be true, false, 1 or 0, not "{quote(text)}"')
+            body.setdefault("changes", {})[change[1]] = _CHOICES[text]
+        elif name.startswith("changes"):
+            raise _wrong(name, "must be changes[<group>], with the id of one group")
+        elif not name:
+            raise _wrong(name, "a field of the form has no name")
+        else:
+            body[name] = text
+    return body
+
+
+def _wrong(field: str, message: str) -> ApiError:
+    return from_problems([Problem(pointer(field), message)])
 
 
 class Subscriptions:

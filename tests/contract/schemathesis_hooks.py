@@ -15,6 +15,15 @@ _IDS = ("userId", "anonymousId", "groupId", "previousId")
 
 
 @schemathesis.hook
+def before_load_schema(context: Any, raw_schema: dict[str, Any]) -> None:
+    """Remove forms: schemathesis cannot write the style ``deepObject``."""
+    for operations in raw_schema["paths"].values():
+        for operation in operations.values():
+            content = operation.get("requestBody", {}).get("content", {})
+            content.pop("application/x-www-form-urlencoded", None)
+
+
+@schemathesis.hook
 def map_body(context: Any, body: Any) -> Any:
     """Replace integers beyond 64 bits, ids and times such as 1.0 (an integer in JSON Schema), and
     wrong days."""

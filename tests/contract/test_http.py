@@ -10,11 +10,12 @@ import asyncio
 import re
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlencode
 
 import pytest
 
 from engage.api import StorageUnavailable
-from engage.handlers.operations import OPERATIONS
+from engage.handlers.operations import FORM, OPERATIONS
 from support.server_inprocess import Valve, serving
 from support.server_process import KEY
 from support.waiting import eventually
@@ -256,6 +257,20 @@ type = "opt_in"
         assert {(one.status, one.json["code"]) for one in wrong} == {(401, "invalid_user_hash")}
         assert len({one.json["message"] for one in wrong}) == 1
         assert all("www-authenticate" not in one.headers for one in wrong)
+        for media_type in (FORM, f"{FORM.title()} ; charset=UTF-8"):
+            for news in (False, True):
+                fields = {**change, "changes[news]": str(news).lower()}
+                del fields["changes"]
+                answer = await server.send(
+                    SUBSCRIPTIONS,
+                    urlencode(fields).encode(),
+                    method="PUT",
+                    headers={"Content-Type": media_type},
+                    key=None,
+                )
+                assert (answer.status, answer.json["subscriptions"]) == (200, {"news": news})
+        answer = await server.send(SUBSCRIPTIONS, b"changes[news]=1", method="PUT", key=None)
+        assert (answer.status, answer.json["code"]) == (400, "invalid_json")
         answer = await put(changes={"news": True, "nothing": False})
         assert (answer.status, answer.json["code"]) == (400, "unknown_subscription_group")
         assert "nothing" in answer.json["message"]

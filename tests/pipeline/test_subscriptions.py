@@ -4,8 +4,10 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import hmac
 from typing import Any
+from urllib.parse import urlencode
 
 import orjson
 import pytest
@@ -347,6 +349,84 @@ async def test_a_body_that_is_not_json_is_refused() -> None:
     with pytest.raises(ApiError) as caught:
         await make_core().pipeline.subscriptions(b"a=b")
     assert caught.value.code == "invalid_json"
+
+
+def form_of(value: dict[str, Any], **more: str) -> dict[str, str]:
+    """Return the fields of a form for a body."""
+    fields = {name: text for name, text in value.items() if name != "changes"}
+    changes = {f"changes[{group}]": str(on).lower() for group, on in value["changes"].items()}
+    return {**fields, **changes, **more}
+
+
+@pytest.mark.parametrize("words", [("true", "false"), ("1", "0")])
+async def test_a_form_is_the_same_as_json(words: tuple[str, str]) -> None:
+    for gzipped in (False, True):
+        store = store_with_users()
+        value = form_of(body({}), messageId="m", more="é", empty="")
+        choices = {"changes[news]": words[0], "changes[offers]": words[1]}
+        raw = f"{urlencode({**value, **choices})}&&novalue".encode()
+        core = make_core(store)
+        if gzipped:
+            state = await core.pipeline.subscriptions(gzip.compress(raw), "gzip", form=True)
+        else:
+            state = await core.pipeline.subscriptions(raw, form=True)
+        assert state == {"news": True, "offers": False}
+        # The same request in JSON has the same message id, and is a repeat.
+        await put(store, body({"news": True, "offers": False}, messageId="m"))
+        assert len(store.changes) == 1
+
+
+@pytest.mark.parametrize("before", ["", " \r\n", "\ufeff"])
+async def test_json_may_have_the_content_type_of_a_form(before: str) -> None:
+    """As from ``curl -d``."""
+    store = store_with_users()
+    raw = before.encode() + orjson.dumps(body({"news": True}))
+    state = await make_core(store).pipeline.subscriptions(raw, form=True)
+    assert state["news"] is True
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ("changes[news]=true", "changes[news]: is in the form more than once"),
+        ("changes%5Bnews%5D=false", "changes[news]: is in the form more than once"),
+        ("identifier=eve%40example.com", "identifier: is in the form more than once"),
+        ("=x", "a field of the form has no name"),
+        ("=", "a field of the form has no name"),
+        ("changes[offers]=on", 'changes[offers]: must be true, false, 1 or 0, not "on"'),
+        ("changes[offers]=TRUE", 'changes[offers]: must be true, false, 1 or 0, not "TRUE"'),
+        ("changes[offers]=true%00", "changes[offers]: must be true, false"),
+        ("changes[offers]", 'changes[offers]: must be true, false, 1 or 0, not ""'),
+        ("changes[offers=true", "changes[offers: must be changes[<group>]"),
+        ("changes[]=true", "changes[]: must be changes[<group>]"),
+        ("changes[a][b]=true", "changes[a][b]: must be changes[<group>]"),
+        ("changes[a]b=true", "changes[a]b: must be changes[<group>]"),
+        ("changes=true", "changes: must be changes[<group>]"),
+        ("changes.offers=true", "changes.offers: must be changes[<group>]"),
+        ("x=%zz", "a % is not followed by two hex digits"),
+        ("x=%", "a % is not followed by two hex digits"),
+        ("%E9=x", "the body is not UTF-8"),
+        ("&".join(f"x{n}=" for n in range(1000)), "too many fields"),
+        ("userId=" + "u" * 513, "userId: is too long"),
+    ],
+)
+async def test_a_wrong_form_is_refused_and_nothing_changes(more: str, message: str) -> None:
+    store = store_with_users()
+    raw = f"{urlencode(form_of(body({'news': True})))}&{more}".encode()
+    with pytest.raises(ApiError) as caught:
+        await make_core(store).pipeline.subscriptions(raw, form=True)
+    assert (caught.value.status, caught.value.code) == (400, "invalid_payload")
+    assert message in caught.value.message
+    assert len(caught.value.message) < 200
+    assert store.changes == []
+
+
+async def test_a_form_without_a_change_is_refused() -> None:
+    """A browser sends nothing for a box that is not ticked: no choice may be made of that."""
+    for raw in (b"", b"a", urlencode(form_of(body({}))).encode()):
+        with pytest.raises(ApiError) as caught:
+            await make_core(store_with_users()).pipeline.subscriptions(raw, form=True)
+        assert "/changes" in [problem.pointer for problem in caught.value.errors]
 
 
 async def test_a_repeat_changes_nothing() -> None:
