@@ -77,7 +77,8 @@ async def start_child(setup: Setup, inherited: Sequence[socket.socket] = ()) -> 
         try:
             process = await asyncio.create_subprocess_exec(
                 sys.executable,
-                *("-m", "engage.server.child", setup.kind),
+                # Without -P, modules in the working directory would hide those of the same name.
+                *("-P", "-m", "engage.server.child", setup.kind),
                 *map(str, (theirs.fileno(), *sockets)),
                 stdin=asyncio.subprocess.DEVNULL,
                 pass_fds=(*sockets, *shares, theirs.fileno()),

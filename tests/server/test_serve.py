@@ -22,6 +22,7 @@ from engage.config import Config, LogConfig, Selected, StorageConfig, Workspace,
 from engage.registry import Registry
 from engage.registry.discovery import Discovered, Registered
 from engage.server.serve import secrets_of
+from support.console import CONSOLE, console_url
 from support.processes import alive, descendants
 from support.server_process import KEY, SECRET, SQLITE, Server, config_text, start_server
 from support.waiting import DEADLINE, wait_for
@@ -145,6 +146,19 @@ def test_standard_input_may_be_closed(tmp_path: Path) -> None:
     with start_server(tmp_path, preexec=lambda: os.close(0)) as server:
         assert server.track("m").status_code == 200
         assert server.stop() == 0
+
+
+def test_modules_in_the_working_directory_are_not_imported(tmp_path: Path) -> None:
+    (tmp_path / "json.py").write_text("raise SystemExit('this is not the standard library')")
+    # As the script "engage" that pip installs: it does not look into the working directory.
+    script = tmp_path / "python"
+    script.write_text(f'#!/bin/sh\ncd "{tmp_path}" && exec "{sys.executable}" -P "$@"\n')
+    script.chmod(0o755)
+    server = Server(tmp_path, config_text(config_extra=CONSOLE))
+    server.python = str(script)
+    with server.start():
+        server.track("m-stored")
+        assert httpx.get(f"{console_url(server)}/login").status_code == 200
 
 
 def test_sigterm_to_all_processes_is_one_drain(tmp_path: Path) -> None:
