@@ -233,7 +233,10 @@ class Registry:
         registered = self.tables[use.kind][use.name]
         options, _ = without_removed(registered.schema, use.options)
         try:
-            return registered.factory(options, *context)
+            made = registered.factory(options, *context)
+            if made is None:
+                raise TypeError("the factory returned None")
+            return made
         except ConfigError as error:
             key, message = dotted(use.at), str(error)
             option, colon, rule = message.partition(": ")
@@ -286,8 +289,8 @@ class Registry:
             )
         installed = ", ".join(names) or "none"
         return (
-            f"no {thing} {name!r} is installed; install its plugin with pip"
-            f" (installed: {installed})"
+            f"no {thing} {name!r} is installed; install its plugin with pip, or name its file in"
+            f" plugins.files (installed: {installed})"
         )
 
 

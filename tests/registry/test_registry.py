@@ -189,8 +189,8 @@ def test_a_workspace_declares_the_identifiers_of_its_providers(config: Any) -> N
         ("sqlte", "no storage 'sqlte' is installed; did you mean 'sqlite'?"),
         (
             "oracle",
-            "no storage 'oracle' is installed; install its plugin with pip"
-            " (installed: mongo, sqlite)",
+            "no storage 'oracle' is installed; install its plugin with pip, or name its"
+            " file in plugins.files (installed: mongo, sqlite)",
         ),
     ],
 )
@@ -240,15 +240,15 @@ def test_options_are_checked_against_the_schema_of_the_plugin(config: Any) -> No
     assert lines == [
         "storage.s.moed: unknown key; did you mean storage.s.mode?",
         'storage.other.mode: must be one of "fast", "safe" (it is "x")',
-        "storage.gone: no storage 'gone' is installed; install its plugin with pip"
-        " (installed: other, s)",
+        "storage.gone: no storage 'gone' is installed; install its plugin with pip, or name its"
+        " file in plugins.files (installed: other, s)",
         "transforms[0].options.secret: must be a string or a list, not an integer",
-        "transforms[1].name: no transform 'u' is installed; install its plugin with pip"
-        " (installed: t)",
+        "transforms[1].name: no transform 'u' is installed; install its plugin with pip, or name"
+        " its file in plugins.files (installed: t)",
         'observers.o.mode: must be one of "fast", "safe" (it is "${MODE}")',
         "workspaces[0].webhooks.w.secret: must not be empty",
         "workspaces[0].webhooks.v: no webhook provider 'v' is installed; install its plugin with"
-        " pip (installed: w)",
+        " pip, or name its file in plugins.files (installed: w)",
     ]
 
 
@@ -261,12 +261,11 @@ def test_a_factory_gets_only_valid_options(config: Any) -> None:
 
 
 def test_removed_options_are_reported_and_not_passed_on(config: Any) -> None:
-    made: list[object] = []
-    installed = registry(transform={"t": made.append}, storage={"mongo": Events})
+    installed = registry(transform={"t": dict}, storage={"mongo": Events})
     chosen = config('[[transforms]]\nname = "t"\noptions = {mode = "safe", speed = 3}')
     installed.check(chosen)
-    installed.make_transforms(chosen)
-    assert made == [{"mode": "safe"}]
+    made: list[object] = [*installed.make_transforms(chosen)]
+    assert made == [("t", {"mode": "safe"})]
     assert installed.warnings(chosen) == [
         "transforms[0].options.speed has no effect: the transform measures it."
     ]
@@ -308,6 +307,8 @@ def test_an_error_of_a_factory_names_the_place(config: Any) -> None:
         "plugin \"p\" (distribution d 1.0): cannot make the storage 's': ModuleNotFoundError:"
         " No module named x"
     )
+    with pytest.raises(PluginError, match="'s': TypeError: the factory returned None"):
+        registry(storage={"s": lambda *_: None}).make_storage(chosen)
     with pytest.raises(StorageUnavailable):
         registry(storage={"s": _raises(StorageUnavailable("gone"))}).make_storage(chosen)
 
