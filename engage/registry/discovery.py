@@ -172,7 +172,7 @@ def _plugin(entry_point: Any) -> Plugin:
 def _import(plugin: Plugin, load: Callable[[], ModuleType], otherwise: str) -> ModuleType:
     try:
         return load()
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # As at the end of a script.
         raise plugin.error(
             f"cannot be imported: {_describe(error, plugin)}", f"{otherwise}, or {plugin.removal}"
         ) from error
@@ -232,7 +232,7 @@ def _call(plugin: Plugin, hook: str, function: Callable[..., Any], **arguments: 
         function(**{name: value for name, value in arguments.items() if name in wanted})
     except PluginError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise plugin.error(f"{hook} failed: {_describe(error, plugin)}", plugin.removal) from error
 
 

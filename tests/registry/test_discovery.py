@@ -272,6 +272,7 @@ def test_a_file_is_a_plugin(tmp_path: Path) -> None:
             "def f(x: unknown): pass",
             "cannot be imported: NameError: name 'unknown' is not defined (line 1); correct",
         ),
+        ("raise SystemExit(0)", "cannot be imported: SystemExit: 0 (line 1); correct the file"),
         ("x = 1", "it does not implement a hook; the hooks are engage_register_"),
         (
             hook("transform", "1 / 0"),
