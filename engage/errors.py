@@ -227,15 +227,16 @@ def body_too_large(limit: Limit) -> ApiError:
     )
 
 
-def event_too_large(size: int, limit: Limit) -> ApiError:
+def event_too_large(size: int, limit: Limit, files: int = 0) -> ApiError:
     """Return the 413 for an event over its limit.
 
     :param size: bytes of the event when stored.
+    :param files: how many of them are in ``files``.
     """
-    return ApiError(
-        "event_too_large",
-        f"the event is {size} bytes when stored; the limit is {limit.bytes} ({limit.key})",
-    )
+    message = f"the event is {size} bytes when stored; the limit is {limit.bytes} ({limit.key})"
+    if size - files <= limit.bytes:
+        message += f"; files has {files} of them: send the URLs of files instead"
+    return ApiError("event_too_large", message)
 
 
 def conflict_not_kept(message: str, problems: Sequence[Problem]) -> ApiError:

@@ -168,7 +168,7 @@ def normalise(item: Mapping[str, Any], kind: str, arrival: Arrival, index: int =
     except TypeError as error:  # a provider can return values that JSON cannot represent
         raise ApiError("invalid_payload", f"the event cannot be stored as JSON: {error}") from None
     if len(body) > arrival.event_limit.bytes:
-        raise event_too_large(len(body), arrival.event_limit)
+        raise _too_large(document, body, arrival.event_limit)
     return Event(
         workspace_id=arrival.workspace_id,
         origin=arrival.origin,
@@ -224,7 +224,7 @@ def apply_transformed(event: Event, document: dict[str, Any], limit: Limit) -> E
         document = without_write_keys(document)
         body = orjson.dumps(document)
     if len(body) > limit.bytes:
-        raise event_too_large(len(body), limit)
+        raise _too_large(document, body, limit)
     name = document.get("event" if kind == "track" else "name")
     return dataclasses.replace(
         event,
@@ -261,6 +261,12 @@ def _id(document: dict[str, Any], field: str) -> str | None:
         return text
     # JSON Schema accepts 1.0 as an integer.
     raise from_problems([Problem(f"/{field}", f"must be a string or an integer, not {value!r}")])
+
+
+def _too_large(document: Mapping[str, Any], body: bytes, limit: Limit) -> ApiError:
+    # Clients of Dittofeed attach files to an event.
+    files = len(orjson.dumps(document["files"])) if "files" in document else 0
+    return event_too_large(len(body), limit, files)
 
 
 def weight_of(kind: str, document: Mapping[str, Any]) -> int:

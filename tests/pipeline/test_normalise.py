@@ -163,6 +163,7 @@ def test_the_limit_is_on_the_size_when_stored() -> None:
     with pytest.raises(ApiError) as caught:
         normalise(item, "track", arrival(event_limit=limit(size + 99)))
     assert (caught.value.status, caught.value.code) == (413, "event_too_large")
+    assert "files" not in caught.value.message
     assert "limits.event_bytes" in caught.value.message
     # the context of the envelope counts
     with pytest.raises(ApiError):
@@ -171,6 +172,25 @@ def test_the_limit_is_on_the_size_when_stored() -> None:
             "track",
             arrival(event_limit=limit(size + 100), envelope=Envelope(context={"a": 1})),
         )
+
+
+def test_an_event_that_is_too_large_because_of_its_files_says_so() -> None:
+    file = {"type": "Base64Encoded", "name": "a.pdf", "mimeType": "application/pdf"}
+    item = {"userId": "u", "event": "e", "files": [{**file, "data": "QUJD"}]}
+    small = track(**item)
+    assert small.document()["files"] == item["files"]
+    large = {**item, "files": [{**file, "data": "QUJD" * 20_000}]}
+    size = len(orjson.dumps(large["files"]))
+    changed = {**small.document(), "files": large["files"]}
+    for transformed in (False, True):
+        with pytest.raises(ApiError) as caught:
+            apply_transformed(small, changed, LIMIT) if transformed else track(**large)
+        assert caught.value.code == "event_too_large"
+        assert f"; files has {size} of them" in caught.value.message
+    # Without its files, this one is too large as well.
+    with pytest.raises(ApiError) as caught:
+        track(**large, properties={"x": "y" * 70_000})
+    assert "files" not in caught.value.message
 
 
 def test_values_that_json_lacks_are_refused() -> None:
