@@ -35,6 +35,7 @@ from engage.webhooks import (
     content_id,
     decode_base64,
     email_recipient,
+    event_id,
     merged,
     message_id,
     one_header,
@@ -66,6 +67,8 @@ _NAMES: Final[Mapping[str, str]] = {
     "group_unsubscribe": "Email Unsubscribed",
     "group_resubscribe": "Email Resubscribed",
 }
+#: What SendGrid may report late, without the custom arguments and the ``sg_message_id``.
+_LATE: Final = frozenset({"bounce", "spamreport"})
 
 
 class SendGrid(Provider):
@@ -77,7 +80,7 @@ class SendGrid(Provider):
         "2. Open the webhook again, copy its verification key into the option\n"
         "   verification_key, and restart engage.\n"
         "3. Send e-mails with the custom argument userId, and their events belong to that\n"
-        "   user."
+        "   user. Choose the event Processed, so that this is true of late bounces too."
     )
 
     signing = Signing(
@@ -149,11 +152,19 @@ def _translate(kind: str, item: Mapping[str, Any], index: int) -> TranslatedEven
     recipient = email_recipient(item.get("email"))
     user, taken = own_user_id(item)
     timestamp = unix_time(item.get("timestamp"))
+    # Recipients of one message share its smtp-id.
+    smtp_id = text(item.get("smtp-id"))
+    sent = (
+        event_id("processed", smtp_id, recipient.value.lower()) if smtp_id and recipient else None
+    )
+    earlier = sent if kind in _LATE else None
     # A value that became a field is left out of the properties.
     fields = {"event", *taken, *(["timestamp"] if timestamp else ())}
     document = track(
         _NAMES[kind],
-        message_id=message_id(item.get("sg_event_id")) or content_id(item),
+        message_id=(sent if kind == "processed" else None)
+        or message_id(item.get("sg_event_id"))
+        or content_id(item),
         timestamp=timestamp,
         user=user,
         # SendGrid puts custom arguments beside its own fields, so all of them become properties.
@@ -166,7 +177,9 @@ def _translate(kind: str, item: Mapping[str, Any], index: int) -> TranslatedEven
             without=fields,
         ),
     )
-    return TranslatedEvent(document, recipient, index)
+    return TranslatedEvent(
+        document, recipient, index, restated=earlier is not None, earlier=earlier
+    )
 
 
 def _bounce(item: Mapping[str, Any]) -> str:

@@ -101,6 +101,11 @@ class TranslatedEvent:
     #: The user id if nothing finds another user, instead of an anonymous id. A user who has just
     #: this id is not looked up: events move on to the real user as soon as one is known.
     fallback: str | None = None
+    #: The ``messageId`` of an earlier event of this provider about the same message. If this event
+    #: has no ``userId``, and that one is stored or in the same delivery, this one gets the
+    #: ``userId`` of that one, and the properties that it lacks. Set ``restated`` too: when the
+    #: delivery is repeated, the earlier event may be stored that was not stored at first.
+    earlier: str | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -162,7 +162,7 @@ async def rehearse(
     if recipients is None:
         found = [without_lookup(event) for event in events]
     else:
-        found = await recipients.identify(destination.workspace_id, events)
+        found = await recipients.identify(destination.workspace_id, destination.name, events)
     for event, document in zip(events, found, strict=True):
         try:
             documents.append(_stored(document, arrival, schemas))

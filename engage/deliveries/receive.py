@@ -226,7 +226,9 @@ class Deliveries:
         """
         translation, problems = await self._translate(destination, request)
         events = translation.events
-        documents = await self._recipients.identify(destination.workspace_id, events)
+        documents = await self._recipients.identify(
+            destination.workspace_id, destination.name, events
+        )
         if undated is not None:
             documents = [
                 document

@@ -7,12 +7,17 @@ with the oldest claim (see :meth:`ProfileStore.find_users`): a user that an atta
 makes with a person's address does not get that person's deliveries. If no user has it, the
 address itself becomes the anonymous id, or the provider names the user id.
 
+Some services report bounces without the user id that was sent with the message. Such an event gets
+it from an earlier event about that message, which is found by its message id
+(:attr:`engage.api.TranslatedEvent.earlier`).
+
 Nothing is cached: a user may be identified a moment later, by another process, and the next
 delivery belongs to that user.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final
 
@@ -36,27 +41,53 @@ Key = tuple[str, str]
 class Recipients:
     """Looks up the users of recipients.
 
-    :param store: used only if it keeps profiles.
+    :param store: users are looked up only if it keeps profiles.
     :param timeout: seconds that a storage call may take.
     """
 
     def __init__(self, store: EventStore, timeout: float) -> None:
+        self._events = store
         self._store = store if isinstance(store, ProfileStore) else None
         self._timeout = timeout
 
     async def identify(
-        self, workspace_id: str, events: Sequence[TranslatedEvent]
+        self, workspace_id: str, provider: str, events: Sequence[TranslatedEvent]
     ) -> list[dict[str, Any]]:
         """Add ``userId`` or ``anonymousId`` to each event that has neither.
 
         All recipients are looked up together.
 
+        :param provider: the name of the provider that made the events.
         :return: the documents, in the order of the events; the events are not changed.
         :raises StorageUnavailable: if the users could not be looked up.
         """
+        earlier = await self._earlier(workspace_id, provider, events)
+        if earlier:
+            events = [_completed(event, earlier) for event in events]
         keys = [_keys(event) for event in events]
         users = await self._users(workspace_id, {key for several in keys for key in several})
         return [_identified(event, own, users) for event, own in zip(events, keys, strict=True)]
+
+    async def _earlier(
+        self, workspace_id: str, provider: str, events: Sequence[TranslatedEvent]
+    ) -> Mapping[str, Mapping[str, Any]]:
+        """Return the earlier events that events need, by message id, as far as there are any."""
+        wanted = {
+            event.earlier
+            for event in events
+            if event.earlier is not None and not event.document.get("userId")
+        }
+        found: dict[str, Mapping[str, Any]] = {}
+        for event in events if wanted else ():
+            message_id = event.document.get("messageId")
+            if isinstance(message_id, str) and message_id in wanted:
+                found[message_id] = event.document
+        for message_id in wanted - found.keys():
+            async with within(self._timeout):
+                stored = await self._events.find(workspace_id, provider, message_id)
+            if stored is not None:
+                found[message_id] = stored.document()
+        return found
 
     async def _users(self, workspace_id: str, keys: Collection[Key]) -> Mapping[Key, Sequence[str]]:
         """Return the users of each key: the one with the oldest claim is first."""
@@ -81,6 +112,20 @@ def is_looked_up(event: TranslatedEvent) -> bool:
 def without_lookup(event: TranslatedEvent) -> dict[str, Any]:
     """Return the document of an event as if no look-up found a user."""
     return _identified(event, _keys(event), {})
+
+
+def _completed(event: TranslatedEvent, earlier: Mapping[str, Mapping[str, Any]]) -> TranslatedEvent:
+    """Return an event with what it lacks of its earlier event."""
+    found = earlier.get(event.earlier) if event.earlier is not None else None
+    if found is None or event.document.get("userId"):
+        return event
+    document = dict(event.document)
+    own, more = document.get("properties", {}), found.get("properties", {})
+    if isinstance(own, dict) and isinstance(more, dict):
+        document["properties"] = {**more, **own}
+    if found.get("userId"):
+        document["userId"] = found["userId"]
+    return dataclasses.replace(event, document=document)
 
 
 def _identified(

@@ -166,3 +166,27 @@ def test_the_same_element_without_an_id_gets_the_same_id(sendgrid: Provider) -> 
     first, second, third = translate(sendgrid, one, two, one).events
     assert first.document["messageId"] == third.document["messageId"]
     assert first.document["messageId"] != second.document["messageId"]
+
+
+def test_a_late_event_names_the_one_that_the_message_was_sent_with(sendgrid: Provider) -> None:
+    """Recipients of one message share its smtp-id."""
+    sent = {"event": "processed", "email": "A@b.c", "smtp-id": "<1>", "sg_event_id": "e1"}
+    [first] = translate(sendgrid, sent).events
+    assert first.document["messageId"] != "e1"
+    for kind in ("bounce", "spamreport"):
+        late = {"event": kind, "email": "a@B.c", "smtp-id": "<1>", "sg_event_id": "e2"}
+        own, other, without, invalid = translate(
+            sendgrid,
+            late,
+            {**late, "email": "b@b.c"},
+            {**late, "smtp-id": None},
+            {**late, "smtp-id": {"x": 1}},
+        ).events
+        assert own.earlier == first.document["messageId"]
+        assert own.document["messageId"] == "e2"
+        assert other.earlier not in (None, own.earlier)
+        assert (without.earlier, invalid.earlier) == (None, None)
+    [dropped] = translate(sendgrid, {**sent, "event": "dropped"}).events
+    assert (dropped.earlier, dropped.document["messageId"]) == (None, "e1")
+    [plain] = translate(sendgrid, {**sent, "smtp-id": ""}).events
+    assert plain.document["messageId"] == "e1"
