@@ -8,7 +8,13 @@ from pathlib import Path
 import click
 
 from engage.api import ConfigError
-from engage.cli.common import CommandFailed, config_option, print_table, registry_of
+from engage.cli.common import (
+    DEFAULT_CONFIG,
+    CommandFailed,
+    config_option,
+    print_table,
+    registry_of,
+)
 from engage.config import Config, load
 from engage.registry import Registry
 
@@ -25,8 +31,9 @@ def plugins(ctx: click.Context, config_path: Path) -> None:
     try:
         config = load(config_path)
     except ConfigError as error:
-        # The list helps most while the config is wrong.
-        CommandFailed(error).show()
+        # The list helps most while the config is wrong. The author of a plugin may have none.
+        if config_path.exists() or config_path != Path(DEFAULT_CONFIG):
+            CommandFailed(error).show()
     registry = registry_of(ctx, config)
     print_table(("KIND", "NAME", "PLUGIN", "DISTRIBUTION", "USED"), _rows(registry, config))
 

@@ -96,7 +96,7 @@ class Transforms:
         """
         count = self._failures[name] = self._failures.get(name, 0) + 1
         if count & (count - 1) == 0:
-            _log.error("transform %s %s (%d failures so far)", name, problem, count)
+            _log.error("transform %s %s (failures so far: %d)", name, problem, count)
 
 
 def _place(error: Exception) -> str:

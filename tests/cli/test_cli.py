@@ -547,11 +547,16 @@ def test_a_plugin_may_be_a_file_beside_the_config(stored: Path) -> None:
     )
 
 
-def test_plugins_needs_no_config(tmp_path: Path) -> None:
+def test_plugins_needs_no_config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     result = run("plugins", "--config", tmp_path / "none.toml")
     assert result.exit_code == 0
     assert "does not exist" in result.stderr
     assert "storage\tsqlite" in result.stdout
+    monkeypatch.chdir(tmp_path)
+    result = run("plugins")
+    assert (result.exit_code, result.stderr) == (0, "")
+    Path("engage.toml").write_text("x", "utf-8")
+    assert "is not valid TOML" in run("plugins").stderr
 
 
 DROP = """

@@ -150,7 +150,7 @@ def test_a_wrong_result_is_named(
 ) -> None:
     with pytest.raises(ApiError) as caught:
         apply(lambda document: returned)
-    assert f"transform step-0 {said} (1 failures so far)" in caplog.text
+    assert f"transform step-0 {said} (failures so far: 1)" in caplog.text
     assert "secret" not in caplog.text
     if not isinstance(returned, dict):
         assert caught.value.message == f"the transform step-0 failed: it {said}"
