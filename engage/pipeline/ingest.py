@@ -268,6 +268,8 @@ class Ingest:
                 await step
         except StorageError as error:
             return str(error)
+        except TimeoutError:
+            return f"no answer within {self.timeout:g} s"
         except Exception as error:
             return type(error).__name__
         return None

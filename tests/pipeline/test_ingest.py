@@ -264,7 +264,9 @@ async def test_closing_ends_the_attempts_to_open(monkeypatch: pytest.MonkeyPatch
     assert store.opened == opened
 
 
-async def test_a_request_while_the_store_is_opened_fails_in_time() -> None:
+async def test_a_request_while_the_store_is_opened_fails_in_time(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     class Slow(MemoryStore):
         opening = asyncio.Event()
 
@@ -282,6 +284,8 @@ async def test_a_request_while_the_store_is_opened_fails_in_time() -> None:
         with pytest.raises(StorageUnavailable):
             await asyncio.wait_for(ingest.submit([make_event(name)], "key"), 30)
     assert store.writes == [["a"]]
+    reason = "the storage cannot be opened; retrying: no answer within 0.2 s"
+    await eventually(lambda: reason in caplog.messages)
 
 
 async def test_a_dead_letter_is_put_once_and_counted() -> None:
