@@ -30,7 +30,6 @@ from engage.api import (
     StorageUnavailable,
     begins_with,
 )
-from engage.errors import Problem
 from engage.monitoring.recorder import REFUSED_RECORD
 from engage.monitoring.visible import LONGEST, cell, visible
 from engage.upkeep.refused import Refused, refused_of
@@ -197,10 +196,6 @@ def row_of_letter(letter: DeadLetter) -> Row:
     kind = kind or given.get("type")
     name = given.get("event") or given.get("name")
     name = name if isinstance(name, str) else None
-    reason = letter.message
-    if letter.errors:
-        first = letter.errors[0]
-        reason = str(Problem(first.get("pointer", ""), first.get("message", ""))) or reason
     return Row(
         status="rejected",
         at=letter.received_at,
@@ -211,7 +206,7 @@ def row_of_letter(letter: DeadLetter) -> Row:
         name=cell(name or ""),
         user=cell(letter.user_id or letter.anonymous_id or ""),
         key=visible(letter.write_key_id or letter.origin),
-        preview=cell(reason),
+        preview=cell(letter.message),
         texts=Texts(name, letter.user_id, letter.anonymous_id, letter.message_id),
         item=letter,
     )

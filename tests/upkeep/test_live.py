@@ -107,7 +107,7 @@ async def test_stored_and_rejected_stand_beside_each_other_newest_first(tmp_path
             ("rejected", 1_000_002),
             ("stored", 1_000_001),
         ]
-        assert rows[1].preview == "event: is required"
+        assert rows[1].preview == "the event is invalid", "the words of the answer"
         assert rows[0].preview == "n 3"
         await live.look("other")
         assert [row.id for row in live.rows(OTHER)] == ["m4"]
