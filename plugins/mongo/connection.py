@@ -115,8 +115,17 @@ class Connection:
         #: Entered for every update of documents that another call may be updating.
         self.updating: AbstractAsyncContextManager[Any] = contextlib.nullcontext()
         self._client: Any = None
-        #: The database; set by :meth:`connect`.
-        self.db: Any = None
+        self._db: Any = None
+
+    @property
+    def db(self) -> Any:
+        """The database; set by :meth:`connect`.
+
+        :raises StorageUnavailable: if it is closed, maybe under a call that waited.
+        """
+        if self._db is None:
+            raise StorageUnavailable("the storage is not open")
+        return self._db
 
     def connect(self) -> None:
         """Make the client, without connecting to a server yet. Idempotent.
@@ -150,7 +159,7 @@ class Connection:
             ) from None
         self._client = client
         # Another member than the primary may not have writes that were acknowledged a moment ago.
-        self.db = database.with_options(
+        self._db = database.with_options(
             codec_options=CODEC, read_preference=pymongo.ReadPreference.PRIMARY
         )
 
@@ -175,7 +184,7 @@ class Connection:
 
     async def close(self) -> None:
         """Close the client. Idempotent."""
-        client, self._client, self.db = self._client, None, None
+        client, self._client, self._db = self._client, None, None
         if client is None:
             return
         # The client ends its sessions with the server, which may not answer. Motor's waits for that
@@ -199,8 +208,7 @@ class Connection:
         :raises StorageUnavailable: for every error of the driver.
         :raises asyncio.CancelledError: if the task is cancelled meanwhile: the driver may lose it.
         """
-        if self.db is None:
-            raise StorageUnavailable("the storage is not open")
+        db = self.db
         task = asyncio.current_task()
         cancellations = task.cancelling() if task is not None else 0
         if seconds is None:
@@ -211,7 +219,7 @@ class Connection:
                 seconds = min(seconds, self._selection_timeout)
         try:
             with pymongo.timeout(seconds):
-                yield self.db
+                yield db
         except PyMongoError as error:
             raise self.unavailable(error) from _without_documents(error)
         except (BSONError, LookupError, TypeError, ValueError) as error:

@@ -26,6 +26,7 @@ from engage.api import (
 )
 from engage.registry import load_plugins
 from engage.testing import WORKSPACE, event, identify, letter
+from engage.testing.factories import count
 from engage_plugins.mongo import connection, schema, store
 from engage_plugins.mongo.store import MongoStorage
 from engage_plugins.mongo.subscriptions import MAX_IDLE
@@ -281,6 +282,18 @@ async def test_a_cancelled_call_that_fails_is_cancelled(tmp_path: Path) -> None:
     await asyncio.wait([call])
     assert call.cancelled()
     await made.close()
+
+
+async def test_a_call_that_waits_while_the_store_is_closed_fails(tmp_path: Path) -> None:
+    """An error of another kind would end the task that writes the counters, until a restart."""
+    async with opened(tmp_path, mongo.shared(ATOMIC).url()) as made:
+        made._connection.updating = turn = asyncio.Lock()
+        async with turn:
+            call = asyncio.create_task(made.put_counts([count(1)]))
+            await eventually(lambda: turn._waiters)
+            await made.close()
+        with pytest.raises(StorageUnavailable, match="not open"):
+            await call
 
 
 # ------------------------------------------------------------------- marks and unfinished changes
