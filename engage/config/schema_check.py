@@ -232,7 +232,7 @@ class _Explainer:
 
     def _wrong_name(self, error: ValidationError) -> Problem:
         name = str(error.instance)
-        return self._key(error, name), f"is not the name of a plugin{self._hint(name)}"
+        return self._key(error, name), f"is not the name of a plugin{self._hint(error, name)}"
 
     def _unknown_keys(self, error: ValidationError) -> Iterator[Problem]:
         schema: Any = error.schema
@@ -246,7 +246,7 @@ class _Explainer:
                 hint = f"; did you mean {self._key(error, meant)}?"
             else:
                 valid = f"the valid keys here: {', '.join(known)}" if known else "no key is valid"
-                hint = self._hint(name) or f"; {valid}"
+                hint = self._hint(error, name) or f"; {valid}"
             yield self._key(error, name), f"unknown key{hint}"
 
     def _missing_keys(self, error: ValidationError) -> Iterator[Problem]:
@@ -274,13 +274,14 @@ class _Explainer:
     def _key(self, error: ValidationError, *more: str) -> str:
         return dotted((*self._path(error), *more)) or "the file"
 
-    def _hint(self, name: str) -> str:
+    def _hint(self, error: ValidationError, name: str) -> str:
         """Look for a key in the whole schema: it may be in the wrong table."""
         everywhere = list(_all_keys(self._root, self._root, ""))
         for wanted in (name, nearest(name, (key.rpartition(".")[2] for key in everywhere))):
-            for key in everywhere:
-                if wanted is not None and key.rpartition(".")[2] == wanted:
-                    return f"; did you mean {'.'.join(filter(None, (dotted(self._at), key)))}?"
+            found = [key for key in everywhere if wanted and key.rpartition(".")[2] == wanted]
+            # A key that several tables have does not tell which of them was meant.
+            if len(found) == 1 or (found and not self._path(error)):
+                return f"; did you mean {'.'.join(filter(None, (dotted(self._at), found[0])))}?"
         return ""
 
     def _quote(self, error: ValidationError) -> str:

@@ -272,6 +272,11 @@ def test_a_byte_order_mark_and_crlf_are_accepted(write: Any) -> None:
             "worksapces: unknown key; did you mean workspaces?",
         ),
         ("port = 1\n" + MINIMAL, "port: unknown key; did you mean server.port?"),
+        (
+            f'[[workspaces]]\nid = "x"\n[[workspaces.write_keys]]\nid = "a"\nkey = "{"k" * 32}"\n'
+            'name = "of a key"\n',
+            "workspaces[0].write_keys[0].name: unknown key; the valid keys here: id, key, disabled",
+        ),
         ("[server]\nprot = 1\n" + MINIMAL, "server.prot: unknown key; did you mean server.port?"),
         ("[server]\nport = 65536\n" + MINIMAL, "server.port: must be at most 65535 (it is 65536)"),
         ("[server]\nport = 8.5\n" + MINIMAL, "server.port: must be an integer, not a number"),
