@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import sys
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -12,11 +14,15 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from engage.api import (
+    DAY_MS,
+    MAX_TIME,
     BudgetName,
     BudgetUse,
     ConfigError,
+    CountStore,
     DeadLetterStore,
     EngageError,
+    EventStore,
     StorageMissing,
     StorageUnavailable,
 )
@@ -24,8 +30,11 @@ from engage.cli.common import config_option, now, opened, plural, registry_of, s
 from engage.config import Config, load
 from engage.http1.sockets import own_address
 from engage.keys.effective import EffectiveKeys, list_keys
+from engage.monitoring.history import EVENTS, HOUR
+from engage.pipeline.subscriptions import IGNORED, ignored_notice
 from engage.registry import Registry
 from engage.upkeep.budgets import use_ratio
+from engage.upkeep.export import all_pages
 
 if TYPE_CHECKING:
     from engage.log.lag import Lag
@@ -91,14 +100,14 @@ def _show_storage(
     config: Config,
     uses: Sequence[BudgetUse],
     write_keys: EffectiveKeys,
-    gaps: Sequence[str],
+    notices: Sequence[str],
     versions: Mapping[str, str],
 ) -> None:
     """Print what an open store has."""
     software = "".join(f"; {name} {version}" for name, version in versions.items())
     _print("storage", f"{config.storage.backend}: open, accepts events{software}")
-    for gap in gaps:
-        _print("warning", gap)
+    for notice in notices:
+        _print("warning", notice)
     _show_keys(config, write_keys)
     budget = config.limits.dead_letter_budget
     for use in uses:
@@ -207,12 +216,25 @@ async def _storage(
         await store.check()
         uses = await store.budget_use() if isinstance(store, DeadLetterStore) else ()
         keys = await list_keys(store, config.workspaces)
-        gaps: Sequence[str] = ()
+        notices = await _ignored_changes(store)
         if config.log is not None:
             from engage.log.gaps import past_gaps
 
-            gaps = await past_gaps(store, now=now())
-        return uses, keys, gaps, store.versions()
+            notices += await past_gaps(store, now=now())
+        return uses, keys, notices, store.versions()
+
+
+async def _ignored_changes(store: EventStore) -> list[str]:
+    """Return a line for each workspace with events that changed no subscription, but should."""
+    if not isinstance(store, CountStore):
+        return []
+    since = now() - DAY_MS
+    read = functools.partial(store.counts, HOUR, since=since, until=MAX_TIME, names=(EVENTS,))
+    found: Counter[str] = Counter()
+    async for one in all_pages(read, attempts=1):
+        if one.labels[1:] == IGNORED:
+            found[one.workspace_id] += one.total
+    return [f"{name}: {ignored_notice(found[name], 'in 24 hours')}" for name in sorted(found)]
 
 
 def _print(what: str, text: str) -> None:

@@ -13,6 +13,7 @@ from engage.errors import ApiError, Limit, from_problems
 from engage.pipeline.dead_letters import Conflict, envelope_of, letter_of
 from engage.pipeline.normalise import Arrival, normalise
 from engage.pipeline.results import BatchState, not_strict, outcome_of
+from engage.pipeline.subscriptions import CHANGE_EVENT, IGNORED
 
 if TYPE_CHECKING:
     from engage.monitoring.metrics import Metrics
@@ -76,6 +77,8 @@ class Items:
         if not self._validators[kind](item):
             raise from_problems(self._schemas.problems(kind, item))
         event = normalise(item, kind, arrival, index)
+        if event.name == CHANGE_EVENT and kind == "track":
+            self._metrics.event(*IGNORED, 1, arrival.workspace_id, arrival.write_key_id)
         if self._transforms is None:
             return event, False
         transformed = self._transforms.apply(event, arrival.event_limit)

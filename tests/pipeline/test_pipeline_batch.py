@@ -83,6 +83,17 @@ async def test_a_batch_is_stored() -> None:
 TYPES = "must be one of identify, track, page, screen, group, alias"
 
 
+async def test_an_event_that_would_change_a_subscription_elsewhere_is_stored_and_counted() -> None:
+    core = make_core()
+    change = {**GOOD, "event": "DFSubscriptionChange", "properties": {"action": "Unsubscribe"}}
+    await send_event(core, {**change, "messageId": "a"})
+    page = {"type": "page", "userId": "u", "name": "DFSubscriptionChange"}
+    await send_batch(core, [{**change, "messageId": "b"}, page])
+    assert core.metrics.events["subscription", "ignored"] == 2
+    assert core.metrics.events["track", "stored"] == 2
+    assert core.store.changes == []
+
+
 async def test_the_items_of_a_batch_are_freed_while_its_events_are_written() -> None:
     core = make_core()
     found: list[dict[str, Any]] = []

@@ -37,6 +37,8 @@ async def counted(store: CountStore, at: int) -> None:
     history.metrics.event("track", "dropped", 1, "acme", "ios")
     history.metrics.event("track", "stored", 9, "other", "website")
     history.metrics.event("track", "stored", 3, "acme", None)
+    history.metrics.event("subscription", "ignored", 2, "acme", "website")
+    history.metrics.event("subscription", "ignored", 5, "other", "website")
     history.metrics.refused(Refusal(reason="invalid_write_key", status=401, route="track"))
     for milliseconds in [3] * 98 + [40, 20_000]:
         history.metrics.request("track", 200, milliseconds / 1000)
@@ -60,6 +62,7 @@ async def test_the_counters_of_a_workspace_by_minute(tmp_path: Path) -> None:
         "ios": 2,
         "?": 1,
     }
+    assert found.ignored == 6
     assert found.queue[54] == 17
     assert found.queue[55] is None
     assert found.latency["p50"][58] is None

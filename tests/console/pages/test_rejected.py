@@ -10,7 +10,9 @@ from collections.abc import Iterator
 
 import httpx
 import pytest
+from click.testing import CliRunner
 
+from engage.cli import main
 from support.console import CONSOLE, signed_in
 from support.server_process import Server, start_server
 from support.waiting import wait_for
@@ -78,6 +80,25 @@ def test_what_needs_attention_has_actions_and_says_how_much_more_there_is(
     assert {text for _, text in links} == {"Show", "Show all"}
     assert sum(href.endswith("#cause") for href, _ in links) == 5
     assert "(1 event, key website)" in words(page)
+
+
+def test_events_that_change_no_subscription_need_attention(
+    server: Server, client: httpx.Client
+) -> None:
+    for number in (1, 2):
+        server.track(f"m-{number}", event="DFSubscriptionChange")
+    server.post("/v1/page", {"userId": "u", "name": "DFSubscriptionChange"})
+    notice = "Events DFSubscriptionChange change no subscription (2 in {}): send PUT /api/public/"
+    shown = notice.format("the last hour")
+    page = wait_for(
+        lambda: text if shown in words(text := client.get("?range=1h").text) else None,
+        what="the counters",
+    )
+    link = re.search(r'<a\s+href="(events[^"]*DFSubscriptionChange[^"]*)">Show</a>', page)
+    assert link is not None
+    assert "m-2" in client.get(html.unescape(link[1])).text
+    result = CliRunner().invoke(main, ["check", "--config", str(server.config)])
+    assert f"\nwarning\tacme: {notice.format('24 hours')}" in result.stdout
 
 
 def test_the_audit_is_formatted(server: Server, client: httpx.Client) -> None:
