@@ -77,9 +77,10 @@ class _Clients:
                 tasks.append(asyncio.create_task(self._end()))
                 await asyncio.gather(*tasks)
                 if self._scene.reader:
-                    # The last connection to the store is that of another program, which can only
-                    # read: otherwise SQLite would delete the log.
-                    other = sqlite3.connect(f"{self._path.as_uri()}?mode=ro", uri=True)
+                    # The last connection to the store is that of another program. After a writer
+                    # that died of an error, it can only read: SQLite would delete the log.
+                    mode = "rw" if self._scene.restart else "ro"
+                    other = sqlite3.connect(f"{self._path.as_uri()}?mode={mode}", uri=True)
                     db = last.enter_context(contextlib.closing(other))
                     db.execute("SELECT count(*) FROM events").fetchone()
                 if self._scene.at_end:
