@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Final
 
 from engage.errors import ApiError, Limit, key_refused, storage_unavailable
 from engage.keys.effective import is_possible_key
+from engage.monitoring.refusals import SCHEMES
 
 if TYPE_CHECKING:
     from engage.config import Workspace, WriteKey
@@ -130,7 +131,7 @@ class Authenticator:
     def _from_header(self, value: str) -> Principal:
         """Parse a header that is not in the usual form."""
         scheme, _, credential = value.strip().partition(" ")
-        if scheme.lower() not in ("basic", "bearer"):
+        if scheme.lower() not in SCHEMES:
             raise key_refused("the Authorization scheme must be Basic or Bearer")
         credential = credential.strip()
         possible = False

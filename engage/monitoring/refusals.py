@@ -15,7 +15,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any, Final
 
-__all__ = ["MAX_ENTRIES", "ORIGIN_NOT_ALLOWED", "Refusal", "Refusals", "key_prefix"]
+__all__ = ["MAX_ENTRIES", "ORIGIN_NOT_ALLOWED", "SCHEMES", "Refusal", "Refusals", "key_prefix"]
 
 #: Entries that a process keeps: the latest.
 MAX_ENTRIES: Final = 50
@@ -25,6 +25,8 @@ MAX_KEYS: Final = 10
 OTHER_KEYS: Final = "…"
 #: Characters of a write key that an entry has.
 _PREFIX: Final = 4
+#: The schemes of ``Authorization`` with which a write key is sent, in lower case.
+SCHEMES: Final = ("basic", "bearer")
 #: Characters of a message.
 _MAX_TEXT: Final = 200
 
@@ -125,7 +127,7 @@ def key_prefix(authorizations: Sequence[str], keys: Sequence[str]) -> str:
     """
     for value in authorizations:
         scheme, _, credential = value.strip().partition(" ")
-        if scheme.lower() not in ("basic", "bearer") or not credential:
+        if scheme.lower() not in SCHEMES or not credential:
             continue
         try:
             key = base64.b64decode(credential.strip()[:64].encode(), validate=True).decode()
