@@ -600,6 +600,27 @@ class SyncsTooEarly(Lines):
         os.fsync(file)
 
 
+def sync_test(
+    monkeypatch: pytest.MonkeyPatch, storage: type[Lines], required: str
+) -> Callable[[Path], None]:
+    """Return the suite's test of syncs for a storage whose schema requires an option; the suite
+    gives it the option ``path``."""
+    module = ModuleType("lines")
+    module.engage_register_storage = (  # type: ignore[attr-defined]
+        lambda register: register("lines", storage, {"required": [required]})
+    )
+    monkeypatch.setitem(sys.modules, "lines", module)
+
+    class Suite(StorageConformance):
+        plugin = "lines"
+
+        def options(self, tmp_path: Path) -> Mapping[str, Any]:
+            return {"path": str(tmp_path / "events")}
+
+    test: Any = Suite().test_writes_are_synced_before_they_return
+    return test
+
+
 @pytest.mark.parametrize(
     ("storage", "said"),
     [
@@ -612,22 +633,10 @@ class SyncsTooEarly(Lines):
 def test_the_suite_finds_a_storage_that_does_not_sync(
     storage: type[Lines], said: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    module = ModuleType("lines")
-    module.engage_register_storage = (  # type: ignore[attr-defined]
-        lambda register: register("lines", storage, {"required": ["path"]})
-    )
-    monkeypatch.setitem(sys.modules, "lines", module)
-
-    class Suite(StorageConformance):
-        plugin = "lines"
-
-        def options(self, tmp_path: Path) -> Mapping[str, Any]:
-            return {"path": str(tmp_path / "events")}
-
     finds: Any = contextlib.nullcontext()
     if said is not None:
         finds = pytest.raises(AssertionError, match=said)
-    test: Any = Suite().test_writes_are_synced_before_they_return
+    test = sync_test(monkeypatch, storage, "path")
     with finds:
         test(tmp_path)
 
@@ -635,18 +644,6 @@ def test_the_suite_finds_a_storage_that_does_not_sync(
 def test_the_suite_checks_the_options_with_the_schema_of_the_plugin(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    module = ModuleType("lines")
-    module.engage_register_storage = (  # type: ignore[attr-defined]
-        lambda register: register("lines", Lines, {"required": ["folder"]})
-    )
-    monkeypatch.setitem(sys.modules, "lines", module)
-
-    class Suite(StorageConformance):
-        plugin = "lines"
-
-        def options(self, tmp_path: Path) -> Mapping[str, Any]:
-            return {"path": str(tmp_path / "events")}
-
-    test: Any = Suite().test_writes_are_synced_before_they_return
+    test = sync_test(monkeypatch, Lines, "folder")
     with pytest.raises(jsonschema.ValidationError, match="'folder' is a required property"):
         test(tmp_path)
