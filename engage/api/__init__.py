@@ -29,7 +29,8 @@ The errors of engage, with the code that raises each, and its effect::
 ``log.py``             the interface of a log in front of the storage
 ``log_records.py``     the format of the records of a log
 ``pages.py``           a page of a scan
-``profiles.py``        the interface of a storage that also keeps users and groups
+``people.py``          a user and its visitors, merged into one person
+``profiles.py``        the interface of a storage that also keeps users, visitors and groups
 ``providers.py``       the interface of a webhook provider
 ``transforms.py``      the interfaces of transforms and observers
 ``registration.py``    the type of ``register``, the argument of a hook
@@ -52,6 +53,7 @@ from engage.api.events import *
 from engage.api.log import *
 from engage.api.log_records import *
 from engage.api.pages import *
+from engage.api.people import *
 from engage.api.profiles import *
 from engage.api.providers import *
 from engage.api.records import *
@@ -67,11 +69,13 @@ __all__ = [
     "DROP",
     "ENGAGE_VERSION",
     "EVENT_TYPES",
+    "MAX_CANDIDATES",
     "MAX_CLAIMS",
     "MAX_RECORD_BYTES",
     "MAX_TIME",
     "MAX_USERS",
     "OPERATOR_ORIGIN",
+    "REMOVED",
     "Backlog",
     "Batch",
     "BudgetName",
@@ -92,9 +96,10 @@ __all__ = [
     "EventStore",
     "Fetch",
     "GroupProfile",
-    "GroupTraits",
     "Helper",
+    "Kind",
     "Link",
+    "LinkDecision",
     "LogContext",
     "LogFactory",
     "LogReader",
@@ -118,6 +123,7 @@ __all__ = [
     "Record",
     "RecordStore",
     "Register",
+    "Registers",
     "Rejected",
     "RemovedTraits",
     "Reply",
@@ -135,6 +141,7 @@ __all__ = [
     "SubscriptionRecord",
     "SubscriptionState",
     "SubscriptionStore",
+    "Traits",
     "Transform",
     "TransformFactory",
     "TranslatedEvent",
@@ -142,7 +149,8 @@ __all__ = [
     "UnknownRecord",
     "UnloggableEvent",
     "UserProfile",
-    "UserTraits",
+    "Version",
+    "VisitorProfile",
     "WebhookError",
     "WebhookRequest",
     "WebhookResult",
@@ -151,9 +159,12 @@ __all__ = [
     "hookimpl",
     "identifier_value",
     "is_restated",
+    "merge",
     "record_of",
     "render_time",
     "unpack",
+    "visitor_of",
+    "winner",
 ]
 
 

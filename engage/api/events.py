@@ -4,8 +4,9 @@
 from __future__ import annotations
 
 import dataclasses
+import enum
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, TypeGuard
 
 import orjson
 
@@ -15,12 +16,13 @@ __all__ = [
     "OPERATOR_ORIGIN",
     "Change",
     "Event",
-    "GroupTraits",
+    "Kind",
     "Link",
+    "LinkDecision",
     "Membership",
     "RemovedTraits",
     "Seen",
-    "UserTraits",
+    "Traits",
     "begins_with",
     "changes_of",
     "identifier_value",
@@ -93,47 +95,53 @@ class Event:
         )
 
 
+class Kind(enum.StrEnum):
+    """What a profile is of."""
+
+    USER = "user"
+    #: Someone who has an anonymous id only.
+    VISITOR = "visitor"
+    GROUP = "group"
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class Seen:
-    """The user exists."""
+    """The user, visitor or group exists."""
 
-    user_id: str
+    kind: Kind
+    id: str
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class UserTraits:
-    """Set traits of a user. Each top-level key is a register."""
+class Traits:
+    """Set traits of a user, a visitor or a group. Each top-level key is a register."""
 
-    user_id: str
+    kind: Kind
+    id: str
     traits: Mapping[str, Any]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class RemovedTraits:
-    """Remove traits of a user.
+    """Remove traits of a user or a visitor.
 
     Each removal is a value of the trait's register: it loses to a later value and wins over an
     earlier one, in whatever order they arrive. While it holds, the user does not have the trait,
     is not found by it, and the trait takes up nothing of the limits.
     """
 
-    user_id: str
-    traits: Sequence[str]
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class GroupTraits:
-    """Set traits of a group. Each top-level key is a register. Without traits, the group exists."""
-
-    group_id: str
-    traits: Mapping[str, Any]
+    kind: Kind
+    id: str
+    names: Sequence[str]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Membership:
-    """Set a user's membership of a group, or end it with ``assigned=False``. It is a register."""
+    """Set the membership of a user or a visitor in a group, or end it with ``assigned=False``. It
+    is a register."""
 
-    user_id: str
+    kind: Kind
+    id: str
     group_id: str
     assigned: bool
 
@@ -142,52 +150,71 @@ class Membership:
 class Link:
     """Link an anonymous id to a user.
 
-    A link is added once and never removed. It does not make the user exist.
+    A storage keeps the least ``(received_at, message id, origin)`` of the events that made the
+    link: the server's time, which no client can choose. A link does not make the user exist.
     """
 
     user_id: str
     anonymous_id: str
 
 
-Change = Seen | UserTraits | RemovedTraits | GroupTraits | Membership | Link
+@dataclasses.dataclass(frozen=True, slots=True)
+class LinkDecision:
+    """Decide whether a link of an anonymous id to a user counts. It is a register of the pair that
+    only operators set, so it holds against the events of clients. Without one, the link counts."""
+
+    user_id: str
+    anonymous_id: str
+    counts: bool
+
+
+Change = Seen | Traits | RemovedTraits | Membership | Link | LinkDecision
 
 
 def changes_of(event: Event) -> tuple[Change, ...]:
     """Return the changes that an event makes to profiles: a pure function of the stored event.
 
     Every register is ordered by ``(event.timestamp, event.message_id, event.origin)``: the greatest
-    wins, in whatever order events arrive. ``UserProfile.created_at`` and ``updated_at`` are the
-    least and the greatest timestamp of the events that have a :class:`Seen` for that user.
+    wins, in whatever order events arrive. ``created_at`` and ``updated_at`` of a profile are the
+    least and the greatest timestamp of the events that have a :class:`Seen` for it.
+
+    An identify or group event with only an anonymous id changes the *visitor* with that id. What
+    belongs to one person is merged when it is read, by :func:`engage.api.merge`: nothing is copied
+    from a visitor to a user.
 
     A storage calls this for each newly stored event, and again for events whose changes a crash may
-    have interrupted. The storage drops a :class:`Link` if its ``anonymous_id`` is the id of an
-    existing user when it is applied: then ``previousId`` names a user, not a visitor.
+    have interrupted.
 
     :return: the changes; empty for most events.
     """
     if not event.may_change_profiles:
         return ()
-    user = event.user_id
-    if user is None or user.strip().lower() in PLACEHOLDER_IDS:
-        user = None
+    user = event.user_id if _is_id(event.user_id) else None
     changes: list[Change] = []
-    document: dict[str, Any] | None = None
     if event.type in ("identify", "group", "alias"):
         document = event.document()
+        if event.type == "alias" and event.origin == OPERATOR_ORIGIN and "linked" in document:
+            return _decision(user, document["previousId"], counts=document["linked"])
+        subject: tuple[Kind, str] | None = None
         if user is not None:
-            changes.append(Seen(user))
-        if event.type == "identify" and user is not None:
-            traits = document.get("traits") or {}
-            if traits:
-                changes.append(UserTraits(user, traits))
+            subject = (Kind.USER, user)
+        elif event.user_id is None and event.type != "alias" and _is_visitor(event.anonymous_id):
+            subject = (Kind.VISITOR, event.anonymous_id)
+        if subject is not None:
+            changes.append(Seen(*subject))
+        if event.type == "identify" and subject is not None:
+            if document.get("traits"):
+                changes.append(Traits(*subject, document["traits"]))
             if event.origin == OPERATOR_ORIGIN and document.get("removedTraits"):
-                changes.append(RemovedTraits(user, tuple(document["removedTraits"])))
-        elif event.type == "group":
+                changes.append(RemovedTraits(*subject, tuple(document["removedTraits"])))
+        elif event.type == "group" and _is_id(document["groupId"]):
             group = document["groupId"]
-            if group.strip().lower() not in PLACEHOLDER_IDS:
-                changes.append(GroupTraits(group, document.get("traits") or {}))
-                if user is not None:
-                    changes.append(Membership(user, group, document.get("assigned") is not False))
+            changes.append(Seen(Kind.GROUP, group))
+            if document.get("traits"):
+                changes.append(Traits(Kind.GROUP, group, document["traits"]))
+            if subject is not None:
+                assigned = document.get("assigned") is not False
+                changes.append(Membership(*subject, group, assigned))
         elif event.type == "alias" and user is not None:
             _link(changes, user, document.get("previousId"))
     if user is not None:
@@ -195,15 +222,24 @@ def changes_of(event: Event) -> tuple[Change, ...]:
     return tuple(changes)
 
 
+def _decision(user_id: str | None, anonymous_id: str, *, counts: bool) -> tuple[Change, ...]:
+    if user_id is None:
+        return ()
+    decision = LinkDecision(user_id, anonymous_id, counts)
+    return (Link(user_id, anonymous_id), decision) if counts else (decision,)
+
+
+def _is_id(text: str | None) -> TypeGuard[str]:
+    return text is not None and text.strip().lower() not in PLACEHOLDER_IDS
+
+
+def _is_visitor(text: str | None) -> TypeGuard[str]:
+    return _is_id(text) and not text.startswith(RECIPIENT_PREFIXES)
+
+
 def _link(changes: list[Change], user_id: str, anonymous_id: str | None) -> None:
-    if (
-        anonymous_id is None
-        or anonymous_id == user_id
-        or anonymous_id.startswith(RECIPIENT_PREFIXES)
-        or anonymous_id.strip().lower() in PLACEHOLDER_IDS
-    ):
-        return
-    changes.append(Link(user_id, anonymous_id))
+    if anonymous_id != user_id and _is_visitor(anonymous_id):
+        changes.append(Link(user_id, anonymous_id))
 
 
 def begins_with(text: str | None, beginning: str) -> bool:

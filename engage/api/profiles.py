@@ -10,28 +10,59 @@ from typing import Any, Final
 
 from engage.api.pages import Page
 
-__all__ = ["MAX_CLAIMS", "MAX_USERS", "GroupProfile", "ProfileStore", "UserProfile"]
+__all__ = [
+    "MAX_CANDIDATES",
+    "MAX_CLAIMS",
+    "MAX_USERS",
+    "GroupProfile",
+    "ProfileStore",
+    "UserProfile",
+    "VisitorProfile",
+]
 
 #: Maximum number of claims that a storage keeps for a trait of a user, and of users that
 #: :meth:`ProfileStore.find_users` returns for a value.
 MAX_CLAIMS: Final = 100
 MAX_USERS: Final = 100
+#: How many claims of a value :meth:`ProfileStore.find_users` examines at least, oldest first: not
+#: each of them is of a user whose value wins.
+MAX_CANDIDATES: Final = 1000
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class UserProfile:
-    """A user, merged from the stored events."""
+    """A user, merged from the stored events of the user and of the visitors that belong to it."""
 
     workspace_id: str
     user_id: str
     traits: Mapping[str, Any]
     #: Least and greatest timestamp of the events that made the user exist: milliseconds since 1970
-    #: UTC.
+    #: UTC. Visitors count for ``updated_at`` only.
     created_at: int
     updated_at: int
-    #: Sorted.
+    #: All that are linked, except ids of users; sorted.
     anonymous_ids: Sequence[str]
     #: Ids of the groups that the user is a member of, sorted.
+    groups: Sequence[str]
+    #: Trait → timestamp of the event that set it; empty if the storage cannot tell.
+    trait_times: Mapping[str, int] = dataclasses.field(default_factory=dict, compare=False)
+    #: How many traits and groups of visitors are left out because of a limit.
+    left_out: int = 0
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class VisitorProfile:
+    """Someone who has an anonymous id only, merged from the stored events."""
+
+    workspace_id: str
+    anonymous_id: str
+    #: The user that the visitor belongs to, if that user exists.
+    user_id: str | None
+    traits: Mapping[str, Any]
+    #: Least and greatest timestamp of the events that made the visitor exist.
+    created_at: int
+    updated_at: int
+    #: Ids of the groups that the visitor is a member of, sorted.
     groups: Sequence[str]
     #: Trait → timestamp of the event that set it; empty if the storage cannot tell.
     trait_times: Mapping[str, int] = dataclasses.field(default_factory=dict, compare=False)
@@ -48,6 +79,12 @@ class GroupProfile:
 
 class ProfileStore(abc.ABC):
     """A storage that also keeps profiles; its ``write`` applies the changes of events.
+
+    What the events of one person change is kept apart: the user's registers, and those of each
+    visitor. A user that the storage returns is merged from them by :func:`engage.api.merge`; see
+    ``people.py`` for which visitors belong to it. An id that is both an anonymous id of a user and
+    the id of another user is not one of the first one's ``anonymous_ids``, and a visitor with such
+    an id belongs to nobody.
 
     Profiles have limits (:class:`ProfileLimits`). An event that exceeds one is stored, but its
     change is dropped and counted in :attr:`dropped_changes`.
@@ -67,6 +104,10 @@ class ProfileStore(abc.ABC):
         self, workspace_id: str, trait: str, values: Sequence[str]
     ) -> Mapping[str, Sequence[str]]:
         """Find users by a declared identifier trait (:attr:`StorageContext.identifiers`).
+
+        A user is found by the value that wins the merge with its visitors. Its claim is the oldest
+        one of the user and those visitors that have the value now. A storage examines at least the
+        oldest :data:`MAX_CANDIDATES` claims of users, and as many of visitors.
 
         Several users may have one value: the one with the oldest claim comes first. A user's
         *claim* of a value is the least ``received_at`` of the stored events that set the user's
@@ -88,7 +129,8 @@ class ProfileStore(abc.ABC):
     async def holders(
         self, workspace_id: str, trait: str, value: str, *, after: str | None, limit: int
     ) -> Page[str]:
-        """Read the ids of all users that have a value of a declared identifier trait.
+        """Read the ids of all users and visitors that have a value of a declared identifier trait,
+        each by itself: no visitor is replaced by its user.
 
         This default returns the users that :meth:`find_users` finds, which may not be all. A
         storage that can return all of them overrides it; then a signed link works however many
@@ -103,6 +145,36 @@ class ProfileStore(abc.ABC):
             return Page((), None)
         found = await self.find_users(workspace_id, trait, [value])
         return Page(list(found.get(value, ()))[:limit], None)
+
+    async def find_visitors(
+        self, workspace_id: str, trait: str, values: Sequence[str]
+    ) -> Mapping[str, Sequence[str]]:
+        """Find visitors that belong to no user, by a declared identifier trait; otherwise as
+        :meth:`find_users`. This default finds none.
+
+        :return: each value that such a visitor has → anonymous ids, oldest claim first.
+        """
+        return {}
+
+    async def visitor(self, workspace_id: str, anonymous_id: str) -> VisitorProfile | None:
+        """Return the visitor, or ``None`` if no event made it exist, which is the default."""
+        return None
+
+    async def scan_visitors(
+        self, workspace_id: str | None, *, after: str | None, limit: int
+    ) -> Page[VisitorProfile]:
+        """Return one page of all visitors, in any order; each visitor once; by default none."""
+        return Page((), None)
+
+    async def expire_visitors(self, before: int, *, limit: int) -> int:
+        """Delete visitors that belong to no user, and that no event received since ``before``
+        changed.
+
+        :param before: milliseconds since 1970 UTC.
+        :param limit: the maximum number of visitors, so that one call never stalls writes.
+        :return: how many were deleted.
+        """
+        return 0
 
     async def users_beginning(
         self, workspace_id: str, text: str, *, trait: str | None = None, limit: int

@@ -10,13 +10,15 @@ import abc
 import dataclasses
 import enum
 import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+import orjson
+
 from engage import __version__
 from engage.api.dead_letters import DeadLetterBudget
-from engage.api.events import Event, begins_with
+from engage.api.events import Event, Kind, begins_with
 from engage.api.pages import Page
 
 __all__ = [
@@ -250,6 +252,8 @@ class SubscriptionState:
     group_id: str
     subscribed: bool
     updated_at: int
+    #: The change that made the choice, or repeated it last.
+    change_id: str = ""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -278,15 +282,24 @@ class SubscriptionStore(abc.ABC):
         later one, but only some of the latest (at least ten) of each user: they must not make the
         store grow.
 
-        If the store keeps profiles, the user then exists (as by a :class:`Seen` at ``change.at``).
-        A choice that the user had already made writes nothing.
+        A choice is kept for the id in the change, which may be a visitor's. Each new change makes
+        the choice's ``updated_at`` greater, also one that repeats the choice. It has an audit
+        record if it changes the choice of the person (see :meth:`state`).
 
-        :return: all choices of that user after the change.
+        If the store keeps profiles, a user with this id then exists (as by a :class:`Seen` at
+        ``change.at``) while there is no visitor with it. That is decided when it is read.
+
+        :return: as :meth:`state` after the change.
         """
 
     @abc.abstractmethod
     async def state(self, workspace_id: str, user_id: str) -> Mapping[str, bool]:
-        """Return group id → subscribed, for each choice that the user made."""
+        """Return group id → subscribed, for each choice that a person made.
+
+        If the store keeps profiles, these are the choices of the user with this id, or that the
+        visitor with this id belongs to, and of all of its visitors: for each group the greatest
+        ``(updated_at, change_id)``.
+        """
 
     @abc.abstractmethod
     async def scan_subscriptions(
@@ -303,7 +316,7 @@ class SubscriptionStore(abc.ABC):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ProfileLimits:
-    """Limits of a user; those of traits also apply to a group."""
+    """Limits of a user; those of traits also apply to a group, and a visitor has its own."""
 
     traits: int = 500
     #: The sum of the sizes of all keys and values as compact JSON.
@@ -312,6 +325,27 @@ class ProfileLimits:
     memberships: int = 1000
     #: Compact JSON of key and value up to which a user's declared identifier trait does not count.
     identifier_bytes: int = 4096
+    visitor_traits: int = 50
+    visitor_trait_bytes: int = 16 * 1024
+    visitor_memberships: int = 100
+    #: How many visitors are merged into a user: those that were linked first.
+    user_visitors: int = 100
+    #: How many visitors a workspace has; exact to five seconds.
+    visitors: int = 1_000_000
+
+    def of(self, kind: Kind) -> tuple[int, int, int]:
+        """Return how many traits, bytes of traits and memberships a profile has at most."""
+        if kind is Kind.VISITOR:
+            return self.visitor_traits, self.visitor_trait_bytes, self.visitor_memberships
+        return self.traits, self.trait_bytes, self.memberships
+
+    def size(self, trait: str, value: Any, identifiers: Collection[str]) -> int:
+        """Return what a trait takes of the bytes; 0 for a declared identifier that has room anyway.
+
+        :param identifiers: the traits by which the users of the workspace are looked up.
+        """
+        size = len(orjson.dumps(trait)) + len(orjson.dumps(value))
+        return 0 if trait in identifiers and size <= self.identifier_bytes else size
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

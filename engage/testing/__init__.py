@@ -70,6 +70,7 @@ from .storage.records import RecordTests  # noqa: E402
 from .storage.scans import ScanTests  # noqa: E402
 from .storage.subscriptions import SubscriptionTests  # noqa: E402
 from .storage.users import UserTests  # noqa: E402
+from .storage.visitors import VisitorTests  # noqa: E402
 
 __all__ = [
     "WORKSPACE",
@@ -96,6 +97,7 @@ class StorageConformance(
     ProcessTests,
     ProfileTests,
     UserTests,
+    VisitorTests,
     IdentifierTests,
     SubscriptionTests,
     DeadLetterTests,

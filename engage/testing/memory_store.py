@@ -13,23 +13,19 @@ from __future__ import annotations
 import ast
 import collections
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, TypeVar
 
 import orjson
 
 from engage import api
+from engage.api import Kind
 
 __all__ = ["MemoryStore", "stored"]
 
 Key = TypeVar("Key")
 Item = TypeVar("Item")
-#: Orders the values of a register: timestamp, message id, origin.
-Version = tuple[int, str, str]
-
-#: The value of a trait that an operator removed.
-REMOVED: Final = object()
 
 
 class Arrivals(dict[Key, Item]):
@@ -65,31 +61,48 @@ class Arrivals(dict[Key, Item]):
 
 @dataclasses.dataclass
 class Profile:
-    """A user or a group: registers, each with the version of its value."""
+    """A user, a visitor or a group: registers, each with the version of its value."""
 
     workspace_id: str
-    #: ``user`` or ``group``.
-    kind: str
+    kind: Kind
     id: str
-    #: Least and greatest timestamp; ``None``: the user does not exist, but has a link.
+    #: Least and greatest timestamp of the events that made it exist; ``None`` without one.
     times: tuple[int, int] | None = None
-    traits: dict[str, tuple[Version, Any]] = dataclasses.field(default_factory=dict)
+    #: The same of the subscription changes.
+    chosen: tuple[int, int] | None = None
+    #: When the last event that changed it was received.
+    changed_at: int = 0
+    traits: dict[str, tuple[api.Version, Any]] = dataclasses.field(default_factory=dict)
     #: Trait → its size, unless it is removed or does not count.
     sizes: dict[str, int] = dataclasses.field(default_factory=dict)
-    links: set[str] = dataclasses.field(default_factory=set)
-    groups: dict[str, tuple[Version, bool]] = dataclasses.field(default_factory=dict)
+    #: Of a user: anonymous id → the first link.
+    links: dict[str, api.Version] = dataclasses.field(default_factory=dict)
+    #: Anonymous id → whether an operator lets the link count.
+    decisions: dict[str, tuple[api.Version, bool]] = dataclasses.field(default_factory=dict)
+    groups: dict[str, tuple[api.Version, bool]] = dataclasses.field(default_factory=dict)
     #: Trait → value → when it was claimed: the first 100, and that of a later current value.
     claims: dict[str, dict[str, int]] = dataclasses.field(default_factory=dict)
     late: dict[str, str] = dataclasses.field(default_factory=dict)
 
     def values(self) -> dict[str, Any]:
         """Return the traits that are not removed."""
-        return {name: value for name, (_, value) in self.traits.items() if value is not REMOVED}
+        return {name: value for name, (_, value) in self.traits.items() if value is not api.REMOVED}
 
-    def see(self, at: int) -> None:
-        """Make the user exist at a time."""
-        first, last = self.times or (at, at)
-        self.times = (min(at, first), max(at, last))
+    def links_that_count(self) -> dict[str, api.Version]:
+        """Return the links of a user without those that an operator undid."""
+        undone = {name for name, (_, counts) in self.decisions.items() if not counts}
+        return {name: first for name, first in self.links.items() if name not in undone}
+
+    def registers(self) -> api.Registers:
+        """Return what is stored; the times are those of an existing profile."""
+        times = [at for span in (self.times, self.chosen) if span is not None for at in span]
+        return api.Registers(
+            id=self.id,
+            created_at=min(times),
+            updated_at=max(times),
+            traits=dict(sorted(self.traits.items())),
+            groups=self.groups,
+        )
 
     def claim(self, trait: str, form: str, at: int) -> None:
         """Remember when a value was claimed."""
@@ -115,7 +128,7 @@ class Stored:
         #: By identity.
         self.events = Arrivals[tuple[str, str, str], api.Event]()
         #: By workspace, kind and id.
-        self.profiles = Arrivals[tuple[str, str, str], Profile]()
+        self.profiles = Arrivals[tuple[str, Kind, str], Profile]()
         #: Workspace and id of the changes of subscriptions that were applied.
         self.applied: set[tuple[str, str]] = set()
         #: By workspace, user and group.
@@ -131,8 +144,8 @@ class Stored:
         #: By the counter with the value 0.
         self.counts = Arrivals[api.Count, api.Count]()
 
-    def profile(self, workspace_id: str, kind: str, name: str) -> Profile:
-        """Return a user or a group, which is made if there is none."""
+    def profile(self, workspace_id: str, kind: Kind, name: str) -> Profile:
+        """Return a user, visitor or group, which is made if there is none."""
         key = (workspace_id, kind, name)
         if key not in self.profiles:
             self.profiles[key] = Profile(*key)
@@ -189,6 +202,10 @@ class Memory:
     def apply_changes(self, event: api.Event) -> None:
         """Apply the changes of a newly stored event; a store without profiles ignores them."""
 
+    def ids_of_person(self, workspace_id: str, name: str) -> list[str]:
+        """Return the ids of the user that an id belongs to and of its visitors, or just the id."""
+        return [name]
+
 
 class MemoryEvents(Memory, api.EventStore):
     """Events only."""
@@ -232,61 +249,73 @@ class MemoryEvents(Memory, api.EventStore):
 
 
 class MemoryProfiles(Memory, api.ProfileStore):
-    """Users and groups, merged from the stored events."""
+    """Users, visitors and groups, merged from the stored events."""
 
     def apply_changes(self, event: api.Event) -> None:
-        version, workspace = (event.timestamp, event.message_id, event.origin), event.workspace_id
         for change in api.changes_of(event):
-            if isinstance(change, api.GroupTraits):
-                group = self.stored.profile(workspace, "group", change.group_id)
-                for name, value in change.traits.items():
-                    self._set_trait(group, name, value, version)
-            else:
-                user = self.stored.profile(workspace, "user", change.user_id)
-                self._apply(user, change, version, event)
+            match change:
+                case api.Link(user_id=user) | api.LinkDecision(user_id=user):
+                    self._link(
+                        self.stored.profile(event.workspace_id, Kind.USER, user), change, event
+                    )
+                case _:
+                    key = (event.workspace_id, change.kind, change.id)
+                    if change.kind is Kind.VISITOR and key not in self.stored.profiles:
+                        known = sum(one[:2] == key[:2] for one in self.stored.profiles)
+                        if known >= self.context.profile_limits.visitors:
+                            self.dropped_changes += 1
+                            return
+                    self._apply(self.stored.profile(*key), change, event)
 
-    def _apply(self, user: Profile, change: api.Change, version: Version, event: api.Event) -> None:
-        limits = self.context.profile_limits
+    def _link(self, user: Profile, change: api.Link | api.LinkDecision, event: api.Event) -> None:
+        name = change.anonymous_id
+        if isinstance(change, api.LinkDecision):
+            version = _version(event)
+            if name not in user.decisions or user.decisions[name][0] < version:
+                user.decisions[name] = (version, change.counts)
+        elif name not in user.links and len(user.links) >= self.context.profile_limits.links:
+            self.dropped_changes += 1
+        else:
+            first = (event.received_at, event.message_id, event.origin)
+            user.links[name] = min(first, user.links.get(name, first))
+
+    def _apply(self, profile: Profile, change: api.Change, event: api.Event) -> None:
+        *_, memberships = self.context.profile_limits.of(profile.kind)
+        profile.changed_at = max(profile.changed_at, event.received_at)
         match change:
             case api.Seen():
-                user.see(event.timestamp)
-            case api.UserTraits(_, traits):
+                profile.times = _extended(profile.times, event.timestamp)
+            case api.Traits(_, _, traits):
                 for name, value in traits.items():
-                    self._set_trait(user, name, value, version)
+                    self._set_trait(profile, name, value, _version(event))
                     form = api.identifier_value(name, value)
-                    if form is not None and self._is_declared(user, name):
-                        user.claim(name, form, event.received_at)
-            case api.RemovedTraits(_, names):
+                    if form is not None and self._is_declared(profile, name):
+                        profile.claim(name, form, event.received_at)
+            case api.RemovedTraits(_, _, names):
                 for name in names:
-                    self._set_trait(user, name, REMOVED, version)
-            case api.Membership(_, group, assigned):
-                if group not in user.groups and len(user.groups) >= limits.memberships:
+                    self._set_trait(profile, name, api.REMOVED, _version(event))
+            case api.Membership(_, _, group, assigned):
+                if group not in profile.groups and len(profile.groups) >= memberships:
                     self.dropped_changes += 1
-                elif group not in user.groups or user.groups[group][0] <= version:
-                    user.groups[group] = (version, assigned)
-            case api.Link(_, name):
-                other = self.stored.profiles.get((user.workspace_id, "user", name))
-                if name in user.links or (other is not None and other.times is not None):
-                    return
-                if len(user.links) >= limits.links:
-                    self.dropped_changes += 1
-                else:
-                    user.links.add(name)
+                elif group not in profile.groups or profile.groups[group][0] <= _version(event):
+                    profile.groups[group] = (_version(event), assigned)
+
+    def _identifiers(self, workspace_id: str) -> Collection[str]:
+        return self.context.identifiers.get(workspace_id, ())
 
     def _is_declared(self, profile: Profile, trait: str) -> bool:
-        declared = self.context.identifiers.get(profile.workspace_id, ())
-        return profile.kind == "user" and trait in declared
+        return profile.kind is not Kind.GROUP and trait in self._identifiers(profile.workspace_id)
 
-    def _set_trait(self, profile: Profile, name: str, value: Any, version: Version) -> None:
+    def _set_trait(self, profile: Profile, name: str, value: Any, version: api.Version) -> None:
         if name in profile.traits and profile.traits[name][0] > version:
             return
         limits, before = self.context.profile_limits, profile.sizes.get(name, 0)
-        size = 0 if value is REMOVED else len(orjson.dumps(name)) + len(orjson.dumps(value))
-        if self._is_declared(profile, name) and size <= limits.identifier_bytes:
-            size = 0
+        traits, trait_bytes, _ = limits.of(profile.kind)
+        declared = self._identifiers(profile.workspace_id) if profile.kind is not Kind.GROUP else ()
+        size = 0 if value is api.REMOVED else limits.size(name, value, declared)
         total = sum(profile.sizes.values()) - before + size
-        if (size and not before and len(profile.sizes) >= limits.traits) or (
-            size > before and total > limits.trait_bytes
+        if (size and not before and len(profile.sizes) >= traits) or (
+            size > before and total > trait_bytes
         ):
             self.dropped_changes += 1
             return
@@ -295,32 +324,121 @@ class MemoryProfiles(Memory, api.ProfileStore):
         if size:
             profile.sizes[name] = size
 
+    # ------------------------------------------------------------------------------- people
+    def _user(self, workspace_id: str, name: str) -> Profile | None:
+        """Return a user that exists: a choice makes it exist only if the id has no visitor."""
+        found = self.contents().profiles.get((workspace_id, Kind.USER, name))
+        if found is None or (found.times is None and found.chosen is None):
+            return None
+        if found.times is None and self._visitor(workspace_id, name) is not None:
+            return None
+        return found
+
+    def _visitor(self, workspace_id: str, name: str) -> Profile | None:
+        return self.contents().profiles.get((workspace_id, Kind.VISITOR, name))
+
+    def _owner(self, workspace_id: str, anonymous_id: str) -> Profile | None:
+        """Return the user that a visitor belongs to, if that user exists."""
+        if self._user(workspace_id, anonymous_id) is not None:
+            return None
+        firsts = [
+            (links[anonymous_id], user.id)
+            for user in self._of_kind(workspace_id, Kind.USER)
+            if anonymous_id in (links := user.links_that_count())
+        ]
+        return self._user(workspace_id, min(firsts)[1]) if firsts else None
+
+    def _visitors(self, user: Profile) -> list[Profile]:
+        """Return the visitors that belong to a user, in the order of their links."""
+        links = user.links_that_count()
+        found = []
+        for name in sorted(links, key=links.__getitem__):
+            visitor = self._visitor(user.workspace_id, name)
+            if visitor is not None and self._owner(user.workspace_id, name) is user:
+                found.append(visitor)
+        return found
+
+    def _of_kind(self, workspace_id: str | None, kind: Kind) -> list[Profile]:
+        wanted = _of(workspace_id)
+        known = self.contents().profiles.values()
+        return [one for one in known if one.kind is kind and wanted(one)]
+
+    def _merged(self, user: Profile) -> api.UserProfile:
+        return api.merge(
+            user.workspace_id,
+            user.registers(),
+            [
+                name
+                for name in user.links_that_count()
+                if self._user(user.workspace_id, name) is None
+            ],
+            [one.registers() for one in self._visitors(user)],
+            self.context.profile_limits,
+            self._identifiers(user.workspace_id),
+        )
+
+    def _visitor_profile(self, visitor: Profile) -> api.VisitorProfile:
+        owner = self._owner(visitor.workspace_id, visitor.id)
+        return api.visitor_of(
+            visitor.workspace_id, visitor.registers(), None if owner is None else owner.id
+        )
+
     async def profile(self, workspace_id: str, user_id: str) -> api.UserProfile | None:
-        found = self.contents().profiles.get((workspace_id, "user", user_id))
-        return None if found is None or found.times is None else _user(found)
+        found = self._user(workspace_id, user_id)
+        return None if found is None else self._merged(found)
+
+    async def visitor(self, workspace_id: str, anonymous_id: str) -> api.VisitorProfile | None:
+        found = self._visitor(workspace_id, anonymous_id)
+        return None if found is None else self._visitor_profile(found)
 
     async def find_users(
         self, workspace_id: str, trait: str, values: Sequence[str]
     ) -> Mapping[str, Sequence[str]]:
         claims: dict[str, list[tuple[int, str]]] = {}
-        for user in self.contents().profiles.values():
-            if user.workspace_id == workspace_id and self._is_declared(user, trait):
-                form = api.identifier_value(trait, user.values().get(trait))
+        for user in self._of_kind(workspace_id, Kind.USER):
+            if self._user(workspace_id, user.id) is not None and self._is_declared(user, trait):
+                visitors = self._visitors(user)
+                value = api.winner(
+                    trait,
+                    user.registers(),
+                    [one.registers() for one in visitors],
+                    self.context.profile_limits,
+                )
+                form = api.identifier_value(trait, value)
+                everyone = [_claim(one, trait, form) for one in (user, *visitors)]
                 if form is not None and form in values:
-                    at = user.claims.get(trait, {}).get(form, 0)
+                    at = min(at for at in everyone if at is not None)
                     claims.setdefault(form, []).append((at, user.id))
-        return {
-            form: [name for _, name in sorted(users)[: api.MAX_USERS]]
-            for form, users in claims.items()
+        return _oldest(claims)
+
+    async def find_visitors(
+        self, workspace_id: str, trait: str, values: Sequence[str]
+    ) -> Mapping[str, Sequence[str]]:
+        claims: dict[str, list[tuple[int, str]]] = {}
+        for visitor in self._of_kind(workspace_id, Kind.VISITOR):
+            if self._owner(workspace_id, visitor.id) is None:
+                for value in values:
+                    at = _claim(visitor, trait, value)
+                    if at is not None and self._is_declared(visitor, trait):
+                        claims.setdefault(value, []).append((at, visitor.id))
+        return _oldest(claims)
+
+    async def holders(
+        self, workspace_id: str, trait: str, value: str, *, after: str | None, limit: int
+    ) -> api.Page[str]:
+        found = {
+            one.id: one.id
+            for kind in (Kind.USER, Kind.VISITOR)
+            for one in self._of_kind(workspace_id, kind)
+            if self._is_declared(one, trait) and _claim(one, trait, value) is not None
         }
+        return _page_by_key(found, after, limit)
 
     async def users_beginning(
         self, workspace_id: str, text: str, *, trait: str | None = None, limit: int
     ) -> Sequence[str]:
-        known, wanted = self.contents().profiles.values(), _of(workspace_id)
-        users = [one for one in known if one.kind == "user" and wanted(one)]
         found = []
-        for user in users:
+        for user in self._of_kind(workspace_id, Kind.USER):
             value = user.id if trait is None else user.values().get(trait)
             form = value if trait is None else api.identifier_value(trait, value)
             if form is not None and form.startswith(text):
@@ -330,31 +448,65 @@ class MemoryProfiles(Memory, api.ProfileStore):
     async def scan_users(
         self, workspace_id: str | None, *, after: str | None, limit: int
     ) -> api.Page[api.UserProfile]:
-        known, wanted = self.contents().profiles, _of(workspace_id)
-        page = known.page(lambda one: one.times is not None and wanted(one), after, limit)
-        return api.Page([_user(one) for one in page.items], page.cursor)
+        wanted = _of(workspace_id)
+        page = self.contents().profiles.page(
+            lambda one: (
+                one.kind is Kind.USER
+                and wanted(one)
+                and self._user(one.workspace_id, one.id) is not None
+            ),
+            after,
+            limit,
+        )
+        return api.Page([self._merged(one) for one in page.items], page.cursor)
+
+    async def scan_visitors(
+        self, workspace_id: str | None, *, after: str | None, limit: int
+    ) -> api.Page[api.VisitorProfile]:
+        page = self._page(Kind.VISITOR, workspace_id, after, limit)
+        return api.Page([self._visitor_profile(one) for one in page.items], page.cursor)
 
     async def scan_groups(
         self, workspace_id: str | None, *, after: str | None, limit: int
     ) -> api.Page[api.GroupProfile]:
-        known, wanted = self.contents().profiles, _of(workspace_id)
-        page = known.page(lambda one: one.kind == "group" and wanted(one), after, limit)
+        page = self._page(Kind.GROUP, workspace_id, after, limit)
         found = [
             api.GroupProfile(workspace_id=one.workspace_id, group_id=one.id, traits=one.values())
             for one in page.items
         ]
         return api.Page(found, page.cursor)
 
+    def _page(
+        self, kind: Kind, workspace_id: str | None, after: str | None, limit: int
+    ) -> api.Page[Profile]:
+        wanted = _of(workspace_id)
+        return self.contents().profiles.page(
+            lambda one: one.kind is kind and wanted(one), after, limit
+        )
+
+    async def expire_visitors(self, before: int, *, limit: int) -> int:
+        old = [
+            (one.workspace_id, one.kind, one.id)
+            for one in self._of_kind(None, Kind.VISITOR)
+            if one.changed_at < before and self._owner(one.workspace_id, one.id) is None
+        ]
+        return _delete(self.contents().profiles, old[:limit])
+
+    def ids_of_person(self, workspace_id: str, name: str) -> list[str]:
+        user = self._user(workspace_id, name) or self._owner(workspace_id, name)
+        return [name] if user is None else [user.id, *(one.id for one in self._visitors(user))]
+
 
 class MemorySubscriptions(Memory, api.SubscriptionStore):
     """Subscription choices and their history."""
 
     async def apply(self, change: api.SubscriptionChange) -> Mapping[str, bool]:
-        data, user = self.contents(), (change.workspace_id, change.user_id)
+        data, subject = self.contents(), (change.workspace_id, change.user_id)
         if (change.workspace_id, change.id) not in data.applied:
             data.applied.add((change.workspace_id, change.id))
-            data.profile(change.workspace_id, "user", change.user_id).see(change.at)
-            before = await self.state(*user)
+            user = data.profile(change.workspace_id, Kind.USER, change.user_id)
+            user.chosen = _extended(user.chosen, change.at)
+            before = await self.state(*subject)
             common = {"workspace_id": change.workspace_id, "user_id": change.user_id}
             for group, after in change.choices.items():
                 if before.get(group) is not after:
@@ -367,17 +519,26 @@ class MemorySubscriptions(Memory, api.SubscriptionStore):
                         at=change.at,
                         how=change.how,
                     )
-                    data.choices[*user, group] = api.SubscriptionState(
-                        **common, group_id=group, subscribed=after, updated_at=change.at
-                    )
-        return await self.state(*user)
+                known = data.choices.get((*subject, group))
+                data.choices[*subject, group] = api.SubscriptionState(
+                    **common,
+                    group_id=group,
+                    subscribed=after,
+                    updated_at=change.at if known is None else max(change.at, known.updated_at + 1),
+                    change_id=change.id,
+                )
+        return await self.state(*subject)
 
     async def state(self, workspace_id: str, user_id: str) -> Mapping[str, bool]:
-        return {
-            one.group_id: one.subscribed
-            for key, one in self.contents().choices.items()
-            if key[:2] == (workspace_id, user_id)
-        }
+        ids = self.ids_of_person(workspace_id, user_id)
+        choices = [
+            one
+            for (workspace, name, _), one in self.contents().choices.items()
+            if workspace == workspace_id and name in ids
+        ]
+        # The latest choice of the person for each group.
+        choices.sort(key=lambda one: (one.updated_at, one.change_id))
+        return {one.group_id: one.subscribed for one in choices}
 
     async def scan_subscriptions(
         self, workspace_id: str | None, *, after: str | None, limit: int
@@ -556,19 +717,26 @@ def engage_register_storage(register: api.Register[api.StorageFactory]) -> None:
     register("memory", MemoryStore, {"type": "object", "required": ["name"]})
 
 
-def _user(user: Profile) -> api.UserProfile:
-    first, last = user.times or (0, 0)
-    traits = user.values()
-    return api.UserProfile(
-        workspace_id=user.workspace_id,
-        user_id=user.id,
-        traits=traits,
-        created_at=first,
-        updated_at=last,
-        anonymous_ids=sorted(user.links),
-        groups=sorted(name for name, (_, assigned) in user.groups.items() if assigned),
-        trait_times={name: user.traits[name][0][0] for name in traits},
-    )
+def _version(event: api.Event) -> api.Version:
+    return (event.timestamp, event.message_id, event.origin)
+
+
+def _extended(times: tuple[int, int] | None, at: int) -> tuple[int, int]:
+    return (at, at) if times is None else (min(at, times[0]), max(at, times[1]))
+
+
+def _claim(profile: Profile, trait: str, form: str | None) -> int | None:
+    """Return when a profile claimed a value, if it has it now."""
+    if form is None or api.identifier_value(trait, profile.values().get(trait)) != form:
+        return None
+    return profile.claims.get(trait, {}).get(form, 0)
+
+
+def _oldest(claims: Mapping[str, list[tuple[int, str]]]) -> Mapping[str, Sequence[str]]:
+    """Return the ids of each value, oldest claim first."""
+    return {
+        form: [name for _, name in sorted(found)[: api.MAX_USERS]] for form, found in claims.items()
+    }
 
 
 def _size(letter: api.DeadLetter) -> int:

@@ -7,6 +7,7 @@
 ``scans.py``          the tests of scanning and expiring events, and of the newest ones
 ``profiles.py``       the tests of merging events into profiles
 ``users.py``          the tests of links, limits and scans of profiles
+``visitors.py``       the tests of visitors, and of people merged from them
 ``identifiers.py``    the tests of users that are looked up by an identifier
 ``subscriptions.py``  the tests of subscription choices
 ``dead_letters.py``   the tests of dead letters

@@ -18,18 +18,18 @@ from engage.api import (
     OPERATOR_ORIGIN,
     Event,
     EventStore,
+    Kind,
+    Link,
+    Membership,
     ProfileLimits,
     ProfileStore,
     RemovedTraits,
     Seen,
     Status,
+    Traits,
     UserProfile,
     changes_of,
 )
-from engage.api import GroupTraits as Group
-from engage.api import Link as Linked
-from engage.api import Membership as Member
-from engage.api import UserTraits as Traits
 
 from ..factories import AWKWARD, TIME, WORKSPACE, all_pages, event, identify, profile_of, store_all
 from .harness import Bench, on_open, on_store
@@ -339,18 +339,20 @@ def _merged(events: list[Event]) -> Any:
     for one in sorted(events, key=lambda one: (one.timestamp, one.message_id, one.origin)):
         for change in changes_of(one):
             match change:
-                case Seen(user):
+                case Seen(Kind.USER, user):
                     times.setdefault(user, []).append(one.timestamp)
-                case Traits(user, values):
+                case Seen(Kind.GROUP, group):
+                    groups.setdefault(group, {})
+                case Traits(Kind.USER, user, values):
                     traits.setdefault(user, {}).update(values)
-                case RemovedTraits(user, names):
+                case RemovedTraits(Kind.USER, user, names):
                     for name in names:
                         traits.setdefault(user, {}).pop(name, None)
-                case Group(group, values):
+                case Traits(Kind.GROUP, group, values):
                     groups.setdefault(group, {}).update(values)
-                case Member(user, group, assigned):
+                case Membership(Kind.USER, user, group, assigned):
                     members.setdefault(user, {})[group] = assigned
-                case Linked(user, anonymous):
+                case Link(user, anonymous):
                     links.setdefault(user, set()).add(anonymous)
     users = {
         user: (

@@ -67,12 +67,18 @@ class SubscriptionTests:
         assert {one.how for one in records} == {"api"}
 
     @on_open(SubscriptionStore)
-    async def test_a_choice_that_already_holds_writes_nothing(self, store: Any) -> None:
+    async def test_a_choice_that_already_holds_has_no_other_record(self, store: Any) -> None:
+        """It becomes later nevertheless: a visitor of the same person may have chosen before."""
         await store.apply(change("1", at=1, a=True))
         await store.apply(change("2", at=2, a=True))
+        await store.apply(change("1", at=9, a=True))
         (state,) = await all_pages(store.scan_subscriptions, None)
-        assert state.updated_at == TIME + 1
+        assert (state.updated_at, state.change_id) == (TIME + 2, "2")
         assert len(await all_pages(store.history, None, None)) == 1
+        # Also by another clock.
+        await store.apply(change("3", at=0, a=False))
+        (state,) = await all_pages(store.scan_subscriptions, None)
+        assert (state.updated_at, state.change_id) == (TIME + 3, "3")
 
     @on_open(SubscriptionStore)
     async def test_a_change_is_applied_once_for_each_id(self, store: Any) -> None:

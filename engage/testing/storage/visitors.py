@@ -1,0 +1,513 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The promises of a :class:`~engage.api.ProfileStore` about visitors: a person is merged when it is
+read, so the result depends on no order of arrival.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from engage.api import (
+    OPERATOR_ORIGIN,
+    Event,
+    EventStore,
+    Kind,
+    Link,
+    LinkDecision,
+    Membership,
+    ProfileLimits,
+    ProfileStore,
+    RemovedTraits,
+    Seen,
+    SubscriptionStore,
+    Traits,
+    changes_of,
+    identifier_value,
+)
+
+from ..factories import WORKSPACE, all_pages, event, identify, profile_of, store_all
+from .harness import Bench, on_open, on_store
+from .subscriptions import change
+
+
+def visit(message_id: str, anonymous_id: str, at: int = 0, **fields: Any) -> Event:
+    """Return an identify event of a visitor."""
+    return event(message_id, type="identify", anonymous_id=anonymous_id, at=at, **fields)
+
+
+def decision(
+    message_id: str, user_id: str, anonymous_id: str, at: int = 0, *, linked: bool, **fields: Any
+) -> Event:
+    """Return the event by which an operator links or unlinks an anonymous id."""
+    return event(
+        message_id,
+        type="alias",
+        user_id=user_id,
+        at=at,
+        origin=OPERATOR_ORIGIN,
+        previousId=anonymous_id,
+        linked=linked,
+        **fields,
+    )
+
+
+class VisitorTests:
+    """Visitors, and whom they belong to."""
+
+    @on_open(ProfileStore)
+    async def test_a_visitor_has_a_profile(self, store: Any) -> None:
+        await store_all(
+            store,
+            visit("1", "v", 10, traits={"email": "a@b.c", "plan": "free"}),
+            visit("2", "v", 20, traits={"plan": "pro"}),
+            event("3", type="group", anonymous_id="v", groupId="g", at=5),
+            event("4", type="group", anonymous_id="v", groupId="h", at=5),
+            event("5", type="group", anonymous_id="v", groupId="h", at=6, assigned=False),
+            event("6", anonymous_id="seen", at=1),
+            visit("7", "null", traits={"a": 1}),
+            visit("8", "email:a@b.c", traits={"a": 1}),
+            visit("9", "phone:+1", traits={"a": 1}),
+            event("a", type="group", anonymous_id="w", groupId="undefined", at=7),
+            visit("b", "v", workspace="other", traits={"a": 1}),
+        )
+        found = {one.anonymous_id: one for one in await all_pages(store.scan_visitors, WORKSPACE)}
+        assert sorted(found) == ["v", "w"]
+        one = found["v"]
+        assert one.traits == {"email": "a@b.c", "plan": "pro"}
+        assert (one.updated_at - one.created_at, one.groups, one.user_id) == (15, ["g"], None)
+        assert await store.visitor(WORKSPACE, "v") == one
+        assert await store.visitor(WORKSPACE, "seen") is None
+        assert await all_pages(store.scan_users, None) == []
+        assert await store.profile(WORKSPACE, "v") is None
+        found = await store.find_visitors(WORKSPACE, "email", ["a@b.c", "x@b.c"])
+        assert dict(found) == {"a@b.c": ["v"]}
+        assert dict(await store.find_users(WORKSPACE, "email", ["a@b.c"])) == {}
+        assert await all_pages(store.holders, WORKSPACE, "email", "a@b.c") == ["v"]
+
+    @on_open(ProfileStore)
+    async def test_a_visitor_belongs_to_the_user_of_the_first_link(self, store: Any) -> None:
+        traits = {"email": "a@b.c", "name": "visitor", "code": 1}
+        await store_all(store, visit("1", "v", 10, traits=traits))
+        # The owner does not exist yet.
+        await store_all(store, event("2", user_id="late", anonymous_id="v", received=50))
+        assert (await store.visitor(WORKSPACE, "v")).user_id is None
+        assert dict(await store.find_visitors(WORKSPACE, "email", ["a@b.c"])) == {"a@b.c": ["v"]}
+        await store_all(store, identify("3", "late", 20, traits={"name": "user"}))
+        profile = await profile_of(store, "late")
+        assert profile.traits == {"email": "a@b.c", "name": "user", "code": 1}
+        assert profile.anonymous_ids == ["v"]
+        assert (await store.visitor(WORKSPACE, "v")).user_id == "late"
+        assert dict(await store.find_users(WORKSPACE, "email", ["a@b.c"])) == {"a@b.c": ["late"]}
+        assert dict(await store.find_visitors(WORKSPACE, "email", ["a@b.c"])) == {}
+        assert await all_pages(store.holders, WORKSPACE, "email", "a@b.c") == ["v"]
+        # An earlier link arrives late; its timestamp does not count, its time of receipt does.
+        await store_all(store, identify("4", "early", 90, received=40, anonymous_id="v"))
+        await store_all(store, identify("5", "forged", 0, received=60, anonymous_id="v"))
+        for name, has in (("early", True), ("late", False), ("forged", False)):
+            profile = await profile_of(store, name)
+            assert ("email" in profile.traits) is has
+            assert profile.anonymous_ids == ["v"]
+        found = await store.find_users(WORKSPACE, "email", ["a@b.c"])
+        assert dict(found) == {"a@b.c": ["early"]}
+
+    @on_open(ProfileStore)
+    async def test_a_value_finds_a_person_only_if_it_wins(self, store: Any) -> None:
+        def email(name: str) -> dict[str, str]:
+            return {"email": f"{name}@b.c"}
+
+        await store_all(
+            store,
+            visit("1", "v", 10, traits=email("old")),
+            identify("2", "u", 20, anonymous_id="v", traits=email("new")),
+            visit("3", "w", 5, received=50, traits=email("new")),
+            identify("4", "other", 30, traits=email("new")),
+        )
+        wanted = ["old@b.c", "new@b.c"]
+        found = await store.find_users(WORKSPACE, "email", wanted)
+        assert dict(found) == {"new@b.c": ["u", "other"]}
+        # The claim of a visitor is the person's.
+        await store_all(store, visit("5", "x", 1, received=1, traits=email("new")))
+        await store_all(store, event("6", user_id="other", anonymous_id="x"))
+        found = await store.find_users(WORKSPACE, "email", wanted)
+        assert dict(found) == {"new@b.c": ["other", "u"]}
+        assert dict(await store.find_visitors(WORKSPACE, "email", wanted)) == {"new@b.c": ["w"]}
+        held = await all_pages(store.holders, WORKSPACE, "email", "new@b.c")
+        assert sorted(held) == ["other", "u", "w", "x"]
+        await store_all(store, visit("7", "v", 40, traits=email("old")))
+        found = await store.find_users(WORKSPACE, "email", wanted)
+        assert dict(found) == {"new@b.c": ["other"], "old@b.c": ["u"]}
+
+    @on_open(ProfileStore)
+    async def test_an_operator_undoes_a_link(self, store: Any) -> None:
+        await store_all(store, visit("1", "v", 1, traits={"a": 1}))
+        await store_all(store, identify("2", "u", 2, anonymous_id="v"))
+        await store_all(store, identify("3", "next", 3, anonymous_id="v"))
+        await store_all(store, decision("4", "u", "v", 4, linked=False))
+        # It holds against all events of clients.
+        for at in (0, 9):
+            await store_all(store, identify(f"c{at}", "u", at, anonymous_id="v"))
+            forged = event(f"f{at}", type="alias", user_id="u", previousId="v", linked=True, at=at)
+            await store_all(store, forged)
+
+        async def traits() -> Any:
+            users = [await profile_of(store, name) for name in ("u", "next")]
+            return [(dict(one.traits), one.anonymous_ids) for one in users]
+
+        assert await traits() == [({}, []), ({"a": 1}, ["v"])]
+        await store_all(store, decision("5", "next", "v", 5, linked=False))
+        assert await traits() == [({}, []), ({}, [])]
+        assert (await store.visitor(WORKSPACE, "v")).user_id is None
+        await store_all(store, decision("6", "u", "v", 6, linked=True))
+        assert await traits() == [({"a": 1}, ["v"]), ({}, [])]
+        # Of a pair that no event linked, and in the wrong order.
+        await store_all(store, decision("7", "new", "w", 7, linked=True), visit("8", "w"))
+        await store_all(store, identify("9", "new", 8), decision("a", "new", "w", linked=False))
+        assert (await store.visitor(WORKSPACE, "w")).user_id == "new"
+        await store_all(store, decision("b", "nobody", "w", 9, linked=False))
+        assert await store.profile(WORKSPACE, "nobody") is None
+
+    @on_open(ProfileStore)
+    async def test_an_anonymous_id_that_is_the_id_of_a_user_belongs_to_nobody(
+        self, store: Any
+    ) -> None:
+        await store_all(store, visit("1", "both", 1, traits={"a": 1}))
+        await store_all(store, identify("2", "u", 2, anonymous_id="both"))
+        profile = await profile_of(store, "u")
+        assert (profile.traits, profile.anonymous_ids) == ({"a": 1}, ["both"])
+        await store_all(store, identify("3", "both", 3, traits={"b": 2}))
+        profile = await profile_of(store, "u")
+        assert (profile.traits, profile.anonymous_ids) == ({}, [])
+        assert (await profile_of(store, "both")).traits == {"b": 2}
+        assert (await store.visitor(WORKSPACE, "both")).traits == {"a": 1}
+
+    @on_store
+    async def test_limits_of_visitors(self, bench: Bench) -> None:
+        limits = ProfileLimits(
+            traits=4,
+            trait_bytes=200,
+            memberships=3,
+            visitor_traits=2,
+            visitor_trait_bytes=100,
+            visitor_memberships=1,
+            user_visitors=2,
+        )
+        store = await bench.open_as(ProfileStore, profile_limits=limits)
+        for number, name in enumerate(("v", "w", "x")):
+            await store_all(store, visit(f"{name}1", name, traits={f"{name}1": 1}))
+            await store_all(store, visit(f"{name}2", name, traits={f"{name}2": 1}))
+            await store_all(store, visit(f"{name}3", name, traits={f"{name}3": 1}))
+            await store_all(store, visit(f"{name}4", name, at=1, traits={f"{name}2": "x" * 100}))
+            for group in ("g", "h"):
+                await store_all(
+                    store,
+                    event(
+                        f"{name}{group}",
+                        type="group",
+                        anonymous_id=name,
+                        groupId=f"{name}{group}",
+                    ),
+                )
+            assert store.dropped_changes == 3 * (number + 1)
+            await store_all(store, visit(f"{name}5", name, traits={"email": f"{name}@b.c"}))
+            await store_all(
+                store, identify(f"{name}6", "u", received=10 + number, anonymous_id=name)
+            )
+        await store_all(store, identify("own", "u", traits={"b": 1, "a": 1, "c": 1}))
+        assert store.dropped_changes == 9
+        profile = await profile_of(store, "u")
+        # Names of the user first, then those of the visitors in the order of their links.
+        assert dict(profile.traits) == {"a": 1, "b": 1, "c": 1, "v1": 1, "email": "w@b.c"}
+        assert profile.groups == ["vg", "wg"]
+        assert profile.anonymous_ids == ["v", "w", "x"]
+        assert profile.left_out == 3
+        # The third visitor is not merged, so nobody is found by its address.
+        found = await store.find_users(WORKSPACE, "email", ["w@b.c", "x@b.c"])
+        assert dict(found) == {"w@b.c": ["u"]}
+
+    @on_store
+    async def test_the_number_of_visitors_is_limited(self, bench: Bench) -> None:
+        limits = ProfileLimits(visitors=3)
+        store = await bench.open_as(ProfileStore, profile_limits=limits)
+        await store_all(store, *(visit(f"v{n}", f"v{n}") for n in range(3)))
+        # A storage may count them every five seconds.
+        dropped = 0
+        async with asyncio.timeout(30):
+            while not store.dropped_changes:
+                dropped += 1
+                await store_all(store, visit(f"x{dropped}", f"x{dropped}"))
+                await store_all(store, visit(f"y{dropped}", "other", workspace="other"))
+                await asyncio.sleep(0.1)
+        await store_all(store, visit("v0-again", "v0", 5, traits={"a": 1}))
+        assert (await store.visitor(WORKSPACE, "v0")).traits == {"a": 1}
+        assert await store.visitor(WORKSPACE, f"x{dropped}") is None
+        assert await store.visitor("other", "other") is not None
+        assert await store.find(WORKSPACE, "api", f"x{dropped}") is not None
+
+    @on_open(ProfileStore)
+    async def test_old_visitors_that_belong_to_nobody_expire(self, store: Any) -> None:
+        await store_all(
+            store,
+            visit("1", "old", 90, received=10, traits={"email": "a@b.c"}),
+            visit("2", "young", 0, received=20),
+            visit("3", "changed", 0, received=10),
+            visit("4", "changed", 0, received=20),
+            visit("5", "owned", 0, received=10, traits={"a": 1}),
+            identify("6", "u", anonymous_id="owned"),
+            visit("7", "unowned", 0, received=10),
+            event("8", user_id="nobody", anonymous_id="unowned"),
+        )
+        before = (await store.find(WORKSPACE, "api", "2")).received_at
+        assert await store.expire_visitors(before, limit=1) == 1
+        assert await store.expire_visitors(before, limit=10) == 1
+        assert await store.expire_visitors(before, limit=10) == 0
+        found = await all_pages(store.scan_visitors, WORKSPACE)
+        assert sorted(one.anonymous_id for one in found) == ["changed", "owned", "young"]
+        assert dict(await store.find_visitors(WORKSPACE, "email", ["a@b.c"])) == {}
+        assert await all_pages(store.holders, WORKSPACE, "email", "a@b.c") == []
+        await store_all(store, visit("9", "old", 0, received=30, traits={"b": 1}))
+        assert (await store.visitor(WORKSPACE, "old")).traits == {"b": 1}
+
+    @on_open(SubscriptionStore)
+    async def test_the_latest_choice_of_a_person_holds(self, store: Any) -> None:
+        if ProfileStore not in type(store).__mro__:
+            pytest.skip("this storage is not a ProfileStore")
+        await store_all(store, visit("1", "v", traits={"email": "a@b.c"}))
+        # The link in a mail to the visitor.
+        await store.apply(change("c1", user_id="v", at=5, news=True, ads=True))
+        assert await store.profile(WORKSPACE, "v") is None
+        await store_all(store, identify("2", "u", anonymous_id="v"))
+        for name in ("u", "v"):
+            assert dict(await store.state(WORKSPACE, name)) == {"news": True, "ads": True}
+        after = {"news": False, "ads": True}
+        assert dict(await store.apply(change("c2", user_id="u", at=5, news=False))) == after
+        assert dict(await store.state(WORKSPACE, "v")) == after
+        # The same choice of the visitor again is later. It was made before, by this id.
+        after = {"news": True, "ads": True}
+        assert dict(await store.apply(change("c3", user_id="v", at=6, news=True))) == after
+        assert dict(await store.state(WORKSPACE, "u")) == after
+        # In the same millisecond, the greatest id of a change is the latest: the visitor's c3.
+        assert (await store.apply(change("a3", user_id="u", at=6, news=False)))["news"] is True
+        assert (await store.apply(change("a4", user_id="u", at=6, news=False)))["news"] is False
+        records = await all_pages(store.history, WORKSPACE, None)
+        found = [
+            (one.change_id, one.before, one.after) for one in records if one.group_id == "news"
+        ]
+        assert found == [
+            ("c1", None, True),
+            ("c2", True, False),
+            ("c3", False, True),
+            ("a3", True, False),
+            ("a4", True, False),
+        ]
+        # An operator undoes the link: each has its own choices.
+        await store_all(store, decision("3", "u", "v", linked=False))
+        assert dict(await store.state(WORKSPACE, "u")) == {"news": False}
+        assert dict(await store.state(WORKSPACE, "v")) == {"news": True, "ads": True}
+
+    @on_open(SubscriptionStore)
+    async def test_a_choice_makes_a_user_exist_if_there_is_no_visitor(self, store: Any) -> None:
+        if ProfileStore not in type(store).__mro__:
+            pytest.skip("this storage is not a ProfileStore")
+        await store.apply(change("1", user_id="v", at=5, news=True))
+        profile = await profile_of(store, "v")
+        assert profile.created_at == profile.updated_at
+        assert [one.user_id for one in await all_pages(store.scan_users, WORKSPACE)] == ["v"]
+        await store_all(store, visit("2", "v"))
+        assert await store.profile(WORKSPACE, "v") is None
+        assert await all_pages(store.scan_users, WORKSPACE) == []
+        assert dict(await store.state(WORKSPACE, "v")) == {"news": True}
+        await store_all(store, identify("3", "v", 9))
+        profile = await profile_of(store, "v")
+        assert profile.updated_at - profile.created_at == 4
+
+    def test_people_are_merged_in_every_order(self: Any, tmp_path: Path) -> None:
+        """Any events, in any order and any writes, make the same people."""
+        numbers = itertools.count()
+        with Bench(self, tmp_path) as bench:
+            # Hypothesis needs more of them to make a failing example smaller.
+            declared = {f"w{number}": ("email",) for number in range(50 * self.examples)}
+            store = bench.run(bench.open_as(ProfileStore, identifiers=declared))
+
+            @settings(
+                max_examples=self.examples,
+                deadline=None,
+                derandomize=True,
+                database=None,
+                suppress_health_check=list(HealthCheck),
+            )
+            @given(st.data())
+            def check(data: st.DataObject) -> None:
+                workspace = f"w{next(numbers)}"
+                events = data.draw(histories(workspace))
+                arrivals = data.draw(st.permutations(events))
+                sizes = data.draw(st.lists(st.integers(1, 6), max_size=8))
+                bench.run(arrive(store, arrivals, sizes))
+                assert bench.run(people_in(store, workspace)) == people_of(events)
+
+            check()
+
+
+_NAMES = st.sampled_from(["a", "b", "email", "email"])
+_VALUES = st.sampled_from(["x@y.z", "X@y.z ", "other@y.z", 1])
+_TIMES = st.sampled_from([0, 0, 1, 2])
+_USERS = ("u", "u2", "both")
+_VISITORS = ("v", "v2", "v3", "both")
+
+
+@st.composite
+def histories(draw: st.DrawFn, workspace: str) -> list[Event]:
+    """Draw the events of a few people who have ids in common."""
+    found = []
+    for number in range(draw(st.integers(2, 12))):
+        kind = draw(st.sampled_from(["visit", "visit", "identify", "link", "group", "decision"]))
+        user, visitor = draw(st.sampled_from(_USERS)), draw(st.sampled_from(_VISITORS))
+        fields: dict[str, Any] = {"at": draw(_TIMES), "received": draw(_TIMES)}
+        fields |= {"workspace": workspace, "user_id": user, "anonymous_id": visitor}
+        if kind in ("visit", "group") and draw(st.booleans()):
+            fields["user_id"] = None
+        if kind in ("visit", "identify"):
+            if kind == "identify":
+                fields["anonymous_id"] = draw(st.sampled_from([None, visitor]))
+            elif draw(st.sampled_from([False, False, True])):
+                fields |= {"origin": OPERATOR_ORIGIN, "removedTraits": [draw(_NAMES)]}
+            fields |= {"type": "identify", "traits": draw(st.dictionaries(_NAMES, _VALUES))}
+        elif kind == "group":
+            fields |= {"type": "group", "groupId": draw(st.sampled_from("gh"))}
+            fields["assigned"] = draw(st.booleans())
+        elif kind == "decision":
+            fields |= {"type": "alias", "origin": OPERATOR_ORIGIN, "previousId": visitor}
+            fields |= {"anonymous_id": None, "linked": draw(st.booleans())}
+        found.append(event(f"{draw(st.sampled_from('ab'))}{number}", **fields))
+    return found
+
+
+async def arrive(store: EventStore, events: list[Event], sizes: Iterable[int]) -> None:
+    """Write events in parts."""
+    start = 0
+    for size in [*sizes, len(events)]:
+        if events[start : start + size]:
+            await store.write(events[start : start + size])
+        start += size
+
+
+async def people_in(store: ProfileStore, workspace: str) -> Any:
+    """Return everything that a store tells about the people of a workspace."""
+    users = {one.user_id: one for one in await all_pages(store.scan_users, workspace)}
+    visitors = {one.anonymous_id: one for one in await all_pages(store.scan_visitors, workspace)}
+    for name in _USERS:
+        assert await store.profile(workspace, name) == users.get(name)
+    for name in _VISITORS:
+        assert await store.visitor(workspace, name) == visitors.get(name)
+    wanted = ["x@y.z", "other@y.z"]
+    found = await store.find_users(workspace, "email", wanted)
+    alone = await store.find_visitors(workspace, "email", wanted)
+    return (
+        {
+            name: (dict(one.traits), one.anonymous_ids, one.groups, one.created_at, one.updated_at)
+            for name, one in users.items()
+        },
+        {
+            name: (dict(one.traits), one.user_id, one.groups, one.created_at, one.updated_at)
+            for name, one in visitors.items()
+        },
+        # Those with equal claims are in any order.
+        {value: sorted(names) for value, names in found.items()},
+        {value: sorted(names) for value, names in alone.items()},
+        {
+            value: sorted(await all_pages(store.holders, workspace, "email", value, limit=2))
+            for value in wanted
+        },
+    )
+
+
+def people_of(events: list[Event]) -> Any:
+    """Return the same, computed in a simple way: in the order of the versions, later changes over
+    earlier ones."""
+    times: dict[tuple[Kind, str], list[int]] = {}
+    traits: dict[tuple[Kind, str], dict[str, tuple[Any, Any]]] = {}
+    members: dict[tuple[Kind, str], dict[str, tuple[Any, bool]]] = {}
+    links: dict[tuple[str, str], list[Any]] = {}
+    undone: dict[tuple[str, str], bool] = {}
+    for one in sorted(events, key=lambda one: (one.timestamp, one.message_id, one.origin)):
+        version = (one.timestamp, one.message_id, one.origin)
+        for made in changes_of(one):
+            match made:
+                case Seen(kind, name):
+                    times.setdefault((kind, name), []).append(one.timestamp)
+                case Traits(kind, name, values):
+                    known = traits.setdefault((kind, name), {})
+                    known.update({trait: (version, value) for trait, value in values.items()})
+                case RemovedTraits(kind, name, names):
+                    known = traits.setdefault((kind, name), {})
+                    known.update(dict.fromkeys(names, (version, _GONE)))
+                case Membership(kind, name, group, assigned):
+                    members.setdefault((kind, name), {})[group] = (version, assigned)
+                case Link(user, anonymous):
+                    first = (one.received_at, one.message_id, one.origin)
+                    links.setdefault((user, anonymous), []).append(first)
+                case LinkDecision(user, anonymous, counts):
+                    undone[user, anonymous] = not counts
+    exists = {name for kind, name in times if kind is Kind.USER}
+    counting = {pair: min(found) for pair, found in links.items() if not undone.get(pair)}
+
+    def owner(visitor: str) -> str | None:
+        firsts = [(first, pair[0]) for pair, first in counting.items() if pair[1] == visitor]
+        found = min(firsts)[1] if firsts else None
+        return found if found in exists and visitor not in exists else None
+
+    def latest(registers: Mapping[Any, Any], subjects: Iterable[Any]) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for one in subjects:
+            for name, register in registers.get(one, {}).items():
+                found[name] = max(found.get(name, register), register, key=lambda one: one[0])
+        return {name: value for name, (_, value) in found.items()}
+
+    def present(values: Mapping[str, Any]) -> dict[str, Any]:
+        return {name: value for name, value in values.items() if value is not _GONE}
+
+    users, visitors = {}, {}
+    found: dict[str, list[str]] = {}
+    alone: dict[str, list[str]] = {}
+    held: dict[str, set[str]] = {"x@y.z": set(), "other@y.z": set()}
+    for (kind, name), at in times.items():
+        if kind is Kind.GROUP:
+            continue
+        subjects: list[tuple[Kind, str]] = [(kind, name)]
+        if kind is Kind.USER:
+            subjects += [one for one in times if one[0] is Kind.VISITOR and owner(one[1]) == name]
+        values = present(latest(traits, subjects))
+        groups = sorted(group for group, member in latest(members, subjects).items() if member)
+        last = max(at for one in subjects for at in times[one])
+        form = identifier_value("email", values.get("email"))
+        own = identifier_value("email", present(latest(traits, [(kind, name)])).get("email"))
+        if own in held:
+            held[own].add(name)
+        if kind is Kind.USER:
+            linked = sorted(
+                pair[1] for pair in counting if pair[0] == name and pair[1] not in exists
+            )
+            users[name] = (values, linked, groups, min(at), last)
+            if form is not None:
+                found.setdefault(form, []).append(name)
+        else:
+            visitors[name] = (values, owner(name), groups, min(at), last)
+            if form is not None and owner(name) is None:
+                alone.setdefault(form, []).append(name)
+    return (
+        users,
+        visitors,
+        {value: sorted(names) for value, names in found.items()},
+        {value: sorted(names) for value, names in alone.items()},
+        {value: sorted(names) for value, names in held.items()},
+    )
+
+
+_GONE = object()
