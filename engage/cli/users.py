@@ -17,6 +17,7 @@ from engage.api import (
     Event,
     EventFilter,
     EventStore,
+    Kind,
     ProfileStore,
     SubscriptionStore,
     UserProfile,
@@ -31,7 +32,7 @@ from engage.cli.common import (
     with_store,
     workspace_option,
 )
-from engage.pipeline.removal import remove_traits
+from engage.pipeline.operator import decide_link, remove_traits
 from engage.upkeep.export import render
 
 _workspace_option = workspace_option("The workspace of the user, if there are several.")
@@ -45,7 +46,7 @@ _SEARCH_SECONDS: Final = 5.0
 
 @click.group(epilog="\b\nExample:\n  engage users show u-1")
 def users() -> None:
-    """Show one user, or remove traits."""
+    """Show one user, remove traits, or undo a link of an anonymous id."""
 
 
 @users.command("show", epilog="\b\nExample:\n  engage users show --workspace acme u-1")
@@ -127,6 +128,7 @@ async def _look_up(
 )
 @config_option
 @_workspace_option
+@click.option("--anonymous-id", is_flag=True, help="USER is the anonymous id of a visitor.")
 @click.argument("user")
 @click.argument("traits", metavar="TRAIT...", nargs=-1, required=True)
 @click.pass_context
@@ -136,22 +138,74 @@ def remove_trait(
     workspace_id: str | None,
     user: str,
     traits: tuple[str, ...],
+    *,
+    anonymous_id: bool,
 ) -> None:
     """Remove traits of a user.
 
     The user no longer has the traits, is not found by them, and has room for others, until a client
-    sets them again. The removal is an event, which `engage export events` shows.
+    sets them again. That is also true of traits that a visitor brought. The removal is an event,
+    which `engage export events` shows.
     """
     config, workspace = load_chosen(config_path, workspace_id)
+    kind = Kind.VISITOR if anonymous_id else Kind.USER
     removed = with_store(
         ctx,
         config,
-        lambda store: remove_traits(store, workspace, user, traits, now=now()),
+        lambda store: remove_traits(store, workspace, kind, user, traits, now=now()),
     )
     for trait in removed:
         click.echo(f"removed {safe(trait)}" if sys.stdout.isatty() else f"removed\t{safe(trait)}")
     for trait in dict.fromkeys(traits):
         if trait not in removed:
-            click.echo(f"engage: the user does not have the trait '{safe(trait)}'", err=True)
+            click.echo(f"engage: the {kind} does not have the trait '{safe(trait)}'", err=True)
     if not removed:
         ctx.exit(1)
+
+
+def _link_command(name: str, text: str, *, linked: bool) -> None:
+    """Make the command that restores or undoes a link."""
+    example = f"engage users {name} --workspace acme --user u-1 --anonymous-id v-1"
+
+    @users.command(name, help=text, epilog=f"\b\nExample:\n  {example}")
+    @config_option
+    @_workspace_option
+    @click.option("--user", required=True, metavar="ID", help="The user.")
+    @click.option("--anonymous-id", required=True, metavar="ID", help="The anonymous id.")
+    @click.pass_context
+    def decide(
+        ctx: click.Context,
+        config_path: Path,
+        workspace_id: str | None,
+        user: str,
+        anonymous_id: str,
+    ) -> None:
+        config, workspace = load_chosen(config_path, workspace_id)
+        with_store(
+            ctx,
+            config,
+            lambda store: decide_link(
+                store, workspace, user, anonymous_id, linked=linked, now=now()
+            ),
+        )
+        click.echo(f"{name}ed")
+
+
+_link_command(
+    "unlink",
+    """Undo the link of an anonymous id to a user.
+
+    What the visitor with this id did then belongs to the next user that it was linked to, or to
+    nobody. Events of clients cannot restore the link; `engage users link` does.
+    """,
+    linked=False,
+)
+_link_command(
+    "link",
+    """Link an anonymous id to a user, also after `engage users unlink`.
+
+    If it was linked to another user before, and that link is not undone, its visitor belongs to
+    that user.
+    """,
+    linked=True,
+)

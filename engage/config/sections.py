@@ -167,6 +167,11 @@ class Limits:
     identifier_bytes: int = default("limits.identifier_bytes")
     user_links: int = default("limits.user_links")
     user_memberships: int = default("limits.user_memberships")
+    user_visitors: int = default("limits.user_visitors")
+    visitors: int = default("limits.visitors")
+    visitor_traits: int = default("limits.visitor_traits")
+    visitor_trait_bytes: int = default("limits.visitor_trait_bytes")
+    visitor_memberships: int = default("limits.visitor_memberships")
     #: Dead letters kept per workspace: refused items of API requests, and as many conflicts and
     #: webhook deliveries.
     dead_letter_count: int = default("limits.dead_letter_count")
@@ -197,6 +202,7 @@ class Retention:
 
     events_days: int | None = default("retention.events_days")
     dead_letters_days: int | None = default("retention.dead_letters_days")
+    visitors_days: int | None = default("retention.visitors_days")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

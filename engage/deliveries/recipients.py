@@ -4,8 +4,9 @@
 It is the user with that e-mail address or phone number, or with another trait that the provider
 looks users up by (:attr:`engage.api.Provider.identifiers`). If several users have it, it is the one
 with the oldest claim (see :meth:`ProfileStore.find_users`): a user that an attacker
-makes with a person's address does not get that person's deliveries. If no user has it, the
-address itself becomes the anonymous id, or the provider names the user id.
+makes with a person's address does not get that person's deliveries. If no user has it, it is the
+visitor with the oldest claim. Otherwise the address itself becomes the anonymous id, or the
+provider names the user id.
 
 Some services report bounces without the user id that was sent with the message. Such an event gets
 it from an earlier event about that message, which is found by its message id
@@ -18,7 +19,7 @@ delivery belongs to that user.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from typing import Any, Final
 
 from engage.api import (
@@ -36,6 +37,8 @@ LOOKUP: Final = 1000
 
 #: Trait, such as ``email``, and the value in the form by which users are looked up.
 Key = tuple[str, str]
+#: The ids of users or visitors by key, oldest claim first.
+Found = dict[Key, Sequence[str]]
 
 
 class Recipients:
@@ -65,8 +68,17 @@ class Recipients:
         if earlier:
             events = [_completed(event, earlier) for event in events]
         keys = [_keys(event) for event in events]
-        users = await self._users(workspace_id, {key for several in keys for key in several})
-        return [_identified(event, own, users) for event, own in zip(events, keys, strict=True)]
+        wanted = {key for several in keys for key in several}
+        if self._store is None:
+            users, visitors = Found(), Found()
+        else:
+            users = await self._find(self._store.find_users, workspace_id, wanted)
+            others = wanted - users.keys()
+            visitors = await self._find(self._store.find_visitors, workspace_id, others)
+        return [
+            _identified(event, own, users, visitors)
+            for event, own in zip(events, keys, strict=True)
+        ]
 
     async def _earlier(
         self, workspace_id: str, provider: str, events: Sequence[TranslatedEvent]
@@ -89,19 +101,21 @@ class Recipients:
                 found[message_id] = stored.document()
         return found
 
-    async def _users(self, workspace_id: str, keys: Collection[Key]) -> Mapping[Key, Sequence[str]]:
-        """Return the users of each key: the one with the oldest claim is first."""
-        users: dict[Key, Sequence[str]] = {}
-        if self._store is None:
-            return users
+    async def _find(
+        self,
+        find: Callable[[str, str, Sequence[str]], Awaitable[Mapping[str, Sequence[str]]]],
+        workspace_id: str,
+        keys: Collection[Key],
+    ) -> Found:
+        """Return the users or visitors of each key: the one with the oldest claim is first."""
+        ids = Found()
         for trait in sorted({trait for trait, _ in keys}):
             values = sorted(value for key, value in keys if key == trait)
             for start in range(0, len(values), LOOKUP):
-                part = values[start : start + LOOKUP]
                 async with within(self._timeout):
-                    found = await self._store.find_users(workspace_id, trait, part)
-                users.update(((trait, value), ids) for value, ids in found.items())
-        return users
+                    found = await find(workspace_id, trait, values[start : start + LOOKUP])
+                ids.update(((trait, value), names) for value, names in found.items())
+        return ids
 
 
 def is_looked_up(event: TranslatedEvent) -> bool:
@@ -111,7 +125,7 @@ def is_looked_up(event: TranslatedEvent) -> bool:
 
 def without_lookup(event: TranslatedEvent) -> dict[str, Any]:
     """Return the document of an event as if no look-up found a user."""
-    return _identified(event, _keys(event), {})
+    return _identified(event, _keys(event), {}, {})
 
 
 def _completed(event: TranslatedEvent, earlier: Mapping[str, Mapping[str, Any]]) -> TranslatedEvent:
@@ -129,7 +143,7 @@ def _completed(event: TranslatedEvent, earlier: Mapping[str, Mapping[str, Any]])
 
 
 def _identified(
-    event: TranslatedEvent, keys: Sequence[Key], users: Mapping[Key, Sequence[str]]
+    event: TranslatedEvent, keys: Sequence[Key], users: Found, visitors: Found
 ) -> dict[str, Any]:
     if not keys and event.fallback is None:
         return event.document
@@ -141,6 +155,9 @@ def _identified(
                 return {**event.document, "userId": user}
     if event.fallback is not None:
         return {**event.document, "userId": event.fallback}
+    for key in keys:
+        if visitors.get(key):
+            return {**event.document, "anonymousId": visitors[key][0]}
     return {**event.document, "anonymousId": ":".join(keys[-1])}
 
 

@@ -20,7 +20,7 @@
 ``replay.py``          sends dead letters through the steps again
 ``bulk_replay.py``     replays all dead letters that match a filter
 ``subscriptions.py``   changes a user's subscription choices
-``removal.py``         removes traits of a user, for the operator
+``operator.py``        changes that only an operator can make to users and visitors
 ``results.py``         the results that the pipeline returns
 =====================  ==============================================================
 """

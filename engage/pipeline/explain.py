@@ -27,12 +27,12 @@ from engage.api import (
     EVENT_TYPES,
     Change,
     Event,
-    GroupTraits,
     Link,
+    LinkDecision,
     Membership,
     RemovedTraits,
     Seen,
-    UserTraits,
+    Traits,
     changes_of,
     render_time,
 )
@@ -250,20 +250,16 @@ def _stamped(event: Event, now: int, replay_of: str | None) -> Event:
 def describe_change(change: Change) -> str:
     """Return a change of profiles in one phrase. It has ids and names that clients sent."""
     match change:
-        case Seen(user_id=user):
-            return f"the user {user} exists"
-        case UserTraits(user_id=user, traits=traits):
-            return f"sets traits of the user {user}: {', '.join(traits)}"
-        case RemovedTraits(user_id=user, traits=names):
-            return f"removes traits of the user {user}: {', '.join(names)}"
-        case GroupTraits(group_id=group, traits=traits):
-            names = ", ".join(traits)
-            return (
-                f"sets traits of the group {group}: {names}"
-                if names
-                else (f"the group {group} exists")
-            )
-        case Membership(user_id=user, group_id=group, assigned=assigned):
-            return f"the user {user} {'joins' if assigned else 'leaves'} the group {group}"
-        case Link(user_id=user, anonymous_id=anonymous):
+        case Seen(kind, name):
+            return f"the {kind} {name} exists"
+        case Traits(kind, name, traits):
+            return f"sets traits of the {kind} {name}: {', '.join(traits)}"
+        case RemovedTraits(kind, name, names):
+            return f"removes traits of the {kind} {name}: {', '.join(names)}"
+        case Membership(kind, name, group, assigned):
+            return f"the {kind} {name} {'joins' if assigned else 'leaves'} the group {group}"
+        case Link(user, anonymous):
             return f"links the anonymous id {anonymous} to the user {user}"
+        case LinkDecision(user, anonymous, counts):
+            decided = "restores" if counts else "undoes"
+            return f"{decided} the link of the anonymous id {anonymous} to the user {user}"

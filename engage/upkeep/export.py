@@ -34,7 +34,7 @@ from engage.errors import quote
 
 __all__ = ["KINDS", "PAGE", "Kind", "Record", "Selection", "all_pages", "export", "render"]
 
-Kind = Literal["events", "users", "groups", "subscriptions", "dead-letters"]
+Kind = Literal["events", "users", "visitors", "groups", "subscriptions", "dead-letters"]
 
 
 class _Kind(NamedTuple):
@@ -50,6 +50,7 @@ class _Kind(NamedTuple):
 
 _MOST: Final = "workspace since user"
 _USER: Final = "workspaceId userId traits createdAt updatedAt anonymousIds groups"
+_VISITOR: Final = "workspaceId anonymousId userId traits createdAt updatedAt groups"
 _GROUP: Final = "workspaceId groupId traits"
 _CHOICE: Final = "workspaceId userId groupId subscribed updatedAt"
 _LETTER: Final = (
@@ -60,6 +61,7 @@ _LETTER: Final = (
 KINDS: Final[Mapping[Kind, _Kind]] = {
     "events": _Kind(EventStore, "events", "scan", "workspace since type user", ""),
     "users": _Kind(ProfileStore, "profiles", "scan_users", _MOST, _USER),
+    "visitors": _Kind(ProfileStore, "profiles", "scan_visitors", _MOST, _VISITOR),
     "groups": _Kind(ProfileStore, "profiles", "scan_groups", "workspace", _GROUP),
     "subscriptions": _Kind(
         SubscriptionStore, "subscriptions", "scan_subscriptions", _MOST, _CHOICE

@@ -12,6 +12,7 @@ from engage.api import (
     DeadLetterStore,
     EventFilter,
     EventStore,
+    ProfileStore,
     RecordStore,
     StorageUnavailable,
     render_time,
@@ -57,8 +58,8 @@ async def expire_periodically(
     :param every: seconds between two rounds.
     :param doubtful: seconds for which a gap between the events makes the time doubtful.
     """
-    days = (retention.events_days, retention.dead_letters_days)
-    if days == (None, None) and not isinstance(store, RecordStore):
+    days = {retention.events_days, retention.dead_letters_days, retention.visitors_days}
+    if days == {None} and not isinstance(store, RecordStore):
         return
     loop = asyncio.get_running_loop()
     trusted_at = loop.time() + doubtful
@@ -81,6 +82,7 @@ async def expire_periodically(
             due = Retention(
                 events_days=await trusted(retention.events_days, now),
                 dead_letters_days=await trusted(retention.dead_letters_days, now),
+                visitors_days=await trusted(retention.visitors_days, now),
             )
             await expire(store, due, now=now)
             if isinstance(store, RecordStore) and await trusted(AUDIT_DAYS, now):
@@ -127,15 +129,15 @@ async def _newest(store: EventStore, wanted: EventFilter) -> int | None:
 
 async def expire(
     store: EventStore, retention: Retention, *, now: int, slice_: int = PAGE
-) -> tuple[int, int]:
+) -> tuple[int, int, int]:
     """Delete all records that are too old.
 
     :param now: milliseconds since 1970 UTC.
     :param slice_: maximum number of records that one call of the storage deletes.
-    :return: the number of deleted events and of deleted dead letters.
+    :return: the number of deleted events, dead letters and visitors.
     :raises StorageUnavailable: if the storage fails; some records may be deleted already.
     """
-    events = letters = 0
+    events = letters = visitors = 0
     if retention.events_days is not None:
         before = now - retention.events_days * DAY_MS
         events = await _all(lambda: store.expire(before, limit=slice_), slice_)
@@ -144,9 +146,13 @@ async def expire(
         letters = await _all(
             lambda: store.expire_dead_letters(letters_before, limit=slice_), slice_
         )
-    if events or letters:
-        _log.info("expired", extra={"events": events, "deadLetters": letters})
-    return events, letters
+    if retention.visitors_days is not None and isinstance(store, ProfileStore):
+        unchanged = now - retention.visitors_days * DAY_MS
+        visitors = await _all(lambda: store.expire_visitors(unchanged, limit=slice_), slice_)
+    if events or letters or visitors:
+        extra = {"events": events, "deadLetters": letters, "visitors": visitors}
+        _log.info("expired", extra=extra)
+    return events, letters, visitors
 
 
 async def expire_audit(store: RecordStore, *, now: int, slice_: int = PAGE) -> int:
