@@ -6,201 +6,206 @@ A register is the document ``{t: timestamp, m: message id, o: origin, v: value}`
 wins, in any order and from any number of processes. Besides ``v`` a register may have ``j`` (the
 value as JSON, where BSON may not keep it), ``i`` (the form in which users are looked up by it) and
 ``x`` (true if the trait is removed); all follow from the event, as ``v`` does.
+
+A link has the version of its first event, ``first``: ``{t: time of receipt, m, o}``, changed only
+by ``$min``. One that was stored before there were versions has none, and is older than all others.
+The decision of an operator is a register beside it; without a link, ``first`` is :data:`NEVER`.
+
+What an event changes of a visitor has ``changedAt``, the greatest time of receipt.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Final
 
-import orjson
 from bson.datetime_ms import DatetimeMS
 
 from engage.api import (
     MAX_CLAIMS,
+    MAX_TIME,
+    REMOVED,
     Change,
     Event,
-    GroupTraits,
+    Kind,
     Link,
+    LinkDecision,
     Membership,
     ProfileLimits,
     RemovedTraits,
     Seen,
-    UserTraits,
+    Traits,
+    Version,
     identifier_value,
 )
 
+from .claims import Claim, StoredClaims, claim_id
 from .documents import decode_value, encode_value, escape_key, pair_id, scoped_id, unescape_key
-from .identifiers import Claim, StoredClaims, claim_id
-from .schema import CLAIMS, GROUPS, LINKS, MEMBERSHIPS, USERS
+from .schema import LINKS, MEMBERSHIPS, PLACES, VISITOR_MEMBERSHIPS
 
-#: (timestamp, message id, origin): the greatest wins.
-Version = tuple[int, str, str]
-
-_NAMES: Final = {USERS: "userId", GROUPS: "groupId"}
-
-#: In the place of a value: the trait is removed.
-_REMOVED: Final = object()
-
-
-def trait_size(trait: str, value: Any) -> int:
-    """Return the size of a trait as :class:`ProfileLimits` counts it: bytes of compact JSON."""
-    return len(orjson.dumps(trait)) + len(orjson.dumps(value))
+#: The version of a link that was stored before links had versions.
+OLDEST: Final[Version] = (-(2**63), "", "")
+#: The version of a link that no event made.
+NEVER: Final[Version] = (MAX_TIME, "", "")
 
 
 @dataclasses.dataclass(slots=True)
 class Subject:
-    """The changes of one write to one user or group."""
+    """The changes of one write to one user, visitor or group."""
 
     workspace: str
     name: str
     first: int
     last: int
+    received: int
     traits: dict[str, tuple[Version, Any]] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Pair:
-    """A link or a membership of a user."""
+    """A link of a user, the decision about one, or a membership of a user or visitor."""
 
     workspace: str
-    user: str
+    #: The ``_id`` of the user or visitor.
+    owner: str
     other: str
-    version: Version = (0, "", "")
-    assigned: bool = True
-
-    @property
-    def owner(self) -> str:
-        """The ``_id`` of the user."""
-        return scoped_id(self.workspace, self.user)
+    version: Version
+    value: bool = True
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class StoredState:
-    """The stored state of a write's users and groups that the limits need."""
+    """The stored state of a write's users, visitors and groups that the limits need."""
 
-    #: Collection → ``_id`` → trait → version and size.
-    traits: Mapping[str, Mapping[str, Mapping[str, tuple[Version, int]]]]
-    #: Collection → ``_id`` of the user → the ``_id`` of each link or membership that is stored.
-    pairs: Mapping[str, Mapping[str, set[str]]]
-    claims: StoredClaims = dataclasses.field(default_factory=StoredClaims)
+    #: ``_id`` → trait → version and size.
+    traits: Mapping[Kind, Mapping[str, Mapping[str, tuple[Version, int]]]]
+    #: Collection → ``_id`` of the owner → the ``_id`` of each link or membership that is stored,
+    #: with the version of a link.
+    pairs: Mapping[str, Mapping[str, Mapping[str, Version]]]
+    claims: Mapping[Kind, StoredClaims]
+    #: The workspaces that have no room for more visitors.
+    full: Collection[str] = ()
 
 
 class FoldedChanges:
-    """The changes of one write: one entry per user, group, link and membership."""
+    """The changes of one write: one entry per user, visitor, group, link and membership."""
 
     def __init__(
         self,
         changes: Iterable[tuple[Event, Sequence[Change]]],
-        known_links: Mapping[str, None],
+        known_links: Mapping[str, Version],
         known_claims: Mapping[str, int],
         identifiers: Mapping[str, frozenset[str]],
     ) -> None:
         """
         :param changes: events with their changes, in order of arrival.
-        :param known_links: the ``_id`` of links that are known to be durable; they are left out.
-        :param known_claims: the same of claims: ``_id`` → time.
+        :param known_links: the ``_id`` of links that are known to be durable, with their versions;
+            they are left out, unless they become earlier.
+        :param known_claims: the same of the claims of users: ``_id`` → time.
         :param identifiers: workspace id → the traits by which its users are looked up.
         """
         self._identifiers = identifiers
-        self._known_claims = known_claims
+        self._known_links = known_links
+        # Another process may delete a visitor with its claims.
+        self._known_claims: dict[Kind, Mapping[str, int]] = {Kind.USER: known_claims}
         #: ``_id`` → claim, and its least time of receipt, in order of arrival.
-        self._claims: dict[str, tuple[Claim, int]] = {}
-        #: The claims that :meth:`statements` stores, except late ones: ``_id`` → time.
+        self._claims: dict[Kind, dict[str, tuple[Claim, int]]] = {Kind.USER: {}, Kind.VISITOR: {}}
+        #: What :meth:`statements` stores: ``_id`` of a user's claim → time, except late ones, and
+        #: ``_id`` of a link → version.
         self.kept_claims: dict[str, int] = {}
-        self.subjects: dict[str, dict[str, Subject]] = {USERS: {}, GROUPS: {}}
-        self.pairs: dict[str, dict[str, Pair]] = {LINKS: {}, MEMBERSHIPS: {}}
+        self.kept_links: dict[str, Version] = {}
+        self.subjects: dict[Kind, dict[str, Subject]] = {kind: {} for kind in Kind}
+        self.pairs: dict[str, dict[str, Pair]] = {
+            collection: {} for collection in (LINKS, MEMBERSHIPS, VISITOR_MEMBERSHIPS)
+        }
+        self._decisions: dict[str, Pair] = {}
         #: How many changes :meth:`statements` dropped because of a limit.
         self.dropped = 0
-        # The state that must be read first. This includes the users whose ids are the anonymous ids
-        # of links, also if an event of this write makes such a user exist: that event may turn out
-        # to be a duplicate of one with other contents.
-        self._namesakes: set[str] = set()
-        self._owners: dict[str, set[str]] = {LINKS: set(), MEMBERSHIPS: set()}
         for event, event_changes in changes:
-            version = (event.timestamp, event.message_id, event.origin)
             for change in event_changes:
-                self._add(event.workspace_id, version, change, known_links)
-                if isinstance(change, UserTraits):
-                    self._claim(event, change)
+                self._add(event, change)
 
     def __bool__(self) -> bool:
-        return any(self.subjects.values()) or any(self.pairs.values())
+        return any((*self.subjects.values(), *self.pairs.values(), self._decisions))
 
-    def _add(
-        self, workspace: str, version: Version, change: Change, known_links: Mapping[str, None]
-    ) -> None:
+    def _add(self, event: Event, change: Change) -> None:
+        workspace = event.workspace_id
+        version = (event.timestamp, event.message_id, event.origin)
         match change:
-            case Seen(user):
-                self._subject(USERS, workspace, user, version)
-            case UserTraits(user, traits):
-                _keep_greatest(self._subject(USERS, workspace, user, version), traits, version)
-            case RemovedTraits(user, names):
-                removed = dict.fromkeys(names, _REMOVED)
-                _keep_greatest(self._subject(USERS, workspace, user, version), removed, version)
-            case GroupTraits(group, traits):
-                _keep_greatest(self._subject(GROUPS, workspace, group, version), traits, version)
-            case Membership(user, group, assigned):
-                key = pair_id(workspace, user, group)
-                self._owners[MEMBERSHIPS].add(scoped_id(workspace, user))
-                known = self.pairs[MEMBERSHIPS].get(key)
-                if known is None or known.version < version:
-                    self.pairs[MEMBERSHIPS][key] = Pair(workspace, user, group, version, assigned)
+            case Seen(kind, name):
+                self._subject(event, kind, name)
+            case Traits(kind, name, traits):
+                _keep_greatest(self._subject(event, kind, name), traits, version)
+                if kind in self._claims:
+                    self._claim(event, change)
+            case RemovedTraits(kind, name, names):
+                removed = dict.fromkeys(names, REMOVED)
+                _keep_greatest(self._subject(event, kind, name), removed, version)
+            case Membership(kind, name, group, assigned):
+                pair = Pair(workspace, scoped_id(workspace, name), group, version, assigned)
+                known_pairs = self.pairs[PLACES[kind].memberships]
+                key = pair_id(workspace, name, group)
+                if key not in known_pairs or known_pairs[key].version < version:
+                    known_pairs[key] = pair
             case Link(user, anonymous):
                 key = pair_id(workspace, user, anonymous)
-                if key in known_links:
-                    return
-                namesake = scoped_id(workspace, anonymous)
-                self._namesakes.add(namesake)
-                self._owners[LINKS].add(scoped_id(workspace, user))
-                # An anonymous id that is the id of a user is not linked. That user may also appear
-                # earlier in this write.
-                if namesake not in self.subjects[USERS]:
-                    self.pairs[LINKS].setdefault(key, Pair(workspace, user, anonymous))
+                first = (event.received_at, event.message_id, event.origin)
+                known = self._known_links.get(key)
+                if known is None or first < known:
+                    pair = Pair(workspace, scoped_id(workspace, user), anonymous, first)
+                    if key not in self.pairs[LINKS] or first < self.pairs[LINKS][key].version:
+                        self.pairs[LINKS][key] = pair
+            case LinkDecision(user, anonymous, counts):
+                key = pair_id(workspace, user, anonymous)
+                pair = Pair(workspace, scoped_id(workspace, user), anonymous, version, counts)
+                if key not in self._decisions or self._decisions[key].version < version:
+                    self._decisions[key] = pair
 
-    def _claim(self, event: Event, change: UserTraits) -> None:
-        for trait in self._identifiers.get(event.workspace_id, ()):
+    def _claim(self, event: Event, change: Traits) -> None:
+        kind, workspace, name, at = change.kind, event.workspace_id, change.id, event.received_at
+        for trait in self._identifiers.get(workspace, ()):
             value = identifier_value(trait, change.traits.get(trait))
             if value is None:
                 continue
-            workspace, user, at = event.workspace_id, change.user_id, event.received_at
-            key = claim_id(workspace, user, trait, value)
-            if self._known_claims.get(key, at + 1) > at:
-                claim, least = self._claims.get(key) or (Claim(workspace, user, trait, value), at)
-                self._claims[key] = (claim, min(at, least))
+            key = claim_id(workspace, name, trait, value)
+            if self._known_claims.get(kind, {}).get(key, at + 1) > at:
+                claims = self._claims[kind]
+                claim, least = claims.get(key) or (Claim(kind, workspace, name, trait, value), at)
+                claims[key] = (claim, min(at, least))
 
-    def _subject(self, collection: str, workspace: str, name: str, version: Version) -> Subject:
-        at = version[0]
-        key = scoped_id(workspace, name)
-        subject = self.subjects[collection].get(key)
+    def _subject(self, event: Event, kind: Kind, name: str) -> Subject:
+        at, received = event.timestamp, event.received_at
+        key = scoped_id(event.workspace_id, name)
+        subject = self.subjects[kind].get(key)
         if subject is None:
-            subject = self.subjects[collection][key] = Subject(workspace, name, at, at)
+            subject = Subject(event.workspace_id, name, at, at, received)
+            self.subjects[kind][key] = subject
         else:
             subject.first, subject.last = min(subject.first, at), max(subject.last, at)
+            subject.received = max(subject.received, received)
         return subject
 
     # ----------------------------------------------------------------------- what must be read
-    def wanted_traits(self, collection: str) -> list[str]:
-        """Return the ids of the users or groups that must be read first: for the limits, and to
-        find the anonymous ids that are ids of users, which are not linked."""
-        wanted = {key for key, one in self.subjects[collection].items() if one.traits}
-        if collection == USERS:
-            wanted |= self._namesakes
-        return sorted(wanted)
+    def wanted_traits(self, kind: Kind) -> list[str]:
+        """Return the ids of the profiles that must be read first: for the limits, also that of the
+        number of visitors."""
+        subjects = self.subjects[kind].items()
+        return sorted(key for key, one in subjects if one.traits or kind is Kind.VISITOR)
 
     def wanted_pairs(self, collection: str) -> list[str]:
-        """Return the ids of the users whose links or memberships must be read first."""
-        return sorted(self._owners[collection])
+        """Return the ids of the owners whose links or memberships must be read first."""
+        return sorted({pair.owner for pair in self.pairs[collection].values()})
 
-    def claimants(self) -> set[str]:
-        """Return the ids of the users of whom claims must be stored."""
-        return {claim.owner for claim, _ in self._claims.values()}
+    def claimants(self, kind: Kind) -> set[str]:
+        """Return the ids of the profiles of which claims must be stored."""
+        return {claim.owner for claim, _ in self._claims.get(kind, {}).values()}
 
-    def wanted_claims(self, stored: StoredClaims) -> list[str]:
-        """Return the ids of the claims that must be read when the users are read: those of values
-        that may be new to their users."""
-        return [key for key, (claim, _) in self._claims.items() if stored.is_doubtful(claim)]
+    def wanted_claims(self, kind: Kind, stored: StoredClaims) -> list[str]:
+        """Return the ids of the claims that must be read when the profiles are read: those of
+        values that may be new to them."""
+        claims = self._claims.get(kind, {}).items()
+        return [key for key, (claim, _) in claims if stored.is_doubtful(claim)]
 
     # ----------------------------------------------------------------------------- statements
     def statements(
@@ -209,89 +214,116 @@ class FoldedChanges:
         """Return the update statements of each collection. Changes beyond a limit are left out, and
         counted in :attr:`dropped`.
         """
+        self._leave_out_visitors(state)
         found: dict[str, list[dict[str, Any]]] = {}
-        for collection, subjects in self.subjects.items():
-            for key, subject in subjects.items():
-                registers = self._registers(
-                    subject,
-                    state.traits[collection].get(key, {}),
-                    limits,
-                    self._identifiers.get(subject.workspace, frozenset())
-                    if collection == USERS
-                    else frozenset(),
-                )
-                found.setdefault(collection, []).append(
+        for kind, place in PLACES.items():
+            for key, subject in self.subjects[kind].items():
+                registers = self._registers(kind, subject, state.traits[kind].get(key, {}), limits)
+                greatest = {"updatedAt": DatetimeMS(subject.last), **self._changed(kind, key)}
+                found.setdefault(place.subjects, []).append(
                     {
                         "q": {"_id": key},
                         "u": {
-                            "$max": {"updatedAt": DatetimeMS(subject.last), **registers},
+                            "$max": greatest | registers,
                             "$min": {"createdAt": DatetimeMS(subject.first)},
                             "$setOnInsert": {
                                 "workspaceId": subject.workspace,
-                                _NAMES[collection]: subject.name,
+                                place.name: subject.name,
                             },
                         },
                         "upsert": True,
                     }
                 )
-        if self._claims:
-            found[CLAIMS] = self._claim_statements(state, found[USERS])
-        for key, pair in self._allowed(LINKS, state, limits.links).items():
-            # A link that was read is written again: it may not be durable yet.
-            fields = {"workspaceId": pair.workspace, "anonymousId": pair.other}
-            found.setdefault(LINKS, []).append(
-                {"q": _pair_query(key, pair), "u": {"$setOnInsert": fields}, "upsert": True}
-            )
-        for key, pair in self._allowed(MEMBERSHIPS, state, limits.memberships).items():
-            fields = {"workspaceId": pair.workspace, "groupId": pair.other}
-            register = _register(pair.version, {"v": pair.assigned})
-            found.setdefault(MEMBERSHIPS, []).append(
-                {
-                    "q": _pair_query(key, pair),
-                    "u": {"$max": {"assigned": register}, "$setOnInsert": fields},
-                    "upsert": True,
-                }
-            )
+            if self._claims.get(kind):
+                found[place.claims] = self._claim_statements(kind, state, found[place.subjects])
+            if not place.memberships:
+                continue
+            *_, limit = limits.of(kind)
+            for key, pair in self._allowed(place.memberships, state, limit).items():
+                register = _register(pair.version, {"v": pair.value})
+                greatest = {"assigned": register, **self._changed(kind, pair.owner)}
+                found.setdefault(place.memberships, []).append(
+                    _pair_statement(kind, key, pair, "groupId", {"$max": greatest})
+                )
+        found |= self._link_statements(state, limits.links)
         return found
 
-    def _claim_statements(
-        self, state: StoredState, users: Iterable[Mapping[str, Any]]
-    ) -> list[dict[str, Any]]:
-        """Return the statements of the claims, and add their numbers to the statements of users."""
+    def _leave_out_visitors(self, state: StoredState) -> None:
+        """Leave out the visitors for which there is no room."""
+        stored = state.traits[Kind.VISITOR]
+        visitors = self.subjects[Kind.VISITOR]
+        for key in [key for key, one in visitors.items() if one.workspace in state.full]:
+            if key not in stored:
+                del visitors[key]
+                self.dropped += 1
+        for key, pair in list(self.pairs[VISITOR_MEMBERSHIPS].items()):
+            if pair.owner not in visitors:
+                del self.pairs[VISITOR_MEMBERSHIPS][key]
+        for key, (claim, _) in list(self._claims[Kind.VISITOR].items()):
+            if claim.owner not in visitors:
+                del self._claims[Kind.VISITOR][key]
+
+    def _changed(self, kind: Kind, owner: str) -> dict[str, Any]:
+        """Return when a visitor was changed, as a field."""
+        if kind is not Kind.VISITOR:
+            return {}
+        return {"changedAt": DatetimeMS(self.subjects[kind][owner].received)}
+
+    def _link_statements(self, state: StoredState, limit: int) -> dict[str, list[dict[str, Any]]]:
         found: list[dict[str, Any]] = []
-        greatest = {statement["q"]["_id"]: statement["u"]["$max"] for statement in users}
+        for key, pair in self._allowed(LINKS, state, limit).items():
+            # A link that was read is written again: it may not be durable yet.
+            stored = state.pairs[LINKS].get(pair.owner, {}).get(key, pair.version)
+            first = {} if stored == OLDEST else {"$min": {"first": _register(pair.version, {})}}
+            found.append(_pair_statement(Kind.USER, key, pair, "anonymousId", first))
+            self.kept_links[key] = min(stored, pair.version)
+        for key, pair in self._decisions.items():
+            decision = {"$max": {"decision": _register(pair.version, {"v": pair.value})}}
+            statement = _pair_statement(Kind.USER, key, pair, "anonymousId", decision)
+            statement["u"]["$setOnInsert"]["first"] = _register(NEVER, {})
+            found.append(statement)
+        return {LINKS: found} if found else {}
+
+    def _claim_statements(
+        self, kind: Kind, state: StoredState, subjects: Iterable[Mapping[str, Any]]
+    ) -> list[dict[str, Any]]:
+        """Return the statements of the claims, and add their numbers to those of their owners."""
+        found: list[dict[str, Any]] = []
+        greatest = {statement["q"]["_id"]: statement["u"]["$max"] for statement in subjects}
         counts: dict[tuple[str, str], int] = {}
-        for key, (claim, at) in self._claims.items():
-            if not state.claims.has(claim):
-                user = greatest[claim.owner]
-                count = counts.get((claim.owner, claim.trait), state.claims.count(claim))
+        stored = state.claims[kind]
+        for key, (claim, at) in self._claims[kind].items():
+            changed = self._changed(kind, claim.owner)
+            if not stored.has(claim):
+                owner = greatest[claim.owner]
+                count = counts.get((claim.owner, claim.trait), stored.count(claim))
                 if count >= MAX_CLAIMS:
-                    before = state.traits[USERS].get(claim.owner, {}).get(claim.trait)
-                    register = user.get(f"traits.{claim.name}")
+                    before = state.traits[kind].get(claim.owner, {}).get(claim.trait)
+                    register = owner.get(f"traits.{claim.name}")
                     if register is None or (before and before[0] > version_of(register)):
-                        current = state.claims.form(claim)
+                        current = stored.form(claim)
                     else:
                         current = register.get("i")
                     if current == claim.form:
-                        found += claim.late_statements(at)
+                        found += claim.late_statements(at, changed)
                     continue
                 counts[claim.owner, claim.trait] = count + 1
-                user[f"claims.{claim.name}"] = count + 1
-            self.kept_claims[key] = at
-            found.append(claim.statement({"$min": {"at": DatetimeMS(at)}}))
+                owner[f"claims.{claim.name}"] = count + 1
+            if kind is Kind.USER:
+                self.kept_claims[key] = at
+            found.append(claim.statement({"$min": {"at": DatetimeMS(at)}}, changed))
         return found
 
     def _registers(
         self,
+        kind: Kind,
         subject: Subject,
         stored: Mapping[str, tuple[Version, int]],
         limits: ProfileLimits,
-        identifiers: frozenset[str],
     ) -> dict[str, Any]:
-        def counted(trait: str, size: int) -> int:
-            return 0 if trait in identifiers and size <= limits.identifier_bytes else size
-
-        sizes = {trait: counted(trait, size) for trait, (_, size) in stored.items()}
+        declared = self._identifiers.get(subject.workspace, ()) if kind in self._claims else ()
+        max_traits, max_bytes, _ = limits.of(kind)
+        sizes = {trait: size for trait, (_, size) in stored.items()}
         count, total = sum(map(bool, sizes.values())), sum(sizes.values())
         registers: dict[str, Any] = {}
         for trait, (version, value) in subject.traits.items():
@@ -299,21 +331,21 @@ class FoldedChanges:
             # A statement is sent even if a later value was read, which may not be durable: if that
             # value stays, $max leaves it.
             if before is None or before[0] <= version:
-                size = 0 if value is _REMOVED else counted(trait, trait_size(trait, value))
+                size = 0 if value is REMOVED else limits.size(trait, value, declared)
                 was = sizes.get(trait, 0)
                 added = bool(size) - bool(was)
-                if (added > 0 and count >= limits.traits) or (
-                    size > was and total - was + size > limits.trait_bytes
+                if (added > 0 and count >= max_traits) or (
+                    size > was and total - was + size > max_bytes
                 ):
                     self.dropped += 1
                     continue
                 count += added
                 total += size - was
-            if value is _REMOVED:
+            if value is REMOVED:
                 register = _register(version, {"v": None, "x": True})
             else:
                 register = _register(version, encode_value(value))
-                looked_up = identifier_value(trait, value) if trait in identifiers else None
+                looked_up = identifier_value(trait, value) if trait in declared else None
                 if looked_up is not None:
                     register["i"] = scoped_id(subject.workspace, looked_up)
             registers[f"traits.{escape_key(trait)}"] = register
@@ -326,11 +358,6 @@ class FoldedChanges:
         allowed = {}
         for key, pair in self.pairs[collection].items():
             if key not in stored.get(pair.owner, ()):
-                if (
-                    collection == LINKS
-                    and scoped_id(pair.workspace, pair.other) in state.traits[USERS]
-                ):
-                    continue
                 if counts.get(pair.owner, 0) >= limit:
                     self.dropped += 1
                     continue
@@ -342,15 +369,21 @@ class FoldedChanges:
 def _keep_greatest(subject: Subject, traits: Mapping[str, Any], version: Version) -> None:
     for trait, value in traits.items():
         known = subject.traits.get(trait)
-        if known is None or known[0] < version:
+        # An event that sets and removes a trait removes it.
+        if known is None or known[0] <= version:
             subject.traits[trait] = (version, value)
 
 
-def _pair_query(key: str, pair: Pair) -> dict[str, Any]:
-    """Return the query for a link or a membership. It names the user, although the ``_id`` contains
-    it: that is the shard key in docs/scaling.md, and MongoDB before 7.1 cannot insert without it.
+def _pair_statement(
+    kind: Kind, key: str, pair: Pair, name: str, update: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return the statement for a link or a membership. Its query names the owner, although the
+    ``_id`` contains it: that is the shard key in docs/scaling.md, and MongoDB before 7.1 cannot
+    insert without it.
     """
-    return {"_id": key, "user": pair.owner}
+    fields = {"workspaceId": pair.workspace, name: pair.other}
+    query = {"_id": key, kind.value: pair.owner}
+    return {"q": query, "u": {**update, "$setOnInsert": fields}, "upsert": True}
 
 
 def _register(version: Version, value: Mapping[str, Any]) -> dict[str, Any]:
@@ -362,23 +395,31 @@ def version_of(register: Mapping[str, Any]) -> Version:
     return (int(register["t"]), register["m"], register["o"])
 
 
-def stored_traits(document: Mapping[str, Any]) -> dict[str, tuple[Version, int]]:
-    """Return the traits of a stored user or group: trait → version and size."""
-    found = {}
-    for key, register in document.get("traits", {}).items():
-        trait = unescape_key(key)
-        size = 0 if "x" in register else trait_size(trait, decode_value(register))
-        found[trait] = (version_of(register), size)
-    return found
+def link_version(document: Mapping[str, Any]) -> Version | None:
+    """Return the version of a stored link; ``None`` if it is a decision only."""
+    first = document.get("first")
+    version = OLDEST if first is None else version_of(first)
+    return None if version == NEVER else version
 
 
-def user_statement(workspace: str, user: str, at: int) -> dict[str, Any]:
-    """Return the statement that makes a user exist, as an event of the time ``at`` would."""
+def registers_of(document: Mapping[str, Any]) -> dict[str, tuple[Version, Any]]:
+    """Return the traits of a stored profile: trait → version and value."""
+    return {
+        unescape_key(key): (
+            version_of(register),
+            REMOVED if "x" in register else decode_value(register),
+        )
+        for key, register in document.get("traits", {}).items()
+    }
+
+
+def choice_statement(workspace: str, user: str, at: int) -> dict[str, Any]:
+    """Return the statement that makes a user exist because of a subscription change."""
     return {
         "q": {"_id": scoped_id(workspace, user)},
         "u": {
-            "$max": {"updatedAt": DatetimeMS(at)},
-            "$min": {"createdAt": DatetimeMS(at)},
+            "$max": {"lastChoiceAt": DatetimeMS(at)},
+            "$min": {"firstChoiceAt": DatetimeMS(at)},
             "$setOnInsert": {"workspaceId": workspace, "userId": user},
         },
         "upsert": True,

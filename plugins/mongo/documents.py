@@ -57,6 +57,11 @@ def escape_key(key: str) -> str:
     return _SPECIAL.sub(_percent, key) if key else "%"
 
 
+def identifier_field(trait: str) -> str:
+    """Return the field of a user or visitor that has an identifier in the form that is looked up."""
+    return f"traits.{escape_key(trait)}.i"
+
+
 def _percent(match: re.Match[str]) -> str:
     return "".join(f"%{byte:02X}" for byte in match[0].encode())
 

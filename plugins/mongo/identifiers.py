@@ -1,44 +1,48 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Users by the value of an identifier trait, such as an e-mail address.
+"""Users and visitors by the value of an identifier trait, such as an e-mail address.
 
 The register of such a trait has the form that is looked up as ``i``, with an index for each trait.
-The collection of claims has when each user first had each value. It is read only for a value that
-several users have.
-
-A claim is a document that is changed only by ``$min``, so that the least time stays in any order of
-arrival. A user keeps the first :data:`MAX_CLAIMS` claims of a trait, and the user's document counts
-them (``claims.<trait>``): that is read with the traits, so that only a value that may be new to the
-user needs another look-up.
-
-All later values share one document, the *late* claim of the user and the trait. It belongs to the
-value that became the current one last.
+The collections of claims have when each user or visitor first had each value.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import functools
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from typing import Any, Final
 
 from bson.datetime_ms import DatetimeMS
 
-from engage.api import MAX_CLAIMS, MAX_USERS, ConfigError, Page, identifier_value
+from engage.api import (
+    MAX_CANDIDATES,
+    MAX_USERS,
+    ConfigError,
+    Kind,
+    Page,
+    identifier_value,
+    winner,
+)
 
+from .claims import Claim
 from .connection import BATCH, Connection
-from .documents import any_of, decode_value, escape_key, is_text, pair_id, scoped_id
-from .paging import id_after
-from .schema import CLAIMS, META, USERS
+from .documents import any_of, decode_value, escape_key, identifier_field, is_text, scoped_id
+from .paging import beyond, id_after
+from .people import STEP, People
+from .schema import META, PLACES
 
 #: MongoDB allows 64 indexes on a collection; each identifier trait needs one.
 _MAX_TRAITS: Final = 40
+#: The kinds that are looked up.
+_KINDS: Final = (Kind.USER, Kind.VISITOR)
 #: The order in which the index of an identifier has the users.
 _ORDER: Final = [("createdAt", 1), ("_id", 1)]
 #: Pages of claims that are read to find the oldest of very many users: so many users may have had
 #: the value earlier and not have it now. Then the order is that of ``createdAt``.
 _CLAIM_PAGES: Final = 20
-#: Users that are read at once, with their registers, links and memberships.
-STEP: Final = 200
+
+#: Orders those who have a value: whether there is no claim, its time, id. One without a claim is
+#: last, by ``createdAt``: anyone can choose a timestamp.
+Age = tuple[bool, int, str]
 
 
 def declared_traits(identifiers: Mapping[str, Sequence[str]]) -> set[str]:
@@ -56,138 +60,17 @@ def declared_traits(identifiers: Mapping[str, Sequence[str]]) -> set[str]:
     return traits
 
 
-def claim_id(workspace: str, user: str, trait: str, value: str) -> str:
-    """Return the ``_id`` of a claim."""
-    return pair_id(workspace, user, _held(trait, value))
-
-
-def _held(trait: str, value: str) -> str:
-    return f"{len(trait)}:{trait}:{value}"
-
-
-@dataclasses.dataclass(eq=False)
-class Claim:
-    """A user's trait was set to a value; see :meth:`~engage.api.ProfileStore.find_users`.
-
-    It is never changed. It is not frozen, because making it would then take twice as long.
-    """
-
-    workspace: str
-    user: str
-    trait: str
-    #: In the form in which users are looked up.
-    value: str
-
-    @functools.cached_property
-    def owner(self) -> str:
-        """The ``_id`` of the user."""
-        return scoped_id(self.workspace, self.user)
-
-    @functools.cached_property
-    def name(self) -> str:
-        """The trait as a key in the document of the user."""
-        return escape_key(self.trait)
-
-    @functools.cached_property
-    def key(self) -> str:
-        """The ``_id`` of the claim."""
-        return claim_id(self.workspace, self.user, self.trait, self.value)
-
-    @property
-    def late_key(self) -> str:
-        """The ``_id`` of the late claim of the same trait; no claim has an empty value."""
-        return claim_id(self.workspace, self.user, self.trait, "")
-
-    @property
-    def held(self) -> str:
-        """The trait with the value, within the workspace."""
-        return scoped_id(self.workspace, _held(self.trait, self.value))
-
-    @functools.cached_property
-    def form(self) -> str:
-        """The value as a register has it in ``i``."""
-        return scoped_id(self.workspace, self.value)
-
-    def statement(self, times: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the statement that stores the claim.
-
-        :param times: the operator that sets ``at``.
-        """
-        return self._upsert(self.key, times)
-
-    def late_statements(self, at: int) -> list[dict[str, Any]]:
-        """Return the statements that give the late claim to this value: with the time ``at``, or
-        the time that it has if it belongs to this value already."""
-        time = DatetimeMS(at)
-        return [
-            {
-                "q": {"_id": self.late_key, "held": {"$ne": self.held}},
-                "u": {"$set": {"held": self.held, "at": time}},
-            },
-            self._upsert(self.late_key, {"$min": {"at": time}}),
-        ]
-
-    def _upsert(self, key: str, times: Mapping[str, Any]) -> dict[str, Any]:
-        fields = {"workspaceId": self.workspace, "userId": self.user, "held": self.held}
-        inserted = {**fields, **times.get("$setOnInsert", {})}
-        return {"q": {"_id": key}, "u": {**times, "$setOnInsert": inserted}, "upsert": True}
-
-
-class StoredClaims:
-    """The stored claims of a write's users that the bound needs.
-
-    :param owners: the ``_id`` of the users that are needed.
-    """
-
-    def __init__(self, owners: Collection[str] = ()) -> None:
-        self._owners = owners
-        #: ``_id`` of a user → for each trait, escaped, the value in the form in which users are
-        #: looked up, and how many claims are stored.
-        self._users: dict[str, tuple[Mapping[str, str | None], Mapping[str, int]]] = {}
-        #: The ``_id`` of claims that were looked up, and are stored.
-        self.keys: set[str] = set()
-
-    def add(self, user: Mapping[str, Any]) -> None:
-        """Take in the stored document of a user."""
-        if user["_id"] in self._owners:
-            traits = user.get("traits", {}).items()
-            forms = {name: register.get("i") for name, register in traits}
-            self._users[user["_id"]] = (forms, user.get("claims", {}))
-
-    def count(self, claim: Claim) -> int:
-        """Return how many claims the user has of the trait."""
-        found = self._users.get(claim.owner)
-        return 0 if found is None else int(found[1].get(claim.name, 0))
-
-    def form(self, claim: Claim) -> str | None:
-        """Return the current value of the trait, in the form in which users are looked up."""
-        found = self._users.get(claim.owner)
-        return None if found is None else found[0].get(claim.name)
-
-    def is_doubtful(self, claim: Claim) -> bool:
-        """Return whether a look-up must show if the claim is stored."""
-        if claim.owner not in self._users:
-            return False
-        forms, counts = self._users[claim.owner]
-        return (claim.name in forms or claim.name in counts) and not self._is_current(claim)
-
-    def has(self, claim: Claim) -> bool:
-        """Return whether the claim is stored, or at least counted."""
-        return self._is_current(claim) or claim.key in self.keys
-
-    def _is_current(self, claim: Claim) -> bool:
-        # While there is room, each value that became the current one has a claim.
-        return self.form(claim) == claim.form and self.count(claim) < MAX_CLAIMS
-
-
 class Identifiers:
-    """Looks users up.
+    """Looks users and visitors up.
 
     :param declared: workspace id → the traits by which its users are looked up.
     """
 
-    def __init__(self, connection: Connection, declared: Mapping[str, Sequence[str]]) -> None:
+    def __init__(
+        self, connection: Connection, people: People, declared: Mapping[str, Sequence[str]]
+    ) -> None:
         self._connection = connection
+        self._people = people
         self.declared = {workspace: frozenset(traits) for workspace, traits in declared.items()}
 
     async def find_users(
@@ -195,92 +78,172 @@ class Identifiers:
     ) -> dict[str, list[str]]:
         """Return the users who have one of these values: value → user ids, oldest claim first."""
         found: dict[str, list[str]] = {}
-        with self._connection.calling() as db:
+        with self._connection.calling():
             for value in filter(is_text, values):
-                query = {identifier_field(trait): scoped_id(workspace_id, value)}
-                cursor = db[USERS].find(query, {"userId": 1, "createdAt": 1})
-                users = await cursor.sort(_ORDER).limit(MAX_USERS + 1).to_list(None)
-                if len(users) > 1:
-                    claim = Claim(workspace_id, "", trait, value)
-                    if len(users) > MAX_USERS:
-                        users = await self._with_oldest_claims(db, query, claim) + users
-                    users = await self._by_claim(db, users, claim)
+                users = await self._users(Claim(Kind.USER, workspace_id, "", trait, value))
                 if users:
-                    ids = dict.fromkeys(document["userId"] for document in users)
-                    found[value] = list(ids)[:MAX_USERS]
+                    found[value] = users
         return found
 
-    async def _by_claim(
-        self, db: Any, users: Sequence[Mapping[str, Any]], claim: Claim
-    ) -> list[Mapping[str, Any]]:
-        """Return users in the order of their claims.
+    async def find_visitors(
+        self, workspace_id: str, trait: str, values: Sequence[str]
+    ) -> dict[str, list[str]]:
+        """Return the same of the visitors who belong to nobody."""
+        found: dict[str, list[str]] = {}
+        with self._connection.calling():
+            for value in filter(is_text, values):
+                visitors: list[str] = []
+                async for step in self._steps(Claim(Kind.VISITOR, workspace_id, "", trait, value)):
+                    owners = await self._people.owners(workspace_id, [name for *_, name in step])
+                    visitors += [name for *_, name in step if name not in owners]
+                    if len(visitors) >= MAX_USERS:
+                        break
+                if visitors:
+                    found[value] = visitors[:MAX_USERS]
+        return found
 
-        :param claim: a claim of the value by any user.
+    async def _users(self, claim: Claim) -> list[str]:
+        """Return the users who have a value, oldest claim first. A step of users, or of visitors,
+        is read only while it can have one of them."""
+        found: dict[str, Age] = {}
+        seen: set[str] = set()
+        steps = {kind: self._steps(dataclasses.replace(claim, kind=kind)) for kind in _KINDS}
+        reached: dict[Kind, Age] = dict.fromkeys(_KINDS, (False, -(2**63), ""))
+        while reached:
+            if len(found) >= MAX_USERS and sorted(found.values())[MAX_USERS - 1] <= min(
+                reached.values()
+            ):
+                break
+            kind = min(reached, key=reached.__getitem__)
+            step = await anext(steps[kind], None)
+            if step is None:
+                del reached[kind]
+                continue
+            reached[kind] = step[-1]
+            names = {name for *_, name in step}
+            if kind is Kind.VISITOR:
+                names = set((await self._people.owners(claim.workspace, names)).values())
+            found |= await self._examined(claim, names - seen)
+            seen |= names
+        return sorted(found, key=found.__getitem__)[:MAX_USERS]
+
+    async def _examined(self, claim: Claim, names: Collection[str]) -> dict[str, Age]:
+        """Return those of some users who have a value with their visitors, and since when."""
+        having: dict[Kind, dict[str, int]] = {kind: {} for kind in _KINDS}
+        found: dict[str, list[tuple[Kind, str]]] = {}
+        limits = self._people.limits
+        for person in await self._people.persons(claim.workspace, names, claim.trait):
+            value = winner(claim.trait, person.user, person.visitors, limits)
+            if identifier_value(claim.trait, value) != claim.value:
+                continue
+            found[person.user.id] = members = []
+            everyone = [(Kind.USER, person.user), *((Kind.VISITOR, one) for one in person.visitors)]
+            for kind, one in everyone:
+                _, value = one.traits.get(claim.trait, (None, None))
+                if identifier_value(claim.trait, value) == claim.value:
+                    having[kind][one.id] = one.created_at
+                    members.append((kind, one.id))
+        ages = {
+            kind: await self._ages(dataclasses.replace(claim, kind=kind), those)
+            for kind, those in having.items()
+            if those
+        }
+        return {
+            user: min(ages[kind][name] for kind, name in members) for user, members in found.items()
+        }
+
+    async def _ages(self, claim: Claim, created: Mapping[str, int]) -> dict[str, Age]:
+        """Return how old the claims of some users, or visitors, are.
+
+        :param claim: a claim of the value by any of them.
+        :param created: id → ``createdAt``.
         """
-        keys = {}
-        for document in users:
-            one = dataclasses.replace(claim, user=document["userId"])
-            keys[one.key] = keys[one.late_key] = document["_id"]
-        times: dict[str, int] = {}
-        cursor = db[CLAIMS].find({"_id": any_of(list(keys))}, {"held": 1, "at": 1})
-        for stored in await cursor.to_list(None):
-            # A late claim may belong to another value.
-            if stored["held"] == claim.held:
-                key, at = keys[stored["_id"]], int(stored["at"])
-                times[key] = min(at, times.get(key, at))
+        keys: dict[str, str] = {}
+        for name in created:
+            one = dataclasses.replace(claim, user=name)
+            keys[one.key] = keys[one.late_key] = name
+        ages = {name: (True, at, name) for name, at in created.items()}
+        for chunk in self._connection.chunks(list(keys)):
+            cursor = self._connection.db[PLACES[claim.kind].claims].find(
+                {"_id": any_of(chunk)}, {"held": 1, "at": 1}
+            )
+            for stored in await cursor.to_list(None):
+                # A late claim may belong to another value.
+                if stored["held"] == claim.held:
+                    name = keys[stored["_id"]]
+                    ages[name] = min(ages[name], (False, int(stored["at"]), name))
+        return ages
 
-        def age(user: Mapping[str, Any]) -> tuple[bool, int, str]:
-            # A user without a claim is last: anyone can choose a timestamp, and so ``createdAt``.
-            at = times.get(user["_id"])
-            return at is None, int(user["createdAt"]) if at is None else at, user["_id"]
+    async def _steps(self, claim: Claim) -> AsyncIterator[list[Age]]:
+        """Read those who have a value, oldest claim first: about :data:`MAX_CANDIDATES` at most.
 
-        return sorted(users, key=age)
-
-    async def _with_oldest_claims(
-        self, db: Any, query: Mapping[str, Any], claim: Claim
-    ) -> list[Mapping[str, Any]]:
-        """Return the users with the oldest claims of a value that they have now."""
-        found: list[Mapping[str, Any]] = []
+        :param claim: a claim of the value by any of them.
+        """
+        place, db = PLACES[claim.kind], self._connection.db
+        query = {identifier_field(claim.trait): claim.form}
+        fields = {place.name: 1, "createdAt": 1}
+        cursor = db[place.subjects].find(query, fields).sort(_ORDER).limit(MAX_USERS + 1)
+        first = {one[place.name]: int(one["createdAt"]) for one in await cursor.to_list(None)}
+        if len(first) <= MAX_USERS:
+            if first:
+                yield sorted((await self._ages(claim, first)).values())
+            return
+        found: set[str] = set()
         held: dict[str, Any] = {"held": claim.held}
         for _ in range(_CLAIM_PAGES):
-            cursor = db[CLAIMS].find(held, {"userId": 1, "at": 1})
+            cursor = db[place.claims].find(held, {"userId": 1, "visitor": 1, "at": 1})
             claims = await cursor.sort([("at", 1), ("_id", 1)]).limit(BATCH).to_list(None)
-            ids = [scoped_id(claim.workspace, document["userId"]) for document in claims]
-            if ids:
-                fields = {"userId": 1, "createdAt": 1}
-                users = db[USERS].find({"_id": any_of(ids), **query}, fields)
-                by_id = {document["_id"]: document for document in await users.to_list(None)}
-                found += [by_id[one] for one in ids if one in by_id]
-            if len(claims) < BATCH or len(found) >= MAX_USERS:
+            times = {
+                one.get("visitor") or scoped_id(claim.workspace, one["userId"]): int(one["at"])
+                for one in reversed(claims)
+            }
+            ages = []
+            for chunk in self._connection.chunks(list(times)):
+                cursor = db[place.subjects].find({"_id": any_of(chunk), **query}, fields)
+                ages += [
+                    (False, times[one["_id"]], one[place.name])
+                    for one in await cursor.to_list(None)
+                    if one[place.name] not in found
+                ]
+            ages.sort()
+            for start in range(0, len(ages), STEP):
+                yield ages[start : start + STEP]
+            found.update(name for *_, name in ages)
+            if len(claims) < BATCH or len(found) >= MAX_CANDIDATES:
                 break
-            last = claims[-1]
-            held["at"] = {"$gte": last["at"]}
-            held["$or"] = [
-                {"at": {"$gt": last["at"]}},
-                {"at": last["at"], "_id": {"$gt": last["_id"]}},
-            ]
-        return found[:MAX_USERS]
+            held = {"held": claim.held, **beyond("at", claims[-1]["at"], claims[-1]["_id"])}
+        if left := [(True, at, name) for name, at in first.items() if name not in found]:
+            yield left
 
     async def holders(
         self, workspace_id: str, trait: str, value: str, *, after: str | None, limit: int
     ) -> Page[str]:
-        """Return a page of the users who have a value."""
+        """Return a page of the users who have a value, and then of the visitors."""
         if not is_text(value):
             return Page((), None)
+        kind, start = Kind.USER, after or ""
+        if start.startswith("v"):
+            kind, start = Kind.VISITOR, start[1:]
+        place = PLACES[kind]
         query: dict[str, Any] = {identifier_field(trait): scoped_id(workspace_id, value)}
-        if after is not None:
-            created, _, key = after.partition(".")
-            at = DatetimeMS(int(created))
-            query["createdAt"] = {"$gte": at}
-            query["$or"] = [{"createdAt": {"$gt": at}}, {"createdAt": at, "_id": {"$gt": key}}]
         with self._connection.calling() as db:
-            cursor = db[USERS].find(query, {"userId": 1, "createdAt": 1})
-            users = await cursor.sort(_ORDER).limit(limit).to_list(None)
-        last = users[-1] if len(users) == limit else None
-        return Page(
-            [document["userId"] for document in users],
-            None if last is None else f"{int(last['createdAt'])}.{last['_id']}",
-        )
+            created, _, key = start.partition(".")
+            place_after = beyond("createdAt", DatetimeMS(int(created)), key) if created else {}
+            cursor = db[place.subjects].find(
+                {**query, **place_after}, {place.name: 1, "createdAt": 1}
+            )
+            found = await cursor.sort(_ORDER).limit(limit).to_list(None)
+            # An id is returned once.
+            users: set[str] = set()
+            if kind is Kind.VISITOR and found:
+                ids = any_of([one["_id"] for one in found])
+                both = db[PLACES[Kind.USER].subjects].find({"_id": ids, **query}, {"_id": 1})
+                users = {one["_id"] for one in await both.to_list(None)}
+        prefix = "v" if kind is Kind.VISITOR else ""
+        more = None if prefix else "v"
+        if len(found) == limit:
+            more = f"{prefix}{int(found[-1]['createdAt'])}.{found[-1]['_id']}"
+        return Page([one[place.name] for one in found if one["_id"] not in users], more)
 
     async def index(self) -> None:
         """Make users found by each declared trait, also those that were stored before the trait was
@@ -296,20 +259,21 @@ class Identifiers:
         if done == declared.keys():
             return
         for key in sorted(declared.keys() - done):
-            await self._index(*declared[key])
+            for kind in _KINDS:
+                await self._index(kind, *declared[key])
         with self._connection.calling() as db:
             await db[META].update_one(
                 {"_id": "identifiers"}, {"$set": {"done": sorted(declared)}}, upsert=True
             )
 
-    async def _index(self, workspace: str, trait: str) -> None:
-        field = f"traits.{escape_key(trait)}"
-        names = {field: 1, "userId": 1, "createdAt": 1}
+    async def _index(self, kind: Kind, workspace: str, trait: str) -> None:
+        field, place = f"traits.{escape_key(trait)}", PLACES[kind]
+        names = {field: 1, place.name: 1, "createdAt": 1, "changedAt": 1}
         after: str | None = None
         while True:
             query = {**id_after(workspace, after), field: {"$exists": True}}
             with self._connection.calling() as db:
-                cursor = db[USERS].find(query, names).sort([("_id", 1)]).limit(STEP)
+                cursor = db[place.subjects].find(query, names).sort([("_id", 1)]).limit(STEP)
                 documents = await cursor.to_list(None)
                 statements, claims = [], []
                 for document in documents:
@@ -318,8 +282,10 @@ class Identifiers:
                     if value is None:
                         continue
                     # Claims were not recorded so far. The user exists at least since then.
-                    claim = Claim(workspace, document["userId"], trait, value)
-                    claims.append(claim.statement({"$setOnInsert": {"at": document["createdAt"]}}))
+                    claim = Claim(kind, workspace, document[place.name], trait, value)
+                    created = {"$setOnInsert": {"at": document["createdAt"]}}
+                    changed = {key: document[key] for key in ("changedAt",) if key in document}
+                    claims.append(claim.statement(created, changed))
                     if "i" not in register:
                         # Only if the register is unchanged; a later value has the form already.
                         same = {f"{field}.{part}": register[part] for part in ("t", "m", "o")}
@@ -327,13 +293,8 @@ class Identifiers:
                         statements.append(
                             {"q": {"_id": document["_id"], **same}, "u": {"$set": form}}
                         )
-                await self._connection.update(CLAIMS, claims)
-                await self._connection.update(USERS, statements)
+                await self._connection.update(place.claims, claims)
+                await self._connection.update(place.subjects, statements)
             if len(documents) < STEP:
                 return
             after = documents[-1]["_id"]
-
-
-def identifier_field(trait: str) -> str:
-    """Return the field of a user that has an identifier in the form that is looked up."""
-    return f"traits.{escape_key(trait)}.i"

@@ -62,6 +62,12 @@ def id_after(workspace_id: str | None, after: str | None) -> dict[str, Any]:
     return {"_id": condition} if condition else {}
 
 
+def beyond(field: str, value: Any, key: str) -> dict[str, Any]:
+    """Return a query for the documents after one in the order of a field and then of ``_id``."""
+    later = [{field: {"$gt": value}}, {field: value, "_id": {"$gt": key}}]
+    return {field: {"$gte": value}, "$or": later}
+
+
 def arrived_after(query: dict[str, Any], cursor: str | None) -> dict[str, Any]:
     """Return the query, restricted to arrivals after a cursor, which the index of arrival serves.
 

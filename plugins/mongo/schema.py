@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import logging
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
@@ -18,6 +19,7 @@ from pymongo.errors import DuplicateKeyError, OperationFailure, PyMongoError
 
 from engage.api import (
     ENGAGE_VERSION,
+    Kind,
     StorageError,
     StorageIncompatible,
     StorageMissing,
@@ -40,16 +42,38 @@ MIGRATIONS: Final[dict[int, Callable[[Any], Awaitable[None]]]] = {}
 
 EVENTS: Final = "events"
 USERS: Final = "users"
+VISITORS: Final = "visitors"
 GROUPS: Final = "groups"
 LINKS: Final = "links"
 MEMBERSHIPS: Final = "memberships"
+VISITOR_MEMBERSHIPS: Final = "visitor_memberships"
 CLAIMS: Final = "claims"
+VISITOR_CLAIMS: Final = "visitor_claims"
 SUBSCRIPTIONS: Final = "subscriptions"
 HISTORY: Final = "subscription_history"
 DEAD_LETTERS: Final = "dead_letters"
 RECORDS: Final = "records"
 COUNTS: Final = "counts"
 META: Final = "meta"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Places:
+    """Where the profiles of a kind are."""
+
+    subjects: str
+    #: The field that has the id.
+    name: str
+    #: Collections; groups have none.
+    memberships: str = ""
+    claims: str = ""
+
+
+PLACES: Final[Mapping[Kind, Places]] = {
+    Kind.USER: Places(USERS, "userId", MEMBERSHIPS, CLAIMS),
+    Kind.VISITOR: Places(VISITORS, "anonymousId", VISITOR_MEMBERSHIPS, VISITOR_CLAIMS),
+    Kind.GROUP: Places(GROUPS, "groupId"),
+}
 
 _ARRIVAL: Final = dict(ARRIVAL)
 #: The index of the events of a user.
@@ -63,9 +87,15 @@ INDEXES: Final[Mapping[str, tuple[tuple[Mapping[str, int], Mapping[str, Any]], .
         ({"workspaceId": 1, "type": 1, "_name": 1, "timestamp": 1}, {}),
         ({"_mark": 1}, {"sparse": True}),
     ),
-    LINKS: (({"user": 1}, {}),),
+    VISITORS: (({"changedAt": 1, "_id": 1}, {}),),
+    LINKS: (
+        ({"user": 1}, {}),
+        ({"workspaceId": 1, "anonymousId": 1, "first": 1, "user": 1}, {}),
+    ),
     MEMBERSHIPS: (({"user": 1}, {}),),
+    VISITOR_MEMBERSHIPS: (({"visitor": 1}, {}),),
     CLAIMS: (({"held": 1, "at": 1, "_id": 1}, {}),),
+    VISITOR_CLAIMS: (({"held": 1, "at": 1, "_id": 1}, {}), ({"visitor": 1}, {})),
     SUBSCRIPTIONS: (({"pending": 1}, {"sparse": True}),),
     HISTORY: (({"_seq": 1}, {}), ({"workspaceId": 1, "userId": 1, "_seq": 1}, {})),
     DEAD_LETTERS: (
@@ -82,10 +112,13 @@ INDEXES: Final[Mapping[str, tuple[tuple[Mapping[str, int], Mapping[str, Any]], .
 SAFE_SHARD_KEYS: Final[Mapping[str, frozenset[str]]] = {
     EVENTS: frozenset({"_id", "workspaceId", "messageId"}),
     USERS: frozenset({"_id", "workspaceId", "userId"}),
+    VISITORS: frozenset({"_id", "workspaceId", "anonymousId"}),
     GROUPS: frozenset({"_id", "workspaceId", "groupId"}),
     LINKS: frozenset({"_id", "workspaceId", "user", "anonymousId"}),
     MEMBERSHIPS: frozenset({"_id", "workspaceId", "user", "groupId"}),
+    VISITOR_MEMBERSHIPS: frozenset({"_id", "workspaceId", "visitor", "groupId"}),
     CLAIMS: frozenset({"_id", "workspaceId", "userId"}),
+    VISITOR_CLAIMS: frozenset({"_id", "workspaceId", "visitor"}),
     SUBSCRIPTIONS: frozenset({"_id", "workspaceId", "userId"}),
     HISTORY: frozenset({"_id", "workspaceId"}),
     DEAD_LETTERS: frozenset({"_id", "workspaceId"}),
@@ -205,7 +238,7 @@ class Schema:
     async def _indexes(self) -> None:
         for collection in SAFE_SHARD_KEYS:
             wanted = list(INDEXES.get(collection, ()))
-            if collection == USERS:
+            if collection in (USERS, VISITORS):
                 wanted += [(identifier_index(trait), {}) for trait in self._traits]
             for attempt in range(_MAX_ATTEMPTS):
                 try:

@@ -35,6 +35,7 @@ from .dead_letters import DeadLetters
 from .documents import Sequencer
 from .events import Events
 from .identifiers import Identifiers, declared_traits
+from .people import People
 from .profiles import Profiles
 from .records import Records
 from .schema import META, Preparation, Schema
@@ -83,11 +84,12 @@ class MongoStorage(
         #: Set when the housekeeping has something to do.
         self._work = asyncio.Event()
         sequence = Sequencer()
-        self._identifiers = Identifiers(connection, context.identifiers)
+        self._people = People(connection, context.profile_limits, context.identifiers)
+        self._identifiers = Identifiers(connection, self._people, context.identifiers)
         self._events = Events(connection)
-        self._profiles = Profiles(connection, context.profile_limits, self._identifiers)
+        self._profiles = Profiles(connection, context.profile_limits, self._identifiers.declared)
         self._writer = Writer(connection, self._events, self._profiles, sequence, self._work)
-        self._subscriptions = Subscriptions(connection, self._profiles, sequence)
+        self._subscriptions = Subscriptions(connection, self._profiles, self._people, sequence)
         self._dead_letters = DeadLetters(connection, context.dead_letter_budget, sequence)
         self._records = Records(connection)
         self._counts = Counts(connection)
@@ -198,6 +200,7 @@ class MongoStorage(
 
     async def _tidy(self) -> None:
         await self._writer.remove_marks()
+        await self._profiles.count_visitors()
         if self._subscriptions.has_copied:
             await self._subscriptions.remove_copied()
 
@@ -220,11 +223,15 @@ class MongoStorage(
     recent = _once_ready("_events", Events.recent)
     expire = _once_ready("_events", Events.expire)
 
-    profile = _once_ready("_profiles", Profiles.find)
-    users_beginning = _once_ready("_profiles", Profiles.users_beginning)
-    scan_users = _once_ready("_profiles", Profiles.scan_users)
-    scan_groups = _once_ready("_profiles", Profiles.scan_groups)
+    profile = _once_ready("_people", People.find)
+    visitor = _once_ready("_people", People.visitor)
+    users_beginning = _once_ready("_people", People.users_beginning)
+    scan_users = _once_ready("_people", People.scan_users)
+    scan_visitors = _once_ready("_people", People.scan_visitors)
+    scan_groups = _once_ready("_people", People.scan_groups)
+    expire_visitors = _once_ready("_people", People.expire)
     find_users = _once_ready("_identifiers", Identifiers.find_users)
+    find_visitors = _once_ready("_identifiers", Identifiers.find_visitors)
     holders = _once_ready("_identifiers", Identifiers.holders)
 
     async def apply(self, change: SubscriptionChange) -> Mapping[str, bool]:

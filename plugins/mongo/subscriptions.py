@@ -30,6 +30,7 @@ from engage.api import (
 from .connection import BATCH, DUPLICATE, MAX_ATTEMPTS, Connection
 from .documents import Sequencer, any_of, escape_key, in_workspace, scoped_id, unescape_key
 from .paging import read_page
+from .people import People
 from .profiles import Profiles
 from .schema import HISTORY, SUBSCRIPTIONS
 
@@ -40,15 +41,18 @@ MAX_IDLE: Final = 16
 class Subscriptions:
     """Reads and changes the choices of users."""
 
-    def __init__(self, connection: Connection, profiles: Profiles, sequence: Sequencer) -> None:
+    def __init__(
+        self, connection: Connection, profiles: Profiles, people: People, sequence: Sequencer
+    ) -> None:
         self._connection = connection
         self._profiles = profiles
+        self._people = people
         self._sequence = sequence
         #: ``_id`` and version of the documents whose record is in the history now.
         self._copied: list[tuple[str, int]] = []
 
     async def apply(self, change: SubscriptionChange) -> dict[str, bool]:
-        """Apply a change of a user's choices, and return all choices of the user."""
+        """Apply a change of a user's choices, and return all choices of the person."""
         key = scoped_id(change.workspace_id, change.user_id)
         change_key = scoped_id(change.workspace_id, change.id)
         with self._connection.calling() as db:
@@ -67,12 +71,12 @@ class Subscriptions:
                         known = pending
                 if known is not None:
                     if await self._is_durable(key, document):
-                        return _choices(document)
+                        return await self._of_person(change.workspace_id, change.user_id)
                 else:
                     await self._profiles.ensure_user(change.workspace_id, change.user_id, change.at)
-                    changed = await self._change(key, document, change)
-                    if changed is not None:
-                        return _choices(changed)
+                    choices = await self._change(key, document, change)
+                    if choices is not None:
+                        return choices
                 document = await self._document(key)
         raise StorageUnavailable("the choices of this user are being changed by too many callers")
 
@@ -99,10 +103,12 @@ class Subscriptions:
 
     async def _change(
         self, key: str, document: Mapping[str, Any] | None, change: SubscriptionChange
-    ) -> Mapping[str, Any] | None:
-        """Return the document after the change, or ``None`` if another caller changed it first."""
+    ) -> dict[str, bool] | None:
+        """Return the person's choices after the change, or ``None`` if another caller changed the
+        document first."""
         collection = self._connection.db[SUBSCRIPTIONS]
-        before = _choices(document)
+        others = await self._others(change.workspace_id, change.user_id)
+        before = _choices(document, *others)
         at = DatetimeMS(change.at)
         last = None if document is None else document.get("seq")
         record: dict[str, Any] = {
@@ -120,17 +126,16 @@ class Subscriptions:
             "workspaceId": change.workspace_id,
             "userId": change.user_id,
         }
-        if not record["records"]:
-            if not await self._is_durable(key, document):
-                return None
-            # A change without effect is also remembered: repeated after a later change it must not
-            # undo that one. Only the latest are: anyone who has a user's link can send any number.
-            await self._copy({"_id": key, **names}, record)
-            await self._forget_idle(names)
-            return document or {}
         choices = dict(document["choices"]) if document is not None else {}
-        for one in record["records"]:
-            choices[escape_key(one["groupId"])] = {"subscribed": one["after"], "updatedAt": at}
+        for group, wanted in change.choices.items():
+            known = choices.get(escape_key(group))
+            choices[escape_key(group)] = {
+                "subscribed": wanted,
+                "updatedAt": at
+                if known is None
+                else DatetimeMS(max(change.at, int(known["updatedAt"]) + 1)),
+                "changeId": change.id,
+            }
         version = 1 if document is None else document["version"] + 1
         changed = {
             "_id": key,
@@ -155,7 +160,11 @@ class Subscriptions:
                 return None
         await self._copy(changed, record)
         self._copied.append((key, version))
-        return changed
+        if not record["records"]:
+            # Also remembered: repeated after a later change it must not undo that one. Only the
+            # latest are: anyone who has a user's link can send any number.
+            await self._forget_idle(names)
+        return _choices(changed, *others)
 
     async def _forget_idle(self, user: Mapping[str, Any]) -> None:
         """Remove the changes of a user that had no effect, except the latest."""
@@ -217,9 +226,25 @@ class Subscriptions:
 
     # -------------------------------------------------------------------------------- reading
     async def state(self, workspace_id: str, user_id: str) -> dict[str, bool]:
-        """Return the choices of a user: group id → subscribed."""
+        """Return the choices of a person: group id → subscribed."""
         with self._connection.calling():
-            return _choices(await self._document(scoped_id(workspace_id, user_id)))
+            return await self._of_person(workspace_id, user_id)
+
+    async def _of_person(self, workspace_id: str, user_id: str) -> dict[str, bool]:
+        document, others = await asyncio.gather(
+            self._document(scoped_id(workspace_id, user_id)), self._others(workspace_id, user_id)
+        )
+        return _choices(document, *others)
+
+    async def _others(self, workspace_id: str, user_id: str) -> list[Mapping[str, Any]]:
+        """Return the documents of the other ids of a person."""
+        ids = await self._people.ids(workspace_id, user_id)
+        keys = [scoped_id(workspace_id, one) for one in ids if one != user_id]
+        if not keys:
+            return []
+        found = self._connection.db[SUBSCRIPTIONS].find({"_id": any_of(keys)}, {"choices": 1})
+        documents: list[Mapping[str, Any]] = await found.to_list(None)
+        return documents
 
     async def scan(
         self, workspace_id: str | None, *, after: str | None, limit: int
@@ -251,6 +276,7 @@ class Subscriptions:
                         group_id=group,
                         subscribed=choice["subscribed"],
                         updated_at=int(choice["updatedAt"]),
+                        change_id=choice.get("changeId", ""),
                     )
                 )
         if more is None:
@@ -289,10 +315,11 @@ class Subscriptions:
         return Page(found, _cursor_of(str(more["_seq"]), str(len(more["records"]))))
 
 
-def _choices(document: Mapping[str, Any] | None) -> dict[str, bool]:
-    if not document:
-        return {}
-    return {group: choice["subscribed"] for group, choice in _sorted(document)}
+def _choices(*documents: Mapping[str, Any] | None) -> dict[str, bool]:
+    """Return the latest choice for each group."""
+    found = [choice for document in documents if document for choice in _sorted(document)]
+    found.sort(key=lambda one: (int(one[1]["updatedAt"]), one[1].get("changeId", "")))
+    return {group: choice["subscribed"] for group, choice in found}
 
 
 def _sorted(document: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
