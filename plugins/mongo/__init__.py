@@ -5,8 +5,10 @@
 ``store.py``          the interface that the core calls: opening, readiness, the work left for later
 ``writer.py``         storing events with their changes, and completing writes that a crash cut off
 ``events.py``         the collection of events
-``profiles.py``       users, groups, links and memberships
-``identifiers.py``    users by the value of a trait, and when each first had it
+``profiles.py``       applying the changes of events to profiles
+``people.py``         reading profiles: whom a visitor belongs to, and deleting old visitors
+``identifiers.py``    users and visitors by the value of a trait
+``claims.py``         when each of them first had a value
 ``changes.py``        the profile changes of one write, folded, as update statements
 ``subscriptions.py``  subscription choices and their history
 ``dead_letters.py``   dead letters and their budgets

@@ -19,10 +19,12 @@ from bson.codec_options import CodecOptions, DatetimeConversion
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from engage.api import Event, ProfileLimits, Status, changes_of, render_time
+from engage.api import Event, Kind, ProfileLimits, Status, changes_of, render_time
 from engage.testing import WORKSPACE, event, identify
 from engage_plugins.mongo import documents
 from engage_plugins.mongo.changes import FoldedChanges, StoredState
+from engage_plugins.mongo.claims import StoredClaims
+from engage_plugins.mongo.schema import PLACES, SAFE_SHARD_KEYS
 from support import mongo
 
 CODEC: Any = CodecOptions(datetime_conversion=DatetimeConversion.DATETIME_MS)
@@ -253,12 +255,16 @@ def test_an_upsert_names_the_shard_key_that_the_documentation_advises() -> None:
     changing = [
         event("1", type="group", user_id="u", anonymous_id="v", groupId="g", traits={"a": 1}),
         identify("2", "u", traits={"a": 1, "email": "a@b.c"}),
+        event("3", type="identify", anonymous_id="v", traits={"email": "a@b.c"}),
+        event("4", type="group", anonymous_id="v", groupId="g"),
     ]
     declared = {"acme": frozenset({"email"})}
     folded = FoldedChanges([(one, changes_of(one)) for one in changing], {}, {}, declared)
-    none: Any = {"users": {}, "groups": {}, "links": {}, "memberships": {}}
-    statements = folded.statements(StoredState(none, none), ProfileLimits())
-    assert statements.keys() == none.keys() | {"claims"}
+    none: Any = {key: {} for key in (*Kind, *folded.pairs)}
+    claims = {kind: StoredClaims() for kind in Kind}
+    statements = folded.statements(StoredState(none, none, claims), ProfileLimits())
+    places = {name for place in PLACES.values() for name in dataclasses.astuple(place)}
+    assert statements.keys() == SAFE_SHARD_KEYS.keys() & places | {"links"}
     for collection, found in statements.items():
         for statement in found:
             assert statement["upsert"]
