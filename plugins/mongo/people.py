@@ -39,8 +39,6 @@ from .schema import GROUPS, LINKS, PLACES, USERS, VISITOR_CLAIMS, VISITOR_MEMBER
 
 #: Users that are read at once, with their registers, links and memberships.
 STEP: Final = 200
-#: Pages of visitors that one call looks at for those that expire.
-_EXPIRY_PAGES: Final = 20
 
 _TIMES: Final = ("createdAt", "updatedAt", "firstChoiceAt", "lastChoiceAt")
 
@@ -80,7 +78,7 @@ class People:
         self.limits = limits
         self._identifiers = identifiers
         #: Where :meth:`expire` continues.
-        self._expired: dict[str, Any] = {}
+        self._expired: list[dict[str, Any]] = []
 
     # ------------------------------------------------------------------- who belongs to whom
     async def _known(self, workspace: str, names: Collection[str]) -> tuple[set[str], set[str]]:
@@ -338,18 +336,14 @@ class People:
     # ------------------------------------------------------------------------------- expiring
     async def expire(self, before: int, *, limit: int) -> int:
         """Delete visitors that belong to nobody and were not changed since, and return how many.
-
-        Visitors that belong to somebody stay: the next call continues after those that this one
-        looked at.
-        """
+        A call that reaches the limit is continued by the next one."""
+        bounds = {"changedAt": {"$lt": DatetimeMS(before)}}
+        fields = {"workspaceId": 1, "anonymousId": 1, "changedAt": 1}
         deleted = 0
-        for _ in range(_EXPIRY_PAGES):
+        while deleted < limit:
             with self._connection.calling() as db:
-                bounds = {"changedAt": {"$lt": DatetimeMS(before)}}
-                query = {"$and": [bounds, self._expired]} if self._expired else bounds
-                fields = {"workspaceId": 1, "anonymousId": 1, "changedAt": 1}
-                order = [("changedAt", 1), ("_id", 1)]
-                cursor = db[VISITORS].find(query, fields).sort(order).limit(BATCH)
+                cursor = db[VISITORS].find({"$and": [bounds, *self._expired]}, fields)
+                cursor = cursor.sort([("changedAt", 1), ("_id", 1)]).limit(BATCH)
                 documents = await cursor.to_list(None)
                 owned: set[str] = set()
                 for workspace, part in _parts(sorted(documents, key=lambda one: one["_id"])):
@@ -357,16 +351,11 @@ class People:
                     owned.update(scoped_id(workspace, name) for name in owners)
                 old = [one for one in documents if one["_id"] not in owned][: limit - deleted]
                 deleted += await self._delete([one["_id"] for one in old], bounds)
-            if deleted >= limit:
-                last = old[-1]
-            elif len(documents) < BATCH:
-                self._expired = {}
+            if deleted < limit and len(documents) < BATCH:
+                self._expired = []
                 break
-            else:
-                last = documents[-1]
-            self._expired = beyond("changedAt", last["changedAt"], last["_id"])
-            if deleted >= limit:
-                break
+            last = documents[-1] if deleted < limit else old[-1]
+            self._expired = [beyond("changedAt", last["changedAt"], last["_id"])]
         return deleted
 
     async def _delete(self, ids: Sequence[str], bounds: Mapping[str, Any]) -> int:
