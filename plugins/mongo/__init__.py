@@ -7,8 +7,7 @@
 ``events.py``         the collection of events
 ``profiles.py``       applying the changes of events to profiles
 ``people.py``         reading profiles: whom a visitor belongs to, and deleting old visitors
-``identifiers.py``    users and visitors by the value of a trait
-``claims.py``         when each of them first had a value
+``identifiers.py``    users and visitors by the value of a trait, and when each first had it
 ``changes.py``        the profile changes of one write, folded, as update statements
 ``subscriptions.py``  subscription choices and their history
 ``dead_letters.py``   dead letters and their budgets

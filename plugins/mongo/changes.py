@@ -18,13 +18,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Any, Final
+from typing import Any
 
 from bson.datetime_ms import DatetimeMS
 
 from engage.api import (
     MAX_CLAIMS,
-    MAX_TIME,
     REMOVED,
     Change,
     Event,
@@ -40,14 +39,17 @@ from engage.api import (
     identifier_value,
 )
 
-from .claims import Claim, StoredClaims, claim_id
-from .documents import decode_value, encode_value, escape_key, pair_id, scoped_id, unescape_key
+from .documents import (
+    NEVER,
+    OLDEST,
+    encode_value,
+    escape_key,
+    pair_id,
+    scoped_id,
+    version_of,
+)
+from .identifiers import Claim, StoredClaims, claim_id
 from .schema import LINKS, MEMBERSHIPS, PLACES, VISITOR_MEMBERSHIPS
-
-#: The version of a link that was stored before links had versions.
-OLDEST: Final[Version] = (-(2**63), "", "")
-#: The version of a link that no event made.
-NEVER: Final[Version] = (MAX_TIME, "", "")
 
 
 @dataclasses.dataclass(slots=True)
@@ -250,18 +252,14 @@ class FoldedChanges:
 
     def _leave_out_visitors(self, state: StoredState) -> None:
         """Leave out the visitors for which there is no room."""
-        stored = state.traits[Kind.VISITOR]
-        visitors = self.subjects[Kind.VISITOR]
-        for key in [key for key, one in visitors.items() if one.workspace in state.full]:
-            if key not in stored:
-                del visitors[key]
-                self.dropped += 1
-        for key, pair in list(self.pairs[VISITOR_MEMBERSHIPS].items()):
-            if pair.owner not in visitors:
-                del self.pairs[VISITOR_MEMBERSHIPS][key]
-        for key, (claim, _) in list(self._claims[Kind.VISITOR].items()):
-            if claim.owner not in visitors:
-                del self._claims[Kind.VISITOR][key]
+        subjects, stored = self.subjects[Kind.VISITOR], state.traits[Kind.VISITOR]
+        new = [key for key, one in subjects.items() if one.workspace in state.full]
+        for key in (key for key in new if key not in stored):
+            del subjects[key]
+            self.dropped += 1
+        pairs, claims = self.pairs[VISITOR_MEMBERSHIPS].items(), self._claims[Kind.VISITOR].items()
+        self.pairs[VISITOR_MEMBERSHIPS] = {key: one for key, one in pairs if one.owner in subjects}
+        self._claims[Kind.VISITOR] = {key: one for key, one in claims if one[0].owner in subjects}
 
     def _changed(self, kind: Kind, owner: str) -> dict[str, Any]:
         """Return when a visitor was changed, as a field."""
@@ -388,29 +386,6 @@ def _pair_statement(
 
 def _register(version: Version, value: Mapping[str, Any]) -> dict[str, Any]:
     return {"t": DatetimeMS(version[0]), "m": version[1], "o": version[2], **value}
-
-
-def version_of(register: Mapping[str, Any]) -> Version:
-    """Return the version of a stored register."""
-    return (int(register["t"]), register["m"], register["o"])
-
-
-def link_version(document: Mapping[str, Any]) -> Version | None:
-    """Return the version of a stored link; ``None`` if it is a decision only."""
-    first = document.get("first")
-    version = OLDEST if first is None else version_of(first)
-    return None if version == NEVER else version
-
-
-def registers_of(document: Mapping[str, Any]) -> dict[str, tuple[Version, Any]]:
-    """Return the traits of a stored profile: trait → version and value."""
-    return {
-        unescape_key(key): (
-            version_of(register),
-            REMOVED if "x" in register else decode_value(register),
-        )
-        for key, register in document.get("traits", {}).items()
-    }
 
 
 def choice_statement(workspace: str, user: str, at: int) -> dict[str, Any]:

@@ -34,7 +34,7 @@ from bson.datetime_ms import DatetimeMS
 from bson.errors import InvalidBSON, InvalidDocument
 from bson.objectid import ObjectId
 
-from engage.api import Event, render_time
+from engage.api import MAX_TIME, REMOVED, Event, Version, render_time
 
 #: Maximum size of a document in MongoDB.
 MAX_BYTES: Final = 16 * 1024 * 1024
@@ -45,6 +45,12 @@ _SPECIAL: Final = re.compile(r"[.%\x00]|^\$|^\s+|\s+(?![\s\S])|^_id(?![\s\S])")
 #: A bounded cache of keys that need no escape, so that a common key is examined once.
 _PLAIN_KEYS: Final[set[str]] = set()
 _MAX_PLAIN_KEYS: Final = 10_000
+
+
+#: The version of a link that was stored before links had versions.
+OLDEST: Final[Version] = (-(2**63), "", "")
+#: The version of a link that no event made.
+NEVER: Final[Version] = (MAX_TIME, "", "")
 
 
 class UnstorableError(Exception):
@@ -58,7 +64,7 @@ def escape_key(key: str) -> str:
 
 
 def identifier_field(trait: str) -> str:
-    """Return the field of a user or visitor that has an identifier in the form that is looked up."""
+    """Return the field that has an identifier in the form that is looked up."""
     return f"traits.{escape_key(trait)}.i"
 
 
@@ -219,6 +225,29 @@ def decode_value(register: Mapping[str, Any]) -> Any:
     if "j" in register:
         return orjson.loads(register["j"])
     return unescape(register["v"])
+
+
+def version_of(register: Mapping[str, Any]) -> Version:
+    """Return the version of a stored register."""
+    return (int(register["t"]), register["m"], register["o"])
+
+
+def link_version(document: Mapping[str, Any]) -> Version | None:
+    """Return the version of a stored link; ``None`` if it is a decision only."""
+    first = document.get("first")
+    version = OLDEST if first is None else version_of(first)
+    return None if version == NEVER else version
+
+
+def registers_of(document: Mapping[str, Any]) -> dict[str, tuple[Version, Any]]:
+    """Return the traits of a stored profile: trait → version and value."""
+    return {
+        unescape_key(key): (
+            version_of(register),
+            REMOVED if "x" in register else decode_value(register),
+        )
+        for key, register in document.get("traits", {}).items()
+    }
 
 
 # ------------------------------------------------------------------------------------------- events

@@ -3,18 +3,28 @@
 
 The register of such a trait has the form that is looked up as ``i``, with an index for each trait.
 The collections of claims have when each user or visitor first had each value.
+
+A claim is a document that is changed only by ``$min``, so that the least time stays in any order of
+arrival. A user keeps the first :data:`MAX_CLAIMS` claims of a trait, and the user's document counts
+them (``claims.<trait>``): that is read with the traits, so that only a value that may be new to the
+user needs another look-up. The same holds for a visitor.
+
+All later values share one document, the *late* claim of the user and the trait. It belongs to the
+value that became the current one last.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+import functools
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from typing import Any, Final
 
 from bson.datetime_ms import DatetimeMS
 
 from engage.api import (
     MAX_CANDIDATES,
+    MAX_CLAIMS,
     MAX_USERS,
     ConfigError,
     Kind,
@@ -23,9 +33,16 @@ from engage.api import (
     winner,
 )
 
-from .claims import Claim
 from .connection import BATCH, Connection
-from .documents import any_of, decode_value, escape_key, identifier_field, is_text, scoped_id
+from .documents import (
+    any_of,
+    decode_value,
+    escape_key,
+    identifier_field,
+    is_text,
+    pair_id,
+    scoped_id,
+)
 from .paging import beyond, id_after
 from .people import STEP, People
 from .schema import META, PLACES
@@ -60,6 +77,138 @@ def declared_traits(identifiers: Mapping[str, Sequence[str]]) -> set[str]:
     return traits
 
 
+def claim_id(workspace: str, user: str, trait: str, value: str) -> str:
+    """Return the ``_id`` of a claim."""
+    return pair_id(workspace, user, _held(trait, value))
+
+
+def _held(trait: str, value: str) -> str:
+    return f"{len(trait)}:{trait}:{value}"
+
+
+@dataclasses.dataclass(eq=False)
+class Claim:
+    """A user's trait was set to a value; see :meth:`~engage.api.ProfileStore.find_users`.
+
+    It is never changed. It is not frozen, because making it would then take twice as long.
+    """
+
+    kind: Kind
+    workspace: str
+    #: The id of the user or visitor.
+    user: str
+    trait: str
+    #: In the form in which users are looked up.
+    value: str
+
+    @functools.cached_property
+    def owner(self) -> str:
+        """The ``_id`` of the user or visitor."""
+        return scoped_id(self.workspace, self.user)
+
+    @functools.cached_property
+    def name(self) -> str:
+        """The trait as a key in the document of the user."""
+        return escape_key(self.trait)
+
+    @functools.cached_property
+    def key(self) -> str:
+        """The ``_id`` of the claim."""
+        return claim_id(self.workspace, self.user, self.trait, self.value)
+
+    @property
+    def late_key(self) -> str:
+        """The ``_id`` of the late claim of the same trait; no claim has an empty value."""
+        return claim_id(self.workspace, self.user, self.trait, "")
+
+    @property
+    def held(self) -> str:
+        """The trait with the value, within the workspace."""
+        return scoped_id(self.workspace, _held(self.trait, self.value))
+
+    @functools.cached_property
+    def form(self) -> str:
+        """The value as a register has it in ``i``."""
+        return scoped_id(self.workspace, self.value)
+
+    def statement(self, times: Mapping[str, Any], changed: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the statement that stores the claim.
+
+        :param times: the operator that sets ``at``.
+        :param changed: fields of which the greatest value stays.
+        """
+        return self._upsert(self.key, times, changed)
+
+    def late_statements(self, at: int, changed: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """Return the statements that give the late claim to this value: with the time ``at``, or
+        the time that it has if it belongs to this value already."""
+        time = DatetimeMS(at)
+        return [
+            {
+                "q": {"_id": self.late_key, "held": {"$ne": self.held}},
+                "u": {"$set": {"held": self.held, "at": time}},
+            },
+            self._upsert(self.late_key, {"$min": {"at": time}}, changed),
+        ]
+
+    def _upsert(
+        self, key: str, times: Mapping[str, Any], changed: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        whose = {"userId": self.user} if self.kind is Kind.USER else {"visitor": self.owner}
+        fields = {"workspaceId": self.workspace, **whose, "held": self.held}
+        update = {**times, "$setOnInsert": {**fields, **times.get("$setOnInsert", {})}}
+        if changed:
+            update["$max"] = changed
+        return {"q": {"_id": key}, "u": update, "upsert": True}
+
+
+class StoredClaims:
+    """The stored claims of a write's users, or of its visitors, that the bound needs.
+
+    :param owners: the ``_id`` of those that are needed.
+    """
+
+    def __init__(self, owners: Collection[str] = ()) -> None:
+        self._owners = owners
+        #: ``_id`` of a user → for each trait, escaped, the value in the form in which users are
+        #: looked up, and how many claims are stored.
+        self._users: dict[str, tuple[Mapping[str, str | None], Mapping[str, int]]] = {}
+        #: The ``_id`` of claims that were looked up, and are stored.
+        self.keys: set[str] = set()
+
+    def add(self, user: Mapping[str, Any]) -> None:
+        """Take in the stored document of a user."""
+        if user["_id"] in self._owners:
+            traits = user.get("traits", {}).items()
+            forms = {name: register.get("i") for name, register in traits}
+            self._users[user["_id"]] = (forms, user.get("claims", {}))
+
+    def count(self, claim: Claim) -> int:
+        """Return how many claims the user has of the trait."""
+        found = self._users.get(claim.owner)
+        return 0 if found is None else int(found[1].get(claim.name, 0))
+
+    def form(self, claim: Claim) -> str | None:
+        """Return the current value of the trait, in the form in which users are looked up."""
+        found = self._users.get(claim.owner)
+        return None if found is None else found[0].get(claim.name)
+
+    def is_doubtful(self, claim: Claim) -> bool:
+        """Return whether a look-up must show if the claim is stored."""
+        if claim.owner not in self._users:
+            return False
+        forms, counts = self._users[claim.owner]
+        return (claim.name in forms or claim.name in counts) and not self._is_current(claim)
+
+    def has(self, claim: Claim) -> bool:
+        """Return whether the claim is stored, or at least counted."""
+        return self._is_current(claim) or claim.key in self.keys
+
+    def _is_current(self, claim: Claim) -> bool:
+        # While there is room, each value that became the current one has a claim.
+        return self.form(claim) == claim.form and self.count(claim) < MAX_CLAIMS
+
+
 class Identifiers:
     """Looks users and visitors up.
 
@@ -77,29 +226,35 @@ class Identifiers:
         self, workspace_id: str, trait: str, values: Sequence[str]
     ) -> dict[str, list[str]]:
         """Return the users who have one of these values: value → user ids, oldest claim first."""
-        found: dict[str, list[str]] = {}
-        with self._connection.calling():
-            for value in filter(is_text, values):
-                users = await self._users(Claim(Kind.USER, workspace_id, "", trait, value))
-                if users:
-                    found[value] = users
-        return found
+        return await self._find(self._users, workspace_id, trait, values)
 
     async def find_visitors(
         self, workspace_id: str, trait: str, values: Sequence[str]
     ) -> dict[str, list[str]]:
         """Return the same of the visitors who belong to nobody."""
-        found: dict[str, list[str]] = {}
+        return await self._find(self._visitors, workspace_id, trait, values)
+
+    async def _find(
+        self,
+        search: Callable[[Claim], Awaitable[list[str]]],
+        workspace: str,
+        trait: str,
+        values: Sequence[str],
+    ) -> dict[str, list[str]]:
         with self._connection.calling():
-            for value in filter(is_text, values):
-                visitors: list[str] = []
-                async for step in self._steps(Claim(Kind.VISITOR, workspace_id, "", trait, value)):
-                    owners = await self._people.owners(workspace_id, [name for *_, name in step])
-                    visitors += [name for *_, name in step if name not in owners]
-                    if len(visitors) >= MAX_USERS:
-                        break
-                if visitors:
-                    found[value] = visitors[:MAX_USERS]
+            found = {
+                value: await search(Claim(Kind.USER, workspace, "", trait, value))
+                for value in filter(is_text, values)
+            }
+        return {value: names[:MAX_USERS] for value, names in found.items() if names}
+
+    async def _visitors(self, claim: Claim) -> list[str]:
+        found: list[str] = []
+        async for step in self._steps(dataclasses.replace(claim, kind=Kind.VISITOR)):
+            owners = await self._people.owners(claim.workspace, [name for *_, name in step])
+            found += [name for *_, name in step if name not in owners]
+            if len(found) >= MAX_USERS:
+                break
         return found
 
     async def _users(self, claim: Claim) -> list[str]:
@@ -125,28 +280,26 @@ class Identifiers:
                 names = set((await self._people.owners(claim.workspace, names)).values())
             found |= await self._examined(claim, names - seen)
             seen |= names
-        return sorted(found, key=found.__getitem__)[:MAX_USERS]
+        return sorted(found, key=found.__getitem__)
 
     async def _examined(self, claim: Claim, names: Collection[str]) -> dict[str, Age]:
         """Return those of some users who have a value with their visitors, and since when."""
         having: dict[Kind, dict[str, int]] = {kind: {} for kind in _KINDS}
         found: dict[str, list[tuple[Kind, str]]] = {}
-        limits = self._people.limits
-        for person in await self._people.persons(claim.workspace, names, claim.trait):
-            value = winner(claim.trait, person.user, person.visitors, limits)
-            if identifier_value(claim.trait, value) != claim.value:
-                continue
-            found[person.user.id] = members = []
-            everyone = [(Kind.USER, person.user), *((Kind.VISITOR, one) for one in person.visitors)]
-            for kind, one in everyone:
-                _, value = one.traits.get(claim.trait, (None, None))
-                if identifier_value(claim.trait, value) == claim.value:
-                    having[kind][one.id] = one.created_at
-                    members.append((kind, one.id))
+        ids = [scoped_id(claim.workspace, name) for name in names]
+        for person in await self._people.persons(claim.workspace, ids, claim.trait):
+            value = winner(claim.trait, person.user, person.visitors, self._people.limits)
+            if identifier_value(claim.trait, value) == claim.value:
+                found[person.user.id] = members = []
+                for one in (person.user, *person.visitors):
+                    kind = Kind.USER if one is person.user else Kind.VISITOR
+                    _, value = one.traits.get(claim.trait, (None, None))
+                    if identifier_value(claim.trait, value) == claim.value:
+                        having[kind][one.id] = one.created_at
+                        members.append((kind, one.id))
         ages = {
             kind: await self._ages(dataclasses.replace(claim, kind=kind), those)
             for kind, those in having.items()
-            if those
         }
         return {
             user: min(ages[kind][name] for kind, name in members) for user, members in found.items()
@@ -184,9 +337,9 @@ class Identifiers:
         fields = {place.name: 1, "createdAt": 1}
         cursor = db[place.subjects].find(query, fields).sort(_ORDER).limit(MAX_USERS + 1)
         first = {one[place.name]: int(one["createdAt"]) for one in await cursor.to_list(None)}
+        if 0 < len(first) <= MAX_USERS:
+            yield sorted((await self._ages(claim, first)).values())
         if len(first) <= MAX_USERS:
-            if first:
-                yield sorted((await self._ages(claim, first)).values())
             return
         found: set[str] = set()
         held: dict[str, Any] = {"held": claim.held}
@@ -221,28 +374,25 @@ class Identifiers:
         """Return a page of the users who have a value, and then of the visitors."""
         if not is_text(value):
             return Page((), None)
-        kind, start = Kind.USER, after or ""
-        if start.startswith("v"):
-            kind, start = Kind.VISITOR, start[1:]
-        place = PLACES[kind]
+        prefix, _, start = (after or "u").partition("/")
+        kind = Kind.VISITOR if prefix == "v" else Kind.USER
         query: dict[str, Any] = {identifier_field(trait): scoped_id(workspace_id, value)}
-        with self._connection.calling() as db:
+        place, wanted = PLACES[kind], query
+        if start:
             created, _, key = start.partition(".")
-            place_after = beyond("createdAt", DatetimeMS(int(created)), key) if created else {}
-            cursor = db[place.subjects].find(
-                {**query, **place_after}, {place.name: 1, "createdAt": 1}
-            )
+            wanted = {**query, **beyond("createdAt", DatetimeMS(int(created)), key)}
+        with self._connection.calling() as db:
+            cursor = db[place.subjects].find(wanted, {place.name: 1, "createdAt": 1})
             found = await cursor.sort(_ORDER).limit(limit).to_list(None)
-            # An id is returned once.
             users: set[str] = set()
             if kind is Kind.VISITOR and found:
-                ids = any_of([one["_id"] for one in found])
-                both = db[PLACES[Kind.USER].subjects].find({"_id": ids, **query}, {"_id": 1})
-                users = {one["_id"] for one in await both.to_list(None)}
-        prefix = "v" if kind is Kind.VISITOR else ""
-        more = None if prefix else "v"
+                # An id is returned once.
+                both = {"_id": any_of([one["_id"] for one in found]), **query}
+                cursor = db[PLACES[Kind.USER].subjects].find(both, {"_id": 1})
+                users = {one["_id"] for one in await cursor.to_list(None)}
+        more = "v" if kind is Kind.USER else None
         if len(found) == limit:
-            more = f"{prefix}{int(found[-1]['createdAt'])}.{found[-1]['_id']}"
+            more = f"{prefix}/{int(found[-1]['createdAt'])}.{found[-1]['_id']}"
         return Page([one[place.name] for one in found if one["_id"] not in users], more)
 
     async def index(self) -> None:

@@ -12,8 +12,8 @@ import dataclasses
 import functools
 import itertools
 import operator
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
+from typing import Any, Final, TypeVar
 
 from bson.datetime_ms import DatetimeMS
 
@@ -31,16 +31,27 @@ from engage.api import (
     visitor_of,
 )
 
-from .changes import link_version, registers_of, version_of
 from .connection import BATCH, Connection
-from .documents import any_of, escape_key, identifier_field, is_text, scoped_id
+from .documents import (
+    any_of,
+    escape_key,
+    identifier_field,
+    is_text,
+    link_version,
+    registers_of,
+    scoped_id,
+    version_of,
+)
 from .paging import beyond, id_after, read_page
 from .schema import GROUPS, LINKS, PLACES, USERS, VISITOR_CLAIMS, VISITOR_MEMBERSHIPS, VISITORS
+
+Item = TypeVar("Item")
 
 #: Users that are read at once, with their registers, links and memberships.
 STEP: Final = 200
 
 _TIMES: Final = ("createdAt", "updatedAt", "firstChoiceAt", "lastChoiceAt")
+_NOTHING: Final = Registers(id="", created_at=0, updated_at=0, traits={}, groups={})
 
 
 @dataclasses.dataclass(slots=True)
@@ -48,17 +59,12 @@ class Person:
     """A user that exists, with the visitors that belong to it."""
 
     document: Mapping[str, Any]
-    #: All that are linked.
+    #: All that are linked, and of these the ids of its visitors, in the order of their links.
     anonymous_ids: list[str]
-    #: Those of visitors that belong to the user, in the order of their links.
     visitor_ids: list[str]
-    visitors: list[Registers] = dataclasses.field(default_factory=list)
-    groups: Mapping[str, tuple[Version, bool]] = dataclasses.field(default_factory=dict)
-
-    @property
-    def user(self) -> Registers:
-        """What is stored of the user itself."""
-        return _registers(Kind.USER, self.document, self.groups)
+    #: What is stored of the user itself and of the visitors that are merged, when that is read.
+    user: Registers = _NOTHING
+    visitors: Sequence[Registers] = ()
 
 
 class People:
@@ -107,20 +113,20 @@ class People:
         start = len(scoped_id(workspace, ""))
         order = [("anonymousId", 1), ("first", 1), ("user", 1)]
         fields = {"anonymousId": 1, "user": 1, "first": 1}
-        left = set(names)
-        # Anyone can link an anonymous id to very many users: such an id needs another turn.
-        while left:
-            query = {"workspaceId": workspace, "decision.v": {"$ne": False}}
-            query["anonymousId"] = any_of(sorted(left))
-            limit = BATCH + len(left)
-            cursor = self._connection.db[LINKS].find(query, fields).sort(order).limit(limit)
-            links = await cursor.to_list(None)
-            for link in links:
-                if link["anonymousId"] in left and link_version(link) is not None:
-                    found[link["anonymousId"]] = link["user"][start:]
-                left.discard(link["anonymousId"])
-            if len(links) < limit:
-                break
+        query: dict[str, Any] = {"workspaceId": workspace, "decision.v": {"$ne": False}}
+        for chunk in self._connection.chunks(list(names)):
+            left = set(chunk)
+            # Anyone can link an anonymous id to very many users: such an id needs another turn.
+            while left:
+                query["anonymousId"], limit = any_of(list(left)), BATCH + len(left)
+                cursor = self._connection.db[LINKS].find(query, fields).sort(order).limit(limit)
+                links = await cursor.to_list(None)
+                for link in links:
+                    if link["anonymousId"] in left and link_version(link) is not None:
+                        found[link["anonymousId"]] = link["user"][start:]
+                    left.discard(link["anonymousId"])
+                if len(links) < limit:
+                    break
         return found
 
     async def owners(self, workspace: str, names: Collection[str]) -> dict[str, str]:
@@ -170,100 +176,111 @@ class People:
 
     async def ids(self, workspace: str, name: str) -> list[str]:
         """Return the ids of the user that an id belongs to and of its visitors, or just the id."""
-
-        async def person(user: str) -> list[Person]:
-            key = scoped_id(workspace, user)
-            fields = {"userId": 1, "createdAt": 1}
-            return await self._belonging(workspace, await self._documents(USERS, [key], fields))
-
-        found = await person(name)
-        if not found and (owner := (await self.owners(workspace, [name])).get(name)) is not None:
-            found = await person(owner)
-        return [found[0].document["userId"], *found[0].visitor_ids] if found else [name]
+        owner = (await self.owners(workspace, [name])).get(name, name)
+        key, fields = scoped_id(workspace, owner), {"userId": 1, "createdAt": 1}
+        found = await self._belonging(workspace, await self._documents(USERS, [key], fields))
+        return [owner, *found[0].visitor_ids] if found else [name]
 
     async def persons(
-        self, workspace: str, names: Collection[str], trait: str | None = None
+        self, workspace: str, users: Sequence[str], trait: str | None = None
     ) -> list[Person]:
-        """Return those of some users that exist.
+        """Return those of some users that exist, with what is stored.
 
+        :param users: each ``_id``.
         :param trait: only this trait is read, which is a declared identifier, and no memberships.
         """
-        ids = [scoped_id(workspace, name) for name in names]
-        fields = _fields(Kind.USER, trait)
-        return await self._persons(workspace, await self._documents(USERS, ids, fields), trait)
+        documents = await self._documents(USERS, users, _fields(Kind.USER, trait))
+        return await self._with_visitors(workspace, documents, trait)
 
-    async def _persons(
+    async def _with_visitors(
         self, workspace: str, documents: Sequence[Mapping[str, Any]], trait: str | None = None
     ) -> list[Person]:
         people = await self._belonging(workspace, documents)
         most = self.limits.user_visitors
         ids = [scoped_id(workspace, one) for person in people for one in person.visitor_ids[:most]]
-        keys = [person.document["_id"] for person in people] if trait is None else []
-        visitors, groups, groups_of_visitors = await asyncio.gather(
-            self._documents(VISITORS, ids, _fields(Kind.VISITOR, trait)),
-            self._groups(Kind.USER, keys),
-            self._groups(Kind.VISITOR, ids if trait is None else []),
+        visitors = await self._documents(VISITORS, ids, _fields(Kind.VISITOR, trait))
+        users, registers = await asyncio.gather(
+            self._registers(Kind.USER, [person.document for person in people], trait),
+            self._registers(Kind.VISITOR, visitors, trait),
         )
-        registers = {
-            one["anonymousId"]: _registers(
-                Kind.VISITOR, one, groups_of_visitors.get(one["_id"], {})
-            )
-            for one in visitors
-        }
-        for person in people:
-            person.groups = groups.get(person.document["_id"], {})
+        by_id = {one.id: one for one in registers}
+        for person, user in zip(people, users, strict=True):
             own = person.visitor_ids[:most]
-            person.visitors = [registers[name] for name in own if name in registers]
+            person.user = user
+            person.visitors = [by_id[name] for name in own if name in by_id]
         return people
 
-    async def _groups(
-        self, kind: Kind, owners: Sequence[str]
-    ) -> dict[str, dict[str, tuple[Version, bool]]]:
-        found: dict[str, dict[str, tuple[Version, bool]]] = {}
-        owner, collection = kind.value, PLACES[kind].memberships
+    async def _registers(
+        self, kind: Kind, documents: Sequence[Mapping[str, Any]], trait: str | None = None
+    ) -> list[Registers]:
+        """Return what is stored, with the memberships."""
+        groups: dict[str, dict[str, tuple[Version, bool]]] = {}
+        place, owner = PLACES[kind], kind.value
         fields = {owner: 1, "groupId": 1, "assigned": 1}
-        for chunk in self._connection.chunks(owners):
-            cursor = self._connection.db[collection].find({owner: any_of(chunk)}, fields)
+        ids = [one["_id"] for one in documents] if trait is None else []
+        for chunk in self._connection.chunks(ids):
+            cursor = self._connection.db[place.memberships].find({owner: any_of(chunk)}, fields)
             for one in await cursor.to_list(None):
                 register = (version_of(one["assigned"]), one["assigned"]["v"])
-                found.setdefault(one[owner], {})[one["groupId"]] = register
+                groups.setdefault(one[owner], {})[one["groupId"]] = register
+        found = []
+        for one in documents:
+            times = [int(one[name]) for name in _TIMES if name in one]
+            found.append(
+                Registers(
+                    id=one[place.name],
+                    created_at=min(times),
+                    updated_at=max(times),
+                    traits=registers_of(one),
+                    groups=groups.get(one["_id"], {}),
+                )
+            )
         return found
 
     # -------------------------------------------------------------------------------- reading
     async def find(self, workspace_id: str, user_id: str) -> UserProfile | None:
         """Return a user, or ``None`` if the user does not exist."""
         with self._connection.calling():
-            found = await self.persons(workspace_id, [user_id])
-        return self._user(workspace_id, found[0]) if found else None
-
-    def _user(self, workspace: str, person: Person) -> UserProfile:
-        identifiers = self._identifiers.get(workspace, ())
-        return merge(
-            workspace, person.user, person.anonymous_ids, person.visitors, self.limits, identifiers
-        )
+            documents = await self._documents(USERS, [scoped_id(workspace_id, user_id)])
+            found = await self._users(workspace_id, documents)
+        return found[0] if found else None
 
     async def visitor(self, workspace_id: str, anonymous_id: str) -> VisitorProfile | None:
         """Return a visitor, or ``None`` if no event made it exist."""
         with self._connection.calling():
-            found = await self._documents(VISITORS, [scoped_id(workspace_id, anonymous_id)])
-            visitors = await self._visitors(workspace_id, found)
-        return visitors[0] if visitors else None
+            documents = await self._documents(VISITORS, [scoped_id(workspace_id, anonymous_id)])
+            found = await self._visitors(workspace_id, documents)
+        return found[0] if found else None
+
+    async def _users(
+        self, workspace: str, documents: Sequence[Mapping[str, Any]]
+    ) -> list[UserProfile]:
+        names = self._identifiers.get(workspace, ())
+        return [
+            merge(workspace, one.user, one.anonymous_ids, one.visitors, self.limits, names)
+            for one in await self._with_visitors(workspace, documents)
+        ]
 
     async def _visitors(
         self, workspace: str, documents: Sequence[Mapping[str, Any]]
     ) -> list[VisitorProfile]:
-        owners, groups = await asyncio.gather(
+        owners, visitors = await asyncio.gather(
             self.owners(workspace, [one["anonymousId"] for one in documents]),
-            self._groups(Kind.VISITOR, [one["_id"] for one in documents]),
+            self._registers(Kind.VISITOR, documents),
         )
-        return [
-            visitor_of(
-                workspace,
-                _registers(Kind.VISITOR, one, groups.get(one["_id"], {})),
-                owners.get(one["anonymousId"]),
+        return [visitor_of(workspace, one, owners.get(one.id)) for one in visitors]
+
+    async def _groups(
+        self, workspace: str, documents: Sequence[Mapping[str, Any]]
+    ) -> list[GroupProfile]:
+        found = []
+        for one in documents:
+            registers = registers_of(one).items()
+            traits = {name: value for name, (_, value) in registers if value is not REMOVED}
+            found.append(
+                GroupProfile(workspace_id=workspace, group_id=one["groupId"], traits=traits)
             )
-            for one in documents
-        ]
+        return found
 
     async def users_beginning(
         self, workspace_id: str, text: str, *, trait: str | None = None, limit: int
@@ -287,51 +304,35 @@ class People:
         self, workspace_id: str | None, *, after: str | None, limit: int
     ) -> Page[UserProfile]:
         """Return a page of users."""
-        users: list[UserProfile] = []
-        with self._connection.calling(scan=True):
-            documents, last = await self._page(USERS, workspace_id, after, limit)
-            for workspace, part in _parts(documents):
-                people = await self._persons(workspace, part)
-                users += [self._user(workspace, person) for person in people]
-        return Page(users, last)
+        return await self._scan(USERS, self._users, workspace_id, after, limit)
 
     async def scan_visitors(
         self, workspace_id: str | None, *, after: str | None, limit: int
     ) -> Page[VisitorProfile]:
         """Return a page of visitors."""
-        visitors: list[VisitorProfile] = []
-        with self._connection.calling(scan=True):
-            documents, last = await self._page(VISITORS, workspace_id, after, limit)
-            for workspace, part in _parts(documents):
-                visitors += await self._visitors(workspace, part)
-        return Page(visitors, last)
+        return await self._scan(VISITORS, self._visitors, workspace_id, after, limit)
 
     async def scan_groups(
         self, workspace_id: str | None, *, after: str | None, limit: int
     ) -> Page[GroupProfile]:
         """Return a page of groups."""
-        with self._connection.calling(scan=True):
-            documents, last = await self._page(GROUPS, workspace_id, after, limit)
-        groups = [
-            GroupProfile(
-                workspace_id=document["workspaceId"],
-                group_id=document["groupId"],
-                traits={
-                    name: value
-                    for name, (_, value) in registers_of(document).items()
-                    if value is not REMOVED
-                },
-            )
-            for document in documents
-        ]
-        return Page(groups, last)
+        return await self._scan(GROUPS, self._groups, workspace_id, after, limit)
 
-    async def _page(
-        self, collection: str, workspace_id: str | None, after: str | None, limit: int
-    ) -> tuple[list[Mapping[str, Any]], str | None]:
-        cursor = self._connection.db[collection].find(id_after(workspace_id, after))
-        documents, last = await read_page(cursor.sort([("_id", 1)]), limit, _sized)
-        return documents, None if last is None else last["_id"]
+    async def _scan(
+        self,
+        collection: str,
+        read: Callable[[str, Sequence[Mapping[str, Any]]], Awaitable[list[Item]]],
+        workspace_id: str | None,
+        after: str | None,
+        limit: int,
+    ) -> Page[Item]:
+        items: list[Item] = []
+        with self._connection.calling(scan=True) as db:
+            cursor = db[collection].find(id_after(workspace_id, after)).sort([("_id", 1)])
+            documents, last = await read_page(cursor, limit, _sized)
+            for workspace, part in _parts(documents):
+                items += await read(workspace, part)
+        return Page(items, None if last is None else last["_id"])
 
     # ------------------------------------------------------------------------------- expiring
     async def expire(self, before: int, *, limit: int) -> int:
@@ -385,19 +386,6 @@ def _fields(kind: Kind, trait: str | None) -> dict[str, int] | None:
     if trait is None:
         return None
     return {PLACES[kind].name: 1, f"traits.{escape_key(trait)}": 1, **dict.fromkeys(_TIMES, 1)}
-
-
-def _registers(
-    kind: Kind, document: Mapping[str, Any], groups: Mapping[str, tuple[Version, bool]]
-) -> Registers:
-    times = [int(document[name]) for name in _TIMES if name in document]
-    return Registers(
-        id=document[PLACES[kind].name],
-        created_at=min(times),
-        updated_at=max(times),
-        traits=registers_of(document),
-        groups=groups,
-    )
 
 
 def _parts(

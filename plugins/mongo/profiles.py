@@ -12,16 +12,10 @@ from typing import Final
 
 from engage.api import REMOVED, Change, Event, Kind, ProfileLimits, Version, changes_of
 
-from .changes import (
-    FoldedChanges,
-    StoredState,
-    choice_statement,
-    link_version,
-    registers_of,
-)
-from .claims import StoredClaims
+from .changes import FoldedChanges, StoredState, choice_statement
 from .connection import Connection
-from .documents import any_of, in_workspace, pair_id
+from .documents import any_of, in_workspace, link_version, pair_id, registers_of
+from .identifiers import StoredClaims
 from .schema import PLACES, USERS, VISITOR_MEMBERSHIPS, VISITORS
 
 _log = logging.getLogger("engage.storage.mongo")
@@ -110,13 +104,13 @@ class Profiles:
         for chunk in self._connection.chunks(folded.wanted_traits(kind)):
             # One by one: documents may be large, and only the sizes of their traits are kept.
             async for document in db[place.subjects].find({"_id": any_of(chunk)}, fields):
-                declared = self._identifiers.get(document["workspaceId"], frozenset())
+                declared = (
+                    self._identifiers.get(document["workspaceId"], ()) if place.claims else ()
+                )
                 found[document["_id"]] = {
                     trait: (
                         version,
-                        0
-                        if value is REMOVED
-                        else self._limits.size(trait, value, declared if place.claims else ()),
+                        0 if value is REMOVED else self._limits.size(trait, value, declared),
                     )
                     for trait, (version, value) in registers_of(document).items()
                 }

@@ -23,7 +23,7 @@ from engage.api import Event, Kind, ProfileLimits, Status, changes_of, render_ti
 from engage.testing import WORKSPACE, event, identify
 from engage_plugins.mongo import documents
 from engage_plugins.mongo.changes import FoldedChanges, StoredState
-from engage_plugins.mongo.claims import StoredClaims
+from engage_plugins.mongo.identifiers import StoredClaims
 from engage_plugins.mongo.schema import PLACES, SAFE_SHARD_KEYS
 from support import mongo
 
