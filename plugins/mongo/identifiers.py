@@ -258,16 +258,15 @@ class Identifiers:
         return found
 
     async def _users(self, claim: Claim) -> list[str]:
-        """Return the users who have a value, oldest claim first. A step of users, or of visitors,
-        is read only while it can have one of them."""
-        found: dict[str, Age] = {}
-        seen: set[str] = set()
+        """Return the users who have a value with their visitors, oldest claim first. A step of
+        users, or of visitors, is read only while it can have one of them."""
+        ages: dict[str, Age] = {}
+        found: set[str] = set()
         steps = {kind: self._steps(dataclasses.replace(claim, kind=kind)) for kind in _KINDS}
         reached: dict[Kind, Age] = dict.fromkeys(_KINDS, (False, -(2**63), ""))
         while reached:
-            if len(found) >= MAX_USERS and sorted(found.values())[MAX_USERS - 1] <= min(
-                reached.values()
-            ):
+            oldest = sorted(found, key=ages.__getitem__)[:MAX_USERS]
+            if len(oldest) == MAX_USERS and ages[oldest[-1]] <= min(reached.values()):
                 break
             kind = min(reached, key=reached.__getitem__)
             step = await anext(steps[kind], None)
@@ -275,57 +274,24 @@ class Identifiers:
                 del reached[kind]
                 continue
             reached[kind] = step[-1]
-            names = {name for *_, name in step}
+            whose = {name: name for *_, name in step}
             if kind is Kind.VISITOR:
-                names = set((await self._people.owners(claim.workspace, names)).values())
-            found |= await self._examined(claim, names - seen)
-            seen |= names
-        return sorted(found, key=found.__getitem__)
+                whose = await self._people.owners(claim.workspace, whose)
+            found |= await self._winners(claim, set(whose.values()) - ages.keys())
+            for age in step:
+                if (user := whose.get(age[-1])) is not None:
+                    ages[user] = min(age, ages.get(user, age))
+        return sorted(found, key=ages.__getitem__)
 
-    async def _examined(self, claim: Claim, names: Collection[str]) -> dict[str, Age]:
-        """Return those of some users who have a value with their visitors, and since when."""
-        having: dict[Kind, dict[str, int]] = {kind: {} for kind in _KINDS}
-        found: dict[str, list[tuple[Kind, str]]] = {}
+    async def _winners(self, claim: Claim, names: Collection[str]) -> set[str]:
+        """Return those of some users who have a value with their visitors."""
         ids = [scoped_id(claim.workspace, name) for name in names]
+        found = set()
         for person in await self._people.persons(claim.workspace, ids, claim.trait):
             value = winner(claim.trait, person.user, person.visitors, self._people.limits)
             if identifier_value(claim.trait, value) == claim.value:
-                found[person.user.id] = members = []
-                for one in (person.user, *person.visitors):
-                    kind = Kind.USER if one is person.user else Kind.VISITOR
-                    _, value = one.traits.get(claim.trait, (None, None))
-                    if identifier_value(claim.trait, value) == claim.value:
-                        having[kind][one.id] = one.created_at
-                        members.append((kind, one.id))
-        ages = {
-            kind: await self._ages(dataclasses.replace(claim, kind=kind), those)
-            for kind, those in having.items()
-        }
-        return {
-            user: min(ages[kind][name] for kind, name in members) for user, members in found.items()
-        }
-
-    async def _ages(self, claim: Claim, created: Mapping[str, int]) -> dict[str, Age]:
-        """Return how old the claims of some users, or visitors, are.
-
-        :param claim: a claim of the value by any of them.
-        :param created: id → ``createdAt``.
-        """
-        keys: dict[str, str] = {}
-        for name in created:
-            one = dataclasses.replace(claim, user=name)
-            keys[one.key] = keys[one.late_key] = name
-        ages = {name: (True, at, name) for name, at in created.items()}
-        for chunk in self._connection.chunks(list(keys)):
-            cursor = self._connection.db[PLACES[claim.kind].claims].find(
-                {"_id": any_of(chunk)}, {"held": 1, "at": 1}
-            )
-            for stored in await cursor.to_list(None):
-                # A late claim may belong to another value.
-                if stored["held"] == claim.held:
-                    name = keys[stored["_id"]]
-                    ages[name] = min(ages[name], (False, int(stored["at"]), name))
-        return ages
+                found.add(person.user.id)
+        return found
 
     async def _steps(self, claim: Claim) -> AsyncIterator[list[Age]]:
         """Read those who have a value, oldest claim first: about :data:`MAX_CANDIDATES` at most.
@@ -337,9 +303,21 @@ class Identifiers:
         fields = {place.name: 1, "createdAt": 1}
         cursor = db[place.subjects].find(query, fields).sort(_ORDER).limit(MAX_USERS + 1)
         first = {one[place.name]: int(one["createdAt"]) for one in await cursor.to_list(None)}
-        if 0 < len(first) <= MAX_USERS:
-            yield sorted((await self._ages(claim, first)).values())
+        if not first:
+            return
         if len(first) <= MAX_USERS:
+            keys: dict[str, str] = {}
+            for name in first:
+                one = dataclasses.replace(claim, user=name)
+                keys[one.key] = keys[one.late_key] = name
+            by_name = {name: (True, at, name) for name, at in first.items()}
+            cursor = db[place.claims].find({"_id": any_of(list(keys))}, {"held": 1, "at": 1})
+            for stored in await cursor.to_list(None):
+                # A late claim may belong to another value.
+                if stored["held"] == claim.held:
+                    name = keys[stored["_id"]]
+                    by_name[name] = min(by_name[name], (False, int(stored["at"]), name))
+            yield sorted(by_name.values())
             return
         found: set[str] = set()
         held: dict[str, Any] = {"held": claim.held}

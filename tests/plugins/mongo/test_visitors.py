@@ -73,6 +73,24 @@ async def test_a_link_without_a_version_is_older_than_all(tmp_path: Path) -> Non
         assert await owner(store, "v") == "old"
 
 
+async def test_a_decision_alone_is_no_link(tmp_path: Path) -> None:
+    """Neither one that takes none of the room for links, nor one whose link had no room."""
+    limits = ProfileLimits(links=1)
+    url = mongo.shared(ATOMIC).url()
+    async with mongo.opened(tmp_path, url, profile_limits=limits) as store:
+        await store.write([identify("1", "u"), *(visit(name, name) for name in "vwx")])
+        await store.write([decision("2", "u", "v", linked=False)])
+        await store.write([decision("3", "u", "w", linked=True)])
+        assert store.dropped_changes == 0
+        await store.write([decision("4", "u", "x", linked=True)])
+        assert store.dropped_changes == 1
+        found = [await owner(store, name) for name in "vwx"]
+        assert found == [None, "u", None]
+        profile = await store.profile(WORKSPACE, "u")
+        assert profile is not None
+        assert profile.anonymous_ids == ["w"]
+
+
 async def test_a_known_link_becomes_earlier(tmp_path: Path, proxy: Proxy) -> None:
     url = url_of(proxy)
     async with mongo.opened(tmp_path, url) as store:
