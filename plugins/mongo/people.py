@@ -190,12 +190,13 @@ class People:
         :param trait: only this trait is read, which is a declared identifier, and no memberships.
         """
         documents = await self._documents(USERS, users, _fields(Kind.USER, trait))
-        return await self._with_visitors(workspace, documents, trait)
-
-    async def _with_visitors(
-        self, workspace: str, documents: Sequence[Mapping[str, Any]], trait: str | None = None
-    ) -> list[Person]:
         people = await self._belonging(workspace, documents)
+        await self._fill(workspace, people, trait)
+        return people
+
+    async def _fill(
+        self, workspace: str, people: Sequence[Person], trait: str | None = None
+    ) -> None:
         most = self.limits.user_visitors
         ids = [scoped_id(workspace, one) for person in people for one in person.visitor_ids[:most]]
         visitors = await self._documents(VISITORS, ids, _fields(Kind.VISITOR, trait))
@@ -208,7 +209,6 @@ class People:
             own = person.visitor_ids[:most]
             person.user = user
             person.visitors = [by_id[name] for name in own if name in by_id]
-        return people
 
     async def _registers(
         self, kind: Kind, documents: Sequence[Mapping[str, Any]], trait: str | None = None
@@ -255,11 +255,21 @@ class People:
     async def _users(
         self, workspace: str, documents: Sequence[Mapping[str, Any]]
     ) -> list[UserProfile]:
-        names = self._identifiers.get(workspace, ())
-        return [
-            merge(workspace, one.user, one.anonymous_ids, one.visitors, self.limits, names)
-            for one in await self._with_visitors(workspace, documents)
-        ]
+        names, limits = self._identifiers.get(workspace, ()), self.limits
+        found: list[UserProfile] = []
+        left = (await self._belonging(workspace, documents))[::-1]
+        while left:
+            # Thousands of visitors would not fit into memory at once.
+            part = [left.pop()]
+            count = len(part[0].visitor_ids)
+            while left and (count := count + len(left[-1].visitor_ids)) <= BATCH:
+                part.append(left.pop())
+            await self._fill(workspace, part)
+            found += [
+                merge(workspace, one.user, one.anonymous_ids, one.visitors, limits, names)
+                for one in part
+            ]
+        return found
 
     async def _visitors(
         self, workspace: str, documents: Sequence[Mapping[str, Any]]

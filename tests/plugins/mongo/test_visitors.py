@@ -138,6 +138,24 @@ async def test_a_page_needs_a_constant_number_of_queries(tmp_path: Path, proxy: 
         assert await queries(store.profile(WORKSPACE, "alone")) == 3
 
 
+async def test_a_page_with_very_many_visitors_is_read_in_parts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(people, "BATCH", 3)
+    url = mongo.shared(ATOMIC).url()
+    async with mongo.opened(tmp_path, url) as store:
+        for number in range(12):
+            name, user = f"v{number}", f"u{number % 5}"
+            await store.write([visit(f"a{number}", name, traits={name: number})])
+            await store.write([identify(f"b{number}", user, anonymous_id=name)])
+        await store.write([identify("alone", "alone")])
+        users = await all_pages(store.scan_users, WORKSPACE)
+        assert {one.user_id: set(one.traits) for one in users} == {
+            "alone": set(),
+            **{f"u{user}": {f"v{n}" for n in range(user, 12, 5)} for user in range(5)},
+        }
+
+
 async def test_very_many_links_of_an_anonymous_id(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
